@@ -330,7 +330,7 @@ fn reuse(seat: &Seat) {
         }
         // The low byte of a number is the slot; the rest tells its uses apart.
         let slot = first.name().id.0 & 0xff;
-        // Whoever waits for a while looks only now and then.
+        // A PE that has waited for a while polls less often.
         sleep(Duration::from_millis(6));
         first.destroy().unwrap();
         let second = lasting.as_ref().unwrap().split(Some(0), 0).unwrap().unwrap();

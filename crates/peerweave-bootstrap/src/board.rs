@@ -1,11 +1,14 @@
-//! What the server knows: who has joined, who waits for what. A pure state machine: no sockets, no clock, no threads.
+//! State of the server: joined PEs and pending requests. A pure state machine without sockets,
+//! clock or threads.
 //!
-//! Bytes and connections are [`crate::server`]'s; this takes decoded frames and answers with what to send to whom.
+//! [`crate::server`] handles bytes and connections; this takes decoded frames and returns the
+//! frames to send.
 //!
-//! Invariants: [1] a PE has at most one seat taken by at most one connection, and a seat once given up is never taken
-//! again; [2] every request of a seated PE is answered, or its connection is closed (a cancelled collective may be answered
-//! a second time, which the client ignores); [3] `rounds` holds the
-//! rounds `first_round..first_round + rounds.len()` without a gap, and a round leaves it only when every PE has entered.
+//! Invariants: [1] a PE has at most one seat taken by at most one connection, and a seat once given
+//! up is never taken again; [2] every request of a seated PE is answered, or its connection is
+//! closed (a cancelled collective may be answered a second time, which the client ignores); [3]
+//! `rounds` holds the rounds `first_round..first_round + rounds.len()` without a gap, and a round
+//! leaves it only when every PE has entered.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,16 +20,17 @@ use crate::token::Token;
 /// A connection, named by the server.
 pub(crate) type Link = u64;
 
-/// What the server has to do after an event.
+/// An action of the server after an event.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Send these bytes. Shared, because the result of an exchange goes to everybody.
+    /// Send these bytes. Shared, because all PEs get the result of an exchange.
     Send(Link, Arc<[u8]>),
     /// Close once everything is sent.
     Close(Link),
 }
 
-/// How many collective calls a PE may be ahead of another. Only PEs whose waits expire get ahead at all.
+/// Maximum number of collective calls that a PE can be ahead of another. Only PEs whose waits
+/// expire get ahead.
 const MAX_OPEN_ROUNDS: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,11 +43,11 @@ pub(crate) enum Seat {
 
 struct Member {
     seat: Seat,
-    /// How many rounds it has entered.
+    /// Number of rounds that it has entered.
     entered: u64,
-    /// Whom its last call waited for in vain. Empty once it calls anything else.
+    /// The PEs that its last call waited for until the deadline. Empty after its next call.
     in_vain: Vec<u32>,
-    /// Because of whom it goes, as it says itself.
+    /// The PE that it has named as the cause of its end.
     blames: Option<u32>,
 }
 
@@ -51,7 +55,7 @@ struct Round {
     collective: Collective,
     label: String,
     opener: u32,
-    /// The blobs of those who have entered.
+    /// The blobs of the PEs that have entered.
     blobs: Vec<Option<Vec<u8>>>,
     present: usize,
     len_bytes: usize,
@@ -61,7 +65,7 @@ struct Round {
 pub(crate) struct Board {
     token: Token,
     members: Vec<Member>,
-    /// How many seats have been taken once.
+    /// Number of PEs that have joined.
     joined: usize,
     rounds: VecDeque<Round>,
     first_round: u64,
@@ -69,13 +73,14 @@ pub(crate) struct Board {
     /// Bytes in `store` and in the blobs of `rounds`.
     stored_len_bytes: usize,
     limit_bytes: usize,
-    /// Who waits for a key: the PE and its request.
+    /// PEs that wait for a key, with their requests.
     awaited: HashMap<String, Vec<(u32, u64)>>,
-    /// Whose join is not answered.
+    /// PEs whose join is pending.
     joining: Vec<u32>,
-    /// The first loss. It fails every wait from then on.
+    /// The first loss. All later waits fail with it.
     broken: Option<Fault>,
-    /// Of those who have left the one with the fewest rounds: how many those are, and who. Later rounds cannot complete.
+    /// Of the PEs that have left, the smallest number of rounds, with the PE. Later rounds cannot
+    /// complete.
     first_left: Option<(u64, u32)>,
 }
 
@@ -107,7 +112,7 @@ impl Board {
         self.members.iter().map(|member| &member.seat)
     }
 
-    /// Somebody says hello. `Err` says why it is not let in; nothing has changed then.
+    /// Handles a hello. `Err` is the reason for refusing it; nothing has changed then.
     pub(crate) fn hello(&mut self, link: Link, hello: &Hello, out: &mut Vec<Action>) -> Result<(), Refusal> {
         if hello.token != self.token {
             return Err(Refusal::Token);
@@ -145,7 +150,7 @@ impl Board {
         Ok(())
     }
 
-    /// A seated PE sends a frame.
+    /// Handles a frame of a joined PE.
     pub(crate) fn frame(&mut self, pe: u32, frame: Frame, out: &mut Vec<Action>) -> Result<(), ProtocolError> {
         if !matches!(frame, Frame::Cancel { .. } | Frame::Leave | Frame::Blame { .. }) {
             self.members[pe as usize].in_vain.clear();
@@ -190,7 +195,7 @@ impl Board {
         }
     }
 
-    /// The connection of a seated PE closed. Says how it is lost by that.
+    /// Handles the end of a joined PE's connection. Returns the resulting loss.
     pub(crate) fn closed(&mut self, pe: u32, out: &mut Vec<Action>) -> Option<Fault> {
         if !matches!(self.members[pe as usize].seat, Seat::Taken(_)) {
             return None;
@@ -202,7 +207,7 @@ impl Board {
         }
     }
 
-    /// Whoever watches the processes says that a PE is dead.
+    /// Handles a report of the launcher that a PE is lost.
     pub(crate) fn report_lost(&mut self, pe: u32, why: &str, out: &mut Vec<Action>) {
         let Some(member) = self.members.get(pe as usize) else { return };
         if let Seat::Taken(link) = member.seat {
@@ -213,7 +218,7 @@ impl Board {
         }
     }
 
-    /// The server ends: nobody waits on.
+    /// Fails all pending requests, because the server stops.
     pub(crate) fn end(&mut self, out: &mut Vec<Action>) {
         let fault = self.broken.clone().unwrap_or(Fault::Closing);
         self.fail_all(&fault, out);
@@ -230,7 +235,7 @@ impl Board {
         out: &mut Vec<Action>,
     ) -> Result<(), ProtocolError> {
         let member = &mut self.members[pe as usize];
-        // [3]: whoever enters a round has not entered it before, so that the round is still open or not opened yet.
+        // [3]: a PE enters a round only once, so the round is still open or not opened yet.
         if number != member.entered {
             return Err(ProtocolError::Field { field: "request" });
         }
@@ -288,7 +293,7 @@ impl Board {
         Ok(())
     }
 
-    /// Why the round can never complete, if so: somebody is lost, or has left before it.
+    /// Returns why the round can never complete, if a PE is lost or has left before it.
     fn hopeless(&self, number: u64) -> Option<Fault> {
         let left = || self.first_left.filter(|(entered, _)| *entered <= number).map(|(_, pe)| Fault::Left { pe });
         self.broken.clone().or_else(left)
@@ -311,7 +316,7 @@ impl Board {
         }
     }
 
-    /// Fails an open round for everybody who has entered it, and `newcomer`.
+    /// Fails an open round for all PEs that have entered it, and for `newcomer`.
     fn fail_round(&mut self, at: usize, fault: Fault, newcomer: Option<u32>, out: &mut Vec<Action>) {
         let request = (self.first_round + at as u64) | ROUND_BIT;
         let round = &mut self.rounds[at];
@@ -358,7 +363,8 @@ impl Board {
         self.answer(pe, &answer, out);
     }
 
-    /// A PE's own deadline has passed. No answer where the request is answered already: it is under way.
+    /// Cancels a request whose deadline has passed. Sends nothing if the request was already
+    /// answered.
     fn cancel(&mut self, pe: u32, request: u64, out: &mut Vec<Action>) {
         let missing = if request == JOIN_REQUEST {
             if !self.joining.contains(&pe) {
@@ -413,8 +419,9 @@ impl Board {
         }
     }
 
-    /// A PE is gone for good, and with it every wait. The first loss is what everybody is told, since later ones follow
-    /// from it; and if that PE went because its own wait had expired, those whom it waited for are to blame.
+    /// Marks a PE as lost and fails all waits. All PEs get the first loss, because later ones
+    /// follow from it. If that PE left because its own wait had expired, the cause is the PEs that
+    /// it waited for.
     fn lose(&mut self, pe: u32, fault: Fault, out: &mut Vec<Action>) {
         let members = &mut self.members;
         let mut missing = std::mem::take(&mut members[pe as usize].in_vain);
@@ -424,7 +431,8 @@ impl Board {
         }
         let fault = if missing.is_empty() { fault } else { Fault::GaveUp { pe, missing } };
         members[pe as usize].seat = Seat::Lost(fault.clone());
-        // PEs that wait for nothing now are told too: the server may be gone when they next ask.
+        // PEs without pending requests are notified too, because the server may have died at their
+        // next request.
         let lost = bytes(&Frame::Lost { fault: fault.clone() });
         for pe in 0..self.members.len() as u32 {
             self.tell(pe, &lost, out);

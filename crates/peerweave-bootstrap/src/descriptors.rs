@@ -311,8 +311,7 @@ impl<'a> Call<'a> {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                     let ready = wait(&mut [PollFd::new(stream, PollFlags::IN)], left.min(LOOK_AROUND))?;
-                    // Somebody is lost: the leader will not wait for everybody either, and this is
-                    // how it shows.
+                    // A PE is lost, so the leader does not wait for all members either.
                     if !ready && self.look_around().is_err() {
                         return Err(io::ErrorKind::ConnectionAborted.into());
                     }

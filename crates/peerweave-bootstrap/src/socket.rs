@@ -193,7 +193,7 @@ pub(crate) fn is_time_over(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// A time limit that a socket takes: never zero, which would mean for ever.
+/// A time limit that a socket takes: never zero, which would mean no limit.
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
@@ -224,8 +224,8 @@ fn tune_tcp(stream: &net::TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// The standard library's connect waits for ever where the listener's queue is full and nobody
-/// accepts.
+/// Connects with a deadline. The standard library's connect waits forever if the listener's queue
+/// is full and no thread accepts.
 #[cfg(target_os = "linux")]
 pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::UnixStream> {
     use rustix::net::{self as rx, sockopt};

@@ -9,7 +9,7 @@
 //! }
 //! ```
 //!
-//! The crate is compiled once more, for `nvptx64-nvidia-cuda`, by a second Cargo with a target
+//! The crate is compiled a second time, for `nvptx64-nvidia-cuda`, by a second Cargo with a target
 //! directory of its own; its build script runs there too and does nothing. `#[kernel]` then finds
 //! the PTX in `OUT_DIR`.
 //!
@@ -102,7 +102,7 @@ impl Default for Kernels {
 }
 
 impl Kernels {
-    /// For direct access to peers, for GPUs from sm_70 on and once more for sm_90 on.
+    /// Builds for direct access to peers, for GPUs from sm_70 on and again for sm_90 on.
     pub fn new() -> Self {
         Self { variants: [70, 90].map(|sm| Variant { sm, network: false }).to_vec(), require: false, on_request: false }
     }

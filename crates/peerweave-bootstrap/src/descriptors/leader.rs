@@ -1,7 +1,8 @@
-//! The first member of a call that moves descriptors: it listens, collects and hands out. The others are [`super`]'s.
+//! The leader, the first member of a call that passes descriptors: it listens, collects and
+//! distributes. [`super`] has the other members.
 //!
-//! Invariant: a connection is a member's only after its hello; until then it holds a few bytes and at most one message of
-//! descriptors, for a limited time.
+//! Invariant: a connection is a member's only after its hello; until then it holds a few bytes and
+//! at most one message of descriptors, for a limited time.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,21 +22,22 @@ use crate::error::BootstrapError;
 use crate::socket::{Listener, may_speak};
 use crate::token::Token;
 
-/// How many connections may be undecided beyond one for each member. The oldest goes first.
+/// Maximum number of unidentified connections beyond one for each member. The oldest is dropped
+/// first.
 const MAX_STRANGERS: usize = 32;
-/// How long the leader goes on without room for what the others bring. Others of its threads may make some.
+/// Time for which the leader continues without free descriptors. Other threads may close some.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How many connections are taken between two looks at the members and the clock.
+/// Maximum number of connections accepted between two checks of the members and the clock.
 const MAX_ACCEPTS: usize = 32;
-/// How long a connection may take for its hello.
+/// Time within which a connection must send its hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
-/// What the leader does with its descriptor.
+/// Direction of the transfer.
 #[derive(Clone, Copy)]
 pub(super) enum Hand<'fd> {
-    /// Gives it to everybody, who bring none.
+    /// The leader's descriptor goes to all members.
     Out(BorrowedFd<'fd>),
-    /// Everybody brings one, and everybody gets all.
+    /// Every member sends one and receives all.
     Around(BorrowedFd<'fd>),
 }
 
@@ -46,28 +48,28 @@ struct Stranger {
     until: Instant,
 }
 
-/// A member that has come, in the order of the call.
+/// A member that has connected, in the order of the call.
 struct Guest {
     stream: UnixStream,
     fd: Option<OwnedFd>,
-    /// How many descriptors it was given.
+    /// Number of descriptors sent to it.
     given: usize,
 }
 
 impl Call<'_> {
-    /// Waits for all other members and serves them. Returns what they brought, in their order.
+    /// Waits for all other members and serves them. Returns their descriptors, in their order.
     pub(super) fn lead(&self, hand: Hand<'_>) -> Result<Vec<OwnedFd>, BootstrapError> {
         if self.members.len() == 1 {
             return Ok(Vec::new());
         }
         let led = self.lead_all(hand);
         match &led {
-            // All have read it, or nobody can be served any more.
+            // All have read the key, or no member can be served any more.
             Ok(_) | Err(BootstrapError::Timeout { .. } | BootstrapError::PeLost { .. }) => {
                 self.rendezvous.remove_soon(&self.key);
             }
             Err(error) => {
-                // A member that has failed has said so already.
+                // A member that has failed has already reported it.
                 if !matches!(error, BootstrapError::PeFailed { .. }) {
                     self.tell(&error.to_string());
                 }
@@ -90,7 +92,7 @@ impl Call<'_> {
 
         let mut strangers: Vec<Stranger> = Vec::new();
         let mut look_around_at = self.start + LOOK_AROUND;
-        // Since when there is no room for what the others bring.
+        // Start of the time without free descriptors.
         let mut full_since: Option<Instant> = None;
         loop {
             let served = serve(&mut guests, hand).map_err(|error| BootstrapError::io(self.name, &error))?;
@@ -98,7 +100,7 @@ impl Call<'_> {
                 return Ok(guests.into_iter().flatten().filter_map(|guest| guest.fd).collect());
             }
             let now = Instant::now();
-            // The others may well be there: who cannot take them in is this PE.
+            // The others may have connected, but this PE cannot accept them.
             if full_since.is_some_and(|since| now >= self.deadline || now >= since + PATIENCE) {
                 return Err(BootstrapError::io(self.name, &no_room()));
             }
@@ -108,7 +110,8 @@ impl Call<'_> {
                 guests.iter().flatten().for_each(|guest| apologise(guest, &missing));
                 return Err(self.timeout(missing));
             }
-            // All are there and one has not read yet, or the kernel holds too many descriptors: a moment.
+            // All have connected, but one has not read yet, or too many descriptors are in flight:
+            // wait briefly.
             let all_there = guests.iter().all(Option::is_some);
             let pause = if all_there { Duration::from_millis(1) } else { LOOK_AROUND };
             let mut sockets: Vec<PollFd<'_>> = vec![PollFd::new(&door, PollFlags::IN)];
@@ -126,7 +129,8 @@ impl Call<'_> {
             let mut is_full = !self.welcome(&door, &mut strangers);
             let is_cut = !self.listen(&mut strangers, &token, hand, &mut guests);
             if is_full {
-                // Room for the next one, of whoever still has said nothing; and no spinning meanwhile.
+                // Drops the oldest unidentified connection to free a descriptor; does not spin
+                // otherwise.
                 is_full = strangers.drain(..strangers.len().min(1)).next().is_none();
                 thread::sleep(Duration::from_millis(5));
             }
@@ -138,16 +142,17 @@ impl Call<'_> {
         }
     }
 
-    /// Takes connections that wait at the door, as many as one turn allows. Gives `false` where there is no room for one.
+    /// Accepts pending connections, up to a limit per turn. Returns `false` if no descriptor is
+    /// free for one.
     fn welcome(&self, door: &std::os::unix::net::UnixListener, strangers: &mut Vec<Stranger>) -> bool {
         for _ in 0..MAX_ACCEPTS {
             let stream = match door.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => continue,
-                // Most likely no descriptors are left.
+                // Probably no descriptor is free.
                 Err(error) => {
-                    tracing::warn!(call = self.name, %error, "cannot take a connection");
+                    tracing::warn!(call = self.name, %error, "cannot accept a connection");
                     return false;
                 }
             };
@@ -164,8 +169,8 @@ impl Call<'_> {
         true
     }
 
-    /// Hears who has said all of its hello. Who has not, and may go on, stays a stranger. Gives `false` where a member came for whose descriptor there
-    /// was no room.
+    /// Hears who has said all of its hello. Who has not, and may go on, stays a stranger. Gives
+    /// `false` where a member came for whose descriptor there was no room.
     fn listen(&self, strangers: &mut Vec<Stranger>, token: &Token, hand: Hand<'_>, guests: &mut [Option<Guest>]) -> bool {
         let now = Instant::now();
         let mut has_room = true;
@@ -181,7 +186,7 @@ impl Call<'_> {
                 Hand::Out(_) => 0,
                 Hand::Around(_) => 1,
             };
-            // A member sends its hello, and its descriptor, in one piece.
+            // A member sends its hello and its descriptor in one message.
             let hopeless = stranger.fds.len() > n_fds || now >= stranger.until;
             if stranger.hello.len() < HELLO_LEN_BYTES {
                 if !hopeless {
@@ -194,15 +199,18 @@ impl Call<'_> {
                 Some(seat @ None) if stranger.fds.len() == n_fds => {
                     *seat = Some(Guest { stream: stranger.stream, fd: stranger.fds.pop(), given: 0 });
                 }
-                // It sent one: the kernel leaves out what the process has no room for. It comes again.
+                // It sent one, but the kernel drops descriptors that exceed the limit of the
+                // process. The member connects again.
                 Some(None) if stranger.fds.len() < n_fds => has_room = false,
-                _ => tracing::debug!(call = self.name, "a connection is no member's, or a second one"),
+                _ => {
+                    tracing::debug!(call = self.name, "dropped a connection that is not a member's, or a second one of a member")
+                }
             }
         }
         has_room
     }
 
-    /// Which member says this hello, if it is one.
+    /// Returns the member that sent this hello, if any.
     fn place_of(&self, hello: &[u8], token: &Token) -> Option<usize> {
         let (magic, rest) = hello.split_first_chunk::<{ MAGIC.len() }>()?;
         let (shown, pe) = rest.split_first_chunk()?;
@@ -212,7 +220,8 @@ impl Call<'_> {
     }
 }
 
-/// Gives whoever is there what there is for it. `true` once everybody has everything.
+/// Sends connected members the available descriptors. Returns `true` when all members have all of
+/// them.
 fn serve(guests: &mut [Option<Guest>], hand: Hand<'_>) -> io::Result<bool> {
     let fds: Vec<BorrowedFd<'_>> = match hand {
         Hand::Out(fd) => vec![fd],
@@ -239,14 +248,14 @@ fn serve(guests: &mut [Option<Guest>], hand: Hand<'_>) -> io::Result<bool> {
     Ok(progress.iter().all(|given| *given == Some(n_fds)))
 }
 
-/// Sends a guest what it lacks, as far as it goes at present; how many it has then.
+/// Sends a member its missing descriptors without blocking. Returns the number that it has then.
 fn give(guest: &Guest, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut given = guest.given;
     for chunk in fds[given..].chunks(PER_MESSAGE) {
         match send(guest.stream.as_fd(), &[GIVEN, chunk.len() as u8], chunk) {
             Ok(_) => given += chunk.len(),
             Err(error) if is_full(&error) => break,
-            // It is gone, and the rendezvous says so to everybody; there is nobody to give anything.
+            // The member has died; the rendezvous reports that to all.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe || error.kind() == io::ErrorKind::ConnectionReset => {
                 return Ok(fds.len());
             }
@@ -256,12 +265,13 @@ fn give(guest: &Guest, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     Ok(given)
 }
 
-/// The socket's buffer is full, or the kernel lets a user have no more descriptors under way.
+/// Returns whether the socket's buffer is full, or too many descriptors of this user are in flight.
 fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error())
 }
 
-/// Tells a guest who did not come. It finds out by its own deadline if this does not reach it.
+/// Sends a member the list of missing members. If this fails, the member finds out at its own
+/// deadline.
 fn apologise(guest: &Guest, missing: &[Pe]) {
     let mut message = vec![LATE, 0];
     message.extend((missing.len() as u32).to_le_bytes());

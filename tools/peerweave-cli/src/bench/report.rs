@@ -47,7 +47,7 @@ impl Row {
 
 /// Effect of a record.
 #[derive(Debug, PartialEq)]
-#[allow(clippy::large_enum_variant, reason = "taken apart at once by whoever gets it")]
+#[allow(clippy::large_enum_variant, reason = "the receiver destructures it at once")]
 pub enum News {
     /// Nothing to print.
     Nothing,
