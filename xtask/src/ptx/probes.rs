@@ -147,7 +147,7 @@ fn vectors(add: &mut impl FnMut(String, String)) {
             add(format!("{piece}::store_{form}(bytes.cast(), {value})"), format!("st.{space}{bits}"));
         }
     }
-    add("out.write(gpu::load_constant(p64))".into(), "ld.global.nc.b64".into());
+    add("out.write(gpu::load_constant(p64))".into(), "ld.global.b64".into());
 }
 
 /// Adds the primitives of sm_90.

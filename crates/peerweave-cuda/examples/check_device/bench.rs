@@ -9,6 +9,8 @@ use crate::Outcome;
 
 const ITERATIONS: u32 = 500;
 const BANDWIDTH_BYTES: usize = 32 << 20;
+/// Bytes of shared memory that a block of the bulk copies has.
+const BULK_BYTES: u32 = 128 << 10;
 /// Bytes of heap that the measurements need.
 pub(crate) const HEAP_BYTES: usize = 3 * BANDWIDTH_BYTES;
 
@@ -38,7 +40,7 @@ pub(crate) fn run(gpu: &Gpu) -> Outcome {
         return Err("the measurements need at least 2 PEs".into());
     }
     gpu.load(&bench_p::KERNEL)?;
-    let bench = Bench { gpu, stream: gpu.stream()?, result: gpu.alloc_local(256)?, network: gpu.uses_network() };
+    let bench = Bench { gpu, stream: gpu.stream()?, result: gpu.alloc_local(512)?, network: gpu.uses_network() };
     gpu.barrier("bench")?;
     copies(&bench)?;
     ping_pongs(&bench)?;
@@ -55,28 +57,30 @@ fn copies(bench: &Bench<'_>) -> Outcome {
         );
         let puts: [&Copy; 3] = [&bench_put_thread::KERNEL, &bench_put_warp::KERNEL, &bench_put_block::KERNEL];
         let gets: [&Copy; 3] = [&bench_get_thread::KERNEL, &bench_get_warp::KERNEL, &bench_get_block::KERNEL];
+        let lent_puts: [&Copy; 3] = [&bench_put_thread_lent::KERNEL, &bench_put_warp_lent::KERNEL, &bench_put_block_lent::KERNEL];
+        let lent_gets: [&Copy; 3] = [&bench_get_thread_lent::KERNEL, &bench_get_warp_lent::KERNEL, &bench_get_block_lent::KERNEL];
         for bytes in [8, 16, 256, 1024, 4096, 32768] {
             let (target, source) = (to.slice().truncate(bytes / 8), from.slice().truncate(bytes / 8));
             let copy = |kernel: &Copy, threads: u32, shared: u32| {
                 let config = LaunchConfig::new(1, threads).shared_bytes(shared);
                 bench.time(kernel, config, (target, source, 1, ITERATIONS, bench.result.slice()))
             };
-            let row = |kernels: &[&Copy; 3]| {
-                let plain = [1, 32, 1024].iter().zip(kernels).map(|(threads, kernel)| copy(kernel, *threads, 0));
-                plain.chain(std::iter::once_with(|| copy(kernels[0], 32, 2 * bytes as u32 + 1024))).collect::<Result<Vec<_>, _>>()
+            let row = |kernels: &[&Copy; 3], threads: [u32; 3], shared: u32| {
+                threads.iter().zip(kernels).map(|(threads, kernel)| copy(kernel, *threads, shared)).collect::<Result<Vec<_>, _>>()
             };
-            let (mut put, mut get) = (row(&puts)?, row(&gets)?);
+            let (mut put, mut get) = (row(&puts, [1, 32, 1024], 0)?, row(&gets, [1, 32, 1024], 0)?);
             if bytes == 8 {
                 let one = LaunchConfig::new(1, 1);
                 put[0] = bench.time(&bench_p::KERNEL, one, (target, 1, ITERATIONS, bench.result.slice()))?;
                 get[0] = bench.time(&bench_g::KERNEL, one, (from.slice(), 1, ITERATIONS, bench.result.slice()))?;
             }
-            let lent = |kernels: &[&Copy; 3]| {
-                [(kernels[1], 32), (kernels[2], 1024)].map(|(kernel, threads)| copy(kernel, threads, 2 * bytes as u32 + 1024))
-            };
+            let shared = 2 * bytes as u32 + 1024;
+            let (lent_put, lent_get) = (row(&lent_puts, [32, 32, 1024], shared)?, row(&lent_gets, [32, 32, 1024], shared)?);
+            put.push(lent_put[0]);
+            get.push(lent_get[0]);
+            let lent = [&lent_put[1..], &lent_get[1..]].concat();
             let numbers = |values: &[f64]| values.iter().map(|value| format!(" {value:6.2}")).collect::<String>();
-            let shared = lent(&puts).into_iter().chain(lent(&gets)).collect::<Result<Vec<_>, _>>()?;
-            println!("{bytes:6}:{} |{} |{}", numbers(&put), numbers(&get), numbers(&shared));
+            println!("{bytes:6}:{} |{} |{}", numbers(&put), numbers(&get), numbers(&lent));
         }
     }
     bench.gpu.barrier("copies")?;
@@ -148,17 +152,34 @@ fn bandwidth(bench: &Bench<'_>) -> Outcome {
     let (to, from) = (bench.gpu.alloc::<u64>(words)?, bench.gpu.alloc::<u64>(words)?);
     if bench.is_first() {
         let iterations = if bench.network { 2 } else { 20 };
-        println!("bandwidth of {} MiB, blocks of 1024 threads (GB/s): blocks: put get", BANDWIDTH_BYTES >> 20);
+        println!(
+            "bandwidth of {} MiB (GB/s): blocks: put get by 1024 threads | put get by bulk copies of 4 warps",
+            BANDWIDTH_BYTES >> 20
+        );
         for blocks in [16, 32, 132] {
-            let rate = |kernel: &Copy| -> Result<f64, Box<dyn std::error::Error>> {
-                let args = (to.slice(), from.slice(), 1, iterations, bench.result.slice());
-                bench.stream.launch_with(kernel, LaunchConfig::new(blocks, 1024), args)?;
-                // The slowest block's time of one repetition.
-                let times = bench.result.read(&bench.stream)?;
-                let slowest = times[..blocks as usize].iter().copied().max().unwrap_or(0).max(1);
-                Ok(BANDWIDTH_BYTES as f64 / slowest as f64)
+            let rate = |kernel: &Copy, config: LaunchConfig| -> Result<f64, Box<dyn std::error::Error>> {
+                let mut rate = 0.0;
+                // The first launch is the warm-up.
+                for repeat in [2, iterations] {
+                    let args = (to.slice(), from.slice(), 1, repeat, bench.result.slice());
+                    bench.stream.launch_with(kernel, config, args)?;
+                    let times = bench.result.read(&bench.stream)?;
+                    let (began, ended): (Vec<u64>, Vec<u64>) =
+                        times.chunks_exact(2).take(blocks as usize).map(|block| (block[0], block[1])).unzip();
+                    let began = began.into_iter().min().unwrap_or(0);
+                    let elapsed = ended.into_iter().max().unwrap_or(0).saturating_sub(began).max(1);
+                    rate = f64::from(repeat) * BANDWIDTH_BYTES as f64 / elapsed as f64;
+                }
+                Ok(rate)
             };
-            println!("{blocks:6}: {:7.1} {:7.1}", rate(&bench_put_bandwidth::KERNEL)?, rate(&bench_get_bandwidth::KERNEL)?);
+            let (threads, bulk) = (LaunchConfig::new(blocks, 1024), LaunchConfig::new(blocks, 128).shared_bytes(BULK_BYTES));
+            println!(
+                "{blocks:6}: {:7.1} {:7.1} | {:7.1} {:7.1}",
+                rate(&bench_put_bandwidth::KERNEL, threads)?,
+                rate(&bench_get_bandwidth::KERNEL, threads)?,
+                rate(&bench_put_bandwidth_bulk::KERNEL, bulk)?,
+                rate(&bench_get_bandwidth_bulk::KERNEL, bulk)?
+            );
         }
     }
     bench.gpu.barrier("bandwidth")?;

@@ -113,7 +113,7 @@ impl Context {
         let half = lent.half as usize;
         bulk::fence_global();
         // Buffers that an earlier call has left to its stores.
-        bulk::wait_read::<0>();
+        self.flush_bulk();
         // Chunk `n` goes through buffer `n % 2`; no division, which costs as much as a copy of a KiB.
         let chunk = |at: usize| (bytes - at).min(half) as u32;
         // SAFETY: the chunk lies within the source, the buffer within the lent region, and the buffer is idle: the stores of the
@@ -123,9 +123,9 @@ impl Context {
             bulk::start_load(buffer, from.add(at), chunk(at), lent.barriers + which * 8);
         };
         let (mut at, mut which, mut parity) = (0, 0, lent.parity);
-        let mut outcome = Ok(());
+        let mut outcome;
         load(at, which);
-        while at < bytes {
+        loop {
             let next = at + half;
             if next < bytes {
                 // The other buffer is read by the stores of the chunk before this.
@@ -142,6 +142,9 @@ impl Context {
             bulk::commit();
             at = next;
             which ^= 1;
+            if at >= bytes {
+                break;
+            }
         }
         lent.parity = parity;
         self.lent.set(lent);

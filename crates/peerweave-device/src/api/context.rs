@@ -3,7 +3,7 @@
 use super::Failed;
 use super::bulk::Lent;
 use super::report::Report;
-use super::team::TeamCache;
+use super::team::{Meeting, TeamCache};
 use super::views::address;
 use crate::gpu;
 use core::cell::Cell;
@@ -36,11 +36,13 @@ pub struct Context {
     peers: u64,
     /// Where the heap of this PE is.
     my_base: u64,
-    /// The PE that was asked for last, and where its heap is mapped: a fence empties the cache of the SM, and a load of the table
-    /// after it takes a quarter of what a put takes.
+    /// The mapped PE that was asked for last, and where its heap is: a fence empties the cache of the SM, and a load of the table after
+    /// it takes a quarter of what a put takes. Invariant: the PE exists and is mapped, so that a hit needs no other check.
     last: Cell<(u32, u64)>,
     /// The team that met last.
     pub(crate) last_team: Cell<TeamCache>,
+    /// The meeting that this thread attended last.
+    pub(crate) last_meeting: Cell<Meeting>,
     pub(crate) lent: Cell<Lent>,
     pub(crate) bulk_pending: Cell<bool>,
     /// A context belongs to the thread that made it.
@@ -92,6 +94,7 @@ impl Context {
             my_base,
             last: Cell::new((my_pe, my_base)),
             last_team: Cell::new(TeamCache::NOTHING),
+            last_meeting: Cell::new(Meeting::NOTHING),
             lent: Cell::new(Lent::NOTHING),
             bulk_pending: Cell::new(false),
             local: PhantomData,
@@ -138,7 +141,9 @@ impl Context {
         }
         // SAFETY: the context's table has an entry for each PE, and nobody writes it while the kernel runs.
         let base = unsafe { gpu::load_constant(entry(self.peers, pe)) };
-        self.last.set((pe, base));
+        if base != 0 {
+            self.last.set((pe, base));
+        }
         base
     }
 
@@ -151,6 +156,10 @@ impl Context {
     /// How a PE is reached. A failure is written to the status.
     #[inline(always)]
     pub(crate) fn reach(&self, operation: KernelOp, pe: u32) -> Result<Reach, Failed> {
+        let (last, base) = self.last.get();
+        if pe == last {
+            return Ok(Reach::Mapped(base));
+        }
         if pe < self.n_pes {
             let base = self.base_of(pe);
             if base != 0 {

@@ -23,13 +23,44 @@ pub(crate) enum Far {
 /// `from` is readable by accesses of side `A` and `to` writable by those of side `B`, for `bytes` bytes, and they do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize, far: Far) {
-    if (to as usize | from as usize | bytes).is_multiple_of(VECTOR) {
-        // SAFETY: both sides and the length are multiples of a vector.
-        unsafe { vectors::<S, A, B, 8>(to, from, bytes / VECTOR) };
-    } else {
-        // SAFETY: the caller promises the same.
-        unsafe { unaligned::<S, A, B>(to, from, bytes, far) };
+    let all = to as usize | from as usize | bytes;
+    // Short messages first: one access of each thread at most. Every instruction of a block's idle threads delays those that copy.
+    // SAFETY: in each arm both sides and the length are multiples of the piece, the piece of a thread lies within the bytes (`own`),
+    // and the caller promises the rest.
+    unsafe {
+        if all.is_multiple_of(VECTOR) {
+            if fits::<S>(bytes, VECTOR) {
+                if let Some(skip) = own::<S>(bytes, VECTOR) {
+                    B::store_vector(to.add(skip), A::load_vector(from.add(skip)));
+                }
+            } else {
+                vectors::<S, A, B, 8>(to, from, bytes / VECTOR);
+            }
+        } else if all.is_multiple_of(8) && fits::<S>(bytes, 8) {
+            if let Some(skip) = own::<S>(bytes, 8) {
+                B::store(to.add(skip).cast::<u64>(), A::load(from.add(skip).cast::<u64>()));
+            }
+        } else if all.is_multiple_of(4) && fits::<S>(bytes, 4) {
+            if let Some(skip) = own::<S>(bytes, 4) {
+                B::store(to.add(skip).cast::<u32>(), A::load(from.add(skip).cast::<u32>()));
+            }
+        } else {
+            unaligned::<S, A, B>(to, from, bytes, far);
+        }
     }
+}
+
+/// Whether each thread of the scope has at most one piece of `bytes`.
+#[inline(always)]
+fn fits<S: Scope>(bytes: usize, piece: usize) -> bool {
+    bytes <= S::size() * piece
+}
+
+/// Where the piece of this thread is, if it has one; `bytes` [`fits`], and so 32 bits are enough.
+#[inline(always)]
+fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
+    let skip = S::rank() as u32 * piece as u32;
+    (skip < bytes as u32).then_some(skip as usize)
 }
 
 /// Copies vectors at indices `start + k * step` for `k` below `N`: all loads before the first store.

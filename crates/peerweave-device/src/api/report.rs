@@ -6,7 +6,7 @@ use super::{Context, Failed};
 use crate::Pause;
 use crate::gpu::{self, Access, Rmw, Sys};
 use core::mem::offset_of;
-use peerweave_types::{FailureKind, KernelOp, KernelStatus};
+use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus};
 
 /// What a report says beside its kind.
 #[derive(Clone, Copy)]
@@ -27,28 +27,11 @@ impl Report {
 
 impl Context {
     /// Writes the report of a failure, unless another was first, and ends the waits of all threads of this PE.
-    #[cold]
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fail(&self, kind: FailureKind, report: Report) -> Failed {
-        let (status, abort) = (self.raw().status, self.raw().abort);
-        let field = |offset: usize| (status + offset as u64) as *mut u32;
-        let wide = |offset: usize| (status + offset as u64) as *mut u64;
-        // SAFETY: the context's status block and abort word are aligned, accessible and accessed atomically while the kernel
-        // runs: `enter` was promised valid addresses.
-        unsafe {
-            if <u32 as Rmw<Sys, gpu::Relaxed>>::compare_swap(field(offset_of!(KernelStatus, claimed)), 0, 1) == 0 {
-                let write = |offset, value| <u32 as Access<Sys>>::store_relaxed(field(offset), value);
-                write(offset_of!(KernelStatus, operation), report.operation as u32);
-                write(offset_of!(KernelStatus, pe), report.pe);
-                write(offset_of!(KernelStatus, team), report.team);
-                write(offset_of!(KernelStatus, block), gpu::block_rank());
-                write(offset_of!(KernelStatus, thread), gpu::thread_rank());
-                <u64 as Access<Sys>>::store_relaxed(wide(offset_of!(KernelStatus, expected)), report.expected);
-                <u64 as Access<Sys>>::store_relaxed(wide(offset_of!(KernelStatus, found)), report.found);
-                <u32 as Access<Sys>>::store_release(field(offset_of!(KernelStatus, kind)), kind as u32);
-                <u32 as Access<Sys>>::store_relaxed(abort as *mut u32, 1);
-            }
-        }
+        let Report { operation, pe, team, expected, found } = report;
+        // SAFETY: `raw` is this context, as `enter` was promised it.
+        unsafe { write::<()>(self.raw(), kind as u32, operation as u32, pe, team, expected, found) };
         Failed::new(kind)
     }
 
@@ -79,6 +62,34 @@ impl Context {
     #[inline(always)]
     pub(crate) fn spin(&self) -> Spin<'_> {
         Spin { context: self, looks: 0, started: 0 }
+    }
+}
+
+/// Writes a report and the abort word. A function of its own: it would otherwise lie in the middle of every operation. Its parameter
+/// makes the compiler place it in the crate of the kernel, where the PTX of a kernel needs it.
+///
+/// # Safety
+/// `raw` is that of a context as [`Context::enter`] takes it.
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32, pe: u32, team: u32, expected: u64, found: u64) {
+    let field = |offset: usize| (raw.status + offset as u64) as *mut u32;
+    let wide = |offset: usize| (raw.status + offset as u64) as *mut u64;
+    // SAFETY: the context's status block and abort word are aligned, accessible and accessed atomically while the kernel
+    // runs: the caller promises valid addresses.
+    unsafe {
+        if <u32 as Rmw<Sys, gpu::Relaxed>>::compare_swap(field(offset_of!(KernelStatus, claimed)), 0, 1) == 0 {
+            let write = |offset, value| <u32 as Access<Sys>>::store_relaxed(field(offset), value);
+            write(offset_of!(KernelStatus, operation), operation);
+            write(offset_of!(KernelStatus, pe), pe);
+            write(offset_of!(KernelStatus, team), team);
+            write(offset_of!(KernelStatus, block), gpu::block_rank());
+            write(offset_of!(KernelStatus, thread), gpu::thread_rank());
+            <u64 as Access<Sys>>::store_relaxed(wide(offset_of!(KernelStatus, expected)), expected);
+            <u64 as Access<Sys>>::store_relaxed(wide(offset_of!(KernelStatus, found)), found);
+            <u32 as Access<Sys>>::store_release(field(offset_of!(KernelStatus, kind)), kind);
+            <u32 as Access<Sys>>::store_relaxed(raw.abort as *mut u32, 1);
+        }
     }
 }
 

@@ -6,36 +6,44 @@
 use super::context::Reach;
 use super::copy::{self, Far};
 use super::report::Report;
-use super::scope::{Block, Scope, Thread, Warp};
+use super::scope::{Block, Kind, Scope, Thread, Warp};
 use super::value::{self, Generic, Global, Strong};
 use super::views::{Source, Target, address};
 use super::{Context, Failed, network};
 use crate::gpu::bulk;
 use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
 
-/// Bytes from which the copy unit is faster than the threads of a scope, for a put and for a get; measured on H200.
+/// Bytes from which the copy unit is faster than the threads of a scope, for a put and for a get; measured on H200. The length is
+/// compared first, and the size of a block only where it decides: every thread of a block does this for every message.
 #[inline(always)]
 fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
-    let threads = if S::ALONE { 1 } else { S::size() };
-    match (threads, far) {
-        (1, _) => bytes >= 128,
-        (..=32, Far::To) => bytes >= 8192,
-        (..=32, Far::From) => bytes >= 2048,
-        (_, Far::To) => false,
-        (_, Far::From) => bytes >= 16384,
+    match (S::KIND, far) {
+        (Kind::Thread, _) => bytes >= 128,
+        (Kind::Warp, Far::To) => bytes >= 8192,
+        (Kind::Warp, Far::From) => bytes >= 2048,
+        (Kind::Block, Far::To) => bytes >= 8192 && S::size() <= 32,
+        (Kind::Block, Far::From) => bytes >= 2048 && (bytes >= 16384 || S::size() <= 32),
     }
 }
 
-/// What every thread of a scope does before one of them starts a bulk copy for all: orders its own accesses before those of the
-/// copy unit. A thread alone does it where it starts the copy.
+/// Whether the first thread of a scope can start a bulk copy for all, which its argument says. Where it can, every thread's own accesses
+/// are ordered before those of the copy unit. A thread alone does that where it starts the copy.
 #[inline(always)]
-fn prepare_bulk<S: Scope, const GLOBAL: bool>() {
-    if !S::ALONE {
+fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
+    if S::ALONE {
+        return can;
+    }
+    // The fences come after the vote: without lent memory a copy pays for the vote alone. The first thread then asks itself again, so that
+    // the compiler leaves the bulk copy out of kernels that lend nothing.
+    let agreed = S::any(S::rank() == 0 && can);
+    if agreed {
         if !GLOBAL {
             bulk::fence_shared();
         }
         bulk::fence_global();
+        S::sync();
     }
+    agreed
 }
 
 impl Context {
@@ -52,17 +60,17 @@ impl Context {
         nbi: bool,
     ) {
         if bulk::AVAILABLE && bulk_pays::<S>(Far::To, bytes) {
-            prepare_bulk::<S, GLOBAL>();
-            if GLOBAL && S::any(S::rank() == 0 && self.can_bulk(to, from, bytes)) {
-                if S::rank() == 0 {
+            let can = GLOBAL && self.can_bulk(to, from, bytes);
+            if GLOBAL && agree_on_bulk::<S, GLOBAL>(can) {
+                if S::rank() == 0 && can {
                     // SAFETY: asked above; both sides are global memory. A failure is in the status, which the next wait finds.
                     let _ = unsafe { self.bulk_copy(to, from, bytes) };
                     self.leave_put::<S, GLOBAL>(nbi);
                 }
                 return;
             }
-            if !GLOBAL && (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN) && bulk::is_shared(from) {
-                S::sync();
+            let aligned = (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN);
+            if !GLOBAL && agree_on_bulk::<S, GLOBAL>(aligned && bulk::is_shared(from)) {
                 if S::rank() == 0 {
                     // SAFETY: aligned, available, and `from` is shared memory.
                     unsafe { self.bulk_from_shared(to, from, bytes) };
@@ -101,9 +109,9 @@ impl Context {
     pub(crate) unsafe fn copy_from_peer<S: Scope, const GLOBAL: bool>(&self, to: *mut u8, from: *const u8, bytes: usize) {
         if bulk::AVAILABLE && bulk_pays::<S>(Far::From, bytes) {
             let shared = !GLOBAL && bulk::is_shared(to);
-            prepare_bulk::<S, GLOBAL>();
-            if (GLOBAL || shared) && S::any(S::rank() == 0 && self.can_bulk(to, from, bytes)) {
-                if S::rank() == 0 {
+            let can = self.can_bulk(to, from, bytes);
+            if (GLOBAL || shared) && agree_on_bulk::<S, GLOBAL>(can) {
+                if S::rank() == 0 && can {
                     // SAFETY: asked above; `to` is of the space that each arm needs. A failure is in the status.
                     let _ =
                         unsafe { if shared { self.bulk_to_shared(to, from, bytes) } else { self.bulk_copy(to, from, bytes) } };

@@ -93,12 +93,12 @@ impl Scope for Warp {
 
     #[inline(always)]
     fn sync() {
-        gpu::sync_warp(gpu::warp_mask());
+        gpu::sync_warp(gpu::warp_members());
     }
 
     #[inline(always)]
     fn any(value: bool) -> bool {
-        gpu::vote_any(gpu::warp_mask(), value)
+        gpu::vote_any(gpu::warp_members(), value)
     }
 }
 

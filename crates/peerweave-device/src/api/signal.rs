@@ -29,24 +29,27 @@ impl Context {
     /// Release: all that this thread has put, written and seen before is visible to the waiter that sees the signal.
     #[inline(always)]
     pub fn signal_op(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
-        self.signal_at(KernelOp::SignalOp, signal, value, op, pe);
-    }
-
-    #[inline(always)]
-    fn signal_at(&self, operation: KernelOp, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
         assert!(!signal.is_empty(), "a signal is one word, and the slice is empty");
-        match self.reach(operation, pe) {
-            Ok(Reach::Mapped(base)) => {
-                self.finish_bulk();
-                // SAFETY: `SymSlice` promises an aligned word in the heap of every PE, and the peer is mapped.
-                put_signal::signal(unsafe { Word64::at(base + signal.offset().0) }, value, op);
-            }
+        match self.reach(KernelOp::SignalOp, pe) {
+            // SAFETY: the peer is mapped there.
+            Ok(Reach::Mapped(base)) => unsafe { self.signal_mapped(base, signal, value, op) },
             Ok(Reach::Network) => {
                 network::fence();
                 network::signal(Signal { word: self.my_base() + signal.offset().0, value, op }, pe);
             }
             Err(_) => {}
         }
+    }
+
+    /// Changes the first of `signal`, at a PE whose heap is mapped.
+    ///
+    /// # Safety
+    /// A peer's heap is mapped at `base`, and the slice is not empty.
+    #[inline(always)]
+    unsafe fn signal_mapped(&self, base: u64, signal: SymSlice<u64>, value: u64, op: SignalOp) {
+        self.finish_bulk();
+        // SAFETY: `SymSlice` promises an aligned word in the heap of every PE, and the caller that this one is mapped.
+        put_signal::signal(unsafe { Word64::at(base + signal.offset().0) }, value, op);
     }
 
     /// Changes a signal word of a PE and orders nothing: the first of `signal`.
@@ -135,6 +138,7 @@ impl Context {
         nbi: bool,
     ) -> usize {
         let (word, value, op) = signal;
+        assert!(!word.is_empty(), "a signal is one word, and the slice is empty");
         let count = to.len().min(from.count());
         let (bytes, source) = (count * size_of::<T>(), from.start(self).cast::<u8>());
         match self.reach(KernelOp::PutSignal, pe) {
@@ -150,7 +154,8 @@ impl Context {
                 }
                 S::sync();
                 if S::rank() == 0 {
-                    self.signal_at(KernelOp::PutSignal, word, value, op, pe);
+                    // SAFETY: the peer is mapped there, and the word exists.
+                    unsafe { self.signal_mapped(base, word, value, op) };
                 }
             }
             Ok(Reach::Network) => {

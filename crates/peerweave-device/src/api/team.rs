@@ -4,13 +4,14 @@
 //! waits on its own memory. The threads of a scope share the work. Block `b` of each member meets block `b` of the others: each has a
 //! slot of its own, with an epoch that lies in memory of this device and outlives the kernel.
 //!
-//! Invariant: an epoch is read after a `sync` of the scope and written before the next, so that all its threads see one value.
+//! Invariant: an epoch is read after a `sync` of the scope, and written after the next and before the one that ends the meeting, so
+//! that all its threads see one value.
 
 use super::report::Report;
-use super::scope::{Block, Scope, Thread, Warp};
+use super::scope::{Block, Kind, Scope, Thread, Warp};
 use super::views::address;
 use super::{Context, Failed, network};
-use crate::gpu::{self, Access, Gpu, Word64};
+use crate::gpu::{self, Access, Fence, Gpu, Sys, Word64};
 use crate::{barrier, word};
 use core::mem::offset_of;
 use peerweave_types::{FailureKind, KernelOp, KernelTeam, SymOffset, TeamEntry};
@@ -25,18 +26,41 @@ pub(crate) struct Team {
     index: u32,
 }
 
-/// The team that a thread used last, and the member that it announces to first: what a barrier would load again each time.
+/// The team that a thread used last: what an operation would load again each time.
 #[derive(Clone, Copy)]
 pub(crate) struct TeamCache {
     index: u32,
     entry: TeamEntry,
-    /// The rank whose base follows; `u32::MAX` where there is none.
-    rank: u32,
-    base: u64,
 }
 
 impl TeamCache {
-    pub(crate) const NOTHING: Self = Self { index: u32::MAX, entry: NO_TEAM, rank: u32::MAX, base: 0 };
+    pub(crate) const NOTHING: Self = Self { index: u32::MAX, entry: NO_TEAM };
+}
+
+/// What a thread does in a meeting where each thread of the scope has one other member at most: what a barrier would look up again
+/// each time, at the price of half of its messages.
+#[derive(Clone, Copy)]
+pub(crate) struct Meeting {
+    /// The team and the scope ([`key`]); `u32::MAX` where there is none.
+    key: u32,
+    /// The rank that this thread announces to and awaits.
+    rank: u32,
+    /// Address of the epoch of this block's slot.
+    epoch: u64,
+    /// Address of the word in that rank's heap by which this PE is known; 0 where this thread has no rank.
+    theirs: u64,
+    /// Address of the word in this heap by which that rank is known.
+    mine: u64,
+}
+
+impl Meeting {
+    pub(crate) const NOTHING: Self = Self { key: u32::MAX, rank: 0, epoch: 0, theirs: 0, mine: 0 };
+}
+
+/// What [`Meeting::key`] is for a team and a scope.
+#[inline(always)]
+fn key<S: Scope>(team: u32) -> u32 {
+    team << 2 | S::KIND as u32
 }
 
 const NO_TEAM: TeamEntry = TeamEntry {
@@ -86,7 +110,7 @@ impl Context {
         }
         match self.team_entry(team) {
             Some(entry) if entry.my_rank != TeamEntry::NOT_A_MEMBER => {
-                self.last_team.set(TeamCache { index: team.index(), entry, ..TeamCache::NOTHING });
+                self.last_team.set(TeamCache { index: team.index(), entry });
                 Ok(Team { entry, index: team.index() })
             }
             _ => Err(self.fail(FailureKind::NoSuchPeer, Report { team: team.index(), ..Report::of(operation) })),
@@ -151,15 +175,7 @@ impl Team {
     /// Where the heap of a member is mapped; 0 where it is not.
     #[inline(always)]
     pub(crate) fn mapped_base(&self, context: &Context, rank: u32) -> u64 {
-        let cache = context.last_team.get();
-        if cache.index == self.index && cache.rank == rank {
-            return cache.base;
-        }
-        let base = context.base_of(self.member(rank));
-        if cache.index == self.index && cache.rank == u32::MAX {
-            context.last_team.set(TeamCache { rank, base, ..cache });
-        }
-        base
+        context.base_of(self.member(rank))
     }
 
     /// Where the heap of a member is mapped.
@@ -184,60 +200,184 @@ impl Team {
     /// The same for all threads of the scope.
     #[inline(always)]
     pub(crate) fn meet<S: Scope>(&self, context: &Context, operation: KernelOp) -> Result<(), Failed> {
-        let entry = &self.entry;
-        let slot = gpu::block_rank();
-        if slot >= entry.slots {
-            let report =
-                Report { team: self.index, expected: u64::from(entry.slots), found: u64::from(slot), ..Report::of(operation) };
-            return Err(context.fail(FailureKind::NoSlot, report));
+        let mut meeting = context.last_meeting.get();
+        if meeting.key != key::<S>(self.index) {
+            let slot = gpu::block_rank();
+            if slot >= self.entry.slots {
+                let (expected, found) = (u64::from(self.entry.slots), u64::from(slot));
+                let report = Report { team: self.index, expected, found, ..Report::of(operation) };
+                return Err(context.fail(FailureKind::NoSlot, report));
+            }
+            match self.arrange::<S>(context, slot) {
+                Some(arranged) => meeting = arranged,
+                None => {
+                    return self.meet_by::<S>(context, |by| match by {
+                        Kind::Thread => self.exchange::<Thread>(context, operation, slot),
+                        _ => self.exchange::<Warp>(context, operation, slot),
+                    });
+                }
+            }
+            context.last_meeting.set(meeting);
         }
+        self.meet_by::<S>(context, |by| match by {
+            Kind::Thread => self.exchange_one::<Thread>(context, operation, meeting),
+            _ => self.exchange_one::<Warp>(context, operation, meeting),
+        })
+    }
+
+    /// The meeting of this thread, where each thread that takes part has one other member at most, and all are mapped.
+    #[inline(always)]
+    fn arrange<S: Scope>(&self, context: &Context, slot: u32) -> Option<Meeting> {
+        let entry = &self.entry;
+        let others = entry.size.saturating_sub(1);
+        let threads = if matches!(S::KIND, Kind::Block) { S::size().min(gpu::WARP_SIZE as usize) } else { S::size() } as u32;
+        if others == 0 || others > threads || entry.all_mapped == 0 {
+            return None;
+        }
+        let mut meeting = Meeting {
+            key: key::<S>(self.index),
+            epoch: entry.epochs + u64::from(slot) * size_of::<u64>() as u64,
+            ..Meeting::NOTHING
+        };
+        let other = S::rank() as u32;
+        if other < others {
+            meeting.rank = other + u32::from(other >= entry.my_rank);
+            meeting.theirs = self.mapped_base(context, meeting.rank) + entry.line(slot, entry.my_rank).0;
+            meeting.mine = context.my_base() + entry.line(slot, meeting.rank).0;
+        }
+        Some(meeting)
+    }
+
+    /// Synchronises the scope, lets its first warp exchange arrivals, and gives all its threads one outcome. A warp is enough: its lanes
+    /// share the members, and what the other threads did before the sync is released with them.
+    #[inline(always)]
+    fn meet_by<S: Scope>(&self, context: &Context, exchange: impl Fn(Kind) -> Result<(), Failed>) -> Result<(), Failed> {
         context.finish_bulk();
         S::sync();
-        let epoch_word = address::<u64>(entry.epochs).wrapping_add(slot as usize);
-        // SAFETY: the team has an epoch for each slot, in memory of this device, that kernels alone access.
-        let epoch = unsafe { <u64 as Access<Gpu>>::load_relaxed(epoch_word) }.wrapping_add(1);
-
-        let mut outcome = Ok(());
-        // This thread's share of the ranks: every `S::size()`th.
-        let (first, step) = (S::rank() as u32, S::size() as u32);
-        let share = entry.size.saturating_sub(first).div_ceil(step) as usize;
-        let rank_of = |k: usize| first + k as u32 * step;
-        let my_line = entry.line(slot, entry.my_rank).0;
-        let mut reachable = true;
-        for k in 0..share {
-            reachable &= self.mapped_base(context, rank_of(k)) != 0;
-        }
-        if reachable {
-            // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this protocol alone; the members
-            // of this thread's share are mapped.
-            let theirs = word::from_fn(share, |k| unsafe { Word64::at(self.mapped_base(context, rank_of(k)) + my_line) });
-            // SAFETY: as above, in this PE's heap.
-            let mine = word::from_fn(share, |k| unsafe { Word64::at(context.my_base() + entry.line(slot, rank_of(k)).0) });
-            if share > 0 {
-                barrier::announce(&theirs, epoch);
-                outcome = barrier::wait(&mine, epoch, &mut context.spin()).map_err(|kind| {
-                    let missing = barrier::missing(&mine, epoch).next().map_or(first, |k| rank_of(k.index()));
-                    let found = word::Words::word(&mine, ((missing - first) / step) as usize);
-                    let found = crate::Word::load_relaxed(found);
-                    let report =
-                        Report { pe: self.member(missing), team: self.index, expected: epoch, found, ..Report::of(operation) };
-                    context.fail(kind, report)
-                });
+        match S::KIND {
+            Kind::Thread | Kind::Warp => exchange(S::KIND),
+            Kind::Block => {
+                let mut outcome = Ok(());
+                if gpu::warp() == 0 {
+                    outcome = exchange(Kind::Warp);
+                }
+                if S::any(outcome.is_err()) { outcome.and(Err(Failed::new(FailureKind::Aborted))) } else { Ok(()) }
             }
-        } else {
-            for k in 0..share {
+        }
+    }
+
+    /// Announces this PE to the one other member of this thread and waits for it. All threads of the scope call it, after they have
+    /// synchronised.
+    ///
+    /// The epoch is counted before the wait, so that the store is done by the time of the next fence, and taken back where the wait fails:
+    /// a caller may meet again in the same epoch.
+    #[inline(always)]
+    fn exchange_one<S: Scope>(&self, context: &Context, operation: KernelOp, meeting: Meeting) -> Result<(), Failed> {
+        let before = epoch_of(meeting.epoch);
+        let epoch = before.wrapping_add(1);
+        if meeting.theirs != 0 {
+            // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this protocol alone; the member is mapped.
+            barrier::announce(&word::from_fn(1, |_| unsafe { Word64::at(meeting.theirs) }), epoch);
+        }
+        // Every thread has read the epoch.
+        S::sync();
+        if S::rank() == 0 {
+            count(meeting.epoch, epoch);
+        }
+        let mut outcome = Ok(());
+        if meeting.theirs != 0 {
+            // SAFETY: as above, in this PE's heap.
+            let mine = word::from_fn(1, |_| unsafe { Word64::at(meeting.mine) });
+            outcome = barrier::wait(&mine, epoch, &mut context.spin())
+                .map_err(|kind| self.missing(context, operation, kind, meeting.rank, meeting.mine, epoch));
+        }
+        self.agree::<S>(outcome, meeting.epoch, before)
+    }
+
+    /// [`Self::exchange_one`] with any number of other members for each thread, and where some cannot be reached.
+    #[inline(always)]
+    fn exchange<S: Scope>(&self, context: &Context, operation: KernelOp, slot: u32) -> Result<(), Failed> {
+        let entry = &self.entry;
+        let epoch_address = entry.epochs + u64::from(slot) * size_of::<u64>() as u64;
+        let before = epoch_of(epoch_address);
+        let epoch = before.wrapping_add(1);
+        // This thread's share of the other members: every `S::size()`th.
+        let (first, step) = (S::rank() as u32, S::size() as u32);
+        let others = entry.size.saturating_sub(1);
+        let share = others.saturating_sub(first).div_ceil(step) as usize;
+        let rank_of = |k: usize| {
+            let other = first + k as u32 * step;
+            other + u32::from(other >= entry.my_rank)
+        };
+        let mut outcome = Ok(());
+        for k in 0..share {
+            if self.mapped_base(context, rank_of(k)) == 0 {
                 outcome = outcome.and(self.base(context, operation, rank_of(k)).map(drop));
             }
         }
-        if S::any(outcome.is_err()) {
-            return outcome.and(Err(Failed::new(FailureKind::Aborted)));
+        let my_line = entry.line(slot, entry.my_rank).0;
+        let line_of = |rank: u32| context.my_base() + entry.line(slot, rank).0;
+        // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this protocol alone; the members of this
+        // thread's share are mapped where this is used.
+        let theirs = word::from_fn(share, |k| unsafe { Word64::at(self.mapped_base(context, rank_of(k)) + my_line) });
+        // SAFETY: as above, in this PE's heap.
+        let mine = word::from_fn(share, |k| unsafe { Word64::at(line_of(rank_of(k))) });
+        let takes_part = outcome.is_ok() && share > 0;
+        if takes_part {
+            barrier::announce(&theirs, epoch);
+        } else if others == 0 {
+            // Puts to PEs outside of the team are completed nevertheless.
+            <Sys as Fence>::acq_rel();
+        }
+        // Every thread has read the epoch.
+        S::sync();
+        if S::rank() == 0 {
+            count(epoch_address, epoch);
+        }
+        if takes_part {
+            outcome = barrier::wait(&mine, epoch, &mut context.spin()).map_err(|kind| {
+                let rank = barrier::missing(&mine, epoch).next().map_or(rank_of(0), |k| rank_of(k.index()));
+                self.missing(context, operation, kind, rank, line_of(rank), epoch)
+            });
+        }
+        self.agree::<S>(outcome, epoch_address, before)
+    }
+
+    /// Ends a meeting with one outcome for all threads of the scope; one that failed does not count.
+    #[inline(always)]
+    fn agree<S: Scope>(&self, outcome: Result<(), Failed>, epoch: u64, before: u64) -> Result<(), Failed> {
+        if !S::any(outcome.is_err()) {
+            return Ok(());
         }
         if S::rank() == 0 {
-            // SAFETY: as for the load.
-            unsafe { <u64 as Access<Gpu>>::store_relaxed(epoch_word, epoch) };
+            count(epoch, before);
         }
-        Ok(())
+        outcome.and(Err(Failed::new(FailureKind::Aborted)))
     }
+
+    /// Reports a member that has not come.
+    #[cold]
+    #[inline]
+    fn missing(&self, context: &Context, operation: KernelOp, kind: FailureKind, rank: u32, line: u64, epoch: u64) -> Failed {
+        // SAFETY: the member's line in this PE's heap, which this protocol alone accesses.
+        let found = crate::Word::load_relaxed(unsafe { Word64::at(line) });
+        let report = Report { pe: self.member(rank), team: self.index, expected: epoch, found, ..Report::of(operation) };
+        context.fail(kind, report)
+    }
+}
+
+/// The epoch of a slot, which lies in memory of this device and which kernels alone access.
+#[inline(always)]
+fn epoch_of(at: u64) -> u64 {
+    // SAFETY: the team's table says where its epochs are; the host keeps them while kernels run.
+    unsafe { <u64 as Access<Gpu>>::load_relaxed(address(at)) }
+}
+
+/// Writes the epoch of a slot.
+#[inline(always)]
+fn count(at: u64, epoch: u64) {
+    // SAFETY: as in `epoch_of`.
+    unsafe { <u64 as Access<Gpu>>::store_relaxed(address(at), epoch) };
 }
 
 impl Context {

@@ -62,6 +62,21 @@ pub fn warp_mask() -> u32 {
     if lanes >= WARP_SIZE { FULL_WARP } else { (1 << lanes) - 1 }
 }
 
+/// The lanes that a warp synchronises and votes with: all of them. On a GPU lanes that do not exist have exited, and neither waits for
+/// them; a number that is known saves the instructions of [`warp_mask`] in every call.
+#[cfg(target_arch = "nvptx64")]
+#[inline]
+pub fn warp_members() -> u32 {
+    FULL_WARP
+}
+
+/// The lanes that a warp synchronises and votes with.
+#[cfg(not(target_arch = "nvptx64"))]
+#[inline]
+pub fn warp_members() -> u32 {
+    warp_mask()
+}
+
 /// Whether any thread in `mask` gave `true`. All threads in `mask` call it.
 #[inline]
 pub fn vote_any(mask: u32, value: bool) -> bool {

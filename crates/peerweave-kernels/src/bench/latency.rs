@@ -45,17 +45,21 @@ fn lend(ctx: &Context) {
     }
 }
 
+/// Lends nothing.
+#[inline(always)]
+fn keep(_: &Context) {}
+
 /// One thread waits for no other.
 #[inline(always)]
 fn alone() {}
 
 macro_rules! latency {
-    ($threads:tt: $put:ident, $put_call:ident, $get:ident, $get_call:ident, $words:literal, $calls:expr, $sync:expr) => {
-        #[doc = concat!("Put of all elements by ", $words, ", then `quiet` by its first thread. Dynamic shared memory, where the launch")]
-        /// gives some, is lent to bulk copies.
+    ($threads:tt, $lend:ident, $memory:literal, $words:literal, $calls:expr, $sync:expr;
+        $put:ident = $put_call:ident, $get:ident = $get_call:ident) => {
+        #[doc = concat!("Put of all elements by ", $words, ", then `quiet` by its first thread. ", $memory)]
         #[kernel(max_threads = $threads)]
         pub fn $put(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
-            lend(ctx);
+            $lend(ctx);
             let mut clock = Clock::new(iterations);
             let (calls, first) = ($calls, gpu::thread_rank() == 0);
             for repetition in 0..iterations.saturating_add(WARM_UP) {
@@ -71,10 +75,10 @@ macro_rules! latency {
             clock.write(result);
         }
 
-        #[doc = concat!("Get of all elements by ", $words, ". Dynamic shared memory, where the launch gives some, is lent to bulk copies.")]
+        #[doc = concat!("Get of all elements by ", $words, ". ", $memory)]
         #[kernel(max_threads = $threads)]
         pub fn $get(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
-            lend(ctx);
+            $lend(ctx);
             let mut clock = Clock::new(iterations);
             let calls = $calls;
             for repetition in 0..iterations.saturating_add(WARM_UP) {
@@ -87,8 +91,17 @@ macro_rules! latency {
             clock.write(result);
         }
     };
+    ($threads:tt, $words:literal, $calls:expr, $sync:expr;
+        $put:ident, $put_lent:ident = $put_call:ident, $get:ident, $get_lent:ident = $get_call:ident) => {
+        latency!($threads, keep, "By its threads.", $words, $calls, $sync; $put = $put_call, $get = $get_call);
+        latency!($threads, lend, "The launch gives dynamic shared memory, which is lent to bulk copies.", $words, $calls, $sync;
+            $put_lent = $put_call, $get_lent = $get_call);
+    };
 }
 
-latency!(128: bench_put_thread, put, bench_get_thread, get, "one thread", gpu::thread_rank() == 0, alone());
-latency!(128: bench_put_warp, put_warp, bench_get_warp, get_warp, "one warp", gpu::warp() == 0, gpu::sync_warp(gpu::warp_mask()));
-latency!(1024: bench_put_block, put_block, bench_get_block, get_block, "one block", true, gpu::sync_threads());
+latency!(128, "one thread", gpu::thread_rank() == 0, alone();
+    bench_put_thread, bench_put_thread_lent = put, bench_get_thread, bench_get_thread_lent = get);
+latency!(128, "one warp", gpu::warp() == 0, gpu::sync_warp(gpu::warp_members());
+    bench_put_warp, bench_put_warp_lent = put_warp, bench_get_warp, bench_get_warp_lent = get_warp);
+latency!(1024, "one block", true, gpu::sync_threads();
+    bench_put_block, bench_put_block_lent = put_block, bench_get_block, bench_get_block_lent = get_block);

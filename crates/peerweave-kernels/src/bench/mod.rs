@@ -2,7 +2,7 @@
 //! bandwidth by number of blocks.
 //!
 //! Each kernel repeats its operation `iterations` times after [`WARM_UP`] that are not counted, and writes the nanoseconds of one
-//! repetition to `result[0]`. All but the bandwidth kernels run as one block.
+//! repetition to `result[0]`; it runs as one block. The bandwidth kernels run as many, and write when each began and ended.
 
 mod latency;
 mod ping_pong;

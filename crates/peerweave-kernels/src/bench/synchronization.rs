@@ -8,16 +8,17 @@ macro_rules! atomic {
         #[doc = concat!("One thread: fetching addition to a PE's word, ", $words, "; each waits for the one before.")]
         #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, word: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
+            if gpu::thread_rank() != 0 {
+                return;
+            }
             let mut clock = Clock::new(iterations);
             let mut sum = 0u64;
             for repetition in 0..iterations.saturating_add(WARM_UP) {
                 clock.tick(repetition);
-                if gpu::thread_rank() == 0 {
-                    sum = sum.wrapping_add(ctx.$call(word, 1 + (sum & 1), pe));
-                }
+                sum = sum.wrapping_add(ctx.$call(word, 1 + (sum & 1), pe));
             }
             clock.write(result);
-            if result.len() > 1 && gpu::thread_rank() == 0 {
+            if result.len() > 1 {
                 result.write(1, sum);
             }
         }

@@ -1,18 +1,39 @@
-//! Bandwidth: every block moves a part of the elements, again and again.
+//! Bandwidth: every block moves a part of the elements, `iterations` times; by vectors of all its threads, or by bulk copies that one
+//! thread of each warp starts.
 
-use super::{Clock, WARM_UP};
+//!
+//! Nothing is left out as warm-up, since blocks are not equally fast: launch a kernel twice. Block `b` writes when it began and when its
+//! accesses were complete, on the device's clock, to `result[2 * b]` and `result[2 * b + 1]`. The time of all is from the first
+//! beginning to the last end.
+
 use peerweave_device::prelude::*;
+
+/// Writes when this block began, and that it has ended now.
+#[inline(always)]
+fn write(result: DeviceSlice<u64>, began: u64) {
+    gpu::sync_threads();
+    if gpu::thread_rank() == 0 {
+        let at = 2 * gpu::block_rank() as usize;
+        result.write(at, began);
+        result.write(at + 1, gpu::now_ns());
+    }
+}
+
+/// An equal part of `len` words, as a multiple of 16 bytes.
+#[inline(always)]
+fn divided(len: usize, by: u32) -> usize {
+    len.div_ceil(by as usize).next_multiple_of(2)
+}
 
 /// The part of this block: all but the last are multiples of 16 bytes.
 #[inline(always)]
 fn part(of: SymSlice<u64>) -> SymSlice<u64> {
-    let blocks = gpu::grid_dim().count() as usize;
-    let each = of.len().div_ceil(blocks).next_multiple_of(2);
+    let each = divided(of.len(), gpu::grid_dim().count() as u32);
     let start = (gpu::block_rank() as usize * each).min(of.len());
     of.slice(start..).truncate(each)
 }
 
-/// Every block puts its part of the elements; `quiet` at the end. `result[block]` is the nanoseconds of one repetition.
+/// Every block puts its part of the elements; `quiet` at the end.
 #[kernel(max_threads = 1024)]
 pub fn bench_put_bandwidth(
     ctx: &Context,
@@ -22,18 +43,16 @@ pub fn bench_put_bandwidth(
     iterations: u32,
     result: DeviceSlice<u64>,
 ) {
+    let began = gpu::now_ns();
     let (to, from) = (part(to), part(from));
-    let mut clock = Clock::new(iterations);
-    for repetition in 0..iterations.saturating_add(WARM_UP) {
-        clock.tick(repetition);
+    for _ in 0..iterations {
         ctx.put_nbi_block(to, from, pe);
     }
     ctx.quiet();
-    gpu::sync_threads();
-    clock.write(result.slice(gpu::block_rank() as usize..));
+    write(result, began);
 }
 
-/// Every block gets its part of the elements. `result[block]` is the nanoseconds of one repetition.
+/// Every block gets its part of the elements.
 #[kernel(max_threads = 1024)]
 pub fn bench_get_bandwidth(
     ctx: &Context,
@@ -43,13 +62,54 @@ pub fn bench_get_bandwidth(
     iterations: u32,
     result: DeviceSlice<u64>,
 ) {
+    let began = gpu::now_ns();
     let (to, from) = (part(to), part(from));
-    let mut clock = Clock::new(iterations);
-    for repetition in 0..iterations.saturating_add(WARM_UP) {
-        clock.tick(repetition);
+    for _ in 0..iterations {
         ctx.get_nbi_block(to, from, pe);
     }
     ctx.quiet();
-    gpu::sync_threads();
-    clock.write(result.slice(gpu::block_rank() as usize..));
+    write(result, began);
 }
+
+/// The part of this warp, where the warps of a block share what `of` holds.
+#[inline(always)]
+fn share(of: SymSlice<u64>) -> SymSlice<u64> {
+    let each = divided(of.len(), gpu::block_threads().div_ceil(gpu::WARP_SIZE));
+    let start = (gpu::warp() as usize * each).min(of.len());
+    of.slice(start..).truncate(each)
+}
+
+/// Lends an equal part of the block's dynamic shared memory to the first thread of each warp.
+#[inline(always)]
+fn lend_each_warp(ctx: &Context) {
+    let all = SharedSlice::<u8>::dynamic();
+    let each = all.len() / gpu::block_threads().div_ceil(gpu::WARP_SIZE) as usize / 128 * 128;
+    let start = gpu::warp() as usize * each;
+    if gpu::lane() == 0 {
+        // SAFETY: each warp has a part of its own, and the kernel uses no dynamic shared memory itself.
+        unsafe { ctx.lend_shared(all.slice(start..start + each)) };
+    }
+}
+
+macro_rules! bulk {
+    ($name:ident, $call:ident, $words:literal) => {
+        #[doc = concat!("Every block ", $words, " its part of the elements by bulk copies, one thread of each warp a share of it;")]
+        /// `quiet` at the end. The launch gives dynamic shared memory.
+        #[kernel(max_threads = 1024)]
+        pub fn $name(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
+            let began = gpu::now_ns();
+            lend_each_warp(ctx);
+            let (to, from) = (share(part(to)), share(part(from)));
+            for _ in 0..iterations {
+                if gpu::lane() == 0 {
+                    ctx.$call(to, from, pe);
+                }
+            }
+            ctx.quiet();
+            write(result, began);
+        }
+    };
+}
+
+bulk!(bench_put_bandwidth_bulk, put_nbi, "puts");
+bulk!(bench_get_bandwidth_bulk, get_nbi, "gets");

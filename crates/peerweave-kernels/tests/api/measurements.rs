@@ -11,7 +11,7 @@ fn results(words: &mut [u64]) -> DeviceSlice<u64> {
 }
 
 macro_rules! moves {
-    ($($name:ident: $kernel:ident, $blocks:expr, $threads:expr, $put:expr;)*) => {$(
+    ($($name:ident: $kernel:ident, $blocks:expr, $threads:expr, $put:expr, $results:expr;)*) => {$(
         #[test]
         fn $name() {
             let mut job = job(1);
@@ -19,27 +19,31 @@ macro_rules! moves {
             for pe in 0..PES {
                 job.write(pe, from, &(0..515).map(|index| u64::from(pe) * 1000 + index + 1).collect::<Vec<_>>());
             }
-            let mut words = vec![u64::MAX; 4];
+            let mut words = vec![u64::MAX; $results];
             let result = results(&mut words);
             let shape = peerweave_grid::Shape::new($blocks, $threads).shared_bytes(4096);
             // PE 0 alone measures, with PE 1.
             job.launch_each(&bench::$kernel::KERNEL, shape, |pe| (pe == 0).then_some((to, from, 1, 3, result))).unwrap();
             let (reader, writer) = if $put { (1, 0) } else { (0, 1) };
             assert_eq!(job.read(reader, to), job.read(writer, from));
-            assert!(words[..$blocks].iter().all(|nanoseconds| *nanoseconds != u64::MAX));
+            assert!(words.iter().all(|nanoseconds| *nanoseconds != u64::MAX));
         }
     )*};
 }
 
 moves! {
-    put_of_a_thread_moves: bench_put_thread, 1, 33, true;
-    put_of_a_warp_moves: bench_put_warp, 1, 40, true;
-    put_of_a_block_moves: bench_put_block, 1, 40, true;
-    get_of_a_thread_moves: bench_get_thread, 1, 33, false;
-    get_of_a_warp_moves: bench_get_warp, 1, 40, false;
-    get_of_a_block_moves: bench_get_block, 1, 40, false;
-    put_of_several_blocks_moves: bench_put_bandwidth, 3, 40, true;
-    get_of_several_blocks_moves: bench_get_bandwidth, 3, 40, false;
+    put_of_a_thread_moves: bench_put_thread, 1, 33, true, 1;
+    put_of_a_warp_moves: bench_put_warp, 1, 40, true, 1;
+    put_of_a_block_moves: bench_put_block, 1, 40, true, 1;
+    get_of_a_thread_moves: bench_get_thread, 1, 33, false, 1;
+    get_of_a_warp_moves: bench_get_warp, 1, 40, false, 1;
+    get_of_a_block_moves: bench_get_block, 1, 40, false, 1;
+    put_of_several_blocks_moves: bench_put_bandwidth, 3, 40, true, 6;
+    get_of_several_blocks_moves: bench_get_bandwidth, 3, 40, false, 6;
+    put_of_a_thread_with_lent_memory_moves: bench_put_thread_lent, 1, 33, true, 1;
+    get_of_a_thread_with_lent_memory_moves: bench_get_thread_lent, 1, 33, false, 1;
+    put_of_warps_with_lent_memory_moves: bench_put_bandwidth_bulk, 3, 40, true, 6;
+    get_of_warps_with_lent_memory_moves: bench_get_bandwidth_bulk, 3, 40, false, 6;
 }
 
 #[test]

@@ -131,6 +131,9 @@ piece!(u64, u64, reg64: "ld.global.b64" "ld.b64" "ld.relaxed.sys.global.b64" "st
 
 /// Reads a word that nobody writes while the kernel runs. May be moved out of loops.
 ///
+/// A weak load, not one of the read-only path (`.nc`): ptxas moves that one into loops, where it saves registers and costs an access
+/// to the L2 cache after each fence.
+///
 /// # Safety
 /// The pointer is that of an aligned word in global memory, readable by this thread, that nobody writes until the kernel ends.
 #[inline(always)]
@@ -138,7 +141,7 @@ pub unsafe fn load_constant(from: *const u64) -> u64 {
     let value: u64;
     // SAFETY: the caller promises a readable word that does not change, so that two reads are one.
     unsafe {
-        asm!("ld.global.nc.b64 {v}, [{p}];", v = out(reg64) value, p = in(reg64) from, options(pure, nomem, nostack));
+        asm!("ld.global.b64 {v}, [{p}];", v = out(reg64) value, p = in(reg64) from, options(pure, nomem, nostack));
     }
     value
 }
@@ -152,7 +155,7 @@ pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
     let value: u32;
     // SAFETY: the caller promises a readable word that does not change, so that two reads are one.
     unsafe {
-        asm!("ld.global.nc.b32 {v}, [{p}];", v = out(reg32) value, p = in(reg64) from, options(pure, nomem, nostack));
+        asm!("ld.global.b32 {v}, [{p}];", v = out(reg32) value, p = in(reg64) from, options(pure, nomem, nostack));
     }
     value
 }
