@@ -72,6 +72,7 @@ impl Context {
 /// `raw` is that of a context as [`Context::enter`] takes it.
 #[cold]
 #[inline(never)]
+#[expect(clippy::extra_unused_type_parameters, reason = "makes it generic, and so part of the kernel's crate")]
 pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32, pe: u32, team: u32, expected: u64, found: u64) {
     let field = |offset: usize| (raw.status + offset as u64) as *mut u32;
     let wide = |offset: usize| (raw.status + offset as u64) as *mut u64;
