@@ -5,6 +5,7 @@
 //!
 //! Invariant: a citation that is recognised is looked up; others are ignored.
 
+use crate::prose::{Block, prose};
 use crate::tree::File;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -69,7 +70,7 @@ impl Facts {
     /// Returns the invalid citations of a file in the crate `package`.
     pub(crate) fn faults(&self, file: &File, package: &str) -> Vec<Fault> {
         let mut faults = Vec::new();
-        for (line, text) in prose(file) {
+        for Block { line, text } in prose(file) {
             let mut fault = |what: String| faults.push(Fault { path: file.path.clone(), line, what });
             for word in cited_files(&text) {
                 let inside = word.starts_with(".ci/");
@@ -108,44 +109,6 @@ impl Facts {
 fn has_package(body: &str, package: &str) -> bool {
     let words: Vec<&str> = body.split_whitespace().collect();
     words.windows(2).any(|pair| pair[0] == "-p" && pair[1] == package)
-}
-
-/// The comments of a Rust file, or the text of a document: each block in one piece, with the line
-/// where it begins.
-fn prose(file: &File) -> Vec<(usize, String)> {
-    let rust = file.path.ends_with(".rs");
-    if !rust && !file.path.ends_with(".md") {
-        return Vec::new();
-    }
-    let mut blocks: Vec<(usize, String)> = Vec::new();
-    let (mut open, mut code) = (false, false);
-    for (index, line) in file.text.lines().enumerate() {
-        let line = line.trim_start();
-        let text = match rust {
-            true => line.strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!'])),
-            false => Some(line),
-        };
-        let Some(text) = text.map(str::trim).filter(|text| !text.is_empty()) else {
-            open = false;
-            continue;
-        };
-        if text.starts_with("```") {
-            (open, code) = (false, !code);
-            continue;
-        }
-        if code {
-            continue;
-        }
-        match (open, blocks.last_mut()) {
-            (true, Some((_, block))) => {
-                block.push(' ');
-                *block += text;
-            }
-            _ => blocks.push((index + 1, text.to_owned())),
-        }
-        open = true;
-    }
-    blocks
 }
 
 fn is_word(c: char) -> bool {

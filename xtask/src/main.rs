@@ -9,9 +9,11 @@
 mod abi;
 mod facts;
 mod layers;
+mod prose;
 mod ptx;
 mod rooms;
 mod safety;
+mod style;
 mod tree;
 mod words;
 
@@ -63,8 +65,7 @@ enum Check {
         #[arg(long)]
         ptxas: Option<PathBuf>,
     },
-    /// Check that no tracked file has a placeholder, a skipped test or an absolute path of a
-    /// machine
+    /// Tracked files hold no placeholder, skipped test, path of one machine, wide comment or idiom
     Words,
 }
 
@@ -144,8 +145,12 @@ fn run(check: &Check) -> Result<Findings, Unable> {
         Check::Ptx { bless, ptxas } => Ok(ptx::check(root, &ptx::Task { bless: *bless, ptxas: ptxas.clone() })?),
         Check::Words => {
             let files = tree::tracked(root)?;
-            let faults: Vec<_> = files.iter().flat_map(|file| words::faults(&file.path, &file.text)).collect();
-            Ok(Findings { summary: format!("{} tracked text files\n", files.len()), faults: display(&faults) })
+            let mut faults = Vec::new();
+            for file in &files {
+                faults.extend(display(&words::faults(&file.path, &file.text)));
+                faults.extend(display(&style::faults(file)));
+            }
+            Ok(Findings { summary: format!("{} tracked text files\n", files.len()), faults })
         }
     }
 }

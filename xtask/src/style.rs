@@ -1,0 +1,130 @@
+//! What a machine can check of the style: the width of comments, the length of test names, idioms.
+
+use std::fmt;
+
+use crate::prose::{self, Block};
+use crate::tree::File;
+
+/// Columns that a comment may take.
+const COMMENT_COLUMNS: usize = 100;
+
+/// Characters that the name of a test may have.
+const TEST_NAME: usize = 60;
+
+/// Idioms that cost a reader a second look, and the standard word for each.
+const IDIOMS: &[(&str, &str)] = &[
+    (concat!("for ", "ever"), "forever"),
+    (concat!("nobody in ", "particular"), "name the PEs, or say \"unknown\""),
+    (concat!("once ", "more"), "again"),
+    (concat!("he", "ars"), "is notified, or sees"),
+    (concat!("men", "ded"), "fixed"),
+    (concat!("men", "ds"), "fixes"),
+];
+
+/// A place where the style is not kept.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    path: String,
+    line: usize,
+    what: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, line, what } = self;
+        write!(f, "{path}:{line}: {what}")
+    }
+}
+
+/// The faults of one file.
+pub(crate) fn faults(file: &File) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let mut fault = |line, what| faults.push(Fault { path: file.path.clone(), line, what });
+    if file.path.ends_with(".rs") {
+        for line in prose::lines(file) {
+            let columns = line.whole.chars().count();
+            if columns > COMMENT_COLUMNS && can_be_wrapped(line.words) {
+                fault(line.number, format!("comment of {columns} columns, expected at most {COMMENT_COLUMNS}"));
+            }
+        }
+        for (line, name) in test_names(&file.text) {
+            if name.len() > TEST_NAME {
+                fault(line, format!("test name of {} characters, expected at most {TEST_NAME}: {name}", name.len()));
+            }
+        }
+    }
+    for Block { line, text } in prose::prose(file) {
+        let text = text.to_lowercase();
+        for (idiom, instead) in IDIOMS {
+            if has_words(&text, idiom) {
+                fault(line, format!("`{idiom}`: {instead}"));
+            }
+        }
+    }
+    faults
+}
+
+/// Whether a line of a comment can be broken: rows of tables and single long words cannot.
+fn can_be_wrapped(words: &str) -> bool {
+    !words.starts_with('|') && words.contains(' ')
+}
+
+/// The functions that an attribute `test` makes a test, with the line of each name.
+fn test_names(text: &str) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    let mut marked = false;
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.starts_with("#[") {
+            marked |= line == "#[test]" || line.ends_with("::test]");
+            continue;
+        }
+        if marked && let Some((_, rest)) = line.split_once("fn ") {
+            found.push((index + 1, rest.split(['(', '<']).next().unwrap_or_default()));
+        }
+        marked = false;
+    }
+    found
+}
+
+/// Whether `text` has `words` with no letter beside them.
+fn has_words(text: &str, words: &str) -> bool {
+    let bounded = |c: Option<char>| !c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    text.match_indices(words)
+        .any(|(at, _)| bounded(text[..at].chars().next_back()) && bounded(text[at + words.len()..].chars().next()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &str, text: &str) -> Vec<String> {
+        let file = File { path: path.to_owned(), text: text.to_owned() };
+        faults(&file).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn wide_comment_is_found_and_wide_code_is_not() {
+        let wide = "word ".repeat(21);
+        assert_eq!(found("a.rs", &format!("// {wide}\n")), ["a.rs:1: comment of 108 columns, expected at most 100"]);
+        assert_eq!(found("a.rs", &format!("let code = \"{wide}\";\n")), [""; 0]);
+        assert_eq!(found("a.rs", &format!("/// | {wide} |\n")), [""; 0]);
+        assert_eq!(found("a.rs", &format!("/// ```\n/// {wide}\n/// ```\n")), [""; 0]);
+        assert_eq!(found("a.md", &wide), [""; 0]);
+    }
+
+    #[test]
+    fn long_test_name_is_found_and_long_function_name_is_not() {
+        let name = "word_".repeat(13);
+        assert_eq!(found("a.rs", &format!("#[test]\nfn {name}() {{}}\n")).len(), 1);
+        assert_eq!(found("a.rs", &format!("#[test]\n#[cfg(unix)]\nfn {name}() {{}}\n")).len(), 1);
+        assert_eq!(found("a.rs", &format!("fn {name}() {{}}\n")), [""; 0]);
+    }
+
+    #[test]
+    fn idiom_is_found_over_two_lines_and_not_inside_words() {
+        assert_eq!(found("a.rs", concat!("// It waits for\n// ", "ever.\n")), [concat!("a.rs:1: `for ", "ever`: forever")]);
+        assert_eq!(found("a.md", concat!("He", "ars it.\n")).len(), 1);
+        assert_eq!(found("a.rs", "// It recommends forever.\n"), [""; 0]);
+    }
+}
