@@ -1,7 +1,9 @@
-//! Collects every example of the documentation of the portable crates, and writes them as functions that a test can run as PEs.
+//! Collects every example of the documentation of the portable crates, and writes them as functions
+//! that a test can run as PEs.
 //!
-//! An example is a block of Rust code between fences, in a README or in a doc comment. All of them are taken: an example that could not
-//! be run, or that would be missed, fails the build. The doc tests run each of them too, but with one PE only.
+//! An example is a block of Rust code between fences, in a README or in a doc comment. All of them
+//! are taken: an example that could not be run, or that would be missed, fails the build. The doc
+//! tests run each of them too, but with one PE only.
 //!
 //! Does not run anything: `tests/doc_examples.rs` does.
 
@@ -133,6 +135,7 @@ fn program(examples: &[Example]) -> String {
     }
     format!(
         "{text}\n/// Each example, by its place.\nconst PROGRAMS: peerweave_tests::harness::Programs = &[\n{programs}];\n\n\
-         /// Each example as a scenario.\nconst SCENARIOS: peerweave_tests::harness::Scenarios = &[\n{scenarios}];\n"
+         /// Each example as a scenario.\n\
+         const SCENARIOS: peerweave_tests::harness::Scenarios = &[\n{scenarios}];\n"
     )
 }

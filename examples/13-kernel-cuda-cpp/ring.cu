@@ -1,4 +1,5 @@
-// Puts this PE's number into `dst` of the next PE, signals it, and waits for the signal of the PE before. One thread.
+// Puts this PE's number into `dst` of the next PE, signals it, and waits for the signal of the PE
+// before. One thread.
 #include "peerweave.cuh"
 
 using namespace peerweave;

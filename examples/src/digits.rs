@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_uses_every_training_image_once_in_an_order_of_its_own() {
+    fn epoch_uses_every_training_image_once() {
         let split = Digits::embedded().unwrap().split(1).unwrap();
         let first = split.batches(1, 0);
         assert_eq!(first.len(), TRAIN / BATCH);

@@ -1,4 +1,5 @@
-//! A collective by its name: the same call on whatever memory, on the calling thread or on a stream.
+//! A collective by its name: the same call on whatever memory, on the calling thread or on a
+//! stream.
 //!
 //! Decides nothing: what is called with what is `conformance`'s to say.
 
@@ -77,7 +78,8 @@ impl Form {
         )
     }
 
-    /// Lengths of the sending and the receiving buffer of a rank, for `count` elements among `n` ranks. In place, they are the same buffer.
+    /// Lengths of the sending and the receiving buffer of a rank, for `count` elements among `n`
+    /// ranks. In place, they are the same buffer.
     pub fn lens(self, count: usize, n: usize, is_root: bool) -> (usize, usize) {
         match self {
             Self::AllReduce | Self::AllReduceInPlace | Self::Reduce | Self::ReduceInPlace => (count, count),

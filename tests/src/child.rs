@@ -1,6 +1,7 @@
 //! PEs that are processes: started, listened to, killed, and never left behind.
 //!
-//! A PE's standard output is a protocol of lines between it and its scenario; its standard error is kept for the report of a failure.
+//! A PE's standard output is a protocol of lines between it and its scenario; its standard error is
+//! kept for the report of a failure.
 
 use crate::harness::PROGRAM;
 use crate::job::{ARGS, Job, MARK};
@@ -130,7 +131,8 @@ impl Running {
         kill_process(Pid::from_child(&self.pes[pe].child), signal).expect("a child of this process");
     }
 
-    /// Waits for the end of a PE that was killed or kills itself, and tells the rendezvous, as a launcher does.
+    /// Waits for the end of a PE that was killed or kills itself, and tells the rendezvous, as a
+    /// launcher does.
     ///
     /// # Panics
     /// Where it does not end.
@@ -153,7 +155,8 @@ impl Running {
     /// Where one did not, with what they wrote to standard error.
     pub fn succeed(&mut self, pes: impl IntoIterator<Item = usize>) {
         let end = Instant::now() + self.limit;
-        // As a launcher: whoever fails first is reported at once, so that nobody waits for it in vain.
+        // As a launcher: whoever fails first is reported at once, so that nobody waits for it in
+        // vain.
         let mut left: Vec<usize> = pes.into_iter().collect();
         let mut bad = Vec::new();
         while !left.is_empty() {

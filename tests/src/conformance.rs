@@ -1,7 +1,8 @@
-//! Cases of collectives around every border of an algorithm, and what checks one of them against the oracle.
+//! Cases of collectives around every border of an algorithm, and what checks one of them against
+//! the oracle.
 //!
-//! A case is the same on every PE, since all work it out from the same seed. What differs among PEs (kinds of buffers, where they lie) is
-//! worked out from the seed and the rank.
+//! A case is the same on every PE, since all work it out from the same seed. What differs among PEs
+//! (kinds of buffers, where they lie) is worked out from the seed and the rank.
 
 use crate::calls::{self, Form, On, Root};
 use crate::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
@@ -225,7 +226,8 @@ impl Bench<'_> {
     }
 }
 
-/// Counts around every border for elements of `size` bytes among `n` ranks: what fits the entry line, is staged, is eager, fits a staging area.
+/// Counts around every border for elements of `size` bytes among `n` ranks: what fits the entry
+/// line, is staged, is eager, fits a staging area.
 pub fn counts(form: Form, size: usize, n: usize) -> [Vec<usize>; 2] {
     let parts = if form.lens(1, n, true).0 == n && form.lens(1, n, false).0 == n { n } else { 1 };
     let around = |bytes: usize| {
@@ -241,7 +243,8 @@ pub fn counts(form: Form, size: usize, n: usize) -> [Vec<usize>; 2] {
     [small, large]
 }
 
-/// Cases for one element type in one team. Collective over the world: PEs that are not in the team pass `None`.
+/// Cases for one element type in one team. Collective over the world: PEs that are not in the team
+/// pass `None`.
 ///
 /// # Panics
 /// Where a case fails.
@@ -280,7 +283,8 @@ fn cases(form: Form, op: ReduceOp, size: usize, n: usize, passes: usize, seed: u
     })
 }
 
-/// Every form at every border, on buffers of every kind; the reductions take turns. Collective over the world.
+/// Every form at every border, on buffers of every kind; the reductions take turns. Collective over
+/// the world.
 ///
 /// # Panics
 /// Where a case fails.
@@ -312,7 +316,8 @@ pub fn borders<T: Exact>(world: &World, seed: u64) {
 
 /// The longest buffer of [`cases`], in elements, among `n` ranks.
 fn longest(size: usize, n: usize) -> usize {
-    // In the forms with one operand, a rank has up to 700 001 bytes; where all are gathered, as many from each.
+    // In the forms with one operand, a rank has up to 700 001 bytes; where all are gathered, as
+    // many from each.
     (700_001usize.div_ceil(size) + GAP + 1) * n
 }
 

@@ -1,7 +1,8 @@
 //! The main function of a test binary whose PEs are copies of itself.
 //!
-//! Without [`PROGRAM`] in its environment it runs scenarios one after another, as the standard harness would, and understands what
-//! `cargo test` and `cargo nextest` pass. With it, it is one PE: it runs the program of that name, and exits.
+//! Without [`PROGRAM`] in its environment it runs scenarios one after another, as the standard
+//! harness would, and understands what `cargo test` and `cargo nextest` pass. With it, it is one
+//! PE: it runs the program of that name, and exits.
 
 use crate::job::Seat;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -48,7 +49,8 @@ pub fn main(programs: Programs, scenarios: Scenarios) -> ExitCode {
     let chosen = Choice::from(std::env::args().skip(1));
     let scenarios: Vec<_> = scenarios.iter().filter(|scenario| chosen.takes(scenario.0)).collect();
     if chosen.list {
-        // Nextest asks a second time for those that are not run by default, of which there are none.
+        // Nextest asks a second time for those that are not run by default, of which there are
+        // none.
         if !chosen.ignored {
             scenarios.iter().for_each(|scenario| println!("{}: test", scenario.0));
         }

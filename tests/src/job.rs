@@ -1,6 +1,8 @@
-//! A program as the PEs of a job: threads of this process, processes of their own, or one PE that talks to nobody.
+//! A program as the PEs of a job: threads of this process, processes of their own, or one PE that
+//! talks to nobody.
 //!
-//! Does not say what is asserted: programs assert inside of each PE, and a PE that fails fails the scenario.
+//! Does not say what is asserted: programs assert inside of each PE, and a PE that fails fails the
+//! scenario.
 
 use crate::child::Running;
 use crate::harness::program;
@@ -133,8 +135,8 @@ impl Job {
         Running::start(self)
     }
 
-    /// Runs it in every way there is: threads; processes that read each other's memory, and that do not; and, for one PE, on the backend
-    /// that talks to nobody.
+    /// Runs it in every way there is: threads; processes that read each other's memory, and that do
+    /// not; and, for one PE, on the backend that talks to nobody.
     ///
     /// # Panics
     /// Where a PE does in one of them.

@@ -1,12 +1,14 @@
-//! What a job may not leave behind: files, sockets, processes. Other programs of this machine do not count, whatever they do meanwhile: the processes of a
-//! job have a directory of their own for temporary files, and elsewhere only what bears our name is looked at.
+//! What a job may not leave behind: files, sockets, processes. Other programs of this machine do
+//! not count, whatever they do meanwhile: the processes of a job have a directory of their own for
+//! temporary files, and elsewhere only what bears our name is looked at.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The directory for temporary files of the job that meets at this socket. It is removed with the job, if it is empty.
+/// The directory for temporary files of the job that meets at this socket. It is removed with the
+/// job, if it is empty.
 pub fn directory(socket: &str) -> PathBuf {
     std::env::temp_dir().join(format!("{socket}-files"))
 }
@@ -23,7 +25,8 @@ impl Before {
         Self { files: files() }
     }
 
-    /// Asserts that nothing new is there: no file, no socket with this name, no process with this mark in its environment.
+    /// Asserts that nothing new is there: no file, no socket with this name, no process with this
+    /// mark in its environment.
     ///
     /// # Panics
     /// Where something is.
@@ -65,7 +68,8 @@ pub fn processes(mark: &str) -> Vec<u32> {
         .collect()
 }
 
-/// The job has ended: what it left is there for good. The time is for a machine on which other programs keep all processors busy.
+/// The job has ended: what it left is there for good. The time is for a machine on which other
+/// programs keep all processors busy.
 fn soon(what: &str, holds: impl Fn() -> Result<(), String>) {
     let end = Instant::now() + Duration::from_secs(20);
     while let Err(found) = holds() {

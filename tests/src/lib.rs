@@ -1,4 +1,5 @@
-//! What the tests of Peerweave are made of: programs run as PEs of every backend, a naive oracle, faults.
+//! What the tests of Peerweave are made of: programs run as PEs of every backend, a naive oracle,
+//! faults.
 //!
 //! The scenarios themselves are in `tests/`. Nothing here is part of what users add.
 //!

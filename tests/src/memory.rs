@@ -56,8 +56,8 @@ pub const fn arena_len(len: usize) -> usize {
 pub const MOST_SHIFT: usize = 40;
 
 impl<T: Sample> Mem<T> {
-    /// A buffer of `kind` with these contents, `shift` elements (at most [`MOST_SHIFT`]) away from an even place; `arena` is what
-    /// symmetric ones are a part of.
+    /// A buffer of `kind` with these contents, `shift` elements (at most [`MOST_SHIFT`]) away from
+    /// an even place; `arena` is what symmetric ones are a part of.
     ///
     /// # Panics
     /// Where the arena is too short.

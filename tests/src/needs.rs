@@ -1,9 +1,11 @@
-//! What a scenario needs of the machine. Nothing is skipped in silence: what is missing is said, or is a failure where it is required.
+//! What a scenario needs of the machine. Nothing is skipped in silence: what is missing is said, or
+//! is a failure where it is required.
 
 /// The variable that lists what must be there, such as `gpu:2,multicast`.
 pub const REQUIRE: &str = "PEERWEAVE_REQUIRE";
 
-/// Whether the machine has `what` (`gpu:2`: two GPUs). Where it has not, that is printed, and the scenario returns.
+/// Whether the machine has `what` (`gpu:2`: two GPUs). Where it has not, that is printed, and the
+/// scenario returns.
 ///
 /// # Panics
 /// Where `PEERWEAVE_REQUIRE` demands as much, or more, of the same.

@@ -4,14 +4,15 @@ use crate::calls::Form;
 use crate::sample::{Exact, Sample};
 use peerweave::ReduceOp;
 
-/// What a rank's receiving buffer holds afterwards, element by element; `None` where nothing is promised.
+/// What a rank's receiving buffer holds afterwards, element by element; `None` where nothing is
+/// promised.
 pub type Expected<T> = Vec<Option<T>>;
 
 /// The parts of an all-to-all-v: `counts[from][to]` elements.
 pub type Matrix = Vec<Vec<usize>>;
 
-/// A collective that combines elements. `inputs[r]` is what rank `r` gives (its whole buffer, in place); `before` is what `rank`'s
-/// receiving buffer held.
+/// A collective that combines elements. `inputs[r]` is what rank `r` gives (its whole buffer, in
+/// place); `before` is what `rank`'s receiving buffer held.
 pub fn reduction<T: Exact>(
     form: Form,
     op: ReduceOp,
@@ -45,7 +46,8 @@ pub fn reduction<T: Exact>(
     }
 }
 
-/// A collective that only moves elements, as [`reduction`]. In place, gather and scatter have `n` parts at the root and one elsewhere.
+/// A collective that only moves elements, as [`reduction`]. In place, gather and scatter have `n`
+/// parts at the root and one elsewhere.
 pub fn movement<T: Sample>(form: Form, inputs: &[Vec<T>], rank: usize, root: usize, before: &[T]) -> Expected<T> {
     let n = inputs.len();
     let is_root = rank == root;
@@ -70,7 +72,8 @@ pub fn movement<T: Sample>(form: Form, inputs: &[Vec<T>], rank: usize, root: usi
     result.into_iter().map(Some).collect()
 }
 
-/// An all-to-all-v. `inputs[from]` lies at `offsets[from][to]`; what `rank` gets from `from` goes to `recv_offsets[from]`.
+/// An all-to-all-v. `inputs[from]` lies at `offsets[from][to]`; what `rank` gets from `from` goes
+/// to `recv_offsets[from]`.
 pub fn vector<T: Sample>(
     inputs: &[Vec<T>],
     counts: &Matrix,

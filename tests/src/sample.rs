@@ -1,6 +1,8 @@
-//! Elements of every type: values for inputs, bits for comparisons, and reductions done one element at a time.
+//! Elements of every type: values for inputs, bits for comparisons, and reductions done one element
+//! at a time.
 //!
-//! Inputs of reductions are small whole numbers, never 0 for floats, such that every result is exact in whatever order it is computed.
+//! Inputs of reductions are small whole numbers, never 0 for floats, such that every result is
+//! exact in whatever order it is computed.
 
 use peerweave::{Element, F8E4M3, F8E5M2, Number, ReduceOp, bf16, f16};
 
@@ -130,7 +132,8 @@ pub fn reducible<T: Exact>(op: ReduceOp, seed: u64, rank: usize, index: usize, n
         _ if op.is_bitwise() => T::of_bits(random),
         // Powers of two, and few of them: 16 ranks stay within f16.
         ReduceOp::Prod => T::small([1, -1, 1, 2, -1, 1, 1, -2][(random % 8) as usize]),
-        // A multiple of the number of ranks, of one sign, so that the quotient is a whole number and integers do not wrap.
+        // A multiple of the number of ranks, of one sign, so that the quotient is a whole number
+        // and integers do not wrap.
         ReduceOp::Avg if n <= 5 => T::small((1 + random % 3) as i64 * n as i64),
         ReduceOp::Avg => T::small(n as i64),
         _ => T::small([1, 2, 3, 5, 7, -1, -3, -6][(random % 8) as usize]),

@@ -1,7 +1,8 @@
-//! Which halves of this thread's vector registers are in use, as the processor tracks it (XINUSE), where it says so.
+//! Which halves of this thread's vector registers are in use, as the processor tracks it (XINUSE),
+//! where it says so.
 
-/// XINUSE: bits 128 to 255 of registers 0 to 15 (bit 2), and bits 256 to 511 of them (bit 6). Registers 16 to 31 (bit 7) have no SSE names, so that
-/// SSE code does not wait for them.
+/// XINUSE: bits 128 to 255 of registers 0 to 15 (bit 2), and bits 256 to 511 of them (bit 6).
+/// Registers 16 to 31 (bit 7) have no SSE names, so that SSE code does not wait for them.
 #[cfg(target_arch = "x86_64")]
 const UPPER_HALVES: u32 = 1 << 2 | 1 << 6;
 
@@ -18,8 +19,8 @@ pub fn upper_halves_in_use() -> bool {
 /// Ends the use of all upper halves.
 #[cfg(target_arch = "x86_64")]
 pub fn clean() {
-    // SAFETY: zeroes the upper halves of vector registers, which the calling convention lets every function do; `is_observable` says whether the
-    // processor has the instruction.
+    // SAFETY: zeroes the upper halves of vector registers, which the calling convention lets every
+    // function do; `is_observable` says whether the processor has the instruction.
     unsafe { std::arch::asm!("vzeroupper", options(nomem, nostack, preserves_flags)) };
 }
 

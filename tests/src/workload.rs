@@ -1,4 +1,5 @@
-//! A mixture of everything, the same on every PE, that goes on until something fails: what random kills are aimed at.
+//! A mixture of everything, the same on every PE, that goes on until something fails: what random
+//! kills are aimed at.
 
 use crate::sample::hash;
 use peerweave::{Buffer, Compare, Rank, ReduceOp, Result, Team, World};

@@ -1,4 +1,5 @@
-//! PEs that are killed, stopped, panic or go: every other one is told who, soon, and nothing stays behind.
+//! PEs that are killed, stopped, panic or go: every other one is told who, soon, and nothing stays
+//! behind.
 //!
 //! `PEERWEAVE_KILLS` says how many random kills there are (20 where it is not set).
 
@@ -41,10 +42,12 @@ fn main() -> ExitCode {
     )
 }
 
-/// Within this time a loss has to be known to everybody, on a machine on which other programs keep all processors busy: long before the deadline.
+/// Within this time a loss has to be known to everybody, on a machine on which other programs keep
+/// all processors busy: long before the deadline.
 const SOON: Duration = Duration::from_secs(8);
 
-/// The deadline of jobs in which a PE is stopped: the set-up of a job has to be done in this time too.
+/// The deadline of jobs in which a PE is stopped: the set-up of a job has to be done in this time
+/// too.
 const STOPPED: Duration = Duration::from_millis(2500);
 
 fn die() -> ! {
@@ -77,7 +80,8 @@ fn tell(outcome: Result<()>) {
     }
 }
 
-/// Waits until every PE but the victim has said that it lost the victim, soon after `since`, and ended well.
+/// Waits until every PE but the victim has said that it lost the victim, soon after `since`, and
+/// ended well.
 fn all_lose(running: &mut Running, n_pes: usize, victim: usize, since: Instant, within: Duration) {
     let others = || (0..n_pes).filter(|&pe| pe != victim);
     for pe in others() {
@@ -89,7 +93,8 @@ fn all_lose(running: &mut Running, n_pes: usize, victim: usize, since: Instant, 
     running.succeed(others());
 }
 
-/// Runs `kill` on a job of these, which returns when the victim died, and asserts what all others say and leave.
+/// Runs `kill` on a job of these, which returns when the victim died, and asserts what all others
+/// say and leave.
 fn victim_is_named(job: &Job, n_pes: usize, victim: usize, kill: impl FnOnce(&mut Running) -> Instant) {
     let before = Before::now();
     let mut running = job.start();
@@ -340,7 +345,8 @@ fn a_pe_killed_before_and_inside_each_collective_is_named() {
     }
     for form in Form::REDUCING.into_iter().chain(Form::MOVING) {
         for (bytes, place) in sizes {
-            // In place the large ones, each in its turn, so that a kill more is spent where more can be interrupted.
+            // In place the large ones, each in its turn, so that a kill more is spent where more
+            // can be interrupted.
             if form.is_in_place() && bytes < 10_000 {
                 continue;
             }

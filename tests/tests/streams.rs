@@ -1,5 +1,5 @@
-//! Streams: what is called returns before late peers have come, order is kept, errors stay until somebody asks, and nothing that is dropped
-//! in flight goes wrong.
+//! Streams: what is called returns before late peers have come, order is kept, errors stay until
+//! somebody asks, and nothing that is dropped in flight goes wrong.
 
 use peerweave::{Buffer, Compare, Error, Pe, Rank, ReduceOp, World};
 use peerweave_tests::job::say;
@@ -50,8 +50,8 @@ fn late_peer(seat: &Seat) {
         // What is enqueued behind it waits too, in order.
         let again = team.all_reduce_in_place(&stream, &recv, ReduceOp::Max).unwrap();
         if me != late {
-            // Both calls have returned. The late PE comes only when it knows that of all others: a call that kept its caller until then, or to the
-            // deadline, would never get here.
+            // Both calls have returned. The late PE comes only when it knows that of all others: a
+            // call that kept its caller until then, or to the deadline, would never get here.
             assert!(!ticket.is_complete() && !again.is_complete() && !stream.is_idle());
             assert!(matches!(ticket.wait_within(Duration::ZERO), Err(Error::Timeout(_))));
             team.signal_blocking(returned.add(1), rank(late)).unwrap();
@@ -254,7 +254,8 @@ fn dropped(seat: &Seat) {
         assert!(found.iter().enumerate().all(|(i, &x)| x == round * 100 + (i / 1000) as u64), "round {round}");
         team.barrier_blocking().unwrap();
     }
-    // A stream, its tickets and its buffers, all dropped with everything still queued; a release waits for what uses the heap.
+    // A stream, its tickets and its buffers, all dropped with everything still queued; a release
+    // waits for what uses the heap.
     let (cell, gone) = (world.alloc_zeroed::<u64>(1).unwrap(), world.alloc_zeroed::<u64>(1000).unwrap());
     let at = gone.offset();
     {
@@ -330,10 +331,11 @@ fn queued_mismatch(seat: &Seat) {
         if me == round % team.size() {
             sleep(Duration::from_millis(4));
         }
-        // Whether it ran on the caller's thread or was handed over, each PE is told, and the team works on.
+        // Whether it ran on the caller's thread or was handed over, each PE is told, and the team
+        // works on.
         let error = told(team.all_reduce_in_place(&stream, &Buffer::from(vec![1u32; 10 + me % 2]), ReduceOp::Sum)).unwrap_err();
         assert!(matches!(error, Error::Mismatch(_)), "{error}");
-        // Where the queue has the error, it is told once more.
+        // Where the queue has the error, it is reported again.
         if let Err(error) = stream.synchronize() {
             assert!(matches!(error, Error::Mismatch(_)), "{error}");
         }

@@ -1,5 +1,5 @@
-//! How the end of a PE is noticed where process numbers mean nothing, descriptors are few, or the program has closed them; and that no living PE is
-//! taken for a dead one.
+//! How the end of a PE is noticed where process numbers mean nothing, descriptors are few, or the
+//! program has closed them; and that no living PE is taken for a dead one.
 
 use peerweave::{Error, ReduceOp, Result, World};
 use peerweave_tests::job::{named_by, say};
@@ -42,7 +42,8 @@ fn limit(resource: Resource, to: u64) {
     setrlimit(resource, Rlimit { current: Some(to), maximum: Some(to) }).expect("a lower limit");
 }
 
-/// A mixture until somebody dies. Arguments: the victim, and how many descriptors the others but PE 0 may have, or 0.
+/// A mixture until somebody dies. Arguments: the victim, and how many descriptors the others but PE
+/// 0 may have, or 0.
 fn looping(seat: &Seat) {
     let (victim, descriptors): (usize, u64) = (seat.arg(0), seat.arg(1));
     let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
@@ -83,7 +84,8 @@ fn death_with_few_descriptors_is_named_soon() {
     }
 }
 
-/// PE 1 closes all descriptors but the standard ones. Argument: whether it opens others in their place.
+/// PE 1 closes all descriptors but the standard ones. Argument: whether it opens others in their
+/// place.
 fn closing(seat: &Seat) {
     let reopens: bool = seat.arg(0);
     let run = |world: &World| -> Result<()> {
@@ -91,8 +93,9 @@ fn closing(seat: &Seat) {
         (0..10).try_for_each(|_| workload.step())?;
         if world.my_pe().get() == 1 {
             for descriptor in 3..1000 {
-                // SAFETY: closes numbers. What the library holds under them answers with errors from here on, which is what is tested; nothing that
-                // owns one of them is dropped before this process ends.
+                // SAFETY: closes numbers. What the library holds under them answers with errors
+                // from here on, which is what is tested; nothing that owns one of them is dropped
+                // before this process ends.
                 unsafe { libc::close(descriptor) };
             }
             if reopens {
@@ -123,7 +126,8 @@ fn closed_descriptors_are_no_death() {
     }
 }
 
-/// Large collectives on private buffers, every element checked; then PE 1 dies, or all live on. Arguments: whether PE 1 dies, milliseconds of waiting.
+/// Large collectives on private buffers, every element checked; then PE 1 dies, or all live on.
+/// Arguments: whether PE 1 dies, milliseconds of waiting.
 fn contained(seat: &Seat) {
     let (dies, milliseconds): (bool, u64) = (seat.arg(0), seat.arg(1));
     let run = |world: World| -> Result<()> {
@@ -160,7 +164,8 @@ fn contained(seat: &Seat) {
     tell(seat.try_join().and_then(run));
 }
 
-/// Each PE is the first process of a PID namespace of its own, at the same addresses as the others: as in containers of one image.
+/// Each PE is the first process of a PID namespace of its own, at the same addresses as the others:
+/// as in containers of one image.
 const CONTAINER: [&str; 7] = ["setarch", "-R", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
 fn private_buffers_across_pid_namespaces_are_right() {
@@ -193,7 +198,8 @@ fn end_of_a_process_of_the_same_number_is_no_death() {
     if !needs("pid-namespaces") {
         return;
     }
-    // In its namespace PE 1 has the number that an unrelated process has here, which ends while the job runs.
+    // In its namespace PE 1 has the number that an unrelated process has here, which ends while the
+    // job runs.
     let mut unrelated = std::process::Command::new("sleep").arg("0.5").spawn().expect("sleep");
     let number = unrelated.id();
     let script: &'static str = Box::leak(

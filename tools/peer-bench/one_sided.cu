@@ -1,6 +1,8 @@
-// One-sided operations between two mapped GPUs, written directly in CUDA C++ with what Peerweave's operations promise: a put reads its
-// source from memory and a get writes its target, a signal releases, an atomic operation acquires and releases, a barrier counts its
-// epochs in memory, and bulk copies are ordered with the accesses of threads. The figures are what such operations cost at least.
+// One-sided operations between two mapped GPUs, written directly in CUDA C++ with what Peerweave's
+// operations promise: a put reads its source from memory and a get writes its target, a signal
+// releases, an atomic operation acquires and releases, a barrier counts its epochs in memory, and
+// bulk copies are ordered with the accesses of threads. The figures are what such operations cost
+// at least.
 //
 // nvcc -std=c++17 -O3 -arch=sm_90 -o one_sided one_sided.cu && ./one_sided
 #include <cuda_runtime.h>
@@ -101,7 +103,8 @@ template <int SCOPE, class T> __global__ void __launch_bounds__(1024) get(void* 
     if (threadIdx.x == 0) *ns = (now() - start) / n;
 }
 
-// One thread, through shared memory: `proxies` orders its own accesses before those of the copy unit.
+// One thread, through shared memory: `proxies` orders its own accesses before those of the copy
+// unit.
 __device__ __forceinline__ void bulk(void* to, const void* from, u32 bytes, u32 buffer, u32 barrier, u32& parity, bool proxies) {
     if (proxies) asm volatile("fence.proxy.async.global;" ::: "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -163,7 +166,8 @@ template <bool STRONG> __global__ void atomics(u64* word, int n, u64* ns) {
     ns[1] = sum;
 }
 
-// A barrier of two GPUs by one thread of each. EPOCHS: 0 in a register, 1 in memory and counted before the wait, 2 counted after it.
+// A barrier of two GPUs by one thread of each. EPOCHS: 0 in a register, 1 in memory and counted
+// before the wait, 2 counted after it.
 template <int EPOCHS> __global__ void barrier(u64* theirs, u64* mine, u64* epochs, int n, u64* ns) {
     u64 start = 0;
     for (int k = 1; k <= n + WARM_UP; k++) {
@@ -256,7 +260,8 @@ static double result(int gpu, int blocks = 1) {
     return *std::max_element(values.begin(), values.end()) * 1e-3;
 }
 
-// GB/s of the kernels that write their times; `launch` takes the repetitions, and its first call is the warm-up.
+// GB/s of the kernels that write their times; `launch` takes the repetitions, and its first call is
+// the warm-up.
 template <class L> static double bandwidth(int blocks, L launch) {
     double rate = 0;
     for (int n : {2, 20}) {

@@ -1,9 +1,12 @@
-//! The rooms of each crate: the folders and files at the top of its `src`, and which of them imports which.
+//! The rooms of each crate: the folders and files at the top of its `src`, and which of them
+//! imports which.
 //!
-//! A crate draws its rooms as a table in its README, from the top down: a room's name, what is in it, and the rooms that it uses. The table
-//! cannot drift: this check reads the imports, and wants the table to say the same.
+//! A crate draws its rooms as a table in its README, from the top down: a room's name, what is in
+//! it, and the rooms that it uses. The table cannot drift: this check reads the imports, and wants
+//! the table to say the same.
 //!
-//! Invariant: a room uses only rooms that stand below it in the table. Tests and what only documentation needs are not looked at.
+//! Invariant: a room uses only rooms that stand below it in the table. Tests and what only
+//! documentation needs are not looked at.
 
 use std::collections::{BTreeMap, BTreeSet};
 

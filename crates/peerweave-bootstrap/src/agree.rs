@@ -1,7 +1,9 @@
-//! Rounds of a collective call: every PE says what it calls and whether its part worked, and learns the same of all.
+//! Rounds of a collective call: every PE says what it calls and whether its part worked, and learns
+//! the same of all.
 //!
-//! Says nothing of what follows from a disagreement: that is the caller's. Invariant: where every wait of a round ends in time, all of its
-//! PEs come to the same decision, so that a failure of one is undone by all, and no PE waits for the deadline.
+//! Says nothing of what follows from a disagreement: that is the caller's. Invariant: where every
+//! wait of a round ends in time, all of its PEs come to the same decision, so that a failure of one
+//! is undone by all, and no PE waits for the deadline.
 
 use std::time::Instant;
 
@@ -18,7 +20,8 @@ pub enum Members<'a> {
     Some {
         /// The PEs, in the same order on each of them.
         pes: &'a [Pe],
-        /// Names the collective call: the same on each of them, and different for any other call over this rendezvous.
+        /// Names the collective call: the same on each of them, and different for any other call
+        /// over this rendezvous.
         key: &'a str,
     },
 }
@@ -55,8 +58,9 @@ pub enum Disagreement {
         /// What that one called.
         other_has: String,
     },
-    /// The rendezvous failed. [`BootstrapError::Mismatch`], which says that PEs came to rounds of other labels, is every PE's error; with any other
-    /// one the PEs may have come to different conclusions, and may not know how this PE fared.
+    /// The rendezvous failed. [`BootstrapError::Mismatch`], which says that PEs came to rounds of
+    /// other labels, is every PE's error; with any other one the PEs may have come to different
+    /// conclusions, and may not know how this PE fared.
     Rendezvous(BootstrapError),
 }
 
@@ -66,15 +70,17 @@ const HEARD: u8 = 3;
 
 /// Goes through one round and returns the blobs of its PEs, in their order.
 ///
-/// `label` names the round; with [`Members::All`] it must be the same on all PEs, as that of [`Rendezvous::exchange`]. `call` names the call with
-/// its arguments and what else must be the same on all PEs. `outcome` is what this PE has for the others, or why it could not do its part.
+/// `label` names the round; with [`Members::All`] it must be the same on all PEs, as that of
+/// [`Rendezvous::exchange`]. `call` names the call with its arguments and what else must be the
+/// same on all PEs. `outcome` is what this PE has for the others, or why it could not do its part.
 ///
 /// # Collective
 /// All members. Waits until all have come, for at most the rendezvous' deadline.
 ///
 /// # Errors
-/// [`Disagreement::Own`] wherever `outcome` is a failure that the others were told. Otherwise, on every member alike, [`Disagreement::Failed`] or
-/// [`Disagreement::Diverged`]. [`Disagreement::Rendezvous`] where not all came.
+/// [`Disagreement::Own`] wherever `outcome` is a failure that the others were told. Otherwise, on
+/// every member alike, [`Disagreement::Failed`] or [`Disagreement::Diverged`].
+/// [`Disagreement::Rendezvous`] where not all came.
 ///
 /// ```
 /// use peerweave_bootstrap::agree::{Members, agree};
@@ -103,13 +109,15 @@ pub fn agree(
     decide(&pes, &answers)
 }
 
-/// Tells the other members, over whatever this PE has said in a round among some PEs, that it goes no further. Errors are left to them: they miss it.
+/// Tells the other members, over whatever this PE has said in a round among some PEs, that it goes
+/// no further. Errors are left to them: they miss it.
 pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
     let failure = Failure { reason: reason.to_owned(), is_heard: true };
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
 }
 
-/// Takes back what this PE said in a round among some PEs, once all of them have read it. Errors only leave it where it is.
+/// Takes back what this PE said in a round among some PEs, once all of them have read it. Errors
+/// only leave it where it is.
 pub fn forget(rendezvous: &Rendezvous, key: &str, label: &str) {
     let _ = rendezvous.remove(&key_of(key, label, rendezvous.pe()));
 }

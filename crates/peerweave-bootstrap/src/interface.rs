@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_that_is_not_there_is_an_error_that_lists_the_others() {
+    fn missing_interface_error_lists_the_existing_ones() {
         let error = choose(Some("eth9"), machine()).unwrap_err().to_string();
         assert!(error.contains("PEERWEAVE_INTERFACE") && error.contains("eth9") && error.contains("ib0 (10.1.0.7)"), "{error}");
     }

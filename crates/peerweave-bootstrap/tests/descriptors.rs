@@ -69,7 +69,7 @@ fn machines_hand_out_descriptors_at_the_same_time() {
 }
 
 #[test]
-fn everybody_s_memory_becomes_everybody_s_in_the_order_of_the_members() {
+fn shared_descriptors_arrive_in_member_order() {
     // More than one message holds.
     let party = Party::new(70);
     let members = pes((0..70).rev());
@@ -213,7 +213,8 @@ fn strangers_that_come_first_get_nothing_and_disturb_nobody() {
     let members = pes(0..3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(2) {
-            // The leader waits for this PE: of the sockets that there are, one is its. All kinds of strangers come.
+            // The leader waits for this PE: of the sockets that there are, one is its. All kinds of
+            // strangers come.
             eventually("the leader listens", || sockets().len() >= 2);
             let mut strangers = Vec::new();
             // Says that it is this PE, and knows everything but the token.

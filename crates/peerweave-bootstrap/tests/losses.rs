@@ -1,4 +1,5 @@
-//! The PEs that learn of a loss, and the PE they name, when the server ends, a PE is late, or strangers flood it.
+//! The PEs that learn of a loss, and the PE they name, when the server ends, a PE is late, or
+//! strangers flood it.
 
 #![cfg(target_os = "linux")]
 

@@ -1,4 +1,5 @@
-//! PEs as processes, which can be killed. Without a harness: the processes are copies of this one, told by a variable what to do.
+//! PEs as processes, which can be killed. Without a harness: the processes are copies of this one,
+//! told by a variable what to do.
 
 mod common;
 
@@ -141,7 +142,8 @@ mod linux {
         }
     }
 
-    /// Takes all descriptors that this process may have but so many, until what it gives is dropped.
+    /// Takes all descriptors that this process may have but so many, until what it gives is
+    /// dropped.
     fn leave_room_for(count: usize) -> Vec<File> {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let few = Rlimit { current: Some(64), maximum: getrlimit(Resource::Nofile).maximum };
@@ -162,7 +164,8 @@ mod linux {
 
     /// Forks, and the child keeps the socket open and tries to be a PE.
     fn fork(rendezvous: Rendezvous) {
-        // SAFETY: this process has one thread, so that no lock is held by a thread that the child lacks.
+        // SAFETY: this process has one thread, so that no lock is held by a thread that the child
+        // lacks.
         match unsafe { libc::fork() } {
             0 => {
                 let refused = matches!(rendezvous.barrier("child"), Err(BootstrapError::Forked { .. }));
@@ -338,7 +341,8 @@ mod linux {
     }
 
     fn process_out_of_descriptors_is_named_soon() {
-        // The leader, which needs one to listen, and two for each other member; and a member, which needs one to come, and one for each.
+        // The leader, which needs one to listen, and two for each other member; and a member, which
+        // needs one to come, and one for each.
         for (short, rooms) in [(0, 0..5), (2, 0..3)] {
             for room in rooms {
                 let party = Party::new(3);

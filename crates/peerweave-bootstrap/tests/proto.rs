@@ -1,4 +1,5 @@
-//! Properties of the wire format: what is encoded decodes, what is cut or damaged never panics nor passes for more than it is.
+//! Properties of the wire format: what is encoded decodes, what is cut or damaged never panics nor
+//! passes for more than it is.
 
 use peerweave_bootstrap::proto::{
     Collective, Fault, Frame, HELLO_FRAME_LEN_BYTES, Hello, MAX_BLOB_LEN_BYTES, MAX_FRAME_LEN_BYTES, MAX_KEY_LEN_BYTES, MAX_PES,
@@ -153,7 +154,7 @@ fn limits_are_exact() {
 }
 
 #[test]
-fn a_hello_is_as_long_as_the_server_expects_and_refused_at_its_first_wrong_byte() {
+fn hello_is_refused_at_its_first_wrong_byte() {
     let hello = Frame::Hello(Hello { pe: 0, n_pes: 1, pid: 0, token: Token::derived_from("x") }).to_bytes();
     assert_eq!(hello.len(), HELLO_FRAME_LEN_BYTES);
     for at in 0..13 {

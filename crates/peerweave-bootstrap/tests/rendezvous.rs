@@ -1,4 +1,5 @@
-//! What PEs can count on while they behave, and what they are told when one does not. The PEs are threads.
+//! What PEs can count on while they behave, and what they are told when one does not. The PEs are
+//! threads.
 
 #![cfg(target_os = "linux")]
 
@@ -21,7 +22,7 @@ fn loopback() -> Endpoint {
 }
 
 #[test]
-fn an_exchange_gives_everybody_all_blobs_in_the_order_of_the_pes() {
+fn exchange_returns_all_blobs_in_pe_order() {
     for endpoint in [Endpoint::random_unix().unwrap(), loopback()] {
         let party = Party::with(5, endpoint, ServerOptions::default());
         // Joining backwards, with blobs of different lengths.
@@ -121,7 +122,8 @@ fn incomplete_join_names_the_missing_pes_to_all() {
     assert!(start.elapsed() < Duration::from_secs(1) + SOON);
     for error in errors {
         match error {
-            // The first one whose wait expires may leave before the others'; they are told of those it waited for.
+            // The first one whose wait expires may leave before the others'; they are told of those
+            // it waited for.
             BootstrapError::Timeout { call, missing, .. } => assert_eq!((call.as_str(), missing), ("join", pes([1, 3]))),
             other => panic!("{other}"),
         }
@@ -153,7 +155,7 @@ fn incomplete_collective_names_the_missing_pes() {
 }
 
 #[test]
-fn a_late_pe_still_completes_the_exchange_that_another_one_gave_up() {
+fn late_pe_completes_an_exchange_that_another_gave_up() {
     let party = Party::new(2);
     thread::scope(|scope| {
         let patient = scope.spawn(|| {
@@ -209,7 +211,8 @@ fn pe_lost_during_an_exchange_is_named_at_once() {
         let expected =
             BootstrapError::PeLost { call: "exchange(\"never\")".to_owned(), pe: Pe::new(2), cause: Loss::Disconnected };
         assert_eq!(error, expected);
-        // Whoever comes later is told the same, whoever else may have gone by then; waiting for a key is no better.
+        // Whoever comes later is told the same, whoever else may have gone by then; waiting for a
+        // key is no better.
         assert_eq!(rendezvous.barrier("later").unwrap_err().blamed(), pes([2]));
         assert_eq!(rendezvous.get("key").unwrap_err().blamed(), pes([2]));
         assert_eq!(rendezvous.check().unwrap_err().blamed(), pes([2]));
@@ -238,7 +241,7 @@ fn pe_that_left_is_an_error_only_for_waits_on_it() {
 }
 
 #[test]
-fn what_the_launcher_reports_is_told_in_its_words_even_of_a_pe_that_never_came() {
+fn launcher_report_reaches_all_pes_word_for_word() {
     let party = Party::new(3);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -378,7 +381,7 @@ fn run_jobs<T: Send>(
 }
 
 #[test]
-fn pe_0_serves_stays_until_the_others_have_left_and_may_serve_again() {
+fn pe_0_serves_until_all_leave_and_can_serve_again() {
     let endpoint = Endpoint::random_unix().unwrap();
     for _ in 0..3 {
         run_jobs(served_by_pe_0(4, endpoint.clone()), LONG, |joined| {
@@ -393,7 +396,7 @@ fn pe_0_serves_stays_until_the_others_have_left_and_may_serve_again() {
 }
 
 #[test]
-fn pe_0_serves_several_machines_whatever_its_name_means_on_its_own() {
+fn pe_0_serves_other_machines_when_its_name_is_local() {
     // A port that nobody has at present.
     let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let mut jobs = served_by_pe_0(3, Endpoint::Tcp("localhost".to_owned(), port));
@@ -411,7 +414,7 @@ fn pe_0_serves_several_machines_whatever_its_name_means_on_its_own() {
 }
 
 #[test]
-fn the_interface_that_is_asked_for_is_the_one_that_is_listened_on() {
+fn server_listens_on_the_requested_interface() {
     let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let mut jobs = served_by_pe_0(2, Endpoint::Tcp("127.0.0.1".to_owned(), port));
     jobs.iter_mut().for_each(|job| job.interface = Some("127.0.0.1".to_owned()));
@@ -521,6 +524,7 @@ fn eight_pes_join_and_exchange_in_a_few_milliseconds() {
         .collect();
     let best = times.iter().min().unwrap();
     println!("8 PEs as threads, server, join and one exchange: best of {} {best:?}", times.len());
-    // None of the waits of a join, which are of 50 ms and more where a peer is late, on a machine that is busy as well.
+    // None of the waits of a join, which are of 50 ms and more where a peer is late, on a machine
+    // that is busy as well.
     assert!(*best < SOON / 8, "{times:?}");
 }

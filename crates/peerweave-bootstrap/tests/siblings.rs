@@ -1,4 +1,5 @@
-//! PEs by torchrun's variables alone whose processes end before they come: each is named soon, and what only looks like that is no death.
+//! PEs by torchrun's variables alone whose processes end before they come: each is named soon, and
+//! what only looks like that is no death.
 //!
 //! This process is the agent: its children are the PEs.
 

@@ -180,7 +180,7 @@ fn member_that_breaks_the_protocol_is_lost_and_named() {
 }
 
 #[test]
-fn a_member_that_never_reads_is_dropped_and_nobody_waits_for_it_to() {
+fn member_that_never_reads_is_dropped_without_a_wait() {
     let options = ServerOptions { max_unread_bytes: 4 << 20, ..ServerOptions::default() };
     let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
     thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! A crate of kernels outside the repository, as a stranger writes it: it builds, runs on the host, and holds PTX where a compiler
-//! for it is there.
+//! A crate of kernels outside the repository, as a stranger writes it: it builds, runs on the host,
+//! and holds PTX where a compiler for it is there.
 
 use peerweave_build::Toolchain;
 use std::fs;
@@ -122,7 +122,8 @@ const RECEIVED: &str = "PE 0 received 30\nPE 1 received 10\nPE 2 received 20\n";
 #[test]
 fn crate_outside_runs_on_the_host_and_holds_ptx() {
     let folder = write_crate("stranger");
-    // Without any compiler for PTX the program builds and runs all the same, and says what to install.
+    // Without any compiler for PTX the program builds and runs all the same, and says what to
+    // install.
     let printed = run(&folder, &[("PEERWEAVE_PTX_RUSTC", "/nowhere/rustc")]);
     assert!(printed.starts_with(RECEIVED), "{printed}");
     assert!(printed.contains("problem: PEERWEAVE_PTX_RUSTC is /nowhere/rustc") && printed.contains("rust-web-src"), "{printed}");

@@ -1,4 +1,5 @@
-//! What the API itself costs: everything above a backend that does nothing. Prints nanoseconds per call, the best of several batches.
+//! What the API itself costs: everything above a backend that does nothing. Prints nanoseconds per
+//! call, the best of several batches.
 //!
 //! `cargo bench -p peerweave-core --bench dispatch_overhead [calls per batch]`
 

@@ -1,4 +1,5 @@
-//! Each call becomes the operation that it should: the fields of the erased `Op`, against the rules of the contract.
+//! Each call becomes the operation that it should: the fields of the erased `Op`, against the rules
+//! of the contract.
 
 use peerweave_core::backend::{
     Allocation, AtomicKind, Collective, CollectiveKind, Direction, Op, Place, Put, SplitPart, TeamId, Until, WaitMode,

@@ -5,7 +5,7 @@ use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{Rank, World};
 
 #[test]
-fn finalize_reports_what_was_not_released_and_where_it_was_allocated() {
+fn finalize_reports_leaks_with_their_allocation_site() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let released = world.alloc::<u8>(10).unwrap();
     released.release().unwrap();
@@ -73,7 +73,8 @@ fn slices_of_symmetric_memory_see_what_was_written() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<f32>(4).unwrap();
     x.copy_from(&[1.0, 2.0, 3.0, 4.0]).unwrap();
-    // SAFETY: nobody else has this world; the slices do not live at the same time, and no call is made while one does.
+    // SAFETY: nobody else has this world; the slices do not live at the same time, and no call is
+    // made while one does.
     unsafe {
         x.as_mut_slice().unwrap()[2] = 7.0;
         assert_eq!(x.as_slice().unwrap(), [1.0, 2.0, 7.0, 4.0]);

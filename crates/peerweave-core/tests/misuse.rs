@@ -1,4 +1,5 @@
-//! Every wrong use of the API, with the error that it gives. Nothing reaches the backend in any of them.
+//! Every wrong use of the API, with the error that it gives. Nothing reaches the backend in any of
+//! them.
 
 use peerweave_core::backend::Caps;
 use peerweave_core::noop::{Call, Noop};
@@ -62,7 +63,8 @@ impl Scene {
 
 type Wrong = fn(&Scene) -> Result<()>;
 
-/// What is called, and what it says. Where a check is shared by many calls, it stands here once for each way of calling.
+/// What is called, and what it says. Where a check is shared by many calls, it stands here once for
+/// each way of calling.
 const TABLE: &[(&str, Wrong)] = &[
     // ---- lengths ----
     ("put_blocking: `source` has 5 elements, expected 6", |s| s.team.put_blocking(&[0.0; 5], &s.x, PEER)),
@@ -449,7 +451,8 @@ fn an_allocation_without_room_says_how_much_there_is() {
 fn a_forked_child_is_told_so() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<u64>(1).unwrap();
-    // SAFETY: the child allocates only for the error, by the system's allocator, whose locks it keeps whole over a fork; it then leaves at once.
+    // SAFETY: the child allocates only for the error, by the system's allocator, whose locks it
+    // keeps whole over a fork; it then leaves at once.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let forked = |result: Result<()>| result.is_err_and(|error| error.misuse() == Some(&peerweave_core::MisuseKind::Forked));

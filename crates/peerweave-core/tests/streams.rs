@@ -86,7 +86,7 @@ fn groups_hold_their_members_buffers() {
 }
 
 #[test]
-fn a_symmetric_buffer_that_is_dropped_in_flight_is_parked_when_the_queue_lets_go() {
+fn buffer_dropped_in_flight_is_freed_after_the_operation() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let x = world.alloc_zeroed::<u8>(4).unwrap();
@@ -128,7 +128,7 @@ fn one_element_is_put_and_got_through_memory_of_the_queue() {
 }
 
 #[test]
-fn a_ticket_that_is_not_done_gives_a_timeout_and_can_be_asked_again() {
+fn pending_ticket_times_out_and_can_be_waited_for_again() {
     let (noop, world) = held();
     let stream = world.stream().unwrap();
     let ticket = world.team().barrier(&stream).unwrap();
@@ -152,7 +152,7 @@ fn tickets_may_be_waited_for_from_another_thread() {
 }
 
 #[test]
-fn a_failure_reaches_its_ticket_the_ones_behind_it_and_one_synchronize() {
+fn failure_reaches_its_ticket_later_ones_and_one_synchronize() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let failing = team.barrier(&stream).unwrap();
@@ -228,7 +228,8 @@ fn a_release_waits_for_what_still_uses_the_heap() {
     assert!(matches!(&noop.take_calls()[..], [Call::Allocate(_), Call::Submit(Op::Collective(_)), Call::Release(_)]));
 }
 
-/// A worker writes a buffer while another thread reads it: a mixture of old and new, nothing worse (for ThreadSanitizer).
+/// A worker writes a buffer while another thread reads it: a mixture of old and new, nothing worse
+/// (for ThreadSanitizer).
 #[test]
 fn a_buffer_may_be_read_while_an_operation_writes_it() {
     let (noop, world) = held();

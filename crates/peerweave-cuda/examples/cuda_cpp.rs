@@ -1,4 +1,5 @@
-//! A kernel in CUDA C++ over `peerweave.cuh`, compiled here by NVRTC: each PE puts its number into the next one's memory, signals it, and waits for its own.
+//! A kernel in CUDA C++ over `peerweave.cuh`, compiled here by NVRTC: each PE puts its number into
+//! the next one's memory, signals it, and waits for its own.
 //!
 //! `peerweave run -n 2 cuda_cpp` prints on PE 1 "PE 1 received 7", on PE 0 "PE 0 received 17".
 

@@ -21,7 +21,8 @@ use crate::report::Report;
 use crate::tables::{Contents, Tables};
 use crate::team::Teams;
 
-/// One GPU of a job, set up for kernels that reach the GPUs of the other PEs. Clones are handles of the same.
+/// One GPU of a job, set up for kernels that reach the GPUs of the other PEs. Clones are handles of
+/// the same.
 ///
 /// # Collective
 /// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`split`](Self::split),
@@ -216,7 +217,8 @@ impl Gpu {
     /// All PEs, with the handle of the same allocation.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for memory of another GPU, or that a graph still uses; those of the heap.
+    /// [`CudaError::Misuse`] for memory of another GPU, or that a graph still uses; those of the
+    /// heap.
     pub fn free<T: Plain>(&self, memory: Symmetric<T>) -> Result<(), CudaError> {
         const CALL: &str = "Gpu::free";
         if !Arc::ptr_eq(&memory.gpu.0, &self.0) {
@@ -237,8 +239,9 @@ impl Gpu {
         Ok(self.0.rendezvous.barrier(&format!("peerweave-cuda/barrier/{label}"))?)
     }
 
-    /// Makes the GPU usable for communication again after a kernel failed: the words by which teams synchronise are as at the start. Symmetric memory keeps its
-    /// content. Not possible after a PE is lost: then set up a job without it.
+    /// Makes the GPU usable for communication again after a kernel failed: the words by which teams
+    /// synchronise are as at the start. Symmetric memory keeps its content. Not possible after a PE
+    /// is lost: then set up a job without it.
     ///
     /// # Collective
     /// All PEs. No kernel of this GPU may run.
@@ -274,7 +277,8 @@ impl Inner {
         locals
     }
 
-    /// The live memory of this GPU alone that an address lies in; `None` for memory that somebody else allocated.
+    /// The live memory of this GPU alone that an address lies in; `None` for memory that somebody
+    /// else allocated.
     pub(crate) fn local(&self, address: u64) -> Option<Arc<DeviceMemory<u8>>> {
         let (_, memory) = self.locals().range(..=address).next_back().map(|(at, memory)| (*at, memory.clone()))?;
         let memory = memory.upgrade()?;

@@ -1,6 +1,8 @@
-//! The symmetric heap under kernels: virtual memory mapped all to all, or one piece of NVSHMEM's heap.
+//! The symmetric heap under kernels: virtual memory mapped all to all, or one piece of NVSHMEM's
+//! heap.
 //!
-//! Invariant: the same offset is the same allocation on every PE, since all have made the same calls and compared what they found.
+//! Invariant: the same offset is the same allocation on every PE, since all have made the same
+//! calls and compared what they found.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -80,7 +82,8 @@ impl Heap {
         }
     }
 
-    /// How this device reaches the heap of a PE; `network`: by NVSHMEM's device library, unless it is this PE's own.
+    /// How this device reaches the heap of a PE; `network`: by NVSHMEM's device library, unless it
+    /// is this PE's own.
     pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
         let base = match self {
             Self::Vmm(heap, _) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
@@ -196,7 +199,8 @@ impl Block {
     }
 }
 
-/// One piece of NVSHMEM's heap, out of which allocations are cut: so that an offset means the same on every PE.
+/// One piece of NVSHMEM's heap, out of which allocations are cut: so that an offset means the same
+/// on every PE.
 pub(crate) struct Arena {
     context: peerweave_nvshmem::Context,
     whole: SymmetricBuffer<u8>,
@@ -213,7 +217,8 @@ struct Ranges {
     calls: u64,
 }
 
-/// A piece of an arena. One that is dropped without being freed stays taken, as on the PEs that did not drop it.
+/// A piece of an arena. One that is dropped without being freed stays taken, as on the PEs that did
+/// not drop it.
 pub(crate) struct Lease {
     buffer: SymmetricBuffer<u8>,
     offset: u64,

@@ -1,4 +1,5 @@
-//! Launches of typed kernels: arguments are checked, and the memory that they name is kept until the kernel has ended.
+//! Launches of typed kernels: arguments are checked, and the memory that they name is kept until
+//! the kernel has ended.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -13,7 +14,8 @@ use crate::gpu::{Gpu, Inner};
 use crate::heap::{Block, misuse};
 use crate::team::Members;
 
-/// A stream of a GPU of a job. Derefs to cudarc's stream, for everything else that is enqueued there.
+/// A stream of a GPU of a job. Derefs to cudarc's stream, for everything else that is enqueued
+/// there.
 pub struct Stream {
     gpu: Gpu,
     stream: PrivateStream,
@@ -38,7 +40,8 @@ impl Stream {
         self.launch_with(kernel, LaunchConfig::new(grid, block), args)
     }
 
-    /// As [`launch`](Self::launch), with shared memory, or cooperative, or with a programmatic start.
+    /// As [`launch`](Self::launch), with shared memory, or cooperative, or with a programmatic
+    /// start.
     ///
     /// # Errors
     /// As [`Gpu::launch`].
@@ -116,8 +119,9 @@ impl ArgVisitor for Lookup<'_> {
 }
 
 impl Gpu {
-    /// Loads the crate that a kernel belongs to, and the kernel, which its first launch would do otherwise. Compiling PTX takes seconds the first time, for which
-    /// kernels of other PEs would wait: so load on all PEs, then meet in a [`barrier`](Self::barrier), then launch.
+    /// Loads the crate that a kernel belongs to, and the kernel, which its first launch would do
+    /// otherwise. Compiling PTX takes seconds the first time, for which kernels of other PEs would
+    /// wait: so load on all PEs, then meet in a [`barrier`](Self::barrier), then launch.
     ///
     /// # Errors
     /// [`CudaError::NoPtx`]; those of loading and linking.
@@ -127,11 +131,12 @@ impl Gpu {
 
     /// Enqueues a kernel on a stream of this GPU's device. The first launch of a kernel loads it.
     ///
-    /// Symmetric memory among the arguments stays allocated until the kernel has ended. On a stream that is being captured the graph keeps it, the module and the
-    /// context. A failure of the kernel is an error of [`wait`](Self::wait).
+    /// Symmetric memory among the arguments stays allocated until the kernel has ended. On a stream
+    /// that is being captured the graph keeps it, the module and the context. A failure of the
+    /// kernel is an error of [`wait`](Self::wait).
     ///
-    /// Blocks that wait for each other need a cooperative launch. Kernels that wait for other PEs must not wait for each other on one device: a kernel may
-    /// begin only when another has ended.
+    /// Blocks that wait for each other need a cooperative launch. Kernels that wait for other PEs
+    /// must not wait for each other on one device: a kernel may begin only when another has ended.
     ///
     /// # Errors
     /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice that lies in no
@@ -147,19 +152,21 @@ impl Gpu {
         let lookup = self.look_up(&args)?;
         let inner = &*self.0;
         let loaded = inner.kernel(kernel.ptx(), kernel.name())?;
-        // SAFETY: the entry takes the context and these arguments, which `Kernel::new` promised; races are among accesses of single words, whose values
-        // are then unspecified.
+        // SAFETY: the entry takes the context and these arguments, which `Kernel::new` promised;
+        // races are among accesses of single words, whose values are then unspecified.
         unsafe { self.enqueue(stream, &loaded, config, args, lookup) }
     }
 
-    /// As [`launch`](Self::launch), for a kernel that was loaded otherwise, such as one in CUDA C++ over `peerweave.cuh`.
+    /// As [`launch`](Self::launch), for a kernel that was loaded otherwise, such as one in CUDA C++
+    /// over `peerweave.cuh`.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).
     ///
     /// # Safety
-    /// The kernel takes the address of a [`KernelContext`](peerweave_types::KernelContext) of this version and then exactly these arguments by value, and accesses
-    /// only memory that the context and the arguments give it.
+    /// The kernel takes the address of a [`KernelContext`](peerweave_types::KernelContext) of this
+    /// version and then exactly these arguments by value, and accesses only memory that the context
+    /// and the arguments give it.
     pub unsafe fn launch_loaded<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,
@@ -185,7 +192,8 @@ impl Gpu {
     }
 
     /// # Safety
-    /// As [`launch_loaded`](Self::launch_loaded); the memory that the arguments name is that of `lookup`.
+    /// As [`launch_loaded`](Self::launch_loaded); the memory that the arguments name is that of
+    /// `lookup`.
     unsafe fn enqueue<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,
@@ -213,7 +221,8 @@ impl Gpu {
         lookup.locals.iter().for_each(|memory| drop(memory.read(stream)));
         let context = tables.address();
         let arguments = Arguments::new().with(&context).with_all(&args);
-        // SAFETY: the caller's promise; what the arguments refer to is noted on the stream, or kept by the graph.
+        // SAFETY: the caller's promise; what the arguments refer to is noted on the stream, or kept
+        // by the graph.
         unsafe { loaded.launch(stream, &config, &arguments, keep) }?;
         Ok(())
     }

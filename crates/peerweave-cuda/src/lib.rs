@@ -1,6 +1,8 @@
-//! A job's GPUs for kernels that communicate: one GPU for each PE, a symmetric heap, the context that kernels receive, checked launches, bounded waits.
+//! A job's GPUs for kernels that communicate: one GPU for each PE, a symmetric heap, the context
+//! that kernels receive, checked launches, bounded waits.
 //!
-//! Kernels are `peerweave-device`'s and the user's; loading and launching is `peerweave-driver`'s; linking `peerweave-link`'s.
+//! Kernels are `peerweave-device`'s and the user's; loading and launching is `peerweave-driver`'s;
+//! linking `peerweave-link`'s.
 //!
 //! ```text
 //!  Gpu        heap + context + modules of one PE's GPU

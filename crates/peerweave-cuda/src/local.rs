@@ -12,8 +12,8 @@ use crate::gpu::Gpu;
 use crate::heap::misuse;
 use crate::tables::{bytes_of, elements_of};
 
-/// `len` elements in memory of this GPU, not symmetric. Clones are handles of the same memory, which is freed with the last of them, after the streams that
-/// use it.
+/// `len` elements in memory of this GPU, not symmetric. Clones are handles of the same memory,
+/// which is freed with the last of them, after the streams that use it.
 ///
 /// A launch that takes its [`slice`](Self::slice) keeps it until the kernel has ended.
 pub struct Local<T> {
@@ -27,7 +27,8 @@ impl Gpu {
     /// Allocates `len` elements of this GPU's own memory, filled with zeros. Not collective.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for a number of elements beyond the address space; what the driver says.
+    /// [`CudaError::Misuse`] for a number of elements beyond the address space; what the driver
+    /// says.
     pub fn alloc_local<T: Plain>(&self, len: usize) -> Result<Local<T>, CudaError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes =
@@ -53,7 +54,8 @@ impl<T: Plain> Local<T> {
 
     /// The view that kernels take.
     pub fn slice(&self) -> DeviceSlice<T> {
-        // SAFETY: the elements are those of a live allocation of this GPU; a launch looks it up again, and keeps it until the kernel has ended.
+        // SAFETY: the elements are those of a live allocation of this GPU; a launch looks it up
+        // again, and keeps it until the kernel has ended.
         unsafe { DeviceSlice::from_raw(self.memory.address(), self.len) }
     }
 
@@ -69,7 +71,8 @@ impl<T: Plain> Local<T> {
         Ok(self.memory.slice(0..bytes.len())?.copy_from(stream, bytes)?)
     }
 
-    /// Copies the elements to the host, after what the stream has before, for which it waits as [`Gpu::wait`] does.
+    /// Copies the elements to the host, after what the stream has before, for which it waits as
+    /// [`Gpu::wait`] does.
     ///
     /// # Errors
     /// As [`Gpu::wait`].

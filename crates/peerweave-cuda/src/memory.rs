@@ -12,7 +12,8 @@ use crate::gpu::Gpu;
 use crate::heap::{Block, misuse};
 use crate::tables::{bytes_of, elements_of};
 
-/// `len` elements at the same offset of every PE's heap. Kernels get its [`slice`](Self::slice); the host reads and writes this PE's part.
+/// `len` elements at the same offset of every PE's heap. Kernels get its [`slice`](Self::slice);
+/// the host reads and writes this PE's part.
 ///
 /// Freed by [`Gpu::free`], collectively.
 pub struct Symmetric<T> {
@@ -39,11 +40,13 @@ impl<T: Plain> Symmetric<T> {
 
     /// The view that kernels take. A launch checks that the memory is still allocated.
     pub fn slice(&self) -> SymSlice<T> {
-        // SAFETY: the elements are those of a live allocation, aligned to 256 bytes; a launch looks up the allocation again, and keeps it until the kernel has ended.
+        // SAFETY: the elements are those of a live allocation, aligned to 256 bytes; a launch looks
+        // up the allocation again, and keeps it until the kernel has ended.
         unsafe { SymSlice::from_raw(SymOffset(self.block.offset), self.len) }
     }
 
-    /// Copies `values` to the elements of this PE from index `first` on, after what the stream has before, and waits for it.
+    /// Copies `values` to the elements of this PE from index `first` on, after what the stream has
+    /// before, and waits for it.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] for a range beyond the memory; what the driver says.
@@ -52,8 +55,8 @@ impl<T: Plain> Symmetric<T> {
         self.block.write(stream, first * size_of::<T>(), bytes_of(values), self.gpu.deadline())
     }
 
-    /// Copies the elements of this PE to the host, after what the stream has before. Waits for the stream as [`Gpu::wait`] does: a kernel that failed before is
-    /// an error here too.
+    /// Copies the elements of this PE to the host, after what the stream has before. Waits for the
+    /// stream as [`Gpu::wait`] does: a kernel that failed before is an error here too.
     ///
     /// # Errors
     /// As [`Gpu::wait`].

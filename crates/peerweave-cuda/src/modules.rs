@@ -21,7 +21,8 @@ struct Loaded {
 }
 
 impl Inner {
-    /// A kernel of a crate, loaded. The first one of a crate loads, and where NVSHMEM is called links, all of its kernels.
+    /// A kernel of a crate, loaded. The first one of a crate loads, and where NVSHMEM is called
+    /// links, all of its kernels.
     pub(crate) fn kernel(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
         let key = std::ptr::from_ref(image).addr();
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,7 +52,8 @@ impl Inner {
         };
         let linked = crate::network::link(nvshmem, self.arch, variant.text)?;
         let module = Module::load(&self.context, Image::Binary(&linked.cubin))?;
-        // SAFETY: the module was just loaded in NVSHMEM's context, and stays so while what keeps it lives.
+        // SAFETY: the module was just loaded in NVSHMEM's context, and stays so while what keeps it
+        // lives.
         let guard = unsafe { nvshmem.init_module(module.raw(), module.keep()) }?;
         Ok(Loaded { module, _guard: Some(guard) })
     }

@@ -1,4 +1,5 @@
-//! Kernels that reach PEs through NVSHMEM: their PTX, linked with the device library of the NVSHMEM that runs in this process.
+//! Kernels that reach PEs through NVSHMEM: their PTX, linked with the device library of the NVSHMEM
+//! that runs in this process.
 
 use peerweave_link::{Arch, Linked};
 

@@ -9,9 +9,11 @@ pub enum Transport {
     /// Virtual memory, mapped all to all on each machine. PEs of another machine are not reached.
     #[default]
     Mapped,
-    /// NVSHMEM's heap: PEs whose memory it maps are reached directly, all others by its device library.
+    /// NVSHMEM's heap: PEs whose memory it maps are reached directly, all others by its device
+    /// library.
     Nvshmem(peerweave_nvshmem::Settings),
-    /// NVSHMEM's device library for every PE but the own one, also where memory is mapped: for tests.
+    /// NVSHMEM's device library for every PE but the own one, also where memory is mapped: for
+    /// tests.
     Network(peerweave_nvshmem::Settings),
 }
 
@@ -25,7 +27,8 @@ pub struct GpuOptions {
     pub transport: Transport,
     /// How long one wait of a kernel lasts at most, and how long the host waits for a stream.
     pub deadline: Duration,
-    /// How many blocks of a kernel may synchronise with other PEs at a time; `None` for one on each multiprocessor.
+    /// How many blocks of a kernel may synchronise with other PEs at a time; `None` for one on each
+    /// multiprocessor.
     pub slots: Option<u32>,
     /// How many teams there may be at a time besides the team of all PEs: at most 63.
     pub teams: u32,

@@ -1,6 +1,8 @@
-//! The status block and the abort word: how a kernel that failed is heard, and how one that waits is ended.
+//! The status block and the abort word: how a kernel that failed is heard, and how one that waits
+//! is ended.
 //!
-//! Both are in pinned memory, so that neither side needs the other's progress. Invariant: the layout of the words is that of `KernelStatus`.
+//! Both are in pinned memory, so that neither side needs the other's progress. Invariant: the
+//! layout of the words is that of `KernelStatus`.
 
 use std::mem::offset_of;
 use std::sync::Arc;

@@ -54,7 +54,8 @@ pub(crate) struct Contents {
 unsafe fn words<T: Copy>(value: &T) -> Vec<u64> {
     const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>().is_multiple_of(8)) };
     let first = std::ptr::from_ref(value).cast::<u64>();
-    // SAFETY: the struct has so many whole words, all of them initialised since there is no padding, at an address that is aligned to them.
+    // SAFETY: the struct has so many whole words, all of them initialised since there is no
+    // padding, at an address that is aligned to them.
     unsafe { std::slice::from_raw_parts(first, size_of::<T>() / 8) }.to_vec()
 }
 
@@ -176,7 +177,8 @@ pub(crate) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
 /// Bytes as elements; bytes that make no whole element are left out.
 pub(crate) fn elements_of<T: Plain>(bytes: &[u8]) -> Vec<T> {
     let element = |bytes: &[u8]| {
-        // SAFETY: there are as many bytes as an element has, and every pattern of them is a valid value of a plain type.
+        // SAFETY: there are as many bytes as an element has, and every pattern of them is a valid
+        // value of a plain type.
         unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
     };
     match size_of::<T>() {

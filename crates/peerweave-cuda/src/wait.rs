@@ -18,14 +18,16 @@ const GRACE: Duration = Duration::from_secs(5);
 const NOTICE: Duration = Duration::from_millis(1500);
 
 impl Gpu {
-    /// Waits until all work of the stream is done, at most for twice the deadline: kernels end by themselves when one of their waits takes longer than that.
+    /// Waits until all work of the stream is done, at most for twice the deadline: kernels end by
+    /// themselves when one of their waits takes longer than that.
     ///
-    /// When a PE dies meanwhile, kernels that wait are ended at once. After an error the GPU can be used for everything but communication; for that see
-    /// [`recover`](Self::recover).
+    /// When a PE dies meanwhile, kernels that wait are ended at once. After an error the GPU can be
+    /// used for everything but communication; for that see [`recover`](Self::recover).
     ///
     /// # Errors
-    /// [`CudaError::PeLost`] names the PE that died; [`CudaError::Kernel`] has what a kernel reported, with the PE that did not do its part;
-    /// [`CudaError::Stuck`] where kernels do not end; what the driver says.
+    /// [`CudaError::PeLost`] names the PE that died; [`CudaError::Kernel`] has what a kernel
+    /// reported, with the PE that did not do its part; [`CudaError::Stuck`] where kernels do not
+    /// end; what the driver says.
     pub fn wait(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.wait_within(stream, self.0.deadline.saturating_mul(2))
     }

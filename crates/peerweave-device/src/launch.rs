@@ -1,7 +1,9 @@
-//! What the host knows of a kernel: its name, its PTX, and how it runs on CPU threads. Not compiled for GPUs.
+//! What the host knows of a kernel: its name, its PTX, and how it runs on CPU threads. Not compiled
+//! for GPUs.
 //!
-//! `#[kernel]` makes these constants; a launch takes them. Invariant: the tuple `A` is the parameter list of the entry in the
-//! PTX after its first parameter, the address of the context, and of the function for the host.
+//! `#[kernel]` makes these constants; a launch takes them. Invariant: the tuple `A` is the
+//! parameter list of the entry in the PTX after its first parameter, the address of the context,
+//! and of the function for the host.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -10,8 +12,8 @@ use peerweave_types::{KernelArgs, KernelContext};
 /// Runs one thread of a kernel on the host: the context, then the arguments.
 ///
 /// # Safety
-/// The pointer is that of a live [`KernelContext`] whose addresses are those of this process, and all memory that the arguments name
-/// is allocated until the call returns.
+/// The pointer is that of a live [`KernelContext`] whose addresses are those of this process, and
+/// all memory that the arguments name is allocated until the call returns.
 pub type HostEntry<A> = unsafe fn(*const KernelContext, A);
 
 /// A kernel that takes the arguments `A`, a tuple.
@@ -28,7 +30,8 @@ impl<A: KernelArgs> Kernel<A> {
     /// Describes a kernel. `name` is the name of its entry in every variant of `ptx`.
     ///
     /// # Safety
-    /// The entry in the PTX takes the address of a [`KernelContext`] and then exactly the arguments `A` by value.
+    /// The entry in the PTX takes the address of a [`KernelContext`] and then exactly the arguments
+    /// `A` by value.
     pub const unsafe fn new(name: &'static str, ptx: &'static PtxImage, host: HostEntry<A>) -> Self {
         Self { name, ptx, host, args: PhantomData }
     }
@@ -82,7 +85,8 @@ pub struct PtxImage {
 /// One build of a crate of kernels.
 #[derive(Debug)]
 pub struct PtxVariant {
-    /// The architecture that it was built for, as `sm_90` says it: it runs on this one and on later ones.
+    /// The architecture that it was built for, as `sm_90` says it: it runs on this one and on later
+    /// ones.
     pub sm: u32,
     /// Whether it calls NVSHMEM's device library and must be linked with it.
     pub network: bool,

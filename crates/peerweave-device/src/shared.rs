@@ -1,10 +1,12 @@
 //! Declaration of shared memory of a fixed size.
 
-/// Declares an array in the shared memory of the block and gives its view: `shared_array!(TILE: [f32; 256])`.
+/// Declares an array in the shared memory of the block and gives its view:
+/// `shared_array!(TILE: [f32; 256])`.
 ///
 /// All threads of a block that come to the same declaration get the same memory, as a
-/// [`SharedSlice`](crate::api::SharedSlice). Its content is unspecified at first. The name is part of the symbol in the PTX; two
-/// declarations with the same name at the same line and column of two files of a crate do not link.
+/// [`SharedSlice`](crate::api::SharedSlice). Its content is unspecified at first. The name is part
+/// of the symbol in the PTX; two declarations with the same name at the same line and column of two
+/// files of a crate do not link.
 ///
 /// ```
 /// use peerweave_device::prelude::*;
@@ -50,7 +52,8 @@ macro_rules! shared_array {
             $crate::gpu::executor().fixed_shared((&raw const SITE).addr(), bytes, align).cast::<$t>()
         };
         const { assert!(::core::mem::align_of::<$t>() <= 128, "shared memory is aligned to 128 bytes") };
-        // SAFETY: shared memory of this block of that size and alignment, which only such views of this declaration access.
+        // SAFETY: shared memory of this block of that size and alignment, which only such views of
+        // this declaration access.
         unsafe { $crate::api::SharedSlice::<$t>::from_raw(pointer, $n) }
     }};
 }

@@ -173,7 +173,7 @@ fn several_signals_are_awaited_all_any_or_some() {
 }
 
 #[test]
-fn waits_are_over_at_once_where_all_words_are_excluded_or_there_are_none() {
+fn waits_on_no_words_return_at_once() {
     let words = words(2, 0);
     let excluded = Several { words: words.as_slice(), exclude: |_| true, compare: Compare::Ne, value: 0 };
     let empty = Several { words: &words[..0], exclude: EXCLUDE_NONE, compare: Compare::Ne, value: 0 };

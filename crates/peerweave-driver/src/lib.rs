@@ -1,7 +1,8 @@
-//! CUDA's driver for the crates above: errors with their call, device memory by trait, stream-ordered lifetimes, waits with a deadline.
+//! CUDA's driver for the crates above: errors with their call, device memory by trait,
+//! stream-ordered lifetimes, waits with a deadline.
 //!
-//! Does not wrap what cudarc wraps well: its contexts, streams, events and slices are the types here too. Neither communicates nor shares
-//! memory between processes.
+//! Does not wrap what cudarc wraps well: its contexts, streams, events and slices are the types
+//! here too. Neither communicates nor shares memory between processes.
 //!
 //! Nothing panics where there is no driver: [`Driver::get`] comes first, and is an error there.
 //!

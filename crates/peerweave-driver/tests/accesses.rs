@@ -85,7 +85,8 @@ fn work_that_ends_ends_the_drop_of_its_access() {
     });
 }
 
-/// Begins to capture the stream while the driver is late with a call of that name, which was not to be captured.
+/// Begins to capture the stream while the driver is late with a call of that name, which was not to
+/// be captured.
 fn captured_meanwhile<R>(stream: &Arc<CudaStream>, late: &str, call: impl FnOnce() -> Result<R, DriverError>) {
     let before = peerweave_fakes::entered(late);
     fail(&format!("{late}:*=400ms"));

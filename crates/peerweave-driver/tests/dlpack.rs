@@ -1,4 +1,5 @@
-//! Tensors that another framework hands over by DLPack, over the fake driver: what is taken, what is refused, and when the producer gets it back.
+//! Tensors that another framework hands over by DLPack, over the fake driver: what is taken, what
+//! is refused, and when the producer gets it back.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -274,7 +275,8 @@ fn major_version_that_is_unknown_is_given_back() {
 fn shapes_strides_and_types_that_fit_are_taken() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
-        // A stride that is never taken may be any; null is row-major; a scalar has one element; an offset moves the beginning.
+        // A stride that is never taken may be any; null is row-major; a scalar has one element; an
+        // offset moves the beginning.
         let taken = |(made, _): (Made, Arc<AtomicUsize>)| {
             // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
             unsafe { DlpackTensor::<f32>::from_managed(made.managed()) }.expect("it can be used").into_memory().expect("writable")

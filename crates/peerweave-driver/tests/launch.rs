@@ -33,7 +33,8 @@ struct FakeLaunch {
     device: c_int,
 }
 
-/// Adds, at the address of the first argument, the second once for each thread, and the halves of the third, and the last.
+/// Adds, at the address of the first argument, the second once for each thread, and the halves of
+/// the third, and the last.
 ///
 /// # Safety
 /// `launch` is a live launch of this kernel.
@@ -54,7 +55,8 @@ unsafe extern "C" fn count(launch: *const FakeLaunch) {
     };
     let added = u64::from(add * threads) + slice[0] + slice[1] + u64::from(last);
     let word = std::ptr::with_exposed_provenance::<std::sync::atomic::AtomicU64>(place as usize);
-    // SAFETY: the address is that of a live word of the device, which the fake has mapped in this process.
+    // SAFETY: the address is that of a live word of the device, which the fake has mapped in this
+    // process.
     unsafe { &*word }.fetch_add(added, std::sync::atomic::Ordering::Relaxed);
 }
 

@@ -1,4 +1,5 @@
-//! When memory may go: captures, stuck devices, cudarc's slices on several streams, over the fake driver.
+//! When memory may go: captures, stuck devices, cudarc's slices on several streams, over the fake
+//! driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -26,7 +27,7 @@ fn retire_flag(context: &Arc<CudaContext>, stream: &Arc<CudaStream>) -> Arc<Atom
 }
 
 #[test]
-fn what_is_dropped_while_its_stream_is_captured_waits_for_the_work_before() {
+fn memory_dropped_during_capture_waits_for_earlier_work() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         block(&stream);
@@ -42,7 +43,7 @@ fn what_is_dropped_while_its_stream_is_captured_waits_for_the_work_before() {
 }
 
 #[test]
-fn what_the_default_stream_used_is_freed_when_a_blocking_stream_is_captured_no_more() {
+fn default_stream_memory_is_freed_after_a_blocking_capture_ends() {
     Fakes::new().cuda().run(|| {
         let (context, _) = device();
         let blocking = blocking_stream(&context);
@@ -123,7 +124,7 @@ fn capture_that_begins_during_a_wait_is_left_alone() {
 }
 
 #[test]
-fn memory_is_made_and_copied_beside_a_capture_of_the_whole_process() {
+fn allocation_and_copies_work_beside_a_global_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let captured = context.new_stream().expect("a stream");
@@ -233,8 +234,8 @@ fn longest_wait_of_all_is_no_overflow() {
     });
 }
 
-/// Drops the slice while work on it is enqueued on a stream that is stuck; then the slice's own stream, in whose order it is freed, must
-/// wait for that work.
+/// Drops the slice while work on it is enqueued on a stream that is stuck; then the slice's own
+/// stream, in whose order it is freed, must wait for that work.
 fn freed_after(own: &Arc<CudaStream>, stuck: &Arc<CudaStream>, slice: CudaSlice<u8>) {
     assert!(!wait(stuck, Instant::now()).expect("it is only stuck"));
     drop(slice);
@@ -259,7 +260,8 @@ fn slice_that_two_streams_read_outlives_both() {
 #[test]
 fn slice_outlives_streams_of_another_context_object() {
     Fakes::new().cuda().run(|| {
-        // Two values of cudarc's for one context of the driver; neither knows how many streams the other has made.
+        // Two values of cudarc's for one context of the driver; neither knows how many streams the
+        // other has made.
         let own = context(0).expect("a device").default_stream();
         let (_elsewhere, stream) = device();
         let mut slice = own.alloc_zeros::<u8>(64).expect("room");
@@ -277,7 +279,7 @@ fn slice_outlives_streams_of_another_context_object() {
 }
 
 #[test]
-fn slice_of_the_default_stream_needs_no_other_stream_to_be_remembered() {
+fn default_stream_slice_records_no_other_stream() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let own = context.default_stream();
@@ -285,7 +287,8 @@ fn slice_of_the_default_stream_needs_no_other_stream_to_be_remembered() {
         let stream = context.new_stream().expect("a stream");
         block(&stream);
         drop(slice.write(&stream).expect("a live stream"));
-        // Once no stream is left that it made, a context of cudarc's frees without a look at events. So the order must be there before.
+        // Once no stream is left that it made, a context of cudarc's frees without a look at
+        // events. So the order must be there before.
         assert!(!wait(&own, Instant::now() + SHORT).expect("a live stream"));
         freed_after(&own, &stream, slice);
     });
@@ -305,7 +308,7 @@ fn slice_that_another_stream_writes_does_not_hold_up_its_own() {
 }
 
 #[test]
-fn error_that_others_left_does_not_keep_streams_from_waiting_for_each_other() {
+fn pending_error_of_others_does_not_stop_stream_joins() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
@@ -338,7 +341,7 @@ fn error_that_others_left_does_not_keep_streams_from_waiting_for_each_other() {
 }
 
 #[test]
-fn per_thread_streams_are_refused_and_never_free_under_the_work_of_another_thread() {
+fn per_thread_streams_are_refused() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let stream = context.per_thread_stream();
@@ -358,7 +361,7 @@ fn per_thread_streams_are_refused_and_never_free_under_the_work_of_another_threa
 }
 
 #[test]
-fn stream_of_ones_own_waits_for_nothing_and_is_destroyed_with_its_last_handle() {
+fn own_stream_is_destroyed_with_its_last_handle() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let default = context.default_stream();
@@ -431,7 +434,7 @@ fn panics_of_what_is_freed_keep_the_reaper_from_nothing() {
 }
 
 #[test]
-fn freeing_takes_one_stream_for_each_context_and_gives_it_and_the_context_back() {
+fn freeing_uses_one_stream_per_context_and_releases_both() {
     Fakes::new().cuda().run(|| {
         let kept = context(0).expect("a device");
         for _ in 0..50 {

@@ -43,7 +43,8 @@ fn copy_that_may_still_come_reads_nothing_of_the_callers() {
         let mut pinned = unsafe { context.alloc_pinned::<u64>(4) }.expect("room");
         let values = pinned.as_mut_slice().expect("nobody uses it");
         values.fill(1);
-        // The stream is stuck before the copy is on it, and then it cannot be learnt whether it has passed.
+        // The stream is stuck before the copy is on it, and then it cannot be learnt whether it has
+        // passed.
         let before = peerweave_fakes::entered("cuMemcpyHtoDAsync_v2");
         fail("cuMemcpyHtoDAsync_v2:1=400ms,cuStreamQuery:2=999,cuStreamSynchronize:1=999");
         let error = std::thread::scope(|scope| {
@@ -182,7 +183,7 @@ fn graph_keeps_what_it_was_given() {
 }
 
 #[test]
-fn nothing_is_kept_where_nothing_is_captured_or_the_driver_is_old() {
+fn nothing_is_kept_without_capture_or_with_an_old_driver() {
     Fakes::new().cuda().without("cuUserObjectCreate").run(|| {
         let (_, stream) = device();
         let value: peerweave_driver::Keep = Arc::new(1);
@@ -224,7 +225,7 @@ fn what_cannot_be_freed_safely_is_leaked() {
 }
 
 #[test]
-fn machine_without_a_driver_gets_an_error_that_names_what_was_tried() {
+fn missing_driver_error_lists_the_paths_tried() {
     Fakes::new().run(|| {
         // A machine that has a driver of its own is not what this is about.
         match Driver::get() {

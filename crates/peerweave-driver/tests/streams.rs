@@ -52,7 +52,8 @@ fn streams_that_several_memories_know_are_let_go_too() {
         let (whole, other) = (Arc::new(Streams::new()), Streams::new());
         let part = Streams::within(&whole);
         for round in 0..1000 {
-            // One kind is destroyed by cudarc, and one by this crate, some time after its maker has dropped it.
+            // One kind is destroyed by cudarc, and one by this crate, some time after its maker has
+            // dropped it.
             let (made, private);
             let stream = if round % 2 == 0 {
                 made = context.new_stream().expect("a stream");
@@ -96,7 +97,7 @@ fn noting_a_stream_leaves_the_threads_context_what_it_is() {
 }
 
 #[test]
-fn what_a_part_knows_the_whole_knows_however_many_others_it_lets_go() {
+fn stream_noted_on_a_part_is_known_to_the_whole() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let whole = Arc::new(Streams::new());

@@ -29,7 +29,8 @@ impl SymbolInfo {
 #[derive(Debug)]
 pub struct Symbol(AtomicPtr<c_void>);
 
-/// Stands for "looked up, not there". No function has an odd address at the start of the address space.
+/// Stands for "looked up, not there". No function has an odd address at the start of the address
+/// space.
 const ABSENT: *mut c_void = ptr::without_provenance_mut(1);
 
 impl Symbol {
@@ -46,7 +47,8 @@ impl Symbol {
     #[doc(hidden)]
     #[inline]
     pub fn get(&self, library: &Library, name: &'static CStr, since: &'static str) -> Result<NonNull<c_void>, MissingSymbol> {
-        // Relaxed is enough: what is published is an address inside a mapping that is older than `library` and never goes away.
+        // Relaxed is enough: what is published is an address inside a mapping that is older than
+        // `library` and never goes away.
         let address = self.0.load(Ordering::Relaxed);
         if address > ABSENT {
             // SAFETY: it is greater than ABSENT, so it is not null.
@@ -78,10 +80,11 @@ impl Symbol {
 /// Each function has the version that brought it in front, as free text. The struct gets
 /// - `new(Library)`, which looks nothing up;
 /// - per function, `unsafe fn name(&self, ..) -> Result<R, MissingSymbol>`;
-/// - `SYMBOLS`, all names with their versions; `has(name)`; `missing()`, those that this library lacks; `library()`.
+/// - `SYMBOLS`, all names with their versions; `has(name)`; `missing()`, those that this library
+///   lacks; `library()`.
 ///
-/// A call of a function that was resolved before costs one relaxed load more than a call through a pointer. See the crate's
-/// example.
+/// A call of a function that was resolved before costs one relaxed load more than a call through a
+/// pointer. See the crate's example.
 #[macro_export]
 macro_rules! bindings {
     (
@@ -117,7 +120,8 @@ macro_rules! bindings {
                 &self.library
             }
 
-            /// Whether the library has a function of this name. False for names that are not bound here.
+            /// Whether the library has a function of this name. False for names that are not bound
+            /// here.
             $visibility fn has(&self, name: &str) -> bool {
                 $( if name == stringify!($name) { return self.$name.get(&self.library, $crate::bindings!(@c $name), $since).is_ok(); } )*
                 false
@@ -141,7 +145,8 @@ macro_rules! bindings {
                     -> ::core::result::Result<$crate::bindings!(@return $($return)?), $crate::MissingSymbol>
                 {
                     let address = self.$name.get(&self.library, $crate::bindings!(@c $name), $since)?;
-                    // SAFETY: the address is that of the function of this name, and the declaration states its signature.
+                    // SAFETY: the address is that of the function of this name, and the declaration
+                    // states its signature.
                     let function = unsafe {
                         ::core::mem::transmute::<
                             ::core::ptr::NonNull<::core::ffi::c_void>,

@@ -8,7 +8,8 @@ use crate::Version;
 
 /// A library that could not be loaded, with all that was tried.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
+/// show to people.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub struct LoadError {

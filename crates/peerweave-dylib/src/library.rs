@@ -1,6 +1,7 @@
 //! An open library. What to open is `search.rs`; typed calls are `bindings.rs`.
 //!
-//! Invariant: a library stays mapped until the process ends, so that an address from it is never stale.
+//! Invariant: a library stays mapped until the process ends, so that an address from it is never
+//! stale.
 
 use std::ffi::{CStr, OsStr, c_void};
 use std::path::Path;
@@ -26,11 +27,13 @@ pub struct Library {
     path: Arc<Path>,
 }
 
-// SAFETY: shared is the dynamic linker's handle, which is only ever given to `dlsym`; POSIX lets any thread call it at any time,
-// the linker synchronises, and the handle is never closed. Would be caught by the test `symbols_resolve_from_several_threads`.
-unsafe impl Send for Library {}
-// SAFETY: shared is the same handle, and `&Library` gives no more than `dlsym`, which the linker synchronises, and the immutable path. Would be
+// SAFETY: shared is the dynamic linker's handle, which is only ever given to `dlsym`; POSIX lets
+// any thread call it at any time, the linker synchronises, and the handle is never closed. Would be
 // caught by the test `symbols_resolve_from_several_threads`.
+unsafe impl Send for Library {}
+// SAFETY: shared is the same handle, and `&Library` gives no more than `dlsym`, which the linker
+// synchronises, and the immutable path. Would be caught by the test
+// `symbols_resolve_from_several_threads`.
 unsafe impl Sync for Library {}
 
 impl Library {
@@ -39,8 +42,9 @@ impl Library {
     /// # Errors
     /// The dynamic linker's words.
     pub(crate) fn open(product: &'static str, file: &Path, visibility: Visibility) -> Result<Self, String> {
-        // SAFETY: loading runs the library's initialisers. Which library that is was chosen by who runs the program (a variable, its
-        // Python, the system), who vouches for it as for the program itself.
+        // SAFETY: loading runs the library's initialisers. Which library that is was chosen by who
+        // runs the program (a variable, its Python, the system), who vouches for it as for the
+        // program itself.
         let handle = unsafe { os::open(file, visibility) }.map_err(|error| words_of(&error, file))?;
         let handle = handle.ok_or("the dynamic linker gave no handle")?;
         let path = os::path_of(handle).unwrap_or_else(|| file.to_path_buf());
@@ -62,7 +66,8 @@ impl Library {
         Arc::clone(&self.path)
     }
 
-    /// The directory that the file is in: where a vendor puts plug-ins and headers beside it. `None` where only a bare name is known.
+    /// The directory that the file is in: where a vendor puts plug-ins and headers beside it.
+    /// `None` where only a bare name is known.
     pub fn directory(&self) -> Option<&Path> {
         self.path.parent().filter(|directory| *directory != OsStr::new(""))
     }
@@ -128,12 +133,14 @@ mod os {
         use std::ffi::OsStr;
         use std::os::unix::ffi::OsStrExt as _;
         let mut map: *const LinkMap = std::ptr::null();
-        // SAFETY: the handle is open, and RTLD_DI_LINKMAP stores one pointer to where the third argument points.
+        // SAFETY: the handle is open, and RTLD_DI_LINKMAP stores one pointer to where the third
+        // argument points.
         let status = unsafe { libc::dlinfo(handle.as_ptr(), libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) };
         if status != 0 || map.is_null() {
             return None;
         }
-        // SAFETY: the linker gave the record of an open library; it and its name live as long as the library is open, which is for ever.
+        // SAFETY: the linker gave the record of an open library; it and its name live as long as
+        // the library is open, which is forever.
         let name = unsafe { CStr::from_ptr((*map).name) };
         (!name.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(name.to_bytes())))
     }

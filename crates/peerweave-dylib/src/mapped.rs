@@ -2,17 +2,20 @@
 
 use std::path::PathBuf;
 
-/// The files mapped into this process whose name begins with `stem` (such as `libnccl.so`), each once, in the order of their addresses.
+/// The files mapped into this process whose name begins with `stem` (such as `libnccl.so`), each
+/// once, in the order of their addresses.
 ///
-/// Two copies of one communication library in a process (one of a Python wheel, one of the system, say) do not know of each other: handles of
-/// one must not be given to the other. Empty where the system has no `/proc/self/maps`.
+/// Two copies of one communication library in a process (one of a Python wheel, one of the system,
+/// say) do not know of each other: handles of one must not be given to the other. Empty where the
+/// system has no `/proc/self/maps`.
 ///
 /// ```
 /// # #[cfg(all(target_os = "linux", target_env = "gnu"))]
 /// assert_eq!(peerweave_dylib::mapped("libc.so").len(), 1);
 /// ```
 pub fn mapped(stem: &str) -> Vec<PathBuf> {
-    // A reader of this file sees the mappings of one moment; lossy, since other libraries' paths are none of our business.
+    // A reader of this file sees the mappings of one moment; lossy, since other libraries' paths
+    // are none of our business.
     std::fs::read("/proc/self/maps").map(|maps| files(&String::from_utf8_lossy(&maps), stem)).unwrap_or_default()
 }
 

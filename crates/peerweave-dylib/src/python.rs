@@ -1,12 +1,14 @@
-//! Where the active Python keeps its packages, found by looking at directories alone: no interpreter is started.
+//! Where the active Python keeps its packages, found by looking at directories alone: no
+//! interpreter is started.
 //!
-//! Wheels put a vendor's library under `site-packages/nvidia/...`. "Active" is what a shell means by it: the activated environment, else
-//! the `python3` that PATH finds.
+//! Wheels put a vendor's library under `site-packages/nvidia/...`. "Active" is what a shell means
+//! by it: the activated environment, else the `python3` that PATH finds.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The package directories of the active Python, first those that an import would look at first. Only such that exist.
+/// The package directories of the active Python, first those that an import would look at first.
+/// Only such that exist.
 pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut add = |directory: PathBuf| {
@@ -26,7 +28,8 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
         Some(path) => ["python3", "python"].iter().flat_map(|interpreter| prefixes(&path, interpreter)).collect(),
         None => Vec::new(),
     };
-    // An environment does not see what a user has installed for all of them; a system's interpreter sees that first.
+    // An environment does not see what a user has installed for all of them; a system's interpreter
+    // sees that first.
     let (environments, systems): (Vec<_>, Vec<_>) = prefixes.iter().partition(|prefix| prefix.join("pyvenv.cfg").is_file());
     let home = variable("HOME").map(|home| Path::new(&home).join(".local"));
     for prefix in environments.into_iter().chain(&home).chain(systems) {
@@ -35,8 +38,8 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
     found
 }
 
-/// The prefixes of the first interpreter of that name on PATH: where it stands (it may be a link inside a virtual environment), where
-/// its links lead to, and the local twin of a system's.
+/// The prefixes of the first interpreter of that name on PATH: where it stands (it may be a link
+/// inside a virtual environment), where its links lead to, and the local counterpart of a system's.
 fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
     let Some(found) = std::env::split_paths(path).map(|directory| directory.join(interpreter)).find(|file| file.is_file()) else {
         return Vec::new();
@@ -53,7 +56,8 @@ fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
     prefixes
 }
 
-/// `lib/python3.*/site-packages` and `dist-packages` (Debian's) below a prefix, the newest Python first.
+/// `lib/python3.*/site-packages` and `dist-packages` (Debian's) below a prefix, the newest Python
+/// first.
 fn packages_below(prefix: &Path) -> Vec<PathBuf> {
     let mut versions: Vec<((u32, u32), PathBuf)> = ["lib", "lib64"]
         .iter()
@@ -87,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn activated_environment_comes_before_the_interpreter_on_the_path() {
+    fn activated_environment_precedes_the_interpreter_on_path() {
         let root = tempfile::tempdir().expect("temporary directory");
         let venv = package_directory(root.path(), "venv/lib/python3.12/site-packages");
         let old = package_directory(root.path(), "prefix/lib/python3.9/site-packages");
@@ -103,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_that_is_not_activated_is_found_beside_its_interpreter() {
+    fn inactive_environment_is_found_beside_its_interpreter() {
         let root = tempfile::tempdir().expect("temporary directory");
         let base = package_directory(root.path(), "base/lib/python3.12/site-packages");
         let venv = package_directory(root.path(), "venv/lib/python3.12/site-packages");
@@ -116,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_user_installed_comes_before_the_system_and_after_an_environment() {
+    fn user_packages_precede_system_and_follow_environment() {
         let root = tempfile::tempdir().expect("temporary directory");
         let user = package_directory(root.path(), "home/.local/lib/python3.12/site-packages");
         let found = |prefix: &str| {

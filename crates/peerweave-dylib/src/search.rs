@@ -7,12 +7,15 @@ use crate::{Attempt, Library, LoadError, Visibility, python};
 
 /// Which library to look for, and where.
 ///
-/// The order: the variable, if it is set (a file or a directory; then nothing else is tried); the wheels of the active Python; the dynamic
-/// linker's own path; the well-known directories. In each place the file names are tried in their order.
+/// The order: the variable, if it is set (a file or a directory; then nothing else is tried); the
+/// wheels of the active Python; the dynamic linker's own path; the well-known directories. In each
+/// place the file names are tried in their order.
 ///
-/// A library that is loaded runs its initialisers, whatever they do. So a search is `unsafe` to make, where its file names are chosen, and safe to use: the file
-/// that it finds under one of those names was put there by whoever runs the program (through the variable, the Python environment, the system), who vouches for
-/// it as for the program itself. Safe code cannot have a file of its own choice loaded:
+/// A library that is loaded runs its initialisers, whatever they do. So a search is `unsafe` to
+/// make, where its file names are chosen, and safe to use: the file that it finds under one of
+/// those names was put there by whoever runs the program (through the variable, the Python
+/// environment, the system), who vouches for it as for the program itself. Safe code cannot have a
+/// file of its own choice loaded:
 ///
 /// ```compile_fail,E0133
 /// use peerweave_dylib::{Search, Visibility};
@@ -41,7 +44,8 @@ pub struct Search {
 }
 
 impl Search {
-    /// A search for `product` under its file names, best first. `variable` is the environment variable that overrides all else.
+    /// A search for `product` under its file names, best first. `variable` is the environment
+    /// variable that overrides all else.
     ///
     /// # Panics
     /// If there is no file name: a mistake in the source, not in its input.
@@ -53,7 +57,8 @@ impl Search {
         Self { product, variable: Some(variable), file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
 
-    /// A search that no variable overrides: for a library that something else in the process loads as well, and must be the same.
+    /// A search that no variable overrides: for a library that something else in the process loads
+    /// as well, and must be the same.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -65,19 +70,22 @@ impl Search {
         Self { product, variable: None, file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
 
-    /// A function that every version of the library has: a file without it is another library under its name.
+    /// A function that every version of the library has: a file without it is another library under
+    /// its name.
     pub const fn known_by(mut self, function: &'static CStr) -> Self {
         self.mark = Some(function);
         self
     }
 
-    /// Directories below Python's `site-packages` that the vendor's wheels install into, such as `nvidia/nccl/lib`.
+    /// Directories below Python's `site-packages` that the vendor's wheels install into, such as
+    /// `nvidia/nccl/lib`.
     pub const fn in_wheels(mut self, directories: &'static [&'static str]) -> Self {
         self.wheel_directories = directories;
         self
     }
 
-    /// Directories that the vendor's packages are known to use and that the dynamic linker may not search.
+    /// Directories that the vendor's packages are known to use and that the dynamic linker may not
+    /// search.
     pub const fn in_directories(mut self, directories: &'static [&'static str]) -> Self {
         self.system_directories = directories;
         self
@@ -91,7 +99,8 @@ impl Search {
     /// Opens the first file that loads.
     ///
     /// # Errors
-    /// [`LoadError`] with every path that was tried. A file that is not there is not handed to the dynamic linker.
+    /// [`LoadError`] with every path that was tried. A file that is not there is not handed to the
+    /// dynamic linker.
     pub fn open(&self, visibility: Visibility) -> Result<Library, LoadError> {
         // SAFETY: the environment is what whoever runs the program gave it.
         unsafe { self.open_with(visibility, &|name| std::env::var_os(name)) }
@@ -116,11 +125,13 @@ impl Search {
         }
     }
 
-    /// As [`open`](Self::open), with the environment as a function: for tests, and for programs with settings of their own.
+    /// As [`open`](Self::open), with the environment as a function: for tests, and for programs
+    /// with settings of their own.
     ///
     /// # Safety
-    /// The file that the variable names, and those of the product's names in the directories that the function's answers lead to (`PATH`, `PYTHONPATH`,
-    /// `VIRTUAL_ENV`, `CONDA_PREFIX`, `HOME`), are the product: what a library is to do when it is loaded runs.
+    /// The file that the variable names, and those of the product's names in the directories that
+    /// the function's answers lead to (`PATH`, `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`,
+    /// `HOME`), are the product: what a library is to do when it is loaded runs.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -161,7 +172,8 @@ impl Search {
             tried.push(Attempt { path: path.to_path_buf(), reason: "no such file or directory".into() });
             return None;
         }
-        // Without a separator the dynamic linker would look for a library of that name in its own places, and open another file.
+        // Without a separator the dynamic linker would look for a library of that name in its own
+        // places, and open another file.
         let is_bare = path.parent().is_some_and(|parent| parent.as_os_str().is_empty());
         let file = if is_bare { Path::new(".").join(path) } else { path.to_path_buf() };
         self.attempt(&file, visibility, tried)
@@ -188,7 +200,8 @@ impl Search {
                 None => return Some(library),
                 Some(mark) => format!("has no {}, so it is not {}", mark.to_string_lossy(), self.product),
             },
-            // The dynamic linker's words for a file of another architecture are those for one that is not there.
+            // The dynamic linker's words for a file of another architecture are those for one that
+            // is not there.
             Err(reason) if file.exists() && reason.contains("No such file") => {
                 format!("{reason}; it is there, and may be of another architecture, or need a library that is not there")
             }
@@ -291,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn another_library_under_the_name_is_told_from_the_one_that_is_looked_for() {
+    fn library_of_the_same_name_but_other_identity_is_rejected() {
         // SAFETY: as `SEARCH`.
         let search = unsafe { Search::without_variable("mathematics", &["libm.so.6"]) };
         search.known_by(c"cos").open(Visibility::Local).expect("it is there");

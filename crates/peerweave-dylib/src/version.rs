@@ -7,7 +7,8 @@ use std::str::FromStr;
 
 /// A version of a library. Ordered as versions are.
 ///
-/// `{}` shows all three numbers, `{:#}` leaves out a patch of 0, for products that have two numbers.
+/// `{}` shows all three numbers, `{:#}` leaves out a patch of 0, for products that have two
+/// numbers.
 ///
 /// ```
 /// use peerweave_dylib::Version;

@@ -1,9 +1,11 @@
-//! Notices that a process was forked from the one that made something, such as a mapping or a loaded library.
+//! Notices that a process was forked from the one that made something, such as a mapping or a
+//! loaded library.
 //!
-//! Forbids nothing: what a fork may do with what it inherited is its owner's to say. A process that `clone` makes without the C
-//! library, which runs no handlers, is not noticed.
+//! Forbids nothing: what a fork may do with what it inherited is its owner's to say. A process that
+//! `clone` makes without the C library, which runs no handlers, is not noticed.
 //!
-//! Invariant: the count differs between a process and every process that is forked from it after the first [`ForkGuard::new`].
+//! Invariant: the count differs between a process and every process that is forked from it after
+//! the first [`ForkGuard::new`].
 #![doc = include_str!("../README.md")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,8 +18,8 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 pub struct ForkGuard(u32);
 
 impl ForkGuard {
-    /// Remembers this process. The first call of a process registers a handler with the C library; where that fails, forks are not
-    /// noticed, and a warning is logged.
+    /// Remembers this process. The first call of a process registers a handler with the C library;
+    /// where that fails, forks are not noticed, and a warning is logged.
     #[must_use]
     pub fn new() -> Self {
         watch();
@@ -28,8 +30,8 @@ impl ForkGuard {
     #[inline]
     #[must_use]
     pub fn is_forked(self) -> bool {
-        // Relaxed is enough: the count changes only in a child that has a single thread, the one that reads it or that
-        // starts those that do.
+        // Relaxed is enough: the count changes only in a child that has a single thread, the one
+        // that reads it or that starts those that do.
         FORKS.load(Ordering::Relaxed) != self.0
     }
 }
@@ -47,9 +49,9 @@ fn watch() {
     }
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler lives as long as the process: a library that is closed with dlclose has its handlers removed by the
-        // C library. It does what a child of a process with threads may do: it adds to one atomic, takes no lock and allocates
-        // nothing.
+        // SAFETY: the handler lives as long as the process: a library that is closed with dlclose
+        // has its handlers removed by the C library. It does what a child of a process with threads
+        // may do: it adds to one atomic, takes no lock and allocates nothing.
         let status = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if status != 0 {
             tracing::warn!(status, "forks of this process will not be noticed: use nothing in them that was made before");
@@ -68,7 +70,8 @@ mod tests {
     #[test]
     fn guard_is_forked_only_in_a_child() {
         let guard = ForkGuard::new();
-        // SAFETY: the child only reads an atomic, makes a guard of its own, and ends without running destructors.
+        // SAFETY: the child only reads an atomic, makes a guard of its own, and ends without
+        // running destructors.
         match unsafe { libc::fork() } {
             0 => {
                 let own = ForkGuard::new();

@@ -1,8 +1,9 @@
 //! Runs the threads of grids as coroutines, one at a time, on the calling thread.
 //!
-//! Invariants: **\[G1\]** all coroutines of a run are resumed, and dropped, on the thread that called `run`, so that nothing of them
-//! changes threads; **\[G2\]** when `run` returns no coroutine of it exists any more, so that what the body borrows is alive while
-//! it is used; **\[G3\]** no `RefCell` of the run is borrowed while a coroutine is resumed or suspended.
+//! Invariants: **\[G1\]** all coroutines of a run are resumed, and dropped, on the thread that
+//! called `run`, so that nothing of them changes threads; **\[G2\]** when `run` returns no
+//! coroutine of it exists any more, so that what the body borrows is alive while it is used;
+//! **\[G3\]** no `RefCell` of the run is borrowed while a coroutine is resumed or suspended.
 
 use crate::block::{Arrival, Block, WARP};
 use crate::error::{GridError, ThreadId};
@@ -69,8 +70,9 @@ pub(crate) enum Why {
 #[inline]
 pub(crate) fn current() -> Option<&'static Current> {
     let current = CURRENT.get();
-    // SAFETY: not null only while the coroutine that owns the `Current` runs, on this thread ([G1]). The reference is used by the
-    // callers in this crate for one call from that coroutine, whose frame outlives it.
+    // SAFETY: not null only while the coroutine that owns the `Current` runs, on this thread
+    // ([G1]). The reference is used by the callers in this crate for one call from that coroutine,
+    // whose frame outlives it.
     unsafe { current.as_ref() }
 }
 
@@ -212,7 +214,8 @@ struct Engine<'a> {
     fills: Random,
 }
 
-/// Runs the grids to their end. Their threads take turns by one schedule; the caller has checked their shapes.
+/// Runs the grids to their end. Their threads take turns by one schedule; the caller has checked
+/// their shapes.
 pub(crate) fn run(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), GridError> {
     if !CURRENT.get().is_null() {
         panic!("a grid was started from inside a kernel");
@@ -238,7 +241,8 @@ pub(crate) fn run(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), 
         fills: Random::new(mix(options.seed)),
     };
     let outcome = engine.drive();
-    // [G2]: what is left is unwound here, whatever the outcome. Its destructors may use the executor, so that slots stay in place.
+    // [G2]: what is left is unwound here, whatever the outcome. Its destructors may use the
+    // executor, so that slots stay in place.
     engine.unwind();
     outcome
 }
@@ -258,7 +262,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Begins the blocks that must be under way from the start: all of a cooperative grid, and one of each other.
+    /// Begins the blocks that must be under way from the start: all of a cooperative grid, and one
+    /// of each other.
     fn begin_first(&mut self) -> Result<(), GridError> {
         for (index, launch) in self.launches.iter().enumerate() {
             let first = if launch.shape.cooperative { launch.shape.grid.count() } else { 1 };
@@ -268,7 +273,8 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Begins blocks while there is room for their threads, and the next block of a grid that has none under way.
+    /// Begins blocks while there is room for their threads, and the next block of a grid that has
+    /// none under way.
     fn admit(&mut self) -> Result<(), GridError> {
         for launch in std::mem::take(&mut self.ended) {
             if let Some(block) = self.waiting.take_of(launch) {
@@ -305,7 +311,8 @@ impl Engine<'_> {
                 suspend: Cell::new(std::ptr::null()),
                 budget: Cell::new(0),
             };
-            // SAFETY: [G2]: the engine drops the fiber before `run` returns, and with it the borrow of the body.
+            // SAFETY: [G2]: the engine drops the fiber before `run` returns, and with it the borrow
+            // of the body.
             let fiber = unsafe { Fiber::new(&mut self.stacks, body, current) };
             fibers.push(Some(fiber.map_err(|cause| GridError::Stack {
                 kernel: name.to_string(),
@@ -365,7 +372,8 @@ impl Engine<'_> {
                 let waiting = schedule.len();
                 drop(schedule);
                 self.idle += 1;
-                // Every thread that could run has looked in vain, twice: another PE must do something first.
+                // Every thread that could run has looked in vain, twice: another PE must do
+                // something first.
                 if self.idle > 2 * waiting {
                     self.rest()?;
                 }

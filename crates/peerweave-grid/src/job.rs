@@ -1,6 +1,8 @@
-//! Several PEs in one process whose kernels take turns by one schedule: what a test of a kernel needs.
+//! Several PEs in one process whose kernels take turns by one schedule: what a test of a kernel
+//! needs.
 //!
-//! The whole job, races between PEs included, is repeated by its seed. The host backend runs the same kernels among processes.
+//! The whole job, races between PEs included, is repeated by its seed. The host backend runs the
+//! same kernels among processes.
 
 use crate::context::{ContextMemory, Epochs, Report, TeamTable};
 use crate::error::GridError;
@@ -147,7 +149,8 @@ impl Job {
             Some(end) => self.taken = end,
             None => panic!("Job::alloc: {len} elements of {} bytes do not fit: {} bytes left", size_of::<T>(), room - self.taken),
         }
-        // SAFETY: the elements lie in the heap of every PE, which lives as long as the job; launches borrow the job.
+        // SAFETY: the elements lie in the heap of every PE, which lives as long as the job;
+        // launches borrow the job.
         unsafe { SymSlice::from_raw(SymOffset(start), len) }
     }
 
@@ -158,7 +161,8 @@ impl Job {
     #[track_caller]
     pub fn write<T: Plain>(&mut self, pe: u32, to: SymSlice<T>, from: &[T]) {
         let at = self.at(pe, to);
-        // SAFETY: `at` found room for the elements of `to`; no kernel runs, since the job is borrowed exclusively.
+        // SAFETY: `at` found room for the elements of `to`; no kernel runs, since the job is
+        // borrowed exclusively.
         unsafe { at.copy_from_nonoverlapping(from.as_ptr(), from.len().min(to.len())) };
     }
 
@@ -198,7 +202,8 @@ impl Job {
         self.launch_each(kernel, Shape::new(grid, block), |_| Some(args))
     }
 
-    /// Runs a kernel on the PEs for which `args` gives arguments, and returns when it has ended on all of them.
+    /// Runs a kernel on the PEs for which `args` gives arguments, and returns when it has ended on
+    /// all of them.
     ///
     /// # Errors
     /// [`JobError`].
@@ -216,7 +221,8 @@ impl Job {
             self.check(kernel.name(), &args)?;
             let world = TeamTable { members: &members, sync: SymOffset(0), epochs: &self.epochs[pe as usize] };
             let heap_bytes = self.heaps[0].layout.size() as u64;
-            // SAFETY: heaps and epochs belong to the job, which is borrowed until the launch is over.
+            // SAFETY: heaps and epochs belong to the job, which is borrowed until the launch is
+            // over.
             let context = unsafe { ContextMemory::new(Pe::new(pe), heap_bytes, &bases, &[world], self.options.deadline) };
             parts.push((context, args));
         }
@@ -224,7 +230,8 @@ impl Job {
             .iter()
             .map(|(context, args)| {
                 let (entry, context, args) = (kernel.host(), context.as_ptr(), *args);
-                // SAFETY: the context lives in `parts` until the run is over, and `check` has found the memory of the arguments.
+                // SAFETY: the context lives in `parts` until the run is over, and `check` has found
+                // the memory of the arguments.
                 Box::new(move || unsafe { entry(context, args) }) as Box<dyn Fn()>
             })
             .collect();
@@ -288,7 +295,8 @@ impl Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this layout, freed once; no kernel runs while the job is dropped.
+        // SAFETY: allocated by `new` with this layout, freed once; no kernel runs while the job is
+        // dropped.
         unsafe { std::alloc::dealloc(self.at.as_ptr(), self.layout) };
     }
 }

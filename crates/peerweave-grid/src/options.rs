@@ -5,7 +5,8 @@ use peerweave_types::Dim3;
 use std::fmt;
 use std::time::Duration;
 
-/// Largest dynamic shared memory of a block, in bytes: what a GPU with compute capability 9.0 allows.
+/// Largest dynamic shared memory of a block, in bytes: what a GPU with compute capability 9.0
+/// allows.
 pub const MAX_SHARED_BYTES: usize = 227 << 10;
 /// Largest number of threads of a cooperative grid: each needs a stack at the same time.
 pub const MAX_COOPERATIVE_THREADS: u64 = 16384;
@@ -96,15 +97,18 @@ impl fmt::Debug for Launch<'_> {
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Options<'a> {
-    /// Chooses the schedule. A run with the same seed repeats the order of its threads, as far as it depends on no other process or
-    /// clock. Seed 0 runs threads in order; every other seed is different in preferences and in how often threads switch.
+    /// Chooses the schedule. A run with the same seed repeats the order of its threads, as far as
+    /// it depends on no other process or clock. Seed 0 runs threads in order; every other seed is
+    /// different in preferences and in how often threads switch.
     pub seed: u64,
-    /// After this long the run ends with [`GridError::Deadline`]. A thread is ended where it next accesses memory atomically,
-    /// pauses or synchronises: a loop that does none of these cannot be ended.
+    /// After this long the run ends with [`GridError::Deadline`]. A thread is ended where it next
+    /// accesses memory atomically, pauses or synchronises: a loop that does none of these cannot be
+    /// ended.
     pub deadline: Duration,
     /// Bytes of stack of each thread. A thread that needs more ends the process.
     pub stack_bytes: usize,
-    /// About how many threads are under way at the same time, where the grid is not cooperative. At least one block is.
+    /// About how many threads are under way at the same time, where the grid is not cooperative. At
+    /// least one block is.
     pub resident_threads: usize,
     /// Called when every thread waits for a change of memory.
     pub on_idle: Option<&'a dyn Fn()>,

@@ -1,6 +1,7 @@
 //! Which thread runs next, and for how long: all of it from one seed.
 //!
-//! No thread is resumed here. Invariant: the choices depend on the seed and on the sequence of calls, on nothing else.
+//! No thread is resumed here. Invariant: the choices depend on the seed and on the sequence of
+//! calls, on nothing else.
 
 use std::collections::VecDeque;
 
@@ -53,12 +54,14 @@ pub(crate) struct Schedule {
     /// Mean number of steps between two switches that the kernel did not ask for.
     quantum: usize,
     ready: VecDeque<u32>,
-    /// Threads that wait for a change of memory: they run when the others have had their turn, or now and then.
+    /// Threads that wait for a change of memory: they run when the others have had their turn, or
+    /// now and then.
     spinning: VecDeque<u32>,
 }
 
 impl Schedule {
-    /// The schedule of a seed. Seed 0 runs threads in order and switches rarely; the others differ in all respects.
+    /// The schedule of a seed. Seed 0 runs threads in order and switches rarely; the others differ
+    /// in all respects.
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let (preference, quantum) = if seed == 0 {
@@ -96,7 +99,8 @@ impl Schedule {
         }
         match preference {
             Preference::InOrder => from.pop_front(),
-            // Threads that wait would otherwise look in vain again and again, while one that waits longer could go on.
+            // Threads that wait would otherwise look in vain again and again, while one that waits
+            // longer could go on.
             Preference::Newest if !spinner_first => from.pop_back(),
             Preference::Newest | Preference::Uniform => {
                 let index = self.random.below(from.len());

@@ -116,7 +116,8 @@ fn dynamic_shared_memory_belongs_to_the_block() {
             assert_eq!((bytes, at.addr() % 128), (64 * 4, 0));
             let words = at.cast::<u32>();
             let (me, block) = (gpu::thread_idx().x as usize, gpu::block_idx().x);
-            // SAFETY: 64 words of this block; each thread writes its own, and reads another after the barrier.
+            // SAFETY: 64 words of this block; each thread writes its own, and reads another after
+            // the barrier.
             unsafe {
                 words.add(me).write(1000 * block + me as u32);
                 gpu::sync_threads();
@@ -192,7 +193,8 @@ fn grids_together_wait_for_each_other() {
             .map(|pe| {
                 let flags = &flags;
                 move || {
-                    // More blocks than are under way at a time; the last one of each grid passes the flag on.
+                    // More blocks than are under way at a time; the last one of each grid passes
+                    // the flag on.
                     if gpu::block_idx().x == 99 {
                         flags[pe].store(1, Ordering::Release);
                         while flags[(pe + 1) % 3].load(Ordering::Acquire) == 0 {

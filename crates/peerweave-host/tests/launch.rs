@@ -1,4 +1,5 @@
-//! Kernels on streams of the host backend: order, arguments that are refused, and how a kernel fails.
+//! Kernels on streams of the host backend: order, arguments that are refused, and how a kernel
+//! fails.
 
 use peerweave_core::{Error, LaunchShape, MisuseKind, Result, Team, World};
 use peerweave_device::prelude::*;

@@ -1,7 +1,8 @@
 //! The kernels that Peerweave ships, with their PTX.
 //!
-//! Each module is a group of kernels; each kernel is a function that runs on the host too, with a `KERNEL` beside it for a launch.
-//! `cargo xtask ptx` compares the PTX in `ptx` with what the sources give.
+//! Each module is a group of kernels; each kernel is a function that runs on the host too, with a
+//! `KERNEL` beside it for a launch. `cargo xtask ptx` compares the PTX in `ptx` with what the
+//! sources give.
 #![no_std]
 
 /// The README, whose examples are tests.

@@ -1,7 +1,9 @@
-// Kernels in CUDA C++ with the context that kernels in Rust receive: the first parameter is `const peerweave::Context*`.
+// Kernels in CUDA C++ with the context that kernels in Rust receive: the first parameter is
+// `const peerweave::Context*`.
 //
-// PEs whose memory is mapped are reached by loads and stores. A PE that is not mapped is a failure, which the host's wait reports.
-// Layouts and numbers are those of the crate peerweave-types; `peerweave_link::peerweave_cuh` adds the assertions that compare them.
+// PEs whose memory is mapped are reached by loads and stores. A PE that is not mapped is a failure,
+// which the host's wait reports. Layouts and numbers are those of the crate peerweave-types;
+// `peerweave_link::peerweave_cuh` adds the assertions that compare them.
 #pragma once
 
 namespace peerweave {
@@ -94,7 +96,8 @@ __device__ inline bool fail(const Context* ctx, u32 kind, u32 operation, u32 pe,
     return false;
 }
 
-// The first element of a slice in the memory of a PE; null where it is not mapped, or the slice lies outside the heap: reported then.
+// The first element of a slice in the memory of a PE; null where it is not mapped, or the slice
+// lies outside the heap: reported then.
 template <typename T>
 __device__ inline T* at(const Context* ctx, SymSlice<T> slice, u32 pe, u32 operation = OP_PUT) {
     if (pe >= ctx->n_pes) return fail(ctx, NO_SUCH_PEER, operation, pe, ctx->n_pes, pe), nullptr;
@@ -124,7 +127,8 @@ __device__ inline T g(const Context* ctx, SymSlice<T> from, u32 pe) {
     return source ? *const_cast<volatile T*>(source) : T{};
 }
 
-// Copies elements of this PE to another one's, by all threads of the block; the shorter length counts. Complete at the next quiet.
+// Copies elements of this PE to another one's, by all threads of the block; the shorter length
+// counts. Complete at the next quiet.
 template <typename T>
 __device__ inline void put_block(const Context* ctx, SymSlice<T> to, SymSlice<T> from, u32 pe) {
     T *target = at(ctx, to, pe), *source = local(ctx, from);
@@ -147,7 +151,8 @@ __device__ inline void signal_add(const Context* ctx, SymSlice<u64> signal, u64 
     if (u64* word = at(ctx, signal, pe, OP_SIGNAL_OP)) detail::add_release(word, value);
 }
 
-// Waits until a word of this GPU is at least `value`: false after the context's deadline, or where the host or another thread ended the wait.
+// Waits until a word of this GPU is at least `value`: false after the context's deadline, or where
+// the host or another thread ended the wait.
 __device__ inline bool wait_at_least(const Context* ctx, const u64* word, u64 value, u32 operation, u32 from) {
     const u64 start = detail::now_ns();
     for (u32 looks = 1;; looks++) {
@@ -159,14 +164,16 @@ __device__ inline bool wait_at_least(const Context* ctx, const u64* word, u64 va
     }
 }
 
-// Waits until this PE's signal is at least `value`. `from` is the PE that is to signal, for the report.
+// Waits until this PE's signal is at least `value`. `from` is the PE that is to signal, for the
+// report.
 __device__ inline bool signal_wait_at_least(const Context* ctx, SymSlice<u64> signal, u64 value, u32 from = NONE) {
     const u64* word = at(ctx, signal, ctx->my_pe, OP_SIGNAL_WAIT);
     return word && wait_at_least(ctx, word, value, OP_SIGNAL_WAIT, from);
 }
 
-// Waits until all PEs have come here, with all that they wrote before. All threads of the block call it; the same result for all. Meets the barriers of
-// kernels in Rust that are called by a block with this index.
+// Waits until all PEs have come here, with all that they wrote before. All threads of the block
+// call it; the same result for all. Meets the barriers of kernels in Rust that are called by a
+// block with this index.
 __device__ inline bool barrier_all_block(const Context* ctx) {
     constexpr u64 LINE_BYTES = 128;
     const TeamEntry& team = *reinterpret_cast<const TeamEntry*>(ctx->teams);

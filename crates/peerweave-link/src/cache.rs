@@ -1,8 +1,9 @@
 //! Results on disk: one file for each, by the digest of all that decided it.
 //!
-//! Several processes may use a directory at once. A file is written under another name and then renamed, so that a reader sees all of it or nothing.
-//! A file counts only if it belongs to this user, is for its name's key, and has the digest that its head states: a torn, foreign or spoiled file is the
-//! same as none.
+//! Several processes may use a directory at once. A file is written under another name and then
+//! renamed, so that a reader sees all of it or nothing. A file counts only if it belongs to this
+//! user, is for its name's key, and has the digest that its head states: a torn, foreign or spoiled
+//! file is the same as none.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -38,7 +39,8 @@ pub struct Cache {
 /// What each file begins with: the format, then key, length and digest of what follows.
 const MAGIC: &[u8; 16] = b"peerweave-link 1";
 const HEAD_BYTES: usize = 16 + 32 + 8 + 32;
-/// How long a process waits for another that makes the same result. Compiling all reductions of NVSHMEM takes minutes.
+/// How long a process waits for another that makes the same result. Compiling all reductions of
+/// NVSHMEM takes minutes.
 const LONGEST_TURN: Duration = Duration::from_secs(300);
 
 impl Cache {
@@ -56,8 +58,9 @@ impl Cache {
         Ok(Self { directory })
     }
 
-    /// The cache of the environment: the directory `PEERWEAVE_CACHE_DIR`, or `peerweave` in `XDG_CACHE_HOME` or in `~/.cache`. None where
-    /// `PEERWEAVE_CACHE_DIR` is `off`, or the directory cannot be created.
+    /// The cache of the environment: the directory `PEERWEAVE_CACHE_DIR`, or `peerweave` in
+    /// `XDG_CACHE_HOME` or in `~/.cache`. None where `PEERWEAVE_CACHE_DIR` is `off`, or the
+    /// directory cannot be created.
     pub fn from_env() -> Option<Self> {
         let directory = match variable(names::CACHE_DIR) {
             Some(off) if off == "off" => return None,
@@ -128,8 +131,8 @@ impl Cache {
         stored
     }
 
-    /// The turn to make a result, which ends with the value. `None` after [`LONGEST_TURN`], or where files cannot be locked: then several
-    /// processes make the same.
+    /// The turn to make a result, which ends with the value. `None` after [`LONGEST_TURN`], or
+    /// where files cannot be locked: then several processes make the same.
     pub(crate) fn turn(&self, key: &Key) -> Option<File> {
         let path = self.directory.join(format!("{}.lock", key.file_name()));
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).ok()?;
@@ -155,7 +158,8 @@ fn body_of<'a>(bytes: &'a [u8], key: &Key) -> Option<&'a [u8]> {
     (head == head_of(body, key)).then_some(body)
 }
 
-/// Whether the file belongs to this user and nobody else may write it: its bytes run on the GPU with this user's rights.
+/// Whether the file belongs to this user and nobody else may write it: its bytes run on the GPU
+/// with this user's rights.
 #[cfg(unix)]
 fn is_ours(file: &File) -> bool {
     use std::os::unix::fs::MetadataExt as _;

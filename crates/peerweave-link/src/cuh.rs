@@ -1,4 +1,5 @@
-//! The header for kernels in CUDA C++, and the assertions that compare its layouts with those of the host.
+//! The header for kernels in CUDA C++, and the assertions that compare its layouts with those of
+//! the host.
 
 use std::mem::{align_of, offset_of};
 
@@ -27,7 +28,8 @@ macro_rules! fields {
     };
 }
 
-/// `peerweave.cuh` with an assertion for the place of every field and for every number: hand it to [`Source::header`](crate::Source::header).
+/// `peerweave.cuh` with an assertion for the place of every field and for every number: hand it to
+/// [`Source::header`](crate::Source::header).
 ///
 /// ```
 /// use peerweave_link::{Source, peerweave_cuh};

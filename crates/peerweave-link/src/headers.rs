@@ -15,8 +15,9 @@ pub struct CudaHeaders {
 }
 
 impl CudaHeaders {
-    /// Looks in the variable `PEERWEAVE_CUDA_INCLUDE` (directories as in PATH; if it is set, nothing else is tried), beside the compiler (a toolkit, or the
-    /// wheels of Python), in `CUDA_HOME` and `CUDA_PATH`, and in CUDA's usual directory.
+    /// Looks in the variable `PEERWEAVE_CUDA_INCLUDE` (directories as in PATH; if it is set,
+    /// nothing else is tried), beside the compiler (a toolkit, or the wheels of Python), in
+    /// `CUDA_HOME` and `CUDA_PATH`, and in CUDA's usual directory.
     ///
     /// # Errors
     /// [`LinkError::NotFound`] with the directories that were looked at and what to install.
@@ -30,7 +31,8 @@ impl CudaHeaders {
             roots.extend(std::env::split_paths(&list));
         } else {
             let beside = library.canonicalize().unwrap_or_else(|_| library.to_path_buf());
-            // `lib/` of a wheel of CUDA 13, `lib64/` of a toolkit, `targets/x86_64-linux/lib/` of another.
+            // `lib/` of a wheel of CUDA 13, `lib64/` of a toolkit, `targets/x86_64-linux/lib/` of
+            // another.
             roots.extend(beside.ancestors().skip(2).take(1).map(|root| root.join("include")));
             // The wheels of CUDA 12 have a directory each.
             if let Some(vendor) = beside.ancestors().nth(3) {

@@ -1,4 +1,5 @@
-//! The header for kernels in CUDA C++ compiles, and its layouts are the host's, for every architecture that is shipped for.
+//! The header for kernels in CUDA C++ compiles, and its layouts are the host's, for every
+//! architecture that is shipped for.
 #![cfg(target_os = "linux")]
 
 use peerweave_link::{Arch, Nvrtc, Source, Target, peerweave_cuh};

@@ -1,4 +1,5 @@
-//! Compiles and links with NVIDIA's own libraries, under the feature `test-with-libraries`: `.ci/link` installs them.
+//! Compiles and links with NVIDIA's own libraries, under the feature `test-with-libraries`:
+//! `.ci/link` installs them.
 #![cfg(target_os = "linux")]
 
 use object::{Object as _, ObjectSymbol as _};

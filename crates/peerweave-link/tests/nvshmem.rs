@@ -1,4 +1,5 @@
-//! Compiles and links the wrappers against real releases of NVSHMEM, whose directories `PEERWEAVE_TEST_NVSHMEM` lists: `.ci/link` installs them.
+//! Compiles and links the wrappers against real releases of NVSHMEM, whose directories
+//! `PEERWEAVE_TEST_NVSHMEM` lists: `.ci/link` installs them.
 #![cfg(target_os = "linux")]
 
 use std::path::PathBuf;
@@ -50,7 +51,8 @@ fn symbols(cubin: &[u8]) -> Vec<String> {
     file.symbols().filter_map(|symbol| symbol.name().ok().map(str::to_owned)).collect()
 }
 
-/// Each reduction has every algorithm of NVSHMEM inside and takes seconds to compile, so one type and operation stands for all.
+/// Each reduction has every algorithm of NVSHMEM inside and takes seconds to compile, so one type
+/// and operation stands for all.
 #[test]
 fn wrappers_of_every_family_link_with_every_release() {
     let is_chosen = |name: &str| !name.contains("_reduce") || name.ends_with("_reduce_sum_f32_block");

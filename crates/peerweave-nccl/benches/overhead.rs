@@ -1,13 +1,17 @@
-//! What a call costs on the CPU beyond the bare call of C: in a loop, against the fake library in its mode without work.
+//! What a call costs on the CPU beyond the bare call of C: in a loop, against the fake library in
+//! its mode without work.
 //!
-//! Both are made on the same communicator, first a blocking one, then one of the default mode. There NCCL starts a thread for each call, and the caller
-//! asks until that is done, whoever it is: so the bare calls ask too. What we add is measured with a library that starts no thread and is in progress for
-//! one question; how much that is beside a thread, with one that starts it. The driver is asked two questions before each call of ours (which context
-//! is current, is the stream being captured); they are measured too, and told apart. What they cost is the fake driver's time here, which is about the
-//! real one's. Nothing here says anything about a GPU: `examples/call_cost.rs` does.
+//! Both are made on the same communicator, first a blocking one, then one of the default mode.
+//! There NCCL starts a thread for each call, and the caller asks until that is done, whoever it is:
+//! so the bare calls ask too. What we add is measured with a library that starts no thread and is
+//! in progress for one question; how much that is beside a thread, with one that starts it. The
+//! driver is asked two questions before each call of ours (which context is current, is the stream
+//! being captured); they are measured too, and told apart. What they cost is the fake driver's time
+//! here, which is about the real one's. Nothing here says anything about a GPU:
+//! `examples/call_cost.rs` does.
 //!
-//! Fails if a call did not reach the library, or if the communicator's number of calls is not theirs. With `ONLY` in the environment, only the rows whose
-//! names contain that.
+//! Fails if a call did not reach the library, or if the communicator's number of calls is not
+//! theirs. With `ONLY` in the environment, only the rows whose names contain that.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::hint::black_box;
@@ -35,7 +39,8 @@ type Count = unsafe extern "C" fn(*const c_char) -> i64;
 type CurrentContext = unsafe extern "C" fn(*mut Handle) -> c_int;
 type IsCapturing = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
 
-/// How the fake library does no work: with a thread or with a question for each call on a non-blocking communicator.
+/// How the fake library does no work: with a thread or with a question for each call on a
+/// non-blocking communicator.
 const MODE: &str = "PEERWEAVE_FAKE_NCCL_NOOP";
 const QUESTIONS: &str = "questions";
 
@@ -309,7 +314,8 @@ impl<'a> Bench<'a> {
         self.bare.settle(self.raw, answer, self.yields);
     }
 
-    /// Measures the bare call, that after the two questions, and ours; in turn, so that what else the machine does meets all three.
+    /// Measures the bare call, that after the two questions, and ours; in turn, so that what else
+    /// the machine does meets all three.
     fn row(&self, name: &str, bare: impl Fn(), ours: impl FnMut() -> Result<(), NcclError>) {
         self.rows(name, 1, bare, ours);
     }

@@ -1,6 +1,8 @@
-//! Prints what this crate believes of one version of NCCL, for `cargo xtask abi` to compare with a header and a library.
+//! Prints what this crate believes of one version of NCCL, for `cargo xtask abi` to compare with a
+//! header and a library.
 //!
-//! One line for each fact: `size STRUCT BYTES`, `offset STRUCT.FIELD BYTES`, `value NAME NUMBER`, `symbol NAME SINCE`.
+//! One line for each fact: `size STRUCT BYTES`, `offset STRUCT.FIELD BYTES`, `value NAME NUMBER`,
+//! `symbol NAME SINCE`.
 
 use clap::Parser;
 use peerweave_nccl::{Version, sys};

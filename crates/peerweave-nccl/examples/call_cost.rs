@@ -1,11 +1,14 @@
-//! What a call costs on the host, on the GPUs of a machine: a small all-reduce through this crate and through NCCL's own function, on one communicator.
+//! What a call costs on the host, on the GPUs of a machine: a small all-reduce through this crate
+//! and through NCCL's own function, on one communicator.
 //!
-//! One thread drives each device. In each mode (blocking, which is the default, and not) blocks of 50 calls of each kind take turns, and the streams are
-//! drained between them, outside what is timed: so whatever else the machine does meets all alike. What this crate adds is divided: bare calls are timed
-//! with the question that it asks the driver after them, and with a turn of a lock, where NCCL's own work has been in the caches; the rest is its checks, and
-//! fetching their instructions. Where the communicator is not blocking, the call of C is followed by
-//! questions until NCCL is done, as everybody has to do. Every rank's median is printed; what it computed is checked at the end; every wait has a
-//! deadline of 20 s, and the whole run one of 120 s.
+//! One thread drives each device. In each mode (blocking, which is the default, and not) blocks of
+//! 50 calls of each kind take turns, and the streams are drained between them, outside what is
+//! timed: so whatever else the machine does meets all alike. What this crate adds is divided: bare
+//! calls are timed with the question that it asks the driver after them, and with a turn of a lock,
+//! where NCCL's own work has been in the caches; the rest is its checks, and fetching their
+//! instructions. Where the communicator is not blocking, the call of C is followed by questions
+//! until NCCL is done, as everybody has to do. Every rank's median is printed; what it computed is
+//! checked at the end; every wait has a deadline of 20 s, and the whole run one of 120 s.
 
 use std::ffi::{CString, c_int, c_void};
 use std::process::ExitCode;
@@ -33,7 +36,8 @@ const IN_PROGRESS: c_int = 7;
 type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
 type State = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 
-/// Measures what a call costs on the host: a small all-reduce through this crate and through NCCL's own function.
+/// Measures what a call costs on the host: a small all-reduce through this crate and through NCCL's
+/// own function.
 #[derive(Clone, Copy, Parser)]
 #[command(max_term_width = 110)]
 struct Arguments {
@@ -56,7 +60,8 @@ struct Arguments {
 enum Kind {
     /// A call of C.
     Bare,
-    /// The same and the question that this crate asks the driver after a call: whether the stream is being captured.
+    /// The same and the question that this crate asks the driver after a call: whether the stream
+    /// is being captured.
     Question,
     /// The same with a turn of a lock that is free, taken and given back.
     Turn,
@@ -70,7 +75,8 @@ const KINDS: [Kind; 4] = [Kind::Bare, Kind::Question, Kind::Turn, Kind::Ours];
 struct Measured {
     bare: f64,
     ours: f64,
-    /// Medians of the differences of neighbouring blocks: of this crate's calls, of the question, of the turn.
+    /// Medians of the differences of neighbouring blocks: of this crate's calls, of the question,
+    /// of the turn.
     beyond: f64,
     question: f64,
     turn: f64,
@@ -186,7 +192,8 @@ fn one_rank(
     let one = One::new(nccl, comm, stream, arguments.count).map_err(text)?;
     let mut times = [const { Vec::new() }; KINDS.len()];
     for block in 0..WARM_UP + arguments.blocks {
-        // Every rank makes the same calls in the same order. Who goes first changes, and with it what is in the caches.
+        // Every rank makes the same calls in the same order. Who goes first changes, and with it
+        // what is in the caches.
         for turn in 0..KINDS.len() {
             let which = (block + turn) % KINDS.len();
             let nanoseconds = one.time(KINDS[which])?;
@@ -204,7 +211,8 @@ fn one_rank(
     Ok(Measured { bare, ours, beyond, question, turn })
 }
 
-/// One rank, and what it reduces. The receive buffer is not the send buffer, so that the numbers stay what they are.
+/// One rank, and what it reduces. The receive buffer is not the send buffer, so that the numbers
+/// stay what they are.
 struct One {
     comm: Communicator,
     stream: Arc<CudaStream>,
@@ -254,7 +262,8 @@ impl One {
     fn bare(&self) -> Result<(), String> {
         let (from, to) = (self.send.address() as *const c_void, self.by_c.address() as *mut c_void);
         let (count, stream) = (self.send.len(), self.stream.cu_stream().cast());
-        // SAFETY: the communicator lives, this thread alone calls on it, and both buffers are of that many numbers.
+        // SAFETY: the communicator lives, this thread alone calls on it, and both buffers are of
+        // that many numbers.
         let mut state = unsafe { (self.all_reduce)(from, to, count, FLOAT32, SUM, self.raw, stream) };
         while state == IN_PROGRESS {
             // SAFETY: as above; the pointer is to a live number.

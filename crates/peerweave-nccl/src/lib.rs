@@ -1,4 +1,5 @@
-//! Safe NCCL, loaded at run time: one binary for NCCL 2.19 to 2.32, and for machines that have none.
+//! Safe NCCL, loaded at run time: one binary for NCCL 2.19 to 2.32, and for machines that have
+//! none.
 //!
 //! No network transport of its own, no tensors. Every module says what it does not do.
 //!
@@ -84,5 +85,6 @@ pub type Result<T, E = NcclError> = std::result::Result<T, E>;
 pub type NcclReduceOp = ReduceOp;
 /// NCCL's name of [`UniqueId`], as other bindings have it.
 pub type NcclUniqueId = UniqueId;
-/// NCCL's name of [`DType`], as other bindings have it: the type of a buffer's elements. Calls take it from the buffer.
+/// NCCL's name of [`DType`], as other bindings have it: the type of a buffer's elements. Calls take
+/// it from the buffer.
 pub type NcclDataType = DType;

@@ -1,7 +1,7 @@
 //! What a common program needs, in one line: `use peerweave_nccl::prelude::*`.
 //!
-//! The crate's own types, the contexts, streams and memory of `peerweave-driver`, and the element types. cudarc itself is
-//! [`peerweave_nccl::cudarc`](crate::cudarc).
+//! The crate's own types, the contexts, streams and memory of `peerweave-driver`, and the element
+//! types. cudarc itself is [`peerweave_nccl::cudarc`](crate::cudarc).
 
 pub use crate::{
     CollConfig, Communicator, CommunicatorBuilder, Config, CudaContext, CudaSlice, CudaStream, DType, DeviceBuffer,

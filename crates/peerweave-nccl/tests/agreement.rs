@@ -1,4 +1,5 @@
-//! Ranks of one process that do not fit together: lengths that differ within a group, and ranks that a thread has left out of it.
+//! Ranks of one process that do not fit together: lengths that differ within a group, and ranks
+//! that a thread has left out of it.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{Communicator, Config, DeviceMemory, Group, MisuseKind, NcclError, OnExpiry, PreMulSum, ReduceOp};
 
-/// Has a group refused with these words, before NCCL hears of any of it.
+/// Has a group refused with these words, before NCCL is called.
 #[track_caller]
 fn refused<'env>(
     all: &[(Communicator, std::sync::Arc<peerweave_nccl::CudaStream>)],

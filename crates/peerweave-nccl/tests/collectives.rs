@@ -26,7 +26,8 @@ fn in_one_process(devices: usize, checks: impl FnOnce(&mut Check<'_>) -> Result<
     nothing_is_left();
 }
 
-/// A type of its own kind each: what depends on the type does not depend on how many ranks there are, nor on more of the library than which it has.
+/// A type of its own kind each: what depends on the type does not depend on how many ranks there
+/// are, nor on more of the library than which it has.
 fn some_types(check: &mut Check<'_>) -> Result<(), NcclError> {
     check.of_type::<f32>(13)?;
     check.of_type::<F8E4M3>(13)?;
@@ -92,7 +93,8 @@ fn processes_with_a_rank_each_meet_by_the_rendezvous() {
 
 #[test]
 fn libraries_of_every_age_give_the_same() {
-    // Before 2.28 all-to-all, gather and scatter are composed; before 2.24 8-bit floats are moved as bytes.
+    // Before 2.28 all-to-all, gather and scatter are composed; before 2.24 8-bit floats are moved
+    // as bytes.
     for version in ["2.19.3", "2.22.3", "2.27.7", "2.28.9", "2.30.7"] {
         fakes_of(3, version).run(|| {
             assert_eq!(Nccl::load().expect("the fake is there").version().to_string(), version);

@@ -1,4 +1,5 @@
-//! The configured form of every collective: at once and in a group, in place and not, by what it leaves and by the function that was called.
+//! The configured form of every collective: at once and in a group, in place and not, by what it
+//! leaves and by the function that was called.
 //!
 //! Which options there are, and what reaches the library, is `options.rs`.
 #![cfg(target_os = "linux")]
@@ -24,7 +25,8 @@ fn logged(part: &str) -> usize {
 
 type Buffer = DeviceMemory<f32>;
 
-/// What each configured call, on one of two ranks, leaves in its buffer of two elements; all start with rank + 1 and rank + 11.
+/// What each configured call, on one of two ranks, leaves in its buffer of two elements; all start
+/// with rank + 1 and rank + 11.
 type Step = (&'static str, fn(&Communicator, &CollConfig, &Arc<CudaStream>, Buffer) -> Result<Buffer, NcclError>, [[f32; 2]; 2]);
 
 /// Two elements of zeros, or one.
@@ -256,7 +258,7 @@ fn configurations_of_one_group_may_differ_from_call_to_call() {
 }
 
 #[test]
-fn configuration_that_is_wrong_is_told_when_the_call_is_recorded() {
+fn wrong_configuration_is_an_error_when_recorded() {
     fakes_of(1, "2.30.7").run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);

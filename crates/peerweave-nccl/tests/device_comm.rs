@@ -158,7 +158,7 @@ fn team_of_another_rank_or_communicator_never_reaches_nccl() {
 }
 
 #[test]
-fn communicator_is_not_made_where_multicast_is_forbidden_and_nccl_was_not_told() {
+fn communicator_needs_nvls_off_where_multicast_is_forbidden() {
     fakes_of("2.32.3").env("PEERWEAVE_MULTICAST", "off").env_remove("NCCL_NVLS_ENABLE").run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let contexts = [context(0).expect("the fake has devices")];

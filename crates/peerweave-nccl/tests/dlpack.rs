@@ -1,4 +1,5 @@
-//! Tensors of other frameworks, handed over by DLPack, as buffers of NCCL's calls: at once, and in a graph that owns them.
+//! Tensors of other frameworks, handed over by DLPack, as buffers of NCCL's calls: at once, and in
+//! a graph that owns them.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -43,7 +44,8 @@ fn handed_over(memory: &DeviceMemory<f32>) -> DlpackTensor<f32> {
     };
     let tensor = DLManagedTensor { dl_tensor, manager_ctx: std::ptr::null_mut(), deleter: Some(delete) };
     let producer = Box::into_raw(Box::new(Producer { tensor, shape: [memory.len() as i64], _memory: memory.clone() }));
-    // SAFETY: the box is ours alone, valid, and taken back by the deleter, which any thread may call.
+    // SAFETY: the box is ours alone, valid, and taken back by the deleter, which any thread may
+    // call.
     unsafe {
         (*producer).tensor.manager_ctx = producer.cast();
         (*producer).tensor.dl_tensor.shape = (&raw mut (*producer).shape).cast();

@@ -132,7 +132,7 @@ fn abort_frees_a_thread_that_is_stuck_in_a_revocation() {
 }
 
 #[test]
-fn memory_of_a_communicator_that_could_not_be_finalized_is_freed() {
+fn memory_is_freed_after_a_failed_finalize() {
     for (setting, fault) in
         [("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommFinalize:1=2"), ("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommFinalize:1")]
     {
@@ -290,7 +290,8 @@ fn communicator_whose_revocation_is_refused_stays_what_it_was() {
 
 #[test]
 fn abort_waits_for_a_call_that_comes_back_by_itself() {
-    // Each communicator asks for four statistics; the fake ends the process if it is freed before the first of them looks at it.
+    // Each communicator asks for four statistics; the fake ends the process if it is freed before
+    // the first of them looks at it.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats:1=100,ncclCommMemStats:5=100").run(|| {
         for (comm, _) in all(1).into_iter().chain(all_blocking(1)) {
             let asking = comm.clone();
@@ -306,7 +307,7 @@ fn abort_waits_for_a_call_that_comes_back_by_itself() {
 }
 
 #[test]
-fn call_that_an_abort_ends_comes_back_when_nccl_is_done_with_its_memory() {
+fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
     fakes(1).run(|| {
         let (comm, stream) = alone_non_blocking();
         let mut values = floats(&stream, &[1.0; 4]);

@@ -1,4 +1,5 @@
-//! What goes wrong on the way: stuck collectives, asynchronous errors, ranks that die, memory that is short.
+//! What goes wrong on the way: stuck collectives, asynchronous errors, ranks that die, memory that
+//! is short.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -105,7 +106,7 @@ fn asynchronous_error_ends_the_wait_at_once() {
 }
 
 #[test]
-fn call_that_fails_is_an_error_with_the_words_of_nccl_and_the_next_works() {
+fn failed_call_carries_nccl_text_and_the_next_call_works() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:2=4").run(|| {
         let config = Config::new().blocking(Switch::On);
         let comm = Communicator::builder()
@@ -180,7 +181,8 @@ fn killed_rank_is_named_and_the_others_go_on_without_it() {
 
 /// Forks the rank that dies, so that the scenario's own child does not.
 fn victim(child: &peerweave_fakes::Child) {
-    // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need; nothing was loaded.
+    // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need;
+    // nothing was loaded.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let (comm, rendezvous) = join(child);

@@ -192,7 +192,8 @@ fn memory_and_communicators_are_made_while_a_capture_goes_on() {
             let mut kept = floats(&stream, &[1.0]);
             let capturing = context.new_stream().expect("a stream");
             capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it captures");
-            // What allocates or synchronises would spoil the capture of this mode, whichever thread does it.
+            // What allocates or synchronises would spoil the capture of this mode, whichever thread
+            // does it.
             let memory = NcclMem::from_slice(nccl, &stream, &[1.0f32; 8]);
             let registered = memory.as_ref().map(|memory| comm.register(memory));
             let window = memory.as_ref().map(|memory| Window::register(&comm, memory, WindowKind::DEFAULT));
@@ -283,7 +284,7 @@ fn registered_memory_is_not_given_back_under_a_graph() {
 }
 
 #[test]
-fn capture_that_comes_while_who_finalizes_waits_for_its_turn_is_an_error() {
+fn capture_begun_while_finalize_waits_is_an_error() {
     fakes(1).run(|| {
         let (comm, stream) = alone_non_blocking();
         let mut values = floats(&stream, &[1.0]);
@@ -356,7 +357,8 @@ fn capture_that_begins_before_a_call_has_its_turn_is_an_error() {
     });
 }
 
-/// Begins a capture of the stream while a question of a call in another thread is held up. Gives the call's result and the graph, if there is one.
+/// Begins a capture of the stream while a question of a call in another thread is held up. Gives
+/// the call's result and the graph, if there is one.
 fn captured_during<B: Send + 'static>(
     (comm, stream): (&Communicator, &Arc<CudaStream>),
     held_up: &str,
@@ -377,7 +379,8 @@ fn captured_during<B: Send + 'static>(
     (result, stream.end_capture(flags).ok().flatten())
 }
 
-/// As [`captured_during`], for a call that asks before it is issued: it fails, and there is no graph.
+/// As [`captured_during`], for a call that asks before it is issued: it fails, and there is no
+/// graph.
 fn refused_meanwhile(
     blocking: Switch,
     held_up: &str,
@@ -398,7 +401,8 @@ const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
 fn capture_that_begins_during_a_call_keeps_what_it_uses() {
-    // NCCL's question, so that the call is captured; and the one after it, so that the call has run.
+    // NCCL's question, so that the call is captured; and the one after it, so that the call has
+    // run.
     for question in ["1", "2"] {
         fakes(1).env("QUESTION", question).run(|| {
             let question = std::env::var("QUESTION").expect("it was set");
@@ -424,7 +428,7 @@ fn capture_that_begins_during_a_call_keeps_what_it_uses() {
 }
 
 #[test]
-fn capture_that_begins_during_a_call_on_borrowed_memory_is_spoiled() {
+fn capture_begun_during_a_call_on_borrowed_memory_is_spoiled() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0; 4]);
@@ -465,7 +469,7 @@ fn capture_that_begins_during_a_slow_call_gives_no_graph() {
 #[test]
 fn capture_that_begins_during_a_configured_call_gives_no_graph() {
     fakes(1).run(|| {
-        // The slow path asks once more before it calls.
+        // The slow path asks again before it calls.
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
             comm.with(&CollConfig::new()).all_reduce_in_place(stream, values, ReduceOp::Sum)
         });
@@ -488,7 +492,8 @@ fn capture_that_ends_during_a_call_leaks_what_it_uses() {
         let mut values = floats(&stream, &[1.0]);
         drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
-        // A yes is asked for again: two before the call, two before its turn, one of NCCL, and the one after it.
+        // A yes is asked for again: two before the call, two before its turn, one of NCCL, and the
+        // one after it.
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         fail_driver("cuStreamIsCapturing:6=400ms");
         let (other, theirs) = (comm.clone(), Arc::clone(&stream));

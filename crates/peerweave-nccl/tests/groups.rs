@@ -70,7 +70,7 @@ fn panic_in_the_closure_issues_nothing() {
 }
 
 #[test]
-fn groups_within_groups_are_issued_together_and_fail_by_themselves() {
+fn nested_groups_are_issued_together_and_fail_alone() {
     fakes(2).run(|| {
         let all = all(2);
         let sends: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank() as f32])).collect();
@@ -124,7 +124,7 @@ fn call_that_nccl_refuses_ends_the_group_with_its_error() {
 }
 
 #[test]
-fn error_of_ours_in_the_middle_of_a_group_ends_the_part_that_was_issued() {
+fn error_inside_a_group_ends_the_issued_part() {
     fakes(2).without("ncclBroadcast").run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -159,7 +159,8 @@ fn part_of_a_group_that_is_in_progress_is_not_waited_for() {
             for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
             }
-            // The last one's context is current: each is made current once before NCCL is asked, and once for its call.
+            // The last one's context is current: each is made current once before NCCL is asked,
+            // and once for its call.
             fail_driver("cuCtxSetCurrent:4=709");
             Ok(())
         });
@@ -174,7 +175,7 @@ fn part_of_a_group_that_is_in_progress_is_not_waited_for() {
 }
 
 #[test]
-fn rank_that_is_aborted_in_the_middle_of_a_group_is_not_used_any_more() {
+fn rank_aborted_inside_a_group_is_not_used_again() {
     fakes(2).run(|| {
         let all = all(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -233,7 +234,8 @@ fn error_of_ours_in_the_middle_of_a_registration_ends_it() {
             all.iter().map(|(comm, _)| NcclMem::<u8>::alloc(comm.nccl(), comm.context(), 64).expect("memory")).collect();
         let members: Vec<(&Communicator, &dyn DeviceBuffer<u8>)> =
             all.iter().zip(&memories).map(|((comm, _), memory)| (comm, memory as _)).collect();
-        // The last one's context is current: each is made current once before NCCL is asked, and once for its call.
+        // The last one's context is current: each is made current once before NCCL is asked, and
+        // once for its call.
         fail_driver("cuCtxSetCurrent:4=709");
         let start = std::time::Instant::now();
         let error = Window::register_all(&members, WindowKind::DEFAULT).expect_err("the second rank cannot register");
@@ -329,7 +331,7 @@ fn panic_in_an_inner_group_takes_its_calls_back() {
 }
 
 #[test]
-fn threads_whose_groups_take_communicators_in_another_order_do_not_wait_for_each_other() {
+fn groups_that_lock_in_opposite_order_do_not_deadlock() {
     fakes(2).run(|| {
         let all = all(2);
         let nccl = all[0].0.nccl();
@@ -343,7 +345,8 @@ fn threads_whose_groups_take_communicators_in_another_order_do_not_wait_for_each
                         if thread == 1 {
                             members.reverse();
                         }
-                        // Alone on its communicator each: the order between threads does not matter then.
+                        // Alone on its communicator each: the order between threads does not matter
+                        // then.
                         nccl.group(|group| {
                             for (comm, stream, buffer) in &mut members {
                                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Max)?;
@@ -403,7 +406,8 @@ fn slices_of_cudarc_are_reduced_and_may_be_dropped_at_once() {
     });
 }
 
-/// A group whose thread is held up between its calls, for longer than a thread that is stuck is waited for, while one of its ranks is aborted.
+/// A group whose thread is held up between its calls, for longer than a thread that is stuck is
+/// waited for, while one of its ranks is aborted.
 fn held_up(blocking: Switch) {
     let all = all_with(2, &Config::new().blocking(blocking));
     let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -416,7 +420,8 @@ fn held_up(blocking: Switch) {
         for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
             group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
         }
-        // Each rank's context is made current before NCCL is asked, and again for its call: the second rank's call is held up.
+        // Each rank's context is made current before NCCL is asked, and again for its call: the
+        // second rank's call is held up.
         fail_driver("cuCtxSetCurrent:4=900ms");
         Ok(())
     });

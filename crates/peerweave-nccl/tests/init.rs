@@ -1,4 +1,5 @@
-//! Making communicators: one by one, together, with several ids, by growing; and what becomes of those that are not made.
+//! Making communicators: one by one, together, with several ids, by growing; and what becomes of
+//! those that are not made.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -132,10 +133,11 @@ fn init_that_fails_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
-fn error_of_ours_after_the_first_rank_was_started_waits_only_for_that_one() {
+fn init_error_after_the_first_rank_waits_only_for_it() {
     fakes(2).run(|| {
         let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(2));
-        // Both contexts are tried before NCCL is asked, and each is made current again for its rank.
+        // Both contexts are tried before NCCL is asked, and each is made current again for its
+        // rank.
         fail_driver("cuCtxSetCurrent:4=709");
         let start = Instant::now();
         let error =
@@ -148,7 +150,7 @@ fn error_of_ours_after_the_first_rank_was_started_waits_only_for_that_one() {
 }
 
 #[test]
-fn rank_that_blocks_does_not_wait_for_ever_for_one_that_does_not_come_and_leaves_nothing_when_it_does() {
+fn blocking_init_ends_at_its_deadline_and_leaks_nothing() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (id, contexts, config) = (nccl.unique_id().expect("an id"), contexts(2), Config::new().blocking(Switch::On));
@@ -176,7 +178,7 @@ fn rank_that_blocks_does_not_wait_for_ever_for_one_that_does_not_come_and_leaves
 }
 
 #[test]
-fn ranks_that_block_are_made_on_another_thread_and_used_on_this_one() {
+fn blocking_ranks_can_be_used_on_another_thread() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (contexts, config) = (contexts(2), Config::new().blocking(Switch::On));

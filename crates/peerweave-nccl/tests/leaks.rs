@@ -1,4 +1,5 @@
-//! What a program has not given back when it ends: reported once, with names, and nothing where nothing is left.
+//! What a program has not given back when it ends: reported once, with names, and nothing where
+//! nothing is left.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 

@@ -1,6 +1,8 @@
-//! The library itself: found or not, old or new, whole or with a function missing, alone or in a fork.
+//! The library itself: found or not, old or new, whole or with a function missing, alone or in a
+//! fork.
 //!
-//! Communicators are not here. No GPU and no NCCL is needed: the children of these tests find a fake one.
+//! Communicators are not here. No GPU and no NCCL is needed: the children of these tests find a
+//! fake one.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -228,7 +230,7 @@ fn library_that_somebody_else_has_mapped_is_reported() {
 }
 
 #[test]
-fn library_beside_a_driver_that_does_not_work_says_what_it_can_and_devices_are_errors() {
+fn library_without_a_working_driver_refuses_devices_only() {
     Fakes::new().cuda().nccl().without("cuInit").run(|| {
         let nccl = Nccl::load().expect("it is there");
         assert!(nccl.unique_id().is_ok());
@@ -243,8 +245,8 @@ fn fork_of_the_process_gets_errors_instead_of_a_hang() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("it is there");
         let parent = std::process::id();
-        // SAFETY: the child only does what a fork may do while other threads hold locks: it calls functions that return before they reach
-        // NCCL, and ends with `_exit`.
+        // SAFETY: the child only does what a fork may do while other threads hold locks: it calls
+        // functions that return before they reach NCCL, and ends with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let forked =

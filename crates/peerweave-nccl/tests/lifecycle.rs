@@ -52,7 +52,8 @@ fn raw_handle_is_the_librarys_own_and_told_only_while_it_lives() {
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int>(count) };
         for (comm, _) in &all {
             let (raw, mut rank) = (comm.as_raw().expect("it lives"), -1);
-            // SAFETY: the communicator lives, nobody else calls on it, and the pointer is to a live number.
+            // SAFETY: the communicator lives, nobody else calls on it, and the pointer is to a live
+            // number.
             assert_eq!(unsafe { user_rank(raw, &raw mut rank) }, 0);
             assert_eq!(rank, comm.rank() as c_int);
             comm.abort(DEADLINE).expect("it is aborted");
@@ -173,7 +174,7 @@ fn times_without_end_are_no_panic() {
 }
 
 #[test]
-fn parent_whose_split_was_left_undone_is_not_taken_for_a_good_one() {
+fn parent_with_an_unfinished_split_is_unusable() {
     fakes(2).run(|| {
         let all = all(2);
         let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(0), 0)).collect();
@@ -202,10 +203,12 @@ fn forked_child_gets_errors() {
         let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it is registered").expect("a window");
         let scaled = PreMulSum::new(&comm, 2.0f32).expect("it is made");
         let device = DeviceCommunicator::create(&comm, &DeviceCommRequirements::new()).expect("it is made");
-        // SAFETY: the child calls what is under test, which allocates nothing that another thread holds a lock of, and ends at once.
+        // SAFETY: the child calls what is under test, which allocates nothing that another thread
+        // holds a lock of, and ends at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // So a real driver answers in a fork (seen on H200), and no call may come as far as that.
+            // So a real driver answers in a fork (seen on H200), and no call may come as far as
+            // that.
             fail_driver("cuCtxSetCurrent:*=3,cuCtxGetCurrent:*=3,cuEventCreate:*=3");
             let (context, config, requirements) = (comm.context(), Config::new(), DeviceCommRequirements::new());
             let results: [(&str, Result<(), NcclError>); 33] = [

@@ -1,4 +1,5 @@
-//! NCCL's log as events of `tracing`: at the level that was asked for, of children too, and without harm to their files.
+//! NCCL's log as events of `tracing`: at the level that was asked for, of children too, and without
+//! harm to their files.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -19,7 +20,8 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 
 type Lines = Arc<Mutex<Vec<(Level, String)>>>;
 
-/// Keeps what the target `nccl` says, and what spans of that name begin with, as lines of the level of spans.
+/// Keeps what the target `nccl` says, and what spans of that name begin with, as lines of the level
+/// of spans.
 struct Collector(Lines);
 
 struct Message(String);
@@ -105,11 +107,12 @@ fn lines_are_events_of_the_level_that_was_asked_for() {
     });
 }
 
-/// What a child's NCCL does with the variable: opens it for writing from its start, and writes a line.
+/// What a child's NCCL does with the variable: opens it for writing from its start, and writes a
+/// line.
 const OPENS: &str = r#"printf 'node:7:7 [0] NCCL WARN %s\n' 'from a child' > "$NCCL_DEBUG_FILE""#;
 
 #[test]
-fn child_that_inherits_the_variables_logs_here_and_loses_no_file() {
+fn child_process_inherits_the_debug_log_settings() {
     fakes(1).run(|| {
         let lines = collect();
         let nccl = Nccl::load().expect("the fake is there");
@@ -123,7 +126,8 @@ fn child_that_inherits_the_variables_logs_here_and_loses_no_file() {
         let file = std::fs::File::options().append(true).open(&path).expect("it is there");
         let mut child = Command::new("/bin/sh");
         child.args(["-c", OPENS]);
-        // SAFETY: `dup2` may be called between fork and exec. The child's descriptor of that number is a file of its own.
+        // SAFETY: `dup2` may be called between fork and exec. The child's descriptor of that number
+        // is a file of its own.
         unsafe {
             let descriptor = file.as_raw_fd();
             child.pre_exec(move || match libc::dup2(descriptor, number) {

@@ -1,4 +1,5 @@
-//! What is wrong with a call is said before NCCL hears of it: each misuse with its exact words, and each version's limits.
+//! What is wrong with a call is reported before NCCL is called: each misuse with its exact words,
+//! and each version's limits.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -137,7 +138,7 @@ fn gather_checks_a_receive_buffer_that_is_not_the_roots() {
 }
 
 #[test]
-fn devices_streams_and_communicators_that_do_not_belong_together() {
+fn mismatched_devices_streams_and_communicators_are_refused() {
     fakes(2).run(|| {
         let all = all(2);
         let ((comm, stream), (other, other_stream)) = (&all[0], &all[1]);
@@ -223,10 +224,11 @@ fn streams_of_each_thread_are_refused_by_every_call() {
 }
 
 #[test]
-fn errors_that_other_objects_left_in_the_context_are_not_told_by_these_calls() {
+fn pending_context_errors_of_others_are_not_reported() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        // A destructor of cudarc's that fails leaves its error for the next call of cudarc's, whoever makes that.
+        // A destructor of cudarc's that fails leaves its error for the next call of cudarc's,
+        // whoever makes that.
         let leave = || {
             let event = comm.context().new_event(None).expect("an event");
             fail_driver("cuEventDestroy_v2:1=709");

@@ -1,4 +1,5 @@
-//! The common program, with this crate as its only dependency: the program of the README, and one that uses more.
+//! The common program, with this crate as its only dependency: the program of the README, and one
+//! that uses more.
 #![cfg(target_os = "linux")]
 
 use peerweave_fakes::Fakes;

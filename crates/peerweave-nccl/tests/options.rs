@@ -1,6 +1,8 @@
-//! Every option of a communicator and of a call reaches the library that knows it, and is an error with one that does not.
+//! Every option of a communicator and of a call reaches the library that knows it, and is an error
+//! with one that does not.
 //!
-//! What the structs look like in which version is tested beside them; what the options do is NCCL's.
+//! What the structs look like in which version is tested beside them; what the options do is
+//! NCCL's.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -57,7 +59,7 @@ fn options() -> Vec<(Config, &'static str, &'static str)> {
 }
 
 #[test]
-fn options_of_a_communicator_reach_a_library_that_knows_them_and_no_other() {
+fn options_reach_only_libraries_that_know_them() {
     let directory = tempfile::tempdir().expect("temporary directory");
     for version in ["2.19.3", "2.26.5", "2.27.7", "2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3"] {
         fakes_of(1, version).env(LOG, directory.path().join(version)).run(|| {

@@ -1,4 +1,5 @@
-//! Calls that end a communicator at the same moment, or beside calls of others: each finds the other, and NCCL never gets a handle that was freed.
+//! Calls that end a communicator at the same moment, or beside calls of others: each finds the
+//! other, and NCCL never gets a handle that was freed.
 //!
 //! What the gate promises for one order of steps is tested beside it.
 #![cfg(target_os = "linux")]
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{Communicator, DeadState, NcclError, ReduceOp};
 
-/// Revokes in one thread and does something else in another, again and again, a little earlier or later each time.
+/// Revokes in one thread and does something else in another, again and again, a little earlier or
+/// later each time.
 fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclError>)) {
     let start = Instant::now();
     for round in 0.. {
@@ -40,7 +42,7 @@ fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclE
 }
 
 #[test]
-fn who_finalizes_or_aborts_is_never_inside_together_with_who_revokes() {
+fn finalize_and_abort_exclude_revoke() {
     fakes(1).run(|| {
         let (mut revoked, mut late) = (0, 0);
         beside_a_revocation(|round, comm, result| {
@@ -64,7 +66,8 @@ fn what_was_revoked_stays_so_when_its_call_ends_with_an_error() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0; 4]);
-        // NCCL's own thread is slow before it launches, and then fails, as one whose communicator was revoked.
+        // NCCL's own thread is slow before it launches, and then fails, as one whose communicator
+        // was revoked.
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         fail_driver("cuStreamIsCapturing:2=400ms,cuLaunchHostFunc:1=999");
         let other = comm.clone();

@@ -1,4 +1,5 @@
-//! Registered memory that one rank gives back alone: when nothing of this rank uses it any more, and whatever the others do.
+//! Registered memory that one rank gives back alone: when nothing of this rank uses it any more,
+//! and whatever the others do.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 

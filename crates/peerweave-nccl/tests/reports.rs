@@ -1,4 +1,5 @@
-//! What ranks learn of each other over the rendezvous when a wait expires: who is behind, who is gone, and nothing that is no longer so.
+//! What ranks learn of each other over the rendezvous when a wait expires: who is behind, who is
+//! gone, and nothing that is no longer so.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -82,7 +83,7 @@ fn rank_that_came_late_is_not_blamed_for_the_next_call() {
 }
 
 #[test]
-fn ranks_that_joined_from_elsewhere_are_not_looked_for_in_the_rendezvous() {
+fn ranks_joined_from_elsewhere_are_not_in_the_rendezvous() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce").run_many(1, |child| {
         let (comm, _rendezvous, _) = join(&child);
         let (nccl, id) = (comm.nccl(), comm.grow_id().expect("an id"));
@@ -117,7 +118,8 @@ fn loss_that_nccl_notices_first_names_the_rank() {
 
 fn dies_while_the_others_make_it(child: &Child, deadline: Duration) {
     if child.rank == 1 {
-        // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need; nothing was loaded.
+        // SAFETY: this process has one thread yet, but for the harness's, which the fork does not
+        // need; nothing was loaded.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let rendezvous = rendezvous(child);

@@ -40,7 +40,8 @@ fn threads_share_a_communicator() {
 
 #[test]
 fn questions_of_several_threads_never_meet_a_call() {
-    // The fake ends the process where two threads are in calls on a communicator that does not block.
+    // The fake ends the process where two threads are in calls on a communicator that does not
+    // block.
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let done = AtomicBool::new(false);

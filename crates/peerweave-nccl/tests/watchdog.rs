@@ -1,5 +1,5 @@
-//! Deadlines of calls that NCCL keeps and of work that is enqueued: the communicator concerned ends, the error names the ranks that are behind, others
-//! go on.
+//! Deadlines of calls that NCCL keeps and of work that is enqueued: the communicator concerned
+//! ends, the error names the ranks that are behind, others go on.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -18,7 +18,8 @@ const SHORT: Duration = Duration::from_millis(300);
 /// A deadline for what comes in milliseconds, on a busy machine as well.
 const PATIENT: Duration = Duration::from_secs(2);
 
-/// What is late ends soon after its deadline: the others are asked, and an abort waits for a thread that may leave by itself.
+/// What is late ends soon after its deadline: the others are asked, and an abort waits for a thread
+/// that may leave by itself.
 const LATE: Duration = Duration::from_secs(6);
 
 /// A machine where a first collective waits inside NCCL for all ranks.
@@ -38,7 +39,7 @@ fn missing(error: &NcclError) -> &[usize] {
 }
 
 #[test]
-fn call_that_is_stuck_ends_at_its_deadline_and_names_who_is_behind() {
+fn stuck_call_ends_at_its_deadline_and_names_late_ranks() {
     connecting(2).run(|| {
         for mode in [Switch::On, Switch::Off] {
             let is_over = Barrier::new(2);
@@ -245,7 +246,8 @@ fn capture_is_not_disturbed_by_a_look_at_late_work() {
 fn killed_rank_is_named_by_a_call_that_waits_for_it() {
     connecting(2).run_many(2, |child| {
         if child.rank == 1 {
-            // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need; nothing was loaded.
+            // SAFETY: this process has one thread yet, but for the harness's, which the fork does
+            // not need; nothing was loaded.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 let rendezvous = rendezvous(&child);

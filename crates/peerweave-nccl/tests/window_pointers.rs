@@ -60,7 +60,8 @@ fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync
 fn every_rank_s_part_is_found_by_rank_and_by_index() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
-            // NCCL maps everybody's memory once more, this rank's too: only that there is an address can be said.
+            // NCCL maps all ranks' memory again, this rank's too: only that there is an address can
+            // be said.
             window.peer_pointer(communicator.rank(), 0).expect("it is alive").expect("a rank reaches itself");
             let team = communicator.lsa_team().expect("it is alive").expect("the fake reaches all");
             let mut addresses = Vec::new();

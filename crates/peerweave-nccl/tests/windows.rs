@@ -1,4 +1,5 @@
-//! Registered memory: windows, what is put into them, buffers of one rank, and when they may be given back.
+//! Registered memory: windows, what is put into them, buffers of one rank, and when they may be
+//! given back.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -39,7 +40,7 @@ fn windows_are_put_into_by_every_rank() {
 }
 
 #[test]
-fn what_was_registered_and_only_dropped_keeps_its_memory_until_the_communicator_ends() {
+fn dropped_registration_keeps_memory_until_the_end() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = || NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
@@ -128,7 +129,7 @@ fn null_window_is_none_on_every_rank() {
 }
 
 #[test]
-fn registration_that_is_given_back_on_a_stuck_stream_keeps_to_its_deadline() {
+fn deregister_on_a_stuck_stream_meets_its_deadline() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory");
@@ -190,7 +191,7 @@ fn signals_are_counted_by_sender_and_by_number() {
 }
 
 #[test]
-fn registered_buffers_are_found_on_every_rank_where_only_the_root_has_one_to_give() {
+fn registered_buffers_of_rooted_calls_are_found_on_all_ranks() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             let (send, mut recv) = (floats(&stream, &[comm.rank() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));

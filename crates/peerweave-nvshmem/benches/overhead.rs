@@ -1,8 +1,10 @@
-//! What a call costs on the CPU beyond the bare call of C: in a loop, against the fake library in its mode without work.
+//! What a call costs on the CPU beyond the bare call of C: in a loop, against the fake library in
+//! its mode without work.
 //!
-//! The driver is asked two questions before each call (which context is current, is the stream being captured); they are measured too, and told apart.
-//! What they cost is the fake driver's time here, which is about the real one's. Nothing here says anything about a GPU. Fails if a call did not reach the
-//! library. With `ONLY` in the environment, only the rows whose names contain that.
+//! The driver is asked two questions before each call (which context is current, is the stream
+//! being captured); they are measured too, and told apart. What they cost is the fake driver's time
+//! here, which is about the real one's. Nothing here says anything about a GPU. Fails if a call did
+//! not reach the library. With `ONLY` in the environment, only the rows whose names contain that.
 
 use std::ffi::{CString, c_int, c_void};
 use std::hint::black_box;
@@ -110,7 +112,8 @@ fn measure() {
     );
     println!("{:<36} {:>6} {:>10} {:>7} {:>8} {:>8}", "", "bare", "questions", "ours", "beyond", "beyond");
     let bench = Bench { counted: &counted, ask };
-    // SAFETY: the library only checks and counts; the arguments are live all the same. So are they below.
+    // SAFETY: the library only checks and counts; the arguments are live all the same. So are they
+    // below.
     let bare = || unsafe { put(to, black_box(from), BYTES, 0, on) };
     bench.row("put", bare, || context.put(&target, black_box(&source), pe, &stream));
     // SAFETY: as above.
@@ -160,7 +163,8 @@ struct Bench<'a, A> {
 }
 
 impl<A: Fn()> Bench<'_, A> {
-    /// Measures the bare call, that after the two questions, and ours; in turn, so that what else the machine does meets all three.
+    /// Measures the bare call, that after the two questions, and ours; in turn, so that what else
+    /// the machine does meets all three.
     fn row(&self, name: &str, bare: impl Fn(), mut ours: impl FnMut() -> Result<(), NvshmemError>) {
         if std::env::var("ONLY").is_ok_and(|only| !name.contains(&only)) {
             return;

@@ -1,4 +1,5 @@
-//! What NVSHMEM is on this machine, as far as can be told without a GPU: where, which version, what it lacks, and whether PEs could meet by an id.
+//! What NVSHMEM is on this machine, as far as can be told without a GPU: where, which version, what
+//! it lacks, and whether PEs could meet by an id.
 //!
 //! It prints, for the wheel of 3.8.0:
 //!

@@ -1,6 +1,8 @@
-//! Prints what the Rust side believes of one version of NVSHMEM: sizes, offsets, constants, functions.
+//! Prints what the Rust side believes of one version of NVSHMEM: sizes, offsets, constants,
+//! functions.
 //!
-//! Loads nothing. `cargo xtask abi-nvshmem` compares it with the headers and the library of that version.
+//! Loads nothing. `cargo xtask abi-nvshmem` compares it with the headers and the library of that
+//! version.
 
 use clap::Parser;
 use peerweave_nvshmem::{Nvshmem, Version, sys};

@@ -1,13 +1,16 @@
-//! The classic first program: every PE puts its numbers to the next one, all wait for each other, and everybody looks at what came.
+//! The classic first program: every PE puts its numbers to the next one, all wait for each other,
+//! and everybody looks at what came.
 //!
-//! Start it on one machine with `peerweave run -n 2 -- ring`, or by `mpirun`, `srun`, `torchrun`; alone it is a job of one PE. It prints, for two PEs:
+//! Start it on one machine with `peerweave run -n 2 -- ring`, or by `mpirun`, `srun`, `torchrun`;
+//! alone it is a job of one PE. It prints, for two PEs:
 //!
 //! ```text
 //! PE 0 of 2: from PE 1 came 1024 times 1
 //! PE 1 of 2: from PE 0 came 1024 times 0
 //! ```
 //!
-//! The same through the portable API of `peerweave` is `examples/09-put-to-next`, which runs on the host backend: there is no `World` over NVSHMEM.
+//! The same through the portable API of `peerweave` is `examples/09-put-to-next`, which runs on the
+//! host backend: there is no `World` over NVSHMEM.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -37,7 +40,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     let (pe, n_pes) = (nvshmem.pe().get(), nvshmem.n_pes());
     let (next, previous) = (Pe::new((pe + 1) % n_pes), Pe::new((pe + n_pes - 1) % n_pes));
 
-    // Symmetric: every PE has both, and this PE's handle of `target` names the next PE's in the put below.
+    // Symmetric: every PE has both, and this PE's handle of `target` names the next PE's in the put
+    // below.
     let source = nvshmem.alloc::<f32>(COUNT)?;
     let target = nvshmem.alloc::<f32>(COUNT)?;
     let stream = nvshmem.stream();

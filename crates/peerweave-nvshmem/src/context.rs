@@ -1,4 +1,5 @@
-//! The caller's handle of the NVSHMEM that runs in this process, and what this process has of NVSHMEM.
+//! The caller's handle of the NVSHMEM that runs in this process, and what this process has of
+//! NVSHMEM.
 //!
 //! What a context does is `ops` and `team`; how it starts and ends is `startup`.
 
@@ -16,11 +17,11 @@ use crate::heap::Heap;
 use crate::heap::limits::Limits;
 use crate::library::{Nvshmem, Settings, Status};
 
-/// NVSHMEM, running in this process. Handles of the same context are clones; it ends when the last of them is given to
-/// [`finalize`](Self::finalize).
+/// NVSHMEM, running in this process. Handles of the same context are clones; it ends when the last
+/// of them is given to [`finalize`](Self::finalize).
 ///
-/// Dropping handles is local and ends nothing: a process that only drops its context leaves NVSHMEM running, and
-/// [`current`](Self::current) finds it again.
+/// Dropping handles is local and ends nothing: a process that only drops its context leaves NVSHMEM
+/// running, and [`current`](Self::current) finds it again.
 pub struct Context {
     pub(crate) comm: Arc<Comm>,
     pub(crate) heap: Arc<Heap>,
@@ -152,7 +153,8 @@ impl Context {
         let (comm, arguments) = (&self.comm, &self.running.arguments);
         let allocations: Vec<usize> = match Nvshmem::is_forked() {
             false => self.heap.allocations().iter().map(|one| one.bytes()).collect(),
-            // A thread that is not there may hold the lock; and there is no symmetric memory either.
+            // A thread that is not there may hold the lock; and there is no symmetric memory
+            // either.
             true => Vec::new(),
         };
         Info {
@@ -167,7 +169,8 @@ impl Context {
         }
     }
 
-    /// Ends NVSHMEM on all PEs as soon as possible, with an exit status, where the bootstrap has a way to; the id's has none.
+    /// Ends NVSHMEM on all PEs as soon as possible, with an exit status, where the bootstrap has a
+    /// way to; the id's has none.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`], [`NvshmemError::Timeout`].

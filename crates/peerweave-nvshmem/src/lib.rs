@@ -1,4 +1,5 @@
-//! Safe NVSHMEM for the host, loaded at run time: one binary for NVSHMEM 3.3 to 3.8, and for machines that have none.
+//! Safe NVSHMEM for the host, loaded at run time: one binary for NVSHMEM 3.3 to 3.8, and for
+//! machines that have none.
 //!
 //! No kernels, no network transport of its own, no tensors. Every module says what it does not do.
 //!

@@ -1,4 +1,5 @@
-//! Set-up calls: everybody calls NVSHMEM, or nobody, whatever threads do meanwhile; and nobody is blamed who came.
+//! Set-up calls: everybody calls NVSHMEM, or nobody, whatever threads do meanwhile; and nobody is
+//! blamed who came.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -12,7 +13,7 @@ use peerweave_types::Pe;
 const A_WHILE: Duration = Duration::from_millis(200);
 
 #[test]
-fn threads_that_make_set_up_calls_in_other_orders_get_errors_and_nvshmem_goes_on() {
+fn setup_calls_in_different_orders_are_errors_on_all() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, Duration::from_secs(3));
         let here = start_at(meeting, &child, settings(Duration::from_secs(1)));
@@ -46,7 +47,7 @@ fn threads_that_make_set_up_calls_in_other_orders_get_errors_and_nvshmem_goes_on
 }
 
 #[test]
-fn threads_that_make_set_up_calls_in_one_order_wait_for_each_other() {
+fn setup_calls_in_the_same_order_wait_for_each_other() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let world = here.context.world();
@@ -67,7 +68,7 @@ fn threads_that_make_set_up_calls_in_one_order_wait_for_each_other() {
 }
 
 #[test]
-fn a_thread_that_waits_too_long_for_its_turn_does_not_break_the_call_before_it() {
+fn expired_wait_for_a_turn_leaves_the_earlier_call_intact() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let first = if child.rank == 0 {
@@ -90,7 +91,7 @@ fn a_thread_that_waits_too_long_for_its_turn_does_not_break_the_call_before_it()
 }
 
 #[test]
-fn a_pe_that_has_met_the_others_and_does_not_get_into_nvshmem_leaves_nobody_inside() {
+fn pe_that_cannot_enter_after_meeting_blocks_no_other() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
         let here = start_within(&child, Duration::from_secs(3));
         let memory = here.context.alloc::<u32>(128).expect("memory");

@@ -1,4 +1,5 @@
-//! Barriers complete what was put before, whoever put it and by which way; and teams that are counted down.
+//! Barriers complete what was put before, whoever put it and by which way; and teams that are
+//! counted down.
 #![cfg(target_os = "linux")]
 
 mod common;

@@ -1,5 +1,6 @@
-//! The program that checks NVSHMEM on GPUs, over the fake libraries: every operation and element type, teams included, against an oracle of the
-//! host, with processes as PEs; and what a shared GPU, a missing PE and a killed one lead to.
+//! The program that checks NVSHMEM on GPUs, over the fake libraries: every operation and element
+//! type, teams included, against an oracle of the host, with processes as PEs; and what a shared
+//! GPU, a missing PE and a killed one lead to.
 #![cfg(target_os = "linux")]
 
 use std::path::PathBuf;

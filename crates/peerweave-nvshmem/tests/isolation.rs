@@ -1,4 +1,5 @@
-//! What others of the process, of the device or of the job left, hold or did wrong costs nobody more than an error.
+//! What others of the process, of the device or of the job left, hold or did wrong costs nobody
+//! more than an error.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -35,7 +36,7 @@ fn leave_an_error(here: &Arc<peerweave_driver::CudaContext>) {
 }
 
 #[test]
-fn an_error_that_another_object_left_in_the_context_stops_no_call_on_one_pe_alone() {
+fn pending_context_error_stops_no_call_on_one_pe_alone() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(child.rank);
@@ -74,7 +75,7 @@ fn an_error_that_another_object_left_in_the_context_stops_no_call_on_one_pe_alon
 }
 
 #[test]
-fn zeros_are_there_when_memory_is_whatever_the_default_stream_has_to_do() {
+fn new_memory_is_zero_though_the_default_stream_is_busy() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -125,7 +126,7 @@ fn without_a_rendezvous_nobody_puts_before_the_zeros_of_all() {
 }
 
 #[test]
-fn a_copy_does_not_wait_for_what_another_thread_puts_on_the_stream_meanwhile() {
+fn copy_does_not_wait_for_later_work_of_other_threads() {
     fakes().run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
@@ -160,7 +161,7 @@ fn a_copy_does_not_wait_for_what_another_thread_puts_on_the_stream_meanwhile() {
 }
 
 #[test]
-fn a_device_that_is_busy_for_ever_keeps_a_start_no_longer_than_the_deadline() {
+fn start_on_a_busy_device_ends_at_its_deadline() {
     fakes().run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(0);
@@ -181,7 +182,7 @@ fn tell(context: &Context, keep: &Arc<String>) -> Result<ModuleGuard, NvshmemErr
 }
 
 #[test]
-fn a_module_is_told_of_nvshmem_within_the_deadline_or_not_at_all() {
+fn module_init_completes_within_the_deadline_or_fails() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
@@ -234,7 +235,7 @@ fn a_module_that_cannot_be_told_off_is_never_unloaded() {
 }
 
 #[test]
-fn a_thread_that_waits_in_vain_for_others_to_leave_nvshmem_does_not_take_that_for_the_end() {
+fn expired_wait_for_the_gate_is_not_taken_for_finalize() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=400").run_many(1, |child| {
         let here = start_within(&child, Duration::from_millis(600));
         let memory = here.context.alloc::<u32>(128).expect("memory");
@@ -263,7 +264,7 @@ fn a_thread_that_waits_in_vain_for_others_to_leave_nvshmem_does_not_take_that_fo
 }
 
 #[test]
-fn a_thread_that_gets_in_after_the_end_is_told_that_it_was_the_end() {
+fn call_after_finalize_says_that_nvshmem_has_ended() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_hostlib_finalize=1500").run_many(1, |child| {
         let here = start(&child);
         let team = here.context.world();
@@ -297,7 +298,7 @@ fn a_launcher_s_job_needs_no_plugin_for_ids() {
 }
 
 #[test]
-fn a_launcher_s_plugin_that_does_not_load_is_an_error_before_nvshmem_is_started() {
+fn broken_launcher_plugin_is_an_error_before_start() {
     let place = tempfile::tempdir().expect("a directory");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "1").env("PMI_RANK", "0").run_many(1, |child| {
         let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
@@ -327,7 +328,7 @@ fn a_launcher_s_plugin_that_does_not_load_is_an_error_before_nvshmem_is_started(
 }
 
 #[test]
-fn what_went_wrong_on_the_device_is_an_error_of_the_call_that_nvshmem_gives_none_for() {
+fn device_error_is_returned_by_calls_without_a_status() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = here.context.alloc::<u32>(8).expect("memory");
@@ -342,7 +343,7 @@ fn what_went_wrong_on_the_device_is_an_error_of_the_call_that_nvshmem_gives_none
 }
 
 #[test]
-fn a_pe_whose_list_of_members_cannot_be_is_seen_by_the_others_at_once() {
+fn impossible_member_list_is_reported_to_all_at_once() {
     fakes().run_many(3, |child| {
         let here = start(&child);
         let all: Vec<Pe> = (0..3).map(Pe::new).collect();
@@ -370,7 +371,7 @@ fn a_pe_whose_list_of_members_cannot_be_is_seen_by_the_others_at_once() {
 }
 
 #[test]
-fn sizes_and_alignments_that_add_up_to_more_than_there_are_numbers_are_refused() {
+fn sizes_that_overflow_are_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let most = isize::MAX as usize;
@@ -385,7 +386,7 @@ fn sizes_and_alignments_that_add_up_to_more_than_there_are_numbers_are_refused()
 }
 
 #[test]
-fn nobody_calls_nvshmem_with_those_alone_who_came_before_one_gave_up() {
+fn setup_call_is_not_made_after_one_pe_gave_up() {
     const PATIENCE: Duration = Duration::from_millis(1000);
     fakes().run_many(3, |child| {
         let meeting = rendezvous(&child, PATIENCE * if child.rank == 0 { 1 } else { 4 });
@@ -427,7 +428,7 @@ fn all_who_did_not_come_to_a_team_s_call_are_named() {
 }
 
 #[test]
-fn a_wait_for_a_signal_compares_unsigned_numbers_and_never_goes_on_too_early() {
+fn signal_wait_compares_unsigned_and_never_ends_early() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let (word, stream) = (here.context.alloc_zeroed::<u64>(1).expect("memory"), here.new_stream());

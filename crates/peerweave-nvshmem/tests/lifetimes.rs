@@ -1,4 +1,5 @@
-//! What NVSHMEM, a stream or another PE still has is kept, and what blocks inside of NVSHMEM is not called: faults on demand by the fake.
+//! What NVSHMEM, a stream or another PE still has is kept, and what blocks inside of NVSHMEM is not
+//! called: faults on demand by the fake.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -63,7 +64,7 @@ fn outside_memory_stays_while_its_registration_is_stuck_inside() {
 }
 
 #[test]
-fn outside_memory_that_cannot_be_unregistered_is_leaked_and_the_end_comes_nevertheless() {
+fn failed_unregister_leaks_memory_and_finalize_succeeds() {
     let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_buffer_unregister");
     fails.run_many(1, |child| {
         let here = start(&child);
@@ -90,7 +91,7 @@ fn memory_that_one_pe_did_not_get_is_an_error_on_all() {
 }
 
 #[test]
-fn memory_that_nobody_got_of_a_heap_of_a_fixed_size_breaks_nothing() {
+fn failed_allocation_of_a_fixed_heap_breaks_nothing() {
     fakes().run_many(2, |child| {
         let here = common::start_with(&child, settings(DEADLINE).disable_cuda_vmm(true));
         let error = here.context.alloc::<u8>(1 << 30).expect_err("the heap is smaller");
@@ -145,7 +146,7 @@ fn a_capture_of_another_thread_neither_refuses_nor_is_spoilt() {
 }
 
 #[test]
-fn teams_are_not_made_while_a_stream_waits_for_what_may_never_come() {
+fn split_is_refused_while_a_stream_waits_for_a_signal() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
@@ -165,7 +166,7 @@ fn teams_are_not_made_while_a_stream_waits_for_what_may_never_come() {
 }
 
 #[test]
-fn an_nvshmem_of_somebody_else_in_the_process_is_not_taken_for_ours() {
+fn foreign_nvshmem_in_the_process_is_refused() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_init_status@0:1=2,nvshmemx_init_status:1=2").run(|| {
         let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
         let refused = misuse(Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)));
@@ -266,7 +267,7 @@ fn a_graph_alone_keeps_its_memory_from_being_freed() {
 }
 
 #[test]
-fn multicast_addresses_are_of_the_team_and_the_memory_of_one_context() {
+fn multicast_addresses_require_team_and_memory_of_one_context() {
     fakes().env_remove("PEERWEAVE_MULTICAST").env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let start = || Context::from_rendezvous(&meeting, &device(0), settings(DEADLINE)).expect("it starts");
@@ -297,7 +298,7 @@ fn multicast_addresses_are_of_the_team_and_the_memory_of_one_context() {
 }
 
 #[test]
-fn memory_that_cannot_be_released_does_not_keep_nvshmem_from_ending() {
+fn unreleasable_memory_does_not_stop_finalize() {
     let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_buffer_unregister_symmetric");
     fails.run_many(1, |child| {
         let here = start(&child);
@@ -339,7 +340,7 @@ impl Drop for Quiet {
 }
 
 #[test]
-fn a_destructor_of_what_was_kept_may_panic_or_call_nvshmem_and_keeps_nothing_from_being_told_off() {
+fn destructor_of_a_keeper_may_panic_or_call_nvshmem() {
     let slow = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=500");
     slow.run_many(1, |child| {
         let here = start(&child);
@@ -369,7 +370,7 @@ fn a_destructor_of_what_was_kept_may_panic_or_call_nvshmem_and_keeps_nothing_fro
 }
 
 #[test]
-fn memory_that_was_dropped_while_a_stream_uses_it_is_there_until_the_stream_has_passed_also_at_the_end() {
+fn memory_dropped_in_use_lives_until_its_stream_has_passed() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_putmem_on_stream=400").run_many(2, |child| {
         let here = start(&child);
         let source = here.context.alloc_zeroed::<u32>(64).expect("memory");
@@ -384,7 +385,7 @@ fn memory_that_was_dropped_while_a_stream_uses_it_is_there_until_the_stream_has_
 }
 
 #[test]
-fn a_quiet_of_the_host_waits_for_the_stream_whose_quiet_took_transfers_over() {
+fn host_quiet_waits_for_a_stream_quiet_with_its_transfers() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "10000").run_many(1, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);

@@ -95,7 +95,8 @@ fn copy_that_fails_reads_the_callers_slice_no_more() {
         let mut pinned = unsafe { here.context.device().alloc_pinned::<u64>(count) }.expect("memory of the host");
         let values = pinned.as_mut_slice().expect("nothing uses it");
         values.fill(7);
-        // The questions before are about the caller's stream and the context's own; then comes the copy.
+        // The questions before are about the caller's stream and the context's own; then comes the
+        // copy.
         fail_driver("cuStreamSynchronize:*=999,cuStreamQuery:3=999");
         let error = memory.copy_from(&here.stream, values).expect_err("it cannot be asked whether the copy is done");
         values.fill(0);
@@ -227,7 +228,8 @@ fn memory_of_nbi_transfers_waits_for_the_stream_of_the_quiet() {
                 if Arc::ptr_eq(stream, &other) {
                     hold.hold(&other);
                 }
-                // From here on NVSHMEM takes it for complete, and waits for it on this stream alone.
+                // From here on NVSHMEM takes it for complete, and waits for it on this stream
+                // alone.
                 complete(stream);
             }
             let (mut words, mut memory) = (Some(word), vec![(Freed::Source, source), (Freed::Target, target)]);
@@ -246,7 +248,7 @@ fn memory_of_nbi_transfers_waits_for_the_stream_of_the_quiet() {
 }
 
 #[test]
-fn quiet_and_barrier_are_not_captured_while_nbi_transfers_are_under_way() {
+fn quiet_and_barrier_refuse_capture_with_pending_nbi() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let (one, other) = (here.new_stream(), here.new_stream());
@@ -254,7 +256,8 @@ fn quiet_and_barrier_are_not_captured_while_nbi_transfers_are_under_way() {
         let target = here.context.alloc_zeroed::<u32>(64).expect("memory");
         here.context.put_nbi(&target, &source, here.context.pe(), &one).expect("it is left to NVSHMEM");
         other.begin_capture(MODE).expect("it can be captured");
-        // NVSHMEM would have the captured stream wait for one outside of the graph, and end the process.
+        // NVSHMEM would have the captured stream wait for one outside of the graph, and end the
+        // process.
         for refused in [here.context.quiet(&other), here.context.world().barrier(&other)] {
             let refused = misuse(refused);
             assert!(matches!(refused, MisuseKind::Context { .. }), "{refused:?}");
@@ -295,7 +298,7 @@ fn a_flush_that_the_library_lacks_takes_nothing_over() {
 }
 
 #[test]
-fn streams_that_are_done_are_not_kept_by_the_memory_that_they_used() {
+fn finished_streams_are_not_kept_by_their_memory() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let buffer = here.context.alloc_zeroed::<u32>(64).expect("memory");

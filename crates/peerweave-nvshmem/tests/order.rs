@@ -1,4 +1,5 @@
-//! The collectives of a team come one after the other, whatever streams they are on: the fake ends a process that has two in flight in no order.
+//! The collectives of a team come one after the other, whatever streams they are on: the fake ends
+//! a process that has two in flight in no order.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -19,7 +20,7 @@ fn capture(stream: &Arc<CudaStream>) {
 }
 
 #[test]
-fn a_collective_on_another_stream_waits_for_the_last_one_on_the_device() {
+fn collective_waits_for_the_last_one_on_another_stream() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -102,7 +103,7 @@ fn the_end_waits_for_the_collectives_of_every_team() {
 }
 
 #[test]
-fn what_waits_in_vain_for_the_last_stream_ends_at_the_deadline_and_can_be_tried_again() {
+fn expired_wait_for_the_last_stream_can_be_retried() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
@@ -160,7 +161,8 @@ fn nvshmem_s_own_teams_have_one_order() {
         let hold = Hold::new(&here);
         hold.hold(&one);
         for (index, team) in teams.iter().enumerate() {
-            // What NVSHMEM does for all PEs it does in parts, as the others: the fake ends a process that has two of them in flight.
+            // What NVSHMEM does for all PEs it does in parts, as the others: the fake ends a
+            // process that has two of them in flight.
             team.barrier(if index % 2 == 0 { &one } else { &other }).expect("it is enqueued");
         }
         hold.release();
@@ -173,7 +175,7 @@ fn nvshmem_s_own_teams_have_one_order() {
 }
 
 #[test]
-fn a_blocking_barrier_is_not_put_into_a_graph_that_nobody_could_wait_for() {
+fn blocking_barrier_is_refused_in_a_capture() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let stream = Arc::clone(here.context.stream());
@@ -214,7 +216,7 @@ fn threads_with_a_stream_each_take_turns() {
 }
 
 #[test]
-fn a_captured_collective_waits_here_for_what_its_graph_cannot_wait_for() {
+fn captured_collective_waits_on_the_host_for_earlier_work() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -271,7 +273,7 @@ fn a_stream_that_is_another_one_on_each_thread_is_refused() {
 }
 
 #[test]
-fn a_thread_that_waits_for_the_teams_other_pes_keeps_another_no_longer_than_the_deadline() {
+fn thread_waiting_for_a_team_blocks_others_to_the_deadline() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let allocate = || {

@@ -1,4 +1,5 @@
-//! Memory that is not NVSHMEM's own, and more of its own than there can be: refused before NVSHMEM finds out, and kept for as long as it is needed.
+//! Memory that is not NVSHMEM's own, and more of its own than there can be: refused before NVSHMEM
+//! finds out, and kept for as long as it is needed.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -13,7 +14,7 @@ use peerweave_nvshmem::{MisuseKind, NvshmemError};
 const A_WHILE: Duration = Duration::from_millis(200);
 
 #[test]
-fn a_registration_that_the_network_uses_ends_when_the_stream_has_passed() {
+fn network_registration_ends_after_its_stream_has_passed() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);
@@ -39,7 +40,7 @@ fn a_registration_that_the_network_uses_ends_when_the_stream_has_passed() {
 }
 
 #[test]
-fn what_cannot_be_made_symmetric_is_refused_before_nvshmem_maps_something_else() {
+fn memory_unfit_for_symmetry_is_refused_before_mapping() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let all = mapped(&here, 2);
@@ -67,7 +68,7 @@ fn what_cannot_be_made_symmetric_is_refused_before_nvshmem_maps_something_else()
 }
 
 #[test]
-fn outside_memory_that_does_not_fit_into_the_heap_s_addresses_or_steps_is_refused() {
+fn foreign_memory_outside_the_heap_range_is_refused() {
     fakes().run_many(1, |child| {
         let here = start_with(&child, settings(DEADLINE).heap_step_bytes(512 << 20));
         let refused = misuse(here.context.register_symmetric(&mapped(&here, 1)));
@@ -82,7 +83,7 @@ fn outside_memory_that_does_not_fit_into_the_heap_s_addresses_or_steps_is_refuse
 }
 
 #[test]
-fn more_memory_than_the_heap_can_have_is_refused_before_nvshmem_gives_its_heap_up() {
+fn oversized_allocation_is_refused_before_the_heap_is_lost() {
     fakes().run_many(2, |child| {
         let here = start_with(&child, settings(DEADLINE).max_memory_bytes(32 << 30));
         let first = here.context.alloc_zeroed::<u32>(64).expect("memory");
@@ -98,7 +99,7 @@ fn more_memory_than_the_heap_can_have_is_refused_before_nvshmem_gives_its_heap_u
 }
 
 #[test]
-fn a_registration_that_a_call_is_about_to_use_stays_until_the_call_is_enqueued() {
+fn registration_in_use_lives_until_the_call_is_enqueued() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=600").run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);

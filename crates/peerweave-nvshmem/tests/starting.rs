@@ -1,4 +1,5 @@
-//! Starting NVSHMEM where something is wrong: typed errors within the deadline, on every PE; and starting it twice.
+//! Starting NVSHMEM where something is wrong: typed errors within the deadline, on every PE; and
+//! starting it twice.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -95,7 +96,7 @@ fn a_library_that_is_too_old_is_refused_with_its_version() {
 }
 
 #[test]
-fn a_library_without_a_function_that_everything_needs_is_told_before_anybody_starts() {
+fn missing_required_function_is_an_error_before_start() {
     fakes().without("nvshmem_team_n_pes").run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE));
         assert!(matches!(&error, NvshmemError::Unsupported(it) if it.what == "nvshmem_team_n_pes"), "{error}");
@@ -146,7 +147,7 @@ fn pes_on_one_gpu_are_told_who_shares_it_and_can_try_again() {
 }
 
 #[test]
-fn a_heap_that_the_device_has_no_room_for_is_refused_before_anybody_starts() {
+fn heap_larger_than_the_device_is_refused_before_start() {
     fakes().run_many(2, |child| {
         let own = settings(DEADLINE).heap_step_bytes(1 << 50);
         let error = start_error(&child, child.rank, own);
@@ -176,7 +177,7 @@ fn a_pe_that_does_not_come_is_named_at_the_deadline() {
 }
 
 #[test]
-fn a_pe_that_does_not_come_to_a_start_by_id_ends_at_the_deadline_and_leaves_nvshmem_stuck() {
+fn missing_pe_at_start_by_id_expires_at_the_deadline() {
     fakes().run_many(1, |_| {
         let id = Context::unique_id(&settings(SHORT)).expect("an id");
         let began = Instant::now();
@@ -185,7 +186,8 @@ fn a_pe_that_does_not_come_to_a_start_by_id_ends_at_the_deadline_and_leaves_nvsh
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
         let error = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)).expect_err("it is inside");
         assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Stuck { .. }, .. }), "{error}");
-        // The fake gives up later than this and would end the process: what happens then is the fake's.
+        // The fake gives up later than this and would end the process: what happens then is the
+        // fake's.
     });
 }
 
@@ -239,7 +241,7 @@ fn a_second_start_gives_a_handle_or_says_what_differs() {
 }
 
 #[test]
-fn after_the_end_it_can_be_started_again_and_nothing_of_the_first_is_taken_for_the_second() {
+fn restart_after_finalize_shares_no_state_with_the_first() {
     fakes().run_many(2, |child| {
         let first = start(&child);
         let (team, world) = (first.context.world(), first.context.clone());
@@ -336,7 +338,8 @@ fn a_fork_is_told_that_nvshmem_is_its_parent_s() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = here.context.alloc::<u8>(8).expect("memory");
-        // SAFETY: the child calls nothing that needs the threads of its parent, and ends by `_exit`.
+        // SAFETY: the child calls nothing that needs the threads of its parent, and ends by
+        // `_exit`.
         let process = unsafe { libc::fork() };
         if process == 0 {
             let forked = |result: Result<(), NvshmemError>| matches!(result, Err(NvshmemError::Forked { .. }));
@@ -378,7 +381,7 @@ fn gpus_that_do_not_reach_each_other_need_a_network() {
 }
 
 #[test]
-fn a_plugin_for_ids_that_does_not_load_is_an_error_before_nvshmem_frees_it_twice() {
+fn broken_id_plugin_is_an_error_before_a_double_free() {
     fakes().run_many(1, |child| {
         let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
         let alone = child.directory.join("alone");
@@ -396,11 +399,11 @@ fn a_plugin_for_ids_that_does_not_load_is_an_error_before_nvshmem_frees_it_twice
 }
 
 #[test]
-fn after_an_id_that_could_not_be_made_nvshmem_is_not_asked_again() {
+fn failed_unique_id_is_not_requested_again() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_get_uniqueid:1").run_many(1, |_| {
         let error = Context::unique_id(&settings(DEADLINE)).expect_err("it fails");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
-        // It would free its plug-in once more.
+        // It would free its plug-in again.
         let again = Context::unique_id(&settings(DEADLINE)).expect_err("it is over");
         assert!(matches!(again, NvshmemError::Dead { state: DeadState::InitFailed, .. }), "{again}");
         let start = Context::from_launcher(&device(0), settings(DEADLINE)).expect_err("it is over");
@@ -409,7 +412,7 @@ fn after_an_id_that_could_not_be_made_nvshmem_is_not_asked_again() {
 }
 
 #[test]
-fn a_start_that_nvshmem_gave_up_after_the_pes_had_met_is_no_success() {
+fn start_abandoned_by_nvshmem_is_an_error() {
     fakes().run_many(2, |child| {
         let gives_up = settings(DEADLINE).variable("NVSHMEM_MAX_TEAMS", "many");
         let error = start_error(&child, child.rank, gives_up.clone());
@@ -424,7 +427,7 @@ fn a_start_that_nvshmem_gave_up_after_the_pes_had_met_is_no_success() {
 }
 
 #[test]
-fn a_pe_whose_process_runs_another_context_is_told_to_the_others_at_once() {
+fn pe_with_another_context_is_reported_to_all_at_once() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let running = (child.rank == 1).then(|| {
@@ -485,7 +488,7 @@ fn no_way_to_other_pes_at_all_is_told_before_anybody_starts() {
 }
 
 #[test]
-fn ways_to_meet_that_are_no_launcher_s_are_refused_before_nvshmem_gives_up_for_ever() {
+fn unknown_bootstrap_is_refused_before_nvshmem_is_called() {
     fakes().run_many(1, |_| {
         for bootstrap in ["UID", "plugin"] {
             let kind = misuse(Context::from_launcher(&device(0), settings(DEADLINE).bootstrap(bootstrap)));
@@ -525,7 +528,7 @@ fn the_switch_for_multicast_holds_for_who_makes_an_id_too() {
 }
 
 #[test]
-fn settings_that_nvshmem_would_not_read_any_more_are_refused_on_every_pe() {
+fn settings_nvshmem_has_already_read_are_refused_on_all_pes() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let begin = |settings| Context::from_rendezvous(&meeting, &device(child.rank), settings);
@@ -538,7 +541,7 @@ fn settings_that_nvshmem_would_not_read_any_more_are_refused_on_every_pe() {
 }
 
 #[test]
-fn a_start_that_was_refused_for_its_settings_has_nvshmem_read_none() {
+fn start_refused_for_settings_leaves_them_unread() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let begin = |settings| Context::from_rendezvous(&meeting, &device(child.rank), settings);

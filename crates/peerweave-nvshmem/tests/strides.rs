@@ -1,4 +1,5 @@
-//! Strides that NVSHMEM, or a copy of CUDA's under it, has no number for are refused before it is called.
+//! Strides that NVSHMEM, or a copy of CUDA's under it, has no number for are refused before it is
+//! called.
 #![cfg(target_os = "linux")]
 
 mod common;

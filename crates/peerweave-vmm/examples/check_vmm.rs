@@ -1,9 +1,13 @@
-//! Checks shared GPU memory on the GPUs of this machine: `check_vmm [--pes N] [--threads] [--kill] [--ipc] [--fabric] [--rounds N]`.
+//! Checks shared GPU memory on the GPUs of this machine: `check_vmm [--pes N] [--threads] [--kill]
+//! [--ipc] [--fabric] [--rounds N]`.
 //!
-//! N processes (or threads) map one heap all to all; every pair is written and read with patterns; the heap grows; many rounds of allocation leave
-//! no memory behind. The line `way: ...` says how the memory really went from one PE to the others; with `--fabric` it holds `FELL BACK` and the
-//! reason where fabric handles are not to be had. With `--kill` one process is killed while its memory is mapped, and the others must get an error that names it.
-//! Before the last line, `OK ...` or `FAILED ...`, comes a table of PE 0's steps. No wait is longer than 20 seconds, and the whole ends after 260 seconds. Multicast objects are never touched.
+//! N processes (or threads) map one heap all to all; every pair is written and read with patterns;
+//! the heap grows; many rounds of allocation leave no memory behind. The line `way: ...` says how
+//! the memory really went from one PE to the others; with `--fabric` it holds `FELL BACK` and the
+//! reason where fabric handles are not to be had. With `--kill` one process is killed while its
+//! memory is mapped, and the others must get an error that names it. Before the last line, `OK ...`
+//! or `FAILED ...`, comes a table of PE 0's steps. No wait is longer than 20 seconds, and the whole
+//! ends after 260 seconds. Multicast objects are never touched.
 
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
@@ -30,12 +34,14 @@ const WHOLE_RUN: Duration = Duration::from_secs(240);
 /// Tells a child that it is one.
 const CHILD: &str = "PEERWEAVE_CHECK_CHILD";
 const MIB: usize = 1 << 20;
-/// One piece of the driver's own: a leak of any kind that is looked for here would be as much in every round.
+/// One piece of the driver's own: a leak of any kind that is looked for here would be as much in
+/// every round.
 const MOST_KEPT: i64 = 2 << 20;
 
 /// Checks shared GPU memory on the GPUs of this machine, between processes or threads.
 ///
-/// The last line is `OK ...` or `FAILED ...`, and the exit status says the same. Multicast objects are never touched.
+/// The last line is `OK ...` or `FAILED ...`, and the exit status says the same. Multicast objects
+/// are never touched.
 #[derive(Clone, Debug, Parser)]
 #[command(max_term_width = 110)]
 struct Plan {
@@ -51,7 +57,8 @@ struct Plan {
     /// Share by legacy IPC
     #[arg(long, conflicts_with = "fabric")]
     ipc: bool,
-    /// Share by fabric handles where they are to be had; the line `way:` says FELL BACK and why where they are not
+    /// Share by fabric handles where they are to be had; the line `way:` says FELL BACK and why
+    /// where they are not
     #[arg(long)]
     fabric: bool,
     /// Rounds of allocations and of mappings; heaps are made a fiftieth as often
@@ -251,8 +258,9 @@ fn walk(job: &Job, plan: &Plan, steps: &mut Steps) -> Result<(), Failure> {
     let before = steady(&pes)?;
     steps.time("all to all, growth", || exchange_and_grow(&pes))?;
     let after_heap = steady(&pes)?;
-    // A driver keeps page tables, and memory for streams, of the most that were there at once. So each kind of round goes twice: what the first pass keeps
-    // is told, and the second may keep nothing.
+    // A driver keeps page tables, and memory for streams, of the most that were there at once. So
+    // each kind of round goes twice: what the first pass keeps is told, and the second may keep
+    // nothing.
     let n = plan.rounds as usize;
     let kinds: [(&str, Rounds, usize); 3] =
         [("allocations", rounds, n), ("heaps", heaps, (n / 50).max(2)), ("mappings", mappings, n)];

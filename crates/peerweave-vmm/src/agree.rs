@@ -1,6 +1,7 @@
 //! One round of a collective call of the heap or of a multicast object, with this crate's errors.
 //!
-//! The round itself is [`peerweave_bootstrap::agree`]. Invariant: after a [`Disagreement::Known`] all PEs undo, so that none waits for the deadline.
+//! The round itself is [`peerweave_bootstrap::agree`]. Invariant: after a [`Disagreement::Known`]
+//! all PEs undo, so that none waits for the deadline.
 
 use peerweave_bootstrap::agree::{self, Failure, Members};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
@@ -24,8 +25,9 @@ impl From<Disagreement> for VmmError {
     }
 }
 
-/// Goes through a round. `call` names the call with its arguments and the state that it started from; it must be the same on all PEs. `outcome` is
-/// what this PE has to give to the others, or its error, which is then the result.
+/// Goes through a round. `call` names the call with its arguments and the state that it started
+/// from; it must be the same on all PEs. `outcome` is what this PE has to give to the others, or
+/// its error, which is then the result.
 ///
 /// Gives the blobs of all PEs of the job.
 pub(crate) fn agree(
@@ -46,7 +48,8 @@ pub(crate) fn agree(
         }
         (agree::Disagreement::Rendezvous(error), outcome) => {
             if let Err(own) = outcome {
-                // The caller gets the other one: that this PE's failure was not heard of everywhere is worse.
+                // The caller gets the other one: that this PE's failure was not heard of everywhere
+                // is worse.
                 tracing::warn!(call, error = %own, "failed, and the others may not have heard of it");
             }
             Disagreement::Unknown(error.into())

@@ -1,4 +1,5 @@
-//! What can go wrong with shared memory of GPUs, by whose fault it is. Holds no logic: the text and the fields are the bug report.
+//! What can go wrong with shared memory of GPUs, by whose fault it is. Holds no logic: the text and
+//! the fields are the bug report.
 //!
 //! Invariant: every error names the call, the value and what was expected, or the PE at fault.
 
@@ -11,7 +12,8 @@ use peerweave_types::Pe;
 
 /// Why a call of this crate did not do what was asked.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
+/// show to people.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmmError {
@@ -57,7 +59,8 @@ pub enum VmmError {
         /// The PEs that did not arrive; empty where work of the own device did not end.
         missing: Vec<Pe>,
     },
-    /// One device is said to reach another's memory, and what arrived is not what was sent, or nothing arrived.
+    /// One device is said to reach another's memory, and what arrived is not what was sent, or
+    /// nothing arrived.
     #[error("peer access from {from} to {to} is broken: {what}")]
     BrokenPeer {
         /// Who reads or writes: a device or a PE.
@@ -98,7 +101,8 @@ impl std::fmt::Display for PeerCause {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// A number of bytes or an offset that is not a multiple of what it must be, or zero where it may not be.
+    /// A number of bytes or an offset that is not a multiple of what it must be, or zero where it
+    /// may not be.
     #[error("{call}: {what} is {value} bytes, expected a multiple of {multiple} above 0")]
     Unaligned {
         /// The call.
@@ -227,7 +231,8 @@ impl VmmError {
         }
     }
 
-    /// Whether another PE is gone, or did not come: it will hear nothing that this one says next, nor say what it had done.
+    /// Whether another PE is gone, or did not come: it will hear nothing that this one says next,
+    /// nor say what it had done.
     pub(crate) fn is_loss(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Peer { cause: PeerCause::Lost(_), .. })
     }

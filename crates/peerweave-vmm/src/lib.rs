@@ -1,4 +1,5 @@
-//! GPU memory shared between PEs: CUDA's virtual memory made safe, a symmetric heap over NVLink, multicast objects.
+//! GPU memory shared between PEs: CUDA's virtual memory made safe, a symmetric heap over NVLink,
+//! multicast objects.
 #![doc = include_str!("../README.md")]
 
 mod agree;

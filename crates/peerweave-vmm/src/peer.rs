@@ -109,7 +109,8 @@ pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
     })
 }
 
-/// Lets the context `from` reach plain allocations (not mappings, which have rights of their own) of the context `to`. Once is enough; again is no error.
+/// Lets the context `from` reach plain allocations (not mappings, which have rights of their own)
+/// of the context `to`. Once is enough; again is no error.
 ///
 /// # Errors
 /// [`VmmError::Unsupported`] where the devices do not reach each other; what the driver says.
@@ -129,14 +130,16 @@ pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmE
     }
 }
 
-/// Writes and reads memory of device `to` from device `from`, and compares every word with what was sent.
+/// Writes and reads memory of device `to` from device `from`, and compares every word with what was
+/// sent.
 ///
-/// A machine whose peer access is broken answers yes to every question and delivers wrong data, or nothing: this is how it shows.
+/// A machine whose peer access is broken answers yes to every question and delivers wrong data, or
+/// nothing: this is how it shows.
 ///
 /// # Errors
-/// [`VmmError::BrokenPeer`] for data that differ or do not come by the deadline; [`VmmError::Timeout`] for a device that does not even reach its own
-/// memory by then; [`VmmError::Unsupported`] where the devices do not reach each
-/// other; what the driver says.
+/// [`VmmError::BrokenPeer`] for data that differ or do not come by the deadline;
+/// [`VmmError::Timeout`] for a device that does not even reach its own memory by then;
+/// [`VmmError::Unsupported`] where the devices do not reach each other; what the driver says.
 pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Instant) -> Result<(), VmmError> {
     let (near, far) = (from.ordinal(), to.ordinal());
     if near != far && !pair(near, far)?.access {

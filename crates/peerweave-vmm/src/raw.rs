@@ -1,7 +1,9 @@
-//! What the driver is handed, as plain data of our own, and the one place where its answers become errors.
+//! What the driver is handed, as plain data of our own, and the one place where its answers become
+//! errors.
 //!
-//! Own declarations, since cudarc's structs change with the version of CUDA that a program is built for, while the driver's do not.
-//! Invariant: each struct here has the size and layout of its namesake in the driver's header, checked below against cudarc's.
+//! Own declarations, since cudarc's structs change with the version of CUDA that a program is built
+//! for, while the driver's do not. Invariant: each struct here has the size and layout of its
+//! namesake in the driver's header, checked below against cudarc's.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -16,7 +18,8 @@ use peerweave_dylib::MissingSymbol;
 use crate::VmmError;
 
 peerweave_dylib::bindings! {
-    /// What `peerweave_driver::Api` lacks, or has with an enumeration that lacks numbers where it is built for an older CUDA.
+    /// What `peerweave_driver::Api` lacks, or has with an enumeration that lacks numbers where it
+    /// is built for an older CUDA.
     pub(crate) struct Extra {
         /// The name of a device.
         "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
@@ -80,7 +83,8 @@ fn text_of(text: &[c_char]) -> String {
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// An attribute that is a truth value. One that the driver does not know is false: the device cannot do it through this driver.
+/// An attribute that is a truth value. One that the driver does not know is false: the device
+/// cannot do it through this driver.
 pub(crate) fn has(ordinal: usize, attribute: Attribute) -> Result<bool, VmmError> {
     let extra = extra()?;
     let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);

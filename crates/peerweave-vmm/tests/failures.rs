@@ -1,4 +1,5 @@
-//! The symmetric heap after something went wrong: who hears of it, how soon, and that the heap goes on; over the fake driver.
+//! The symmetric heap after a failure: which PEs are notified, how soon, and that the heap still
+//! works; over the fake driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -50,7 +51,7 @@ fn a_growth_that_fails_leaves_room_for_the_next_one_at_once() {
 }
 
 #[test]
-fn a_growth_by_legacy_ipc_that_fails_frees_what_nobody_has_opened_at_once() {
+fn failed_ipc_growth_frees_unopened_memory_at_once() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -74,7 +75,7 @@ fn a_growth_by_legacy_ipc_that_fails_frees_what_nobody_has_opened_at_once() {
 }
 
 #[test]
-fn a_growth_by_legacy_ipc_that_fails_frees_what_others_had_opened() {
+fn failed_ipc_growth_frees_memory_that_others_opened() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(3, |child| {
         let me = process(&child);
         let free = common::free_bytes(&me.context);
@@ -107,13 +108,14 @@ fn a_growth_by_legacy_ipc_that_fails_frees_what_others_had_opened() {
 }
 
 #[test]
-fn a_pe_without_room_for_descriptors_is_told_to_all_at_once_and_the_heap_goes_on() {
+fn pe_out_of_descriptors_is_reported_and_the_heap_survives() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let heap = heap(&me);
-        // The first one leads the exchange, the other one follows. With room for five: to export its own and to connect, and not for what the others
-        // send. With room for two: to make and export its own. For one: not even that.
+        // The first one leads the exchange, the other one follows. With room for five: to export
+        // its own and to connect, and not for what the others send. With room for two: to make and
+        // export its own. For one: not even that.
         for (victim, room) in [(0, 5), (1, 5), (1, 2), (0, 2), (1, 1)] {
             // What is given back later would be room.
             settle();
@@ -163,7 +165,7 @@ fn a_check_that_finds_something_gives_its_pages_back() {
 }
 
 #[test]
-fn a_check_that_cannot_copy_is_told_to_all_and_gives_its_pages_back() {
+fn failed_check_is_reported_to_all_and_frees_its_pages() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -185,7 +187,7 @@ fn a_check_that_cannot_copy_is_told_to_all_and_gives_its_pages_back() {
 }
 
 #[test]
-fn the_end_of_a_heap_by_legacy_ipc_waits_for_its_own_device_and_no_other() {
+fn ipc_heap_end_waits_only_for_its_own_device() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -225,7 +227,7 @@ fn memory_that_a_pe_could_not_close_is_not_freed_under_it() {
 }
 
 #[test]
-fn memory_that_a_pe_still_holds_is_not_freed_under_it_at_the_end_of_a_heap_by_legacy_ipc() {
+fn ipc_heap_end_keeps_memory_that_a_pe_still_holds() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -246,7 +248,7 @@ fn memory_that_a_pe_still_holds_is_not_freed_under_it_at_the_end_of_a_heap_by_le
 }
 
 #[test]
-fn memory_of_a_growth_whose_end_is_unknown_is_not_freed_under_who_may_open_it() {
+fn growth_of_unknown_outcome_keeps_its_memory() {
     let deadline = Duration::from_millis(1500);
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process_within(&child, deadline);
@@ -315,7 +317,7 @@ fn a_pe_that_sends_what_cannot_be_read_is_named_to_all_at_once() {
 }
 
 #[test]
-fn a_dropped_mapping_is_in_the_way_until_it_has_gone_and_settle_waits_for_that() {
+fn settle_waits_until_a_dropped_mapping_is_gone() {
     Fakes::new().cuda().run(|| {
         let context = common::context(0);
         let bytes = Granularity::of_device(0, Exportable::NOWHERE).expect("VMM").recommended;
@@ -350,7 +352,7 @@ fn a_heap_that_is_broken_makes_no_multicast_objects() {
 }
 
 #[test]
-fn another_thread_of_a_pe_allocates_after_multicast_objects_are_made_and_not_between() {
+fn allocation_waits_for_multicast_creation_of_its_pe() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me);

@@ -158,7 +158,7 @@ fn threads_without_virtual_memory_enable_peer_access_instead() {
 }
 
 #[test]
-fn fabric_handles_serve_where_they_can_be_had_and_the_heap_says_why_where_not() {
+fn fabric_handles_are_used_or_the_heap_says_why_not() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let fabric = || Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path());
     let fell_back = |me: &Me| {
@@ -185,7 +185,8 @@ fn fabric_handles_serve_where_they_can_be_had_and_the_heap_says_why_where_not() 
             me.leave();
         });
     });
-    // A device that claims fabric handles, on a machine without the service that gives them out: to one PE, or to both.
+    // A device that claims fabric handles, on a machine without the service that gives them out: to
+    // one PE, or to both.
     for refused in [0..2, 1..2] {
         fabric().run_many(2, |child| {
             let me = process(&child);
@@ -312,7 +313,7 @@ fn memory_of_one_heap_is_not_freed_by_another() {
 }
 
 #[test]
-fn freeing_waits_for_the_streams_of_this_pe_and_names_the_wait_that_expires() {
+fn free_waits_for_local_streams_and_names_an_expired_wait() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_millis(1500);
         threads_within(2, deadline, |me| {
@@ -361,7 +362,7 @@ fn a_pe_that_does_not_come_is_named_by_the_deadline() {
 }
 
 #[test]
-fn a_failure_of_one_pe_while_a_heap_is_made_is_told_to_all_and_leaves_nothing() {
+fn failed_heap_creation_is_reported_to_all_and_leaks_nothing() {
     Fakes::new().cuda().limit(Duration::from_secs(120)).run_many(2, |child| {
         let me = process(&child);
         let functions = [
@@ -470,13 +471,11 @@ fn peers_that_lose_data_are_found_and_named_to_all() {
 }
 
 #[test]
-fn a_pe_that_is_killed_while_its_memory_is_mapped_is_an_error_for_the_others_and_nothing_hangs() {
+fn pe_killed_with_mapped_memory_is_an_error_for_the_others() {
     let fakes = Fakes::new().cuda();
     let outputs = match peerweave_fakes::child() {
         Some(child) => return one_is_killed(&child),
-        None => {
-            fakes.spawn_children(3, "a_pe_that_is_killed_while_its_memory_is_mapped_is_an_error_for_the_others_and_nothing_hangs")
-        }
+        None => fakes.spawn_children(3, "pe_killed_with_mapped_memory_is_an_error_for_the_others"),
     };
     assert!(outputs[0].passed(), "{}", outputs[0]);
     assert!(outputs[1].passed(), "{}", outputs[1]);

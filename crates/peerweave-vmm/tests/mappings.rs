@@ -38,7 +38,7 @@ fn sequence(context: &Arc<CudaContext>) -> Result<(), VmmError> {
 }
 
 #[test]
-fn a_mapping_keeps_its_memory_and_its_addresses_and_they_go_in_order() {
+fn mapping_keeps_its_memory_and_addresses_alive() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let free = free_bytes(&context);
@@ -65,7 +65,7 @@ fn a_mapping_keeps_its_memory_and_its_addresses_and_they_go_in_order() {
 }
 
 #[test]
-fn a_mapping_goes_only_after_the_streams_that_use_it_and_its_drop_does_not_wait() {
+fn dropped_mapping_is_unmapped_after_its_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("a stream");
@@ -116,7 +116,7 @@ fn streams_that_are_through_are_not_kept_for_ever() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_value_before_the_driver_is_asked() {
+fn impossible_arguments_are_refused_before_the_driver_call() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let step = step();
@@ -175,7 +175,7 @@ fn what_cannot_be_is_refused_with_the_value_before_the_driver_is_asked() {
 }
 
 #[test]
-fn every_call_of_the_driver_may_fail_and_nothing_leaks_or_panics() {
+fn failing_driver_calls_leak_nothing_and_do_not_panic() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         sequence(&context).expect("without faults");
@@ -262,7 +262,7 @@ fn a_driver_that_lacks_a_function_names_it() {
 }
 
 #[test]
-fn without_a_driver_everything_is_an_error_that_lists_what_was_tried() {
+fn missing_driver_error_lists_what_was_tried() {
     Fakes::new().run(|| {
         let error = peerweave_vmm::PeerMatrix::look().expect_err("no driver");
         assert!(matches!(error, VmmError::Driver(DriverError::Load(_))), "{error}");
@@ -272,7 +272,7 @@ fn without_a_driver_everything_is_an_error_that_lists_what_was_tried() {
 }
 
 #[test]
-fn a_descriptor_takes_memory_to_another_process_and_outlives_its_maker() {
+fn exported_descriptor_outlives_the_exporting_process() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let members = [0, 1].map(Into::into);
@@ -305,7 +305,7 @@ fn a_descriptor_takes_memory_to_another_process_and_outlives_its_maker() {
 }
 
 #[test]
-fn legacy_ipc_opens_memory_and_its_owner_leaks_it_rather_than_free_it_under_others() {
+fn legacy_ipc_owner_leaks_memory_that_others_have_open() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let bytes = IpcMemory::STEP_BYTES;
@@ -343,7 +343,7 @@ fn legacy_ipc_opens_memory_and_its_owner_leaks_it_rather_than_free_it_under_othe
 }
 
 #[test]
-fn what_is_used_by_its_address_goes_after_the_streams_that_were_noted() {
+fn memory_used_by_address_is_freed_after_noted_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("a stream");
@@ -368,7 +368,7 @@ fn what_is_used_by_its_address_goes_after_the_streams_that_were_noted() {
 }
 
 #[test]
-fn work_on_a_captured_stream_is_refused_since_the_graph_would_outlive_the_memory() {
+fn work_on_a_captured_stream_is_refused() {
     use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
     Fakes::new().cuda().run(|| {
         let context = context(0);

@@ -159,7 +159,8 @@ fn groups_of_pes_have_an_object_each_and_complete_them_together() {
             }
             me.barrier("stored");
             assert_eq!(seen(&me.context, &own, 0, 4), [members[0].get() as u8 + 1; 4], "what the first of the group stored");
-            // One that holds another object than the rest of its group is told to all, whatever it has bound.
+            // One that holds another object than the rest of its group is told to all, whatever it
+            // has bound.
             let team = collective(&me.rendezvous, &me.context, members, "again", bytes).expect("all add their devices");
             let other = collective(&me.rendezvous, &me.context, members, "other", bytes).expect("all add their devices");
             let team = if me.pe == 2 { other } else { team };
@@ -287,7 +288,7 @@ fn the_switch_of_one_pe_is_told_to_the_others() {
 }
 
 #[test]
-fn every_call_of_the_driver_may_fail_and_nothing_leaks_or_panics() {
+fn failing_driver_calls_leak_nothing_and_do_not_panic() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         let bytes = bytes();
@@ -323,7 +324,7 @@ fn every_call_of_the_driver_may_fail_and_nothing_leaks_or_panics() {
 }
 
 #[test]
-fn a_failure_of_one_pe_in_any_step_is_told_to_all_and_none_keeps_the_object() {
+fn failure_in_any_step_is_reported_and_no_pe_keeps_the_object() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let options = HeapOptions::new(16 * MIB).max_bytes(64 * MIB);
@@ -374,14 +375,15 @@ fn a_failure_of_one_pe_in_any_step_is_told_to_all_and_none_keeps_the_object() {
 }
 
 #[test]
-fn what_goes_goes_in_order_and_what_cannot_go_keeps_what_it_needs() {
+fn multicast_parts_are_released_in_order() {
     const GOING: [&str; 4] = ["cuMemUnmap", "cuMulticastUnbind", "cuMemRelease", "cuMemAddressFree"];
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let (own, mapping) = sequence(&contexts, bytes()).expect("without faults");
         settle();
         let before = Calls::now().names().len();
-        // The memory's own mappings stay, so that what goes is the multicast address and what only it kept.
+        // The memory's own mappings stay, so that what goes is the multicast address and what only
+        // it kept.
         drop(mapping);
         settle();
         let calls = Calls::now();
@@ -396,7 +398,8 @@ fn what_goes_goes_in_order_and_what_cannot_go_keeps_what_it_needs() {
         settle();
         Calls::now().assert_balanced("all is gone");
 
-        // Which call fails, what is done of the others until the address is gone, and what once the memory was dropped too: in the order of `GOING`.
+        // Which call fails, what is done of the others until the address is gone, and what once the
+        // memory was dropped too: in the order of `GOING`.
         let failures = [
             ("cuMemUnmap", [0, 0, 0, 0], [1, 0, 0, 1]),
             ("cuMulticastUnbind", [1, 1, 0, 1], [3, 1, 1, 3]),
@@ -415,7 +418,8 @@ fn what_goes_goes_in_order_and_what_cannot_go_keeps_what_it_needs() {
             assert_eq!(new(), first, "{function}: what is behind the address, or bound, or has a handle, keeps what it needs");
             drop(own);
             settle();
-            // Which of two devices' threads is first to unbind is theirs; one of the two bindings keeps a mapping, and that one its memory.
+            // Which of two devices' threads is first to unbind is theirs; one of the two bindings
+            // keeps a mapping, and that one its memory.
             let other = if function == "cuMulticastUnbind" { [2, 1, 1, 2] } else { then };
             assert!([then, other].contains(&new()), "{function}: and so it stays: {:?}, not {then:?}", new());
         }
@@ -496,7 +500,7 @@ fn what_cannot_be_is_refused_with_its_value() {
 }
 
 #[test]
-fn a_team_of_several_processes_is_complete_only_when_all_have_added_theirs() {
+fn multicast_team_is_complete_when_all_devices_are_added() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let members = [Pe::new(0), Pe::new(1)];
@@ -534,7 +538,8 @@ fn an_object_that_is_taken_for_memory_is_not_mapped_as_memory() {
         let contexts = contexts(1);
         let building = Building::create(&contexts[0], MulticastProperties::new(1, bytes())).expect("room");
         let SharedMulticast::FileDescriptor { fd, .. } = building.export_file_descriptor().expect("exportable") else { panic!() };
-        // SAFETY: none: this is what the contract forbids, and what comes of it is an error of the driver.
+        // SAFETY: none: this is what the contract forbids, and what comes of it is an error of the
+        // driver.
         let imported = unsafe { PhysicalMemory::import(&contexts[0], SharedMemory::FileDescriptor { fd, bytes: bytes() }) };
         let mapped = imported.and_then(|memory| {
             let mapping = Reservation::new(&contexts[0], bytes(), 2 * MIB)?.map(0, &memory, bytes())?;

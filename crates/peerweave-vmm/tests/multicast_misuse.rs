@@ -1,4 +1,5 @@
-//! Multicast objects where what is handed over, switched or awaited is not what it should be. Over the fake driver, never a real one.
+//! Multicast objects where what is handed over, switched or awaited is not what it should be. Over
+//! the fake driver, never a real one.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -72,7 +73,7 @@ fn only_bindings_that_are_handed_over_count_for_what_is_bound() {
 }
 
 #[test]
-fn a_pe_that_gives_up_waiting_leaves_its_memory_bound_for_who_may_be_storing() {
+fn pe_that_gives_up_leaves_its_memory_bound() {
     Fakes::new().cuda().run(|| {
         threads_within(2, Duration::from_millis(1500), |me| {
             let bytes = bytes();
@@ -102,7 +103,7 @@ fn a_pe_that_gives_up_waiting_leaves_its_memory_bound_for_who_may_be_storing() {
 }
 
 #[test]
-fn a_pe_that_gives_up_at_the_end_of_mapping_a_heap_leaves_its_memory_bound() {
+fn pe_that_gives_up_after_mapping_leaves_its_memory_bound() {
     Fakes::new().cuda().run(|| {
         let ends = threads_within(2, Duration::from_millis(1500), |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
@@ -133,7 +134,7 @@ fn a_pe_that_gives_up_at_the_end_of_mapping_a_heap_leaves_its_memory_bound() {
 }
 
 #[test]
-fn a_range_is_taken_until_it_is_unbound_and_by_nobody_else_after() {
+fn bound_range_is_taken_until_it_is_unbound() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let bytes = bytes();
@@ -207,7 +208,7 @@ fn devices_of_different_objects_are_no_team() {
 }
 
 #[test]
-fn an_object_goes_to_another_process_as_a_fabric_handle_and_takes_no_memory_that_cannot() {
+fn fabric_object_refuses_memory_without_fabric_handles() {
     let place = tempfile::tempdir().expect("a temporary directory");
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run_many(2, |child| {
         let me = process(&child);
@@ -296,7 +297,7 @@ fn pes_on_one_device_are_no_team_and_create_nothing() {
 }
 
 #[test]
-fn a_pe_that_gives_up_at_a_later_chunk_leaves_what_others_may_store_to_in_the_earlier_ones() {
+fn pe_that_gives_up_at_a_later_chunk_keeps_earlier_ones_bound() {
     Fakes::new().cuda().run(|| {
         threads_within(2, Duration::from_millis(1500), |me| {
             let options = HeapOptions::new(16 * MIB).max_bytes(64 * MIB);
@@ -330,7 +331,7 @@ fn a_pe_that_gives_up_at_a_later_chunk_leaves_what_others_may_store_to_in_the_ea
 }
 
 #[test]
-fn a_pe_that_is_lost_before_it_has_the_object_is_waited_for_once() {
+fn pe_lost_before_import_is_awaited_once() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(3);
         threads_within(2, deadline, |me| {
@@ -358,7 +359,7 @@ fn a_pe_that_is_lost_before_it_has_the_object_is_waited_for_once() {
 }
 
 #[test]
-fn a_pe_that_cannot_take_a_descriptor_is_named_to_the_others_at_once() {
+fn pe_that_cannot_import_is_named_at_once() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let members: Vec<Pe> = (0..3).map(Pe::new).collect();
@@ -371,7 +372,8 @@ fn a_pe_that_cannot_take_a_descriptor_is_named_to_the_others_at_once() {
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     held.push(file);
                 }
-                // Enough for its part before the exchange, by what the fake opens, and not for that.
+                // Enough for its part before the exchange, by what the fake opens, and not for
+                // that.
                 held.truncate(held.len() - if full == 0 { 8 } else { 1 });
             }
             let bytes = bytes();
@@ -477,7 +479,7 @@ fn the_switch_stops_what_was_begun_before_it() {
 }
 
 #[test]
-fn an_object_that_may_go_both_ways_goes_by_the_one_that_is_asked_for() {
+fn object_with_two_handle_types_uses_the_requested_one() {
     let place = tempfile::tempdir().expect("a temporary directory");
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run(|| {
         let exportable = Exportable { file_descriptor: true, fabric: true };
@@ -489,7 +491,7 @@ fn an_object_that_may_go_both_ways_goes_by_the_one_that_is_asked_for() {
 }
 
 #[test]
-fn memory_of_a_heap_is_freed_after_work_at_its_multicast_address() {
+fn heap_memory_is_freed_after_work_at_its_multicast_address() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
@@ -527,7 +529,7 @@ fn memory_of_a_heap_is_freed_after_work_at_its_multicast_address() {
 }
 
 #[test]
-fn only_what_was_refused_for_fabric_handles_is_said_to_need_their_service() {
+fn fabric_service_is_named_only_for_refused_fabric_handles() {
     let place = tempfile::tempdir().expect("a temporary directory");
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run(|| {
         let context = context(0);

@@ -1,4 +1,5 @@
-//! Multicast objects beside calls of the driver that this crate does not make: handles, foreign memory, explicit unbinding, lengths that the driver recommends.
+//! Multicast objects beside calls of the driver that this crate does not make: handles, foreign
+//! memory, explicit unbinding, lengths that the driver recommends.
 #![cfg(target_os = "linux")]
 
 mod common;

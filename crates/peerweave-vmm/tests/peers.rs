@@ -32,7 +32,7 @@ fn the_matrix_tells_what_the_driver_says_and_takes_no_memory() {
 }
 
 #[test]
-fn a_pair_that_works_passes_the_check_and_one_without_a_way_is_named() {
+fn pair_check_passes_or_names_the_pair_without_access() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "1-2").run(|| {
         let contexts = contexts(3);
         peer::check_pair(&contexts[0], &contexts[1], soon()).expect("a good pair");
@@ -93,7 +93,7 @@ fn a_device_that_is_stuck_itself_is_no_broken_peer() {
 }
 
 #[test]
-fn peer_access_is_enabled_once_and_again_and_refused_with_a_reason() {
+fn peer_access_can_be_enabled_twice_or_is_refused_with_reason() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let contexts = contexts(3);
         peer::enable(&contexts[0], &contexts[1]).expect("a good pair");
@@ -137,7 +137,7 @@ fn the_probe_counts_what_is_lost_on_the_way() {
 }
 
 #[test]
-fn a_pair_without_a_way_is_named_by_the_probe_and_the_others_are_measured() {
+fn probe_names_pairs_without_access_and_measures_the_others() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let probe = Probe::new(&contexts(3), 2 << 20, soon()).expect("the other pairs can be measured");
         let error = probe.way(0, 2).expect_err("there is none");
@@ -155,7 +155,7 @@ fn a_pair_without_a_way_is_named_by_the_probe_and_the_others_are_measured() {
 }
 
 #[test]
-fn a_probe_of_much_memory_is_filled_by_the_device_and_compared_at_its_ends() {
+fn large_probe_is_filled_on_the_device_and_compared_at_ends() {
     Fakes::new().cuda().run(|| {
         let probe = Probe::new(&contexts(2), 33 << 20, soon()).expect("room");
         let from_host = Calls::now().good("cuMemcpyHtoDAsync_v2");

@@ -1,4 +1,5 @@
-//! Memory of this crate on streams of all kinds, over the fake driver: which are kept, which are refused, and whose errors are whose.
+//! Memory of this crate on streams of all kinds, over the fake driver: which are kept, which are
+//! refused, and whose errors are whose.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -30,7 +31,7 @@ fn mapped(context: &Arc<CudaContext>) -> (Mapping, MappedMemory<u64>) {
 }
 
 #[test]
-fn streams_of_heap_memory_that_are_through_are_not_kept_for_ever() {
+fn finished_streams_of_heap_memory_are_released() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("a heap");
@@ -60,7 +61,7 @@ fn streams_of_heap_memory_that_are_through_are_not_kept_for_ever() {
 }
 
 #[test]
-fn work_on_a_default_stream_is_that_of_its_device_though_streams_of_others_are_let_go() {
+fn default_stream_work_stays_with_its_device() {
     Fakes::new().cuda().run(|| {
         let (here, elsewhere) = (context(0), context(1));
         let (mapping, _) = mapped(&here);
@@ -87,7 +88,7 @@ fn work_on_a_default_stream_is_that_of_its_device_though_streams_of_others_are_l
 }
 
 #[test]
-fn the_default_stream_is_noted_once_whatever_value_stands_for_it() {
+fn default_stream_is_noted_once_under_all_its_handles() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("a heap");
@@ -103,7 +104,7 @@ fn the_default_stream_is_noted_once_whatever_value_stands_for_it() {
 }
 
 #[test]
-fn per_thread_streams_are_refused_since_no_other_thread_could_wait_for_them() {
+fn per_thread_streams_are_refused_by_heap_memory() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let (mapping, mut view) = mapped(&context);
@@ -132,7 +133,7 @@ fn drop_elsewhere<T: Send>(kept: T) -> bool {
 }
 
 #[test]
-fn what_another_library_gave_to_a_per_thread_stream_is_neither_unmapped_nor_freed() {
+fn memory_on_a_foreign_per_thread_stream_is_kept() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let (mapping, view) = mapped(&context);
@@ -152,7 +153,7 @@ fn what_another_library_gave_to_a_per_thread_stream_is_neither_unmapped_nor_free
 }
 
 #[test]
-fn work_of_others_that_does_not_end_holds_up_no_deadline_of_this_crate() {
+fn endless_foreign_work_delays_no_deadline() {
     Fakes::new().cuda().run(|| {
         let (send, receive) = channel();
         std::thread::spawn(move || {
@@ -176,7 +177,7 @@ fn work_of_others_that_does_not_end_holds_up_no_deadline_of_this_crate() {
 }
 
 #[test]
-fn copies_to_and_from_the_host_end_by_their_deadline_though_the_stream_is_stuck() {
+fn host_copies_on_a_stuck_stream_meet_their_deadline() {
     Fakes::new().cuda().run(|| {
         let (send, receive) = channel();
         std::thread::spawn(move || {
@@ -188,7 +189,8 @@ fn copies_to_and_from_the_host_end_by_their_deadline_though_the_stream_is_stuck(
             hold(&stuck, true);
             zero(&stuck, &mut view).expect("enqueued");
             let shortly = || Instant::now() + Duration::from_millis(200);
-            // The driver's copy to memory that is not pinned returns when it is done: there is no deadline in it.
+            // The driver's copy to memory that is not pinned returns when it is done: there is no
+            // deadline in it.
             let got = read(&stuck, &view, shortly()).map(drop);
             let put = write(&stuck, &mut view, &vec![8; len], shortly());
             hold(&stuck, false);
@@ -205,7 +207,7 @@ fn copies_to_and_from_the_host_end_by_their_deadline_though_the_stream_is_stuck(
 }
 
 #[test]
-fn a_heap_is_made_and_grows_while_another_thread_captures_and_spoils_no_capture() {
+fn heap_creation_and_growth_spoil_no_capture() {
     for no_vmm in ["0", "1"] {
         Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", no_vmm).run_many(2, |child| {
             let me = common::process(&child);
@@ -238,7 +240,7 @@ fn a_heap_is_made_and_grows_while_another_thread_captures_and_spoils_no_capture(
 }
 
 #[test]
-fn memory_is_freed_beside_a_capture_of_a_stream_that_used_it_once() {
+fn free_works_beside_a_capture_of_a_stream_that_used_it() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 << 20)).expect("a heap");
@@ -258,7 +260,7 @@ fn memory_is_freed_beside_a_capture_of_a_stream_that_used_it_once() {
 }
 
 #[test]
-fn errors_that_others_left_in_a_context_end_no_call_of_this_crate() {
+fn pending_context_errors_of_others_fail_no_call() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let theirs = || Err::<(), _>(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND));
@@ -286,7 +288,8 @@ fn memory_for_legacy_ipc_is_freed_while_other_streams_are_stuck() {
         let free = common::free_bytes(&context);
         let memory = IpcMemory::alloc(&context, IpcMemory::STEP_BYTES).expect("room");
         hold(&stuck, true);
-        // The driver's own freeing waits for the whole device, and no thread of the process can launch meanwhile.
+        // The driver's own freeing waits for the whole device, and no thread of the process can
+        // launch meanwhile.
         drop(memory);
         assert!(peerweave_driver::settle(std::time::Instant::now() + Duration::from_secs(5)), "it is not waited for");
         assert_eq!(

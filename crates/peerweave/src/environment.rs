@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_is_an_error_that_names_variable_value_and_expectation() {
+    fn bad_value_error_names_variable_value_and_expectation() {
         let bad = [
             (names::BACKEND, "gpu"),
             (names::DEADLINE, "soon"),

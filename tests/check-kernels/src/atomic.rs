@@ -1,4 +1,5 @@
-//! Atomic operations: what each returns and leaves, and that none is lost where all threads of all PEs make them.
+//! Atomic operations: what each returns and leaves, and that none is lost where all threads of all
+//! PEs make them.
 
 use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::api::{KernelAtomic, KernelInteger};
@@ -7,7 +8,8 @@ use peerweave_device::prelude::*;
 /// Elements of `words`.
 pub const WORDS: usize = 8;
 
-/// The strong and the relaxed form of one operation, on a word of the neighbour that nobody else changes.
+/// The strong and the relaxed form of one operation, on a word of the neighbour that nobody else
+/// changes.
 macro_rules! both {
     ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
         apart(|| {
@@ -85,7 +87,8 @@ fn all<T: Sample + KernelAtomic>(
     ctx.atomic_fetch_add_relaxed(words.at(1), T::of(2), 0);
     ctx.atomic_inc(words.at(2), 0);
     ctx.atomic_fetch_inc(words.at(2), 0);
-    // A compare-and-swap that adds one: the element only grows, so that a number that is behind catches up.
+    // A compare-and-swap that adds one: the element only grows, so that a number that is behind
+    // catches up.
     let mut number = 0;
     while ctx.atomic_compare_swap(words.at(3), T::of(number), T::of(number + 1), 0) != T::of(number) {
         number += 1;

@@ -87,8 +87,8 @@ impl<T: Sample> Collectives<'_, T> {
         outcome
     }
 
-    /// Compares `recv` with parts of `len` elements, as many in all as `total`: those from `at` on of the members from
-    /// `first` on. Then waits until all members have.
+    /// Compares `recv` with parts of `len` elements, as many in all as `total`: those from `at` on
+    /// of the members from `first` on. Then waits until all members have.
     #[inline(never)]
     fn expect_parts(&self, line: u32, len: usize, total: usize, first: u32, at: usize) -> Result<(), Failed> {
         let part = |i: usize| number(first + (i / len) as u32, at + i % len);
@@ -96,7 +96,8 @@ impl<T: Sample> Collectives<'_, T> {
         self.meet()
     }
 
-    /// Compares `recv` with `len` elements of a reduction, from `at` on. Then waits until all members have.
+    /// Compares `recv` with `len` elements of a reduction, from `at` on. Then waits until all
+    /// members have.
     #[inline(never)]
     fn expect_fold(&self, line: u32, fold: Fold, len: usize, at: usize) -> Result<(), Failed> {
         self.check.expect(line, self.recv, |i| if i < len { fold.all(self.size, at + i) } else { 0 });
@@ -159,8 +160,8 @@ macro_rules! scope {
 scope!(moves_warp, reduces_warp, scatters_warp, warp: broadcast_warp, fcollect_warp, alltoall_warp, reduce_warp, reducescatter_warp);
 scope!(moves_block, reduces_block, scatters_block, block: broadcast_block, fcollect_block, alltoall_block, reduce_block, reducescatter_block);
 
-/// One kernel for each element type: every function at both scopes. On the host each reduction in each
-/// of them; on GPUs each in `reduce_block`, and sums in the others.
+/// One kernel for each element type: every function at both scopes. On the host each reduction in
+/// each of them; on GPUs each in `reduce_block`, and sums in the others.
 macro_rules! kernels {
     ($($name:ident: $t:ty, $($operation:ident),*;)*) => {$(
         #[doc = concat!("Checks collectives of `", stringify!($t), "`. `send` and `recv` have [`ELEMENTS`] elements for each member of `team`, at most eight.")]
@@ -181,8 +182,8 @@ macro_rules! kernels {
             scatters_block(&c, Sum, Fold::Sum)?;
             reduces_warp(&c, Sum, Fold::Sum)?;
             scatters_warp(&c, Sum, Fold::Sum)?;
-            // Each operation in each call is another copy of the collective, which would take a GPU's
-            // driver minutes to compile.
+            // Each operation in each call is another copy of the collective, which would take a
+            // GPU's driver minutes to compile.
             #[cfg(not(target_arch = "nvptx64"))]
             {
                 $(

@@ -1,8 +1,10 @@
-//! Kernels that check what kernels can call: every function at every scope, with elements of each kind, compared exactly.
+//! Kernels that check what kernels can call: every function at every scope, with elements of each
+//! kind, compared exactly.
 //!
-//! The same source runs on the host, in tests under many schedules, and on GPUs. Each kernel is launched on all PEs with blocks of at
-//! least 33 threads, so that there are two warps, and writes to `result` of its PE: the number of differences, the line of the first
-//! one, what was found there and what was expected, and [`FINISHED`] when it came to its end.
+//! The same source runs on the host, in tests under many schedules, and on GPUs. Each kernel is
+//! launched on all PEs with blocks of at least 33 threads, so that there are two warps, and writes
+//! to `result` of its PE: the number of differences, the line of the first one, what was found
+//! there and what was expected, and [`FINISHED`] when it came to its end.
 //!
 //! | module | what it checks |
 //! |---|---|
@@ -32,8 +34,8 @@ pub const FINISHED: u64 = 0xf1;
 
 /// An element that a number determines, so that both sides of a copy know it.
 pub trait Sample: Plain + PartialEq {
-    /// The element of a number. Numbers below 2¹¹ give different elements where the type has as many; below 2⁸ for `bf16` and for types
-    /// of 8 bits.
+    /// The element of a number. Numbers below 2¹¹ give different elements where the type has as
+    /// many; below 2⁸ for `bf16` and for types of 8 bits.
     fn of(number: u64) -> Self;
 
     /// The low bits of the element, for reports.
@@ -124,8 +126,8 @@ impl<'a> Check<'a> {
         self.ctx.barrier_all_block()
     }
 
-    /// All threads of the block write this PE's own elements, those of `first` and the numbers after it.
-    /// They are there for all after it.
+    /// All threads of the block write this PE's own elements, those of `first` and the numbers
+    /// after it. They are there for all after it.
     #[inline(never)]
     pub(crate) fn fill<T: Sample>(&self, of: SymSlice<T>, first: u64) {
         let mine = self.ctx.local(of);
@@ -135,8 +137,8 @@ impl<'a> Check<'a> {
         gpu::sync_threads();
     }
 
-    /// All threads of the block write this PE's own elements, all that of number 0. They are there for
-    /// all after it.
+    /// All threads of the block write this PE's own elements, all that of number 0. They are there
+    /// for all after it.
     #[inline(never)]
     pub(crate) fn clear<T: Sample>(&self, of: SymSlice<T>) {
         let mine = self.ctx.local(of);
@@ -161,14 +163,15 @@ impl<'a> Check<'a> {
 
 /// Calls a closure as a function of its own.
 ///
-/// Functions that communicate are inlined where they are called, and a kernel here calls hundreds. As one
-/// function it takes a compiler minutes; as many, seconds.
+/// Functions that communicate are inlined where they are called, and a kernel here calls hundreds.
+/// As one function it takes a compiler minutes; as many, seconds.
 #[inline(never)]
 pub(crate) fn apart<R>(act: impl FnOnce() -> R) -> R {
     act()
 }
 
-/// Whether this thread makes the calls of a scope: the first thread, the first warp, or all of the block.
+/// Whether this thread makes the calls of a scope: the first thread, the first warp, or all of the
+/// block.
 macro_rules! takes_part {
     (thread) => {
         gpu::thread_rank() == 0

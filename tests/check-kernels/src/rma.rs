@@ -14,7 +14,8 @@ fn number(pe: u32, round: u64, i: usize) -> u64 {
     1 + 31 * u64::from(pe) + 7 * round + i as u64
 }
 
-/// Elements that a call has moved: how many, and at which indices they lie at the target and the source.
+/// Elements that a call has moved: how many, and at which indices they lie at the target and the
+/// source.
 #[derive(Clone, Copy)]
 struct Moved {
     count: usize,
@@ -30,7 +31,8 @@ impl Moved {
         Self { count, to, to_step: 1, from, from_step: 1 }
     }
 
-    /// The index at the source of the element at an index of the target; `None` where none was moved.
+    /// The index at the source of the element at an index of the target; `None` where none was
+    /// moved.
     fn source(&self, at: usize) -> Option<usize> {
         let behind = at.checked_sub(self.to)?;
         let index = behind / self.to_step;
@@ -48,7 +50,8 @@ struct Rma<'a, T> {
 }
 
 impl<T: Sample> Rma<'_, T> {
-    /// Runs `act` between two barriers of all PEs, and compares `recv`: as `from_pe`'s elements in `shape`, else zeros.
+    /// Runs `act` between two barriers of all PEs, and compares `recv`: as `from_pe`'s elements in
+    /// `shape`, else zeros.
     #[inline(always)]
     fn moved(
         &mut self,
@@ -133,7 +136,8 @@ macro_rules! scope {
                             rma.check.same(line!(), put as u64, len as u64);
                             ctx.$wait(rma.signal, Compare::Eq, value, before)?;
                         }
-                        // What came with the signal is there for the whole scope, before any barrier of the PEs.
+                        // What came with the signal is there for the whole scope, before any
+                        // barrier of the PEs.
                         if inside && len > 0 {
                             let last = ctx.local(to).read(len - 1);
                             let expected = T::of(number(before, rma.round, shape.2 + len - 1));

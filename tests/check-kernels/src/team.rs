@@ -1,4 +1,5 @@
-//! Barriers and syncs at each scope: nobody passes before all have come, and what was put before is there after.
+//! Barriers and syncs at each scope: nobody passes before all have come, and what was put before is
+//! there after.
 
 use crate::{Check, apart, takes_part};
 use peerweave_device::prelude::*;
@@ -9,7 +10,8 @@ pub const WORDS: usize = 2;
 /// Rounds of each call.
 const ROUNDS: u64 = 5;
 
-/// One call: in each round every member adds to a word of every member, meets, and finds that all have.
+/// One call: in each round every member adds to a word of every member, meets, and finds that all
+/// have.
 macro_rules! meets {
     ($check:ident, $team:ident, $words:ident, $total:ident, $scope:ident, $call:expr) => {
         for _ in 0..ROUNDS {
@@ -34,7 +36,8 @@ macro_rules! meets {
     };
 }
 
-/// Checks the barriers and syncs of `team`, of which this PE is a member. `words` has [`WORDS`] words for each block, 0 at first.
+/// Checks the barriers and syncs of `team`, of which this PE is a member. `words` has [`WORDS`]
+/// words for each block, 0 at first.
 #[kernel]
 pub fn check_team(ctx: &Context, team: KernelTeam, words: SymSlice<u64>, result: SymSlice<u64>) -> Result<(), Failed> {
     let check = Check::new(ctx, result);

@@ -1,4 +1,5 @@
-//! The check kernels among the PEs of one process, under several schedules. The same kernels run on GPUs.
+//! The check kernels among the PEs of one process, under several schedules. The same kernels run on
+//! GPUs.
 
 use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
 use peerweave_device::launch::Kernel;
@@ -10,7 +11,8 @@ use std::time::Duration;
 /// Numbers of PEs and threads of a block: two warps at least, the last one not full.
 const SHAPES: [(u32, u32); 3] = [(1, 33), (2, 64), (3, 40)];
 
-/// Runs a check kernel in every shape and under several seeds. `blocks` of them; `args` allocates all but the result.
+/// Runs a check kernel in every shape and under several seeds. `blocks` of them; `args` allocates
+/// all but the result.
 fn check<A: KernelArgs>(kernel: &Kernel<A>, blocks: u32, args: impl Fn(&mut Job, SymSlice<u64>) -> A) {
     for (n_pes, threads) in SHAPES {
         for seed in 0..4 {

@@ -1,9 +1,11 @@
-//! Gives the library the name that programs open, and keeps it in memory once it was opened: its threads outlive a `dlclose`.
+//! Gives the library the name that programs open, and keeps it in memory once it was opened: its
+//! threads outlive a `dlclose`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnccl.so.2");
-    // References inside the library are bound at link time, so that a copy from which a name was taken away still loads.
+    // References inside the library are bound at link time, so that a copy from which a name was
+    // taken away still loads.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -1,4 +1,5 @@
-//! Launchers' environments against arbitrary text: a job that fits together, or an error that names a variable.
+//! Launchers' environments against arbitrary text: a job that fits together, or an error that names
+//! a variable.
 
 #![no_main]
 

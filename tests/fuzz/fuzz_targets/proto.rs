@@ -1,4 +1,5 @@
-//! The decoder of the rendezvous against arbitrary bytes: it never panics, takes no more than there is, and is canonical.
+//! The decoder of the rendezvous against arbitrary bytes: it never panics, takes no more than there
+//! is, and is canonical.
 
 #![no_main]
 
@@ -18,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
             Ok(None) => break,
             Err(error) => {
-                // More bytes cannot mend it.
+                // More bytes cannot make it valid.
                 let mut longer = rest.to_vec();
                 longer.extend([0; 8]);
                 assert_eq!(decode(&longer), Err(error));

@@ -1,9 +1,11 @@
-//! Kernels that the tests and checks of the GPU crates launch: each shows one thing that launch, context or wait must get right.
+//! Kernels that the tests and checks of the GPU crates launch: each shows one thing that launch,
+//! context or wait must get right.
 #![no_std]
 
 use peerweave_device::prelude::*;
 
-/// Puts `10 * PE + 7` into the next PE's word, signals it, and waits for the signal of the PE before.
+/// Puts `10 * PE + 7` into the next PE's word, signals it, and waits for the signal of the PE
+/// before.
 #[kernel]
 pub fn ring(ctx: &Context, word: SymSlice<u64>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
     let next = (ctx.my_pe() + 1) % ctx.n_pes();

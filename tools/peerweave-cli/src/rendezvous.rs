@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_that_is_known_by_an_address_that_is_not_its_own_listens_everywhere() {
+    fn foreign_address_makes_the_server_listen_everywhere() {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         // An address for documentation (RFC 5737): no interface has it.
         let place = Place::Machines { address: format!("192.0.2.1:{port}"), n_machines: 2, machine: 0 };
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_cannot_be_read_is_told_with_what_was_expected() {
+    fn unreadable_address_error_says_what_was_expected() {
         let place = Place::Machines { address: "nowhere".into(), n_machines: 2, machine: 1 };
         let error = Meeting::hold(&place, 1).unwrap_err().to_string();
         assert!(error.contains("nowhere") && error.contains("HOST:PORT"), "{error}");

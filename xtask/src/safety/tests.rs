@@ -97,7 +97,7 @@ fn impl_without_an_argument_is_found() {
 }
 
 #[test]
-fn send_and_sync_say_what_is_shared_who_synchronises_and_which_test() {
+fn send_and_sync_arguments_name_sharing_lock_and_test() {
     let item = |argument: &str| format!("// SAFETY: {argument}\nunsafe impl<T: Send> Send for a::X<T> {{}}");
     assert_eq!(faults(&item("it is fine.")), [(2, Lacks::Shared)]);
     assert_eq!(faults(&item("shared: the mapping.")), [(2, Lacks::Synchronised)]);

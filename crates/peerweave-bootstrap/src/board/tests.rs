@@ -1,4 +1,5 @@
-//! The board against PEs that do anything in any order: who asks is answered, and after a loss nobody waits.
+//! The board against PEs that do anything in any order: who asks is answered, and after a loss
+//! nobody waits.
 
 use std::collections::HashSet;
 

@@ -169,8 +169,9 @@ impl Call<'_> {
         true
     }
 
-    /// Hears who has said all of its hello. Who has not, and may go on, stays a stranger. Gives
-    /// `false` where a member came for whose descriptor there was no room.
+    /// Collects the members that have sent all of their hello. A connection that has not, and still
+    /// may, stays a stranger. Gives `false` where a member came for whose descriptor there was no
+    /// room.
     fn listen(&self, strangers: &mut Vec<Stranger>, token: &Token, hand: Hand<'_>, guests: &mut [Option<Guest>]) -> bool {
         let now = Instant::now();
         let mut has_room = true;

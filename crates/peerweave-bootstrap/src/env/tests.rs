@@ -1,4 +1,5 @@
-//! Environments as the launchers set them, in a table; the process's own environment is never touched.
+//! Environments as the launchers set them, in a table; the process's own environment is never
+//! touched.
 
 use std::collections::HashMap;
 
@@ -197,7 +198,7 @@ fn malformed_token_is_not_shown_in_the_error() {
 }
 
 #[test]
-fn launchers_take_precedence_ours_first_then_torchrun_then_open_mpi_then_slurm() {
+fn launchers_take_precedence_in_the_documented_order() {
     let slurm = "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1";
     let ompi = format!("{slurm} OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1");
     let torch = format!("{ompi} RANK=0 WORLD_SIZE=1");
@@ -210,7 +211,7 @@ fn launchers_take_precedence_ours_first_then_torchrun_then_open_mpi_then_slurm()
 }
 
 #[test]
-fn a_shell_or_batch_script_inside_an_allocation_is_a_job_of_its_own() {
+fn shell_inside_an_allocation_is_a_job_of_one_pe() {
     for environment in [
         "SLURM_JOB_ID=42 SLURM_NTASKS=8 SLURM_NNODES=2 SLURM_JOB_NODELIST=gpu[1-2]",
         "SLURM_JOB_ID=42 SLURM_NTASKS=8 SLURM_NNODES=2 SLURM_PROCID=0 SLURM_LOCALID=0",

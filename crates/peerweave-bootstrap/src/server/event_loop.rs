@@ -1,7 +1,8 @@
-//! The poll loop of the server. What frames mean is [`crate::board`]'s, how bytes move is [`super::wire`]'s.
+//! The poll loop of the server. What frames mean is [`crate::board`]'s, how bytes move is
+//! [`super::wire`]'s.
 //!
-//! Invariant: a connection is in `connections` exactly while its socket is open and registered; a PE's seat is given up
-//! in the same step in which its connection is removed.
+//! Invariant: a connection is in `connections` exactly while its socket is open and registered; a
+//! PE's seat is given up in the same step in which its connection is removed.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -43,7 +44,8 @@ pub(super) struct EventLoop {
     n_joined: usize,
     connections: HashMap<Link, Connection>,
     next_link: Link,
-    /// Undecided connections in the order of their arrival; those that are decided since are skipped.
+    /// Undecided connections in the order of their arrival; those that are decided since are
+    /// skipped.
     strangers: VecDeque<Link>,
     n_strangers: usize,
     /// Closing connections with answers left, in the order of their deadlines.
@@ -147,7 +149,8 @@ impl EventLoop {
             Who::Pe(_) => None,
         };
         let next = [due(self.strangers.front()), due(self.leaving.front()), self.retry_door_at].into_iter().flatten().min()?;
-        // Rounded up, since the system's polling counts in whole milliseconds and would spin through the last one.
+        // Rounded up, since the system's polling counts in whole milliseconds and would spin
+        // through the last one.
         Some(next.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
@@ -188,7 +191,8 @@ impl EventLoop {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset => {}
-                    // No descriptors left, most likely: make room, and come back though the door will not ring again.
+                    // No descriptors left, most likely: make room, and come back though the door
+                    // will not ring again.
                     _ => {
                         tracing::warn!(%error, "the rendezvous cannot take a connection");
                         self.drop_oldest_stranger();
@@ -363,7 +367,8 @@ impl EventLoop {
         tracing::debug!(why, "the rendezvous drops a connection");
     }
 
-    /// Does what the board says, and what follows from that: a connection that breaks on the way is a loss of its own.
+    /// Does what the board says, and what follows from that: a connection that breaks on the way is
+    /// a loss of its own.
     fn perform(&mut self, mut out: Vec<Action>) {
         let mut touched: Vec<Link> = Vec::new();
         while !out.is_empty() {
@@ -416,7 +421,8 @@ impl EventLoop {
     /// Closes a connection; its PE, if it was one and had not left, is lost.
     fn close(&mut self, link: Link, out: &mut Vec<Action>) {
         let Some(mut connection) = self.connections.remove(&link) else { return };
-        // Explicitly, because a process forked from this one may hold copies that would keep ringing.
+        // Explicitly, because a process forked from this one may hold copies that would keep
+        // ringing.
         connection.unregister(self.poll.registry());
         match connection.who {
             Who::Stranger(_) => self.n_strangers -= 1,
@@ -449,8 +455,9 @@ impl EventLoop {
 
     /// Tells everybody who waits, and gives them `linger` to read it.
     fn finish(&mut self, linger: Duration, events: &mut Events) {
-        // What was said before the end counts: PE 0 may just have given up, and why is what the others are to be told. A PE of this process is read last:
-        // if it ends because another one was lost, that loss is the first.
+        // What was said before the end counts: PE 0 may just have given up, and why is what the
+        // others are to be told. A PE of this process is read last: if it ends because another one
+        // was lost, that loss is the first.
         let mut links: Vec<Link> = self.connections.keys().copied().collect();
         let own = Some(std::process::id());
         links.sort_by_key(|link| self.connections.get(link).is_some_and(|connection| connection.pid == own));
@@ -477,7 +484,8 @@ fn watch(registry: &mio::Registry, link: Link, pid: Option<u32>) -> Option<std::
 
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-    // A PE in the server's own process ends with the server; and 0 is a process that this one cannot name.
+    // A PE in the server's own process ends with the server; and 0 is a process that this one
+    // cannot name.
     let pid = pid.filter(|pid| *pid != 0 && *pid != std::process::id())?;
     let watched = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).and_then(|process| {
         let token = PollToken(2 * link as usize + 1);

@@ -11,7 +11,8 @@ use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Options, Rendezvous, Se
 
 /// Long enough for a loaded machine, so that what expires in a test expires on purpose.
 pub const LONG: Duration = Duration::from_secs(30);
-/// Within this a loss has to be known, on a machine on which other programs keep all processors busy: long before [`LONG`] is over.
+/// Within this a loss has to be known, on a machine on which other programs keep all processors
+/// busy: long before [`LONG`] is over.
 pub const SOON: Duration = Duration::from_secs(8);
 
 /// A server and what PEs need to come to it.

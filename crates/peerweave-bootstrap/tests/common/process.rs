@@ -39,7 +39,8 @@ impl Process {
         writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
     }
 
-    /// Stops it. Its threads stop one after the other, each when it next runs: returns when all have.
+    /// Stops it. Its threads stop one after the other, each when it next runs: returns when all
+    /// have.
     pub fn stop(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
@@ -63,7 +64,8 @@ impl Drop for Process {
     }
 }
 
-/// The variables of torchrun for one PE of a job on this machine, with a port that tells jobs apart.
+/// The variables of torchrun for one PE of a job on this machine, with a port that tells jobs
+/// apart.
 pub fn torchrun(pe: u32, n_pes: u32, port: u32) -> Vec<(&'static str, String)> {
     vec![
         ("RANK", pe.to_string()),

@@ -1,4 +1,5 @@
-//! Measurements from inside kernels, in the rows of a table that the same machine's limits are printed in: PE 0 towards PE 1, the others wait.
+//! Measurements from inside kernels, in the rows of a table that the same machine's limits are
+//! printed in: PE 0 towards PE 1, the others wait.
 
 use peerweave_cuda::{Gpu, LaunchConfig, Local, Stream};
 use peerweave_device::launch::Kernel;

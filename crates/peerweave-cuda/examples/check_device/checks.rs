@@ -11,7 +11,8 @@ use crate::table::Table;
 /// Two full warps and a part of a third.
 const THREADS: u32 = 72;
 
-/// Runs a kernel on all PEs and compares what it wrote. Where one PE fails, this is an error on all: so all go on with the same memory.
+/// Runs a kernel on all PEs and compares what it wrote. Where one PE fails, this is an error on
+/// all: so all go on with the same memory.
 fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symmetric<u64>, args: A) -> Outcome {
     let loaded = gpu.load(kernel).map(drop);
     gpu.barrier("loaded")?;

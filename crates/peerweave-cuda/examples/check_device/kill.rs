@@ -1,4 +1,5 @@
-//! A PE ends itself while kernels of the others wait for it: each of them gets an error that names it, and its GPU stays usable.
+//! A PE ends itself while kernels of the others wait for it: each of them gets an error that names
+//! it, and its GPU stays usable.
 
 use std::time::{Duration, Instant};
 

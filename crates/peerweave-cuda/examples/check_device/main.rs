@@ -1,7 +1,9 @@
 //! Checks on GPUs that kernels communicate: one process for each GPU, started by `peerweave run`.
 //!
-//! `check_device` alone: kernels by direct access. `--transport nvshmem` or `network`: over NVSHMEM's heap, the latter never by direct access.
-//! `--part checks`: every function that kernels call. `--kill PE`: that PE ends itself while the kernels of the others wait for it. Every wait is bounded; the last lines are a table.
+//! `check_device` alone: kernels by direct access. `--transport nvshmem` or `network`: over
+//! NVSHMEM's heap, the latter never by direct access. `--part checks`: every function that kernels
+//! call. `--kill PE`: that PE ends itself while the kernels of the others wait for it. Every wait
+//! is bounded; the last lines are a table.
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What the scenarios share: PEs as threads with a device of the fake driver each, and kernels that the fake runs on the CPU.
+//! What the scenarios share: PEs as threads with a device of the fake driver each, and kernels that
+//! the fake runs on the CPU.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -16,7 +17,8 @@ use peerweave_types::{Dim3, KernelArgs, KernelContext, KernelTeam};
 /// As long as anything may take.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// The fake driver, for scenarios that launch kernels: they are not run where no compiler for their PTX was found when they were built.
+/// The fake driver, for scenarios that launch kernels: they are not run where no compiler for their
+/// PTX was found when they were built.
 pub(crate) fn fakes() -> Fakes {
     let ptx = peerweave_test_kernels::ring::KERNEL.ptx();
     let found = if ptx.variants.is_empty() { Err(ptx.problem.to_owned()) } else { Ok(()) };
@@ -100,7 +102,8 @@ unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const FakeLaunch, a
     let (launch, context) = unsafe { (&*launch, *(*(*launch).parameters).cast::<u64>()) };
     let context = std::ptr::with_exposed_provenance::<KernelContext>(context as usize);
     let host = kernel.host();
-    // SAFETY: the context is memory of the fake's device, which is mapped in this process, and so is all that it leads to.
+    // SAFETY: the context is memory of the fake's device, which is mapped in this process, and so
+    // is all that it leads to.
     let body = || unsafe { host(context, args) };
     let shape = |[x, y, z]: [c_uint; 3]| Dim3 { x, y, z };
     let shape = peerweave_grid::Shape::new(shape(launch.grid), shape(launch.block)).shared_bytes(launch.shared_bytes as usize);
@@ -129,7 +132,8 @@ macro_rules! kernels {
                 /// # Safety
                 /// `launch` is a live launch of this kernel.
                 unsafe extern "C" fn run(launch: *const FakeLaunch) {
-                    // SAFETY: the fake calls this for launches of this kernel, whose arguments after the context are these.
+                    // SAFETY: the fake calls this for launches of this kernel, whose arguments
+                    // after the context are these.
                     unsafe { on_cpu(&peerweave_test_kernels::$kernel::KERNEL, launch, ($(argument::<$argument>(launch, $index),)*)) }
                 }
                 register_one(stringify!($kernel), run);

@@ -1,8 +1,8 @@
 //! Atomic operations on one element of a PE's symmetric memory: the first of the slice.
 //!
-//! The names are those of OpenSHMEM. Strong forms acquire and release at system scope; `_relaxed` forms order nothing. A form that
-//! returns nothing does not wait for an answer. Where the PE cannot be reached the status says so, and a fetching form returns a
-//! value with all bits zero.
+//! The names are those of OpenSHMEM. Strong forms acquire and release at system scope; `_relaxed`
+//! forms order nothing. A form that returns nothing does not wait for an answer. Where the PE
+//! cannot be reached the status says so, and a fetching form returns a value with all bits zero.
 
 use super::Context;
 use super::bits::{Bits, KernelAdd, KernelAtomic, KernelInteger};
@@ -12,7 +12,8 @@ use crate::gpu::{Access, AcqRel, Reduce, Relaxed, Release, Rmw, Sys};
 use peerweave_types::{KernelOp, Plain, SymSlice};
 
 impl Context {
-    /// The word at a PE: its address where it is mapped (`Ok`), or here where NVSHMEM reaches it (`Err`).
+    /// The word at a PE: its address where it is mapped (`Ok`), or here where NVSHMEM reaches it
+    /// (`Err`).
     #[inline(always)]
     fn word<T: Plain>(&self, of: SymSlice<T>, pe: u32) -> Option<Result<*mut T, u64>> {
         assert!(!of.is_empty(), "an atomic operation is on one element, and the slice is empty");
@@ -47,7 +48,8 @@ macro_rules! fetching {
         #[inline(always)]
         pub fn $name<T: $bound>(&self, of: SymSlice<T>, $($argument: T,)* pe: u32) -> T {
             match self.word(of, pe) {
-                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the
+                // peer is mapped.
                 Some(Ok(word)) => T::from_bits(unsafe {
                     <T::Bits as Rmw<Sys, $order>>::$operation(word.cast(), $($argument.to_bits()),*)
                 }),
@@ -75,7 +77,8 @@ macro_rules! reducing {
         #[inline(always)]
         pub fn $name<T: KernelInteger>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe) {
-                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the
+                // peer is mapped.
                 Some(Ok(word)) => unsafe { <T::Bits as Reduce<Sys, $order>>::$operation(word.cast(), value.to_bits()) },
                 Some(Err(word)) => <T::Bits as Bits>::$network(word, value.to_bits(), pe as i32),
                 None => {}
@@ -101,7 +104,8 @@ macro_rules! adding {
         #[inline(always)]
         pub fn $fetch_add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) -> T {
             match self.word(of, pe) {
-                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the
+                // peer is mapped.
                 Some(Ok(word)) => unsafe { T::fetch_add_at(word, value, $strong) },
                 Some(Err(word)) => T::network_fetch_add(self, word, value, pe),
                 None => T::from_word(0),
@@ -119,7 +123,8 @@ macro_rules! adding {
         #[inline(always)]
         pub fn $add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe) {
-                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the
+                // peer is mapped.
                 Some(Ok(word)) => unsafe { T::add_at(word, value, $strong) },
                 Some(Err(word)) => T::network_add(self, word, value, pe),
                 None => {}
@@ -207,7 +212,8 @@ impl Context {
     #[inline(always)]
     pub fn atomic_fetch<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe) {
-            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer
+            // is mapped.
             Some(Ok(word)) => T::from_bits(unsafe { <T::Bits as Access<Sys>>::load_acquire(word.cast_const().cast()) }),
             Some(Err(word)) => T::from_bits(<T::Bits as Bits>::network_fetch(word, pe as i32)),
             None => T::from_word(0),
@@ -224,7 +230,8 @@ impl Context {
     #[inline(always)]
     pub fn atomic_fetch_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe) {
-            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer
+            // is mapped.
             Some(Ok(word)) => T::from_bits(unsafe { <T::Bits as Access<Sys>>::load_relaxed(word.cast_const().cast()) }),
             Some(Err(word)) => T::from_bits(<T::Bits as Bits>::network_fetch(word, pe as i32)),
             None => T::from_word(0),
@@ -241,7 +248,8 @@ impl Context {
     #[inline(always)]
     pub fn atomic_set<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe) {
-            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer
+            // is mapped.
             Some(Ok(word)) => unsafe { <T::Bits as Access<Sys>>::store_release(word.cast(), value.to_bits()) },
             Some(Err(word)) => <T::Bits as Bits>::network_set(word, value.to_bits(), pe as i32),
             None => {}
@@ -258,7 +266,8 @@ impl Context {
     #[inline(always)]
     pub fn atomic_set_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe) {
-            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer
+            // is mapped.
             Some(Ok(word)) => unsafe { <T::Bits as Access<Sys>>::store_relaxed(word.cast(), value.to_bits()) },
             Some(Err(word)) => <T::Bits as Bits>::network_set(word, value.to_bits(), pe as i32),
             None => {}

@@ -44,7 +44,8 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
     fn from_bits(bits: Self::Bits) -> Self;
 }
 
-/// An integer that kernels wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`. Sealed by [`AtomicInteger`].
+/// An integer that kernels wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`. Sealed by
+/// [`AtomicInteger`].
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
     /// Whether `word` compares so with `value`, as numbers of this type.
     #[doc(hidden)]

@@ -1,8 +1,10 @@
-//! Copies by the copy unit of sm_90, through shared memory that a thread has lent: one thread then moves as much as a block does.
+//! Copies by the copy unit of sm_90, through shared memory that a thread has lent: one thread then
+//! moves as much as a block does.
 //!
-//! The lent region holds two barriers and two buffers. A copy fills one buffer from global memory while the other is written out.
-//! Invariant: a buffer is filled again only when the group of stores that read it has been read out; stores may be outstanding
-//! between calls, and [`Context::finish_bulk`] completes them.
+//! The lent region holds two barriers and two buffers. A copy fills one buffer from global memory
+//! while the other is written out. Invariant: a buffer is filled again only when the group of
+//! stores that read it has been read out; stores may be outstanding between calls, and
+//! [`Context::finish_bulk`] completes them.
 
 use super::report::Report;
 use super::{Context, Failed, SharedSlice};
@@ -13,7 +15,8 @@ use peerweave_types::KernelOp;
 /// The region that a thread has lent.
 #[derive(Clone, Copy)]
 pub(crate) struct Lent {
-    /// Address of the barriers in the shared window; buffers follow at [`HEADER`]. 0 and `half` 0 where nothing is lent.
+    /// Address of the barriers in the shared window; buffers follow at [`HEADER`]. 0 and `half` 0
+    /// where nothing is lent.
     barriers: u32,
     /// Bytes of each buffer; 0 where nothing is lent.
     half: u32,
@@ -31,12 +34,13 @@ impl Lent {
 }
 
 impl Context {
-    /// Lends shared memory to this thread's puts and gets, which then use bulk copies where the GPU has them (sm_90 and later; the
-    /// kernel must have been compiled for it). Elsewhere, and on the host, it does nothing.
+    /// Lends shared memory to this thread's puts and gets, which then use bulk copies where the GPU
+    /// has them (sm_90 and later; the kernel must have been compiled for it). Elsewhere, and on the
+    /// host, it does nothing.
     ///
-    /// Each thread lends a region of its own. 64 KiB and 128 bytes move 32 KiB at a time; a few KiB are worth it already. Copies at
-    /// warp and block scope use the region of the scope's first thread. [`Self::reclaim_shared`] ends it, as the end of the context
-    /// does.
+    /// Each thread lends a region of its own. 64 KiB and 128 bytes move 32 KiB at a time; a few KiB
+    /// are worth it already. Copies at warp and block scope use the region of the scope's first
+    /// thread. [`Self::reclaim_shared`] ends it, as the end of the context does.
     ///
     /// # Safety
     /// Nothing else accesses the region until [`Self::reclaim_shared`] returns or the thread ends.
@@ -53,7 +57,8 @@ impl Context {
         if half == 0 {
             return;
         }
-        // SAFETY: the caller lends shared memory of this block; the barriers lie within it, aligned, and nobody else uses them.
+        // SAFETY: the caller lends shared memory of this block; the barriers lie within it,
+        // aligned, and nobody else uses them.
         unsafe {
             let barriers = bulk::shared_address(start.add(skip));
             bulk::init(barriers);
@@ -62,14 +67,15 @@ impl Context {
         }
     }
 
-    /// Takes back what [`Self::lend_shared`] lent: waits until no copy uses it. The memory may then be used for anything.
+    /// Takes back what [`Self::lend_shared`] lent: waits until no copy uses it. The memory may then
+    /// be used for anything.
     #[inline]
     pub fn reclaim_shared(&self) {
         let lent = self.lent.replace(Lent::NOTHING);
         if lent.half != 0 {
             bulk::wait_written();
-            // SAFETY: barriers that `lend_shared` made; every load was awaited by the call that started it, unless that call
-            // failed, after which the kernel ends.
+            // SAFETY: barriers that `lend_shared` made; every load was awaited by the call that
+            // started it, unless that call failed, after which the kernel ends.
             unsafe {
                 bulk::invalidate(lent.barriers);
                 bulk::invalidate(lent.barriers + 8);
@@ -77,7 +83,8 @@ impl Context {
         }
     }
 
-    /// Waits until all bulk stores of this thread have been written, so that a fence or a release orders them.
+    /// Waits until all bulk stores of this thread have been written, so that a fence or a release
+    /// orders them.
     #[inline(always)]
     pub(crate) fn finish_bulk(&self) {
         if bulk::AVAILABLE && self.bulk_pending.get() {
@@ -100,13 +107,15 @@ impl Context {
         bulk::AVAILABLE && self.lent.get().half != 0 && (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN)
     }
 
-    /// Copies global memory to global memory. The stores may be outstanding when it returns; the source has been read.
+    /// Copies global memory to global memory. The stores may be outstanding when it returns; the
+    /// source has been read.
     ///
     /// # Errors
     /// Where the copy unit does not answer within the deadline.
     ///
     /// # Safety
-    /// [`Self::can_bulk`] holds; both sides are accessible global memory of `bytes` bytes, and do not overlap.
+    /// [`Self::can_bulk`] holds; both sides are accessible global memory of `bytes` bytes, and do
+    /// not overlap.
     #[inline]
     pub(crate) unsafe fn bulk_copy(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<(), Failed> {
         let mut lent = self.lent.get();
@@ -114,10 +123,11 @@ impl Context {
         bulk::fence_global();
         // Buffers that an earlier call has left to its stores.
         self.flush_bulk();
-        // Chunk `n` goes through buffer `n % 2`; no division, which costs as much as a copy of a KiB.
+        // Chunk `n` goes through buffer `n % 2`; no division, which costs as much as a copy of a
+        // KiB.
         let chunk = |at: usize| (bytes - at).min(half) as u32;
-        // SAFETY: the chunk lies within the source, the buffer within the lent region, and the buffer is idle: the stores of the
-        // chunk that it held were read out.
+        // SAFETY: the chunk lies within the source, the buffer within the lent region, and the
+        // buffer is idle: the stores of the chunk that it held were read out.
         let load = |at: usize, which: u32| unsafe {
             let buffer = lent.barriers + HEADER + which * lent.half;
             bulk::start_load(buffer, from.add(at), chunk(at), lent.barriers + which * 8);
@@ -152,11 +162,12 @@ impl Context {
         outcome
     }
 
-    /// Copies shared memory to global memory. The stores may be outstanding when it returns, and may still read the source.
+    /// Copies shared memory to global memory. The stores may be outstanding when it returns, and
+    /// may still read the source.
     ///
     /// # Safety
-    /// Bulk copies are available; `from` is shared memory of this block and `to` global memory, both accessible for `bytes` bytes; all
-    /// is aligned to [`bulk::ALIGN`].
+    /// Bulk copies are available; `from` is shared memory of this block and `to` global memory,
+    /// both accessible for `bytes` bytes; all is aligned to [`bulk::ALIGN`].
     #[inline]
     pub(crate) unsafe fn bulk_from_shared(&self, to: *mut u8, from: *const u8, bytes: usize) {
         bulk::fence_shared();
@@ -172,7 +183,8 @@ impl Context {
     /// As [`Self::bulk_copy`].
     ///
     /// # Safety
-    /// [`Self::can_bulk`] holds; `to` is shared memory of this block and `from` global memory, both accessible for `bytes` bytes.
+    /// [`Self::can_bulk`] holds; `to` is shared memory of this block and `from` global memory, both
+    /// accessible for `bytes` bytes.
     #[inline]
     pub(crate) unsafe fn bulk_to_shared(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<(), Failed> {
         let mut lent = self.lent.get();

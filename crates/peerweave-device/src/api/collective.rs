@@ -1,8 +1,9 @@
 //! Collectives of a team, by one thread, or by all threads of a warp or of a block.
 //!
-//! Data moves by stores into the members' results, and reductions read the members' operands: both need all members mapped. A
-//! team with a member that is not goes to NVSHMEM's collectives. Each begins or ends with a meeting of the team
-//! ([`Team::meet`](super::team::Team::meet)), which is what orders it.
+//! Data moves by stores into the members' results, and reductions read the members' operands: both
+//! need all members mapped. A team with a member that is not goes to NVSHMEM's collectives. Each
+//! begins or ends with a meeting of the team ([`Team::meet`](super::team::Team::meet)), which is
+//! what orders it.
 //!
 //! Invariant: elements are combined in rank order, so that every member gets the same bits.
 
@@ -32,7 +33,8 @@ impl Context {
         let base = team.base(self, operation, rank)?;
         let (target, source) = (base + to.offset().0, self.my_base() + from.offset().0);
         if target != source {
-            // SAFETY: `SymSlice` promises the elements in both heaps, `to` and `from` have one length, and the member is mapped.
+            // SAFETY: `SymSlice` promises the elements in both heaps, `to` and `from` have one
+            // length, and the member is mapped.
             unsafe { self.copy_to_peer::<S, true>(address(target), address(source), to.size_bytes() as usize, true) };
         }
         Ok(())
@@ -128,8 +130,9 @@ impl Context {
             return Ok(());
         }
         members.meet::<S>(self, operation)?;
-        // Each rank reduces a share of whole vectors, which the last rank's makes up to the end, and stores it to every member. In
-        // place that is right too: a share is read by the rank alone that writes it.
+        // Each rank reduces a share of whole vectors, which the last rank's makes up to the end,
+        // and stores it to every member. In place that is right too: a share is read by the rank
+        // alone that writes it.
         let per_vector = (VECTOR / size_of::<T>()).max(1);
         let share = count.div_ceil(per_vector).div_ceil(members.size() as usize) * per_vector;
         let start = (members.my_rank() as usize * share).min(count);
@@ -141,7 +144,8 @@ impl Context {
             outcome = outcome.and(members.base(self, operation, rank).map(drop));
         }
         if outcome.is_ok() {
-            // SAFETY: `SymSlice` promises the elements in every heap, and all members are mapped: asked above.
+            // SAFETY: `SymSlice` promises the elements in every heap, and all members are mapped:
+            // asked above.
             unsafe { self.combine::<T, S, C>(&members, offsets, end - start, everyone) };
         }
         outcome?;
@@ -169,7 +173,8 @@ impl Context {
         for rank in 0..members.size() {
             members.base(self, operation, rank)?;
         }
-        // SAFETY: `SymSlice` promises the elements in every heap, and all members are mapped: asked above.
+        // SAFETY: `SymSlice` promises the elements in every heap, and all members are mapped: asked
+        // above.
         unsafe { self.combine::<T, S, C>(&members, offsets, count, mine..mine + 1) };
         members.meet::<S>(self, operation)
     }
@@ -183,7 +188,8 @@ impl Context {
     /// Combines `count` elements of all members, and stores the result to the members `receivers`.
     ///
     /// # Safety
-    /// At both offsets (target, source) every member's heap has as many elements; all members are mapped.
+    /// At both offsets (target, source) every member's heap has as many elements; all members are
+    /// mapped.
     #[inline(always)]
     unsafe fn combine<T: Reducible, S: Scope, C: Combine<T>>(
         &self,
@@ -200,7 +206,8 @@ impl Context {
         let mut at = S::rank();
         while at < vectors {
             let place = (at * VECTOR) as u64;
-            // SAFETY: the vector lies within the elements, in a mapped heap, aligned: heaps are aligned to more.
+            // SAFETY: the vector lies within the elements, in a mapped heap, aligned: heaps are
+            // aligned to more.
             let load = |rank| unsafe { Strong::load_vector(address::<u8>(base(rank) + from.0 + place)) };
             let mut sum = T::unpack(load(0));
             let mut rank = 1;
@@ -246,7 +253,8 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {
             #[doc = concat!("Copies the elements of the member with rank `root` to `to` of every member, by ", $words, ".")]
-            /// Every member calls it, from the same block index, when its `to` may be written. The shorter length counts.
+            /// Every member calls it, from the same block index, when its `to` may be written. The
+            /// shorter length counts.
             ///
             /// # Errors
             /// As [`Self::barrier`].
@@ -262,8 +270,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies the elements of every member to `to` of every member, in rank order, by ", $words, ".")]
-            /// Every member calls it, from the same block index, when its `to` may be written. `to` is as long as all together; where
-            /// it is shorter, so is what each gives.
+            /// Every member calls it, from the same block index, when its `to` may be written. `to`
+            /// is as long as all together; where it is shorter, so is what each gives.
             ///
             /// # Errors
             /// As [`Self::barrier`].
@@ -274,8 +282,8 @@ macro_rules! scoped {
 
             #[doc = concat!("Copies part `j` of this member's elements to part `i` of member `j`'s `to`, where `i` is this rank, by ",
                 $words, ".")]
-            /// Every member calls it, from the same block index, when its `to` may be written. Parts are equal; what is left over is not
-            /// moved.
+            /// Every member calls it, from the same block index, when its `to` may be written.
+            /// Parts are equal; what is left over is not moved.
             ///
             /// # Errors
             /// As [`Self::barrier`].
@@ -285,8 +293,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the elements of all members, and gives every member the result in `to`, by ", $words, ".")]
-            /// Every member calls it, from the same block index, when its `to` may be written. The shorter length counts. `to` may be
-            /// `from`.
+            /// Every member calls it, from the same block index, when its `to` may be written. The
+            /// shorter length counts. `to` may be `from`.
             ///
             /// # Errors
             /// As [`Self::barrier`].
@@ -302,8 +310,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the elements of all members, and gives member `i` part `i` of the result, by ", $words, ".")]
-            /// Every member calls it, from the same block index, when its `to` may be written. `from` is as long as all parts together;
-            /// where it is shorter, so is each part. `to` does not overlap `from`.
+            /// Every member calls it, from the same block index, when its `to` may be written.
+            /// `from` is as long as all parts together; where it is shorter, so is each part. `to`
+            /// does not overlap `from`.
             ///
             /// # Errors
             /// As [`Self::barrier`].

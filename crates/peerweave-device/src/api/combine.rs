@@ -1,13 +1,14 @@
 //! How elements are combined in a reduction: sum, product, smallest, largest, bitwise.
 //!
-//! 16-bit floats are combined in `f32` and rounded once. Integers wrap. The smallest and largest of floats ignore a NaN unless all
-//! are NaN.
+//! 16-bit floats are combined in `f32` and rounded once. Integers wrap. The smallest and largest of
+//! floats ignore a NaN unless all are NaN.
 
 use super::scope::{Kind, Scope};
 use crate::gpu::Vector;
 use peerweave_types::{Element, bf16, f16};
 
-/// A reduction of elements `T`: [`Sum`], [`Prod`], [`Min`], [`Max`], and for integers [`And`], [`Or`], [`Xor`].
+/// A reduction of elements `T`: [`Sum`], [`Prod`], [`Min`], [`Max`], and for integers [`And`],
+/// [`Or`], [`Xor`].
 pub trait Combine<T: Reducible>: Copy + 'static {
     /// Combines two values.
     fn combine(a: T::Wide, b: T::Wide) -> T::Wide;

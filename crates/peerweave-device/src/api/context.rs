@@ -13,21 +13,25 @@ use peerweave_types::{DeviceSlice, FailureKind, KernelContext, KernelOp, PeerEnt
 
 /// A kernel's path to its peers: every operation is a method of it.
 ///
-/// `#[kernel]` makes one from the first parameter of the entry. It is a few numbers in registers; each thread has its own.
+/// `#[kernel]` makes one from the first parameter of the entry. It is a few numbers in registers;
+/// each thread has its own.
 ///
 /// # Names
-/// A name without an ending is for one thread. `_warp` and `_block` are made by all threads of a warp or a block together, with the
-/// same arguments; each thread sees the same outcome, and the call waits for all of them before it returns. It does not before it
-/// starts: where other threads of the scope have written the source, synchronise first. `_nbi` forms may return before the source has
-/// been read; [`Self::flush`] or [`Self::quiet`] completes them. `_relaxed` forms order nothing beside the word that they access.
+/// A name without an ending is for one thread. `_warp` and `_block` are made by all threads of a
+/// warp or a block together, with the same arguments; each thread sees the same outcome, and the
+/// call waits for all of them before it returns. It does not before it starts: where other threads
+/// of the scope have written the source, synchronise first. `_nbi` forms may return before the
+/// source has been read; [`Self::flush`] or [`Self::quiet`] completes them. `_relaxed` forms order
+/// nothing beside the word that they access.
 ///
 /// # Order
-/// A put is complete at the peer after [`Self::quiet`] and before a barrier ends. [`Self::fence`] orders puts to each PE. A signal
-/// releases all that the caller did before it, and a wait acquires it.
+/// A put is complete at the peer after [`Self::quiet`] and before a barrier ends. [`Self::fence`]
+/// orders puts to each PE. A signal releases all that the caller did before it, and a wait acquires
+/// it.
 ///
 /// # Failures
-/// Calls that return nothing write a failure to the context's status, which ends the waits of all threads of this PE; the host
-/// reports it. Calls that wait return [`Failed`].
+/// Calls that return nothing write a failure to the context's status, which ends the waits of all
+/// threads of this PE; the host reports it. Calls that wait return [`Failed`].
 pub struct Context {
     raw: *const KernelContext,
     my_pe: u32,
@@ -36,8 +40,9 @@ pub struct Context {
     peers: u64,
     /// Where the heap of this PE is.
     my_base: u64,
-    /// The mapped PE that was asked for last, and where its heap is: a fence empties the cache of the SM, and a load of the table after
-    /// it takes a quarter of what a put takes. Invariant: the PE exists and is mapped, so that a hit needs no other check.
+    /// The mapped PE that was asked for last, and where its heap is: a fence empties the cache of
+    /// the SM, and a load of the table after it takes a quarter of what a put takes. Invariant: the
+    /// PE exists and is mapped, so that a hit needs no other check.
     last: Cell<(u32, u64)>,
     /// The team that met last.
     pub(crate) last_team: Cell<TeamCache>,
@@ -59,29 +64,33 @@ pub(crate) enum Reach {
 }
 
 impl Context {
-    /// Looks at what the host has written, and refuses a context of another version. Called by the entry that `#[kernel]` makes.
+    /// Looks at what the host has written, and refuses a context of another version. Called by the
+    /// entry that `#[kernel]` makes.
     ///
     /// # Errors
     /// [`FailureKind::Version`]. The status is not written then: nobody knows where it lies.
     ///
     /// # Safety
-    /// The pointer is that of a context in memory that this thread can read, whose addresses are valid here, and which nobody
-    /// writes until the kernel has ended.
+    /// The pointer is that of a context in memory that this thread can read, whose addresses are
+    /// valid here, and which nobody writes until the kernel has ended.
     #[inline(always)]
     pub unsafe fn enter(raw: *const KernelContext) -> Result<Self, Failed> {
-        // SAFETY: the caller promises a readable context, which starts with its version and this PE in every version.
+        // SAFETY: the caller promises a readable context, which starts with its version and this PE
+        // in every version.
         let first = unsafe { gpu::load_constant(raw.cast()) };
         if first as u32 != KernelContext::VERSION {
             return Err(Failed::new(FailureKind::Version));
         }
-        // SAFETY: a context of this version, readable and not written by anybody: the caller promises it.
+        // SAFETY: a context of this version, readable and not written by anybody: the caller
+        // promises it.
         let second = unsafe { gpu::load_constant(raw.cast::<u64>().add(1)) };
         const {
             assert!(offset_of!(KernelContext, version) == 0 && offset_of!(KernelContext, my_pe) == 4);
             assert!(offset_of!(KernelContext, n_pes) == 8 && cfg!(target_endian = "little"));
         };
         let my_pe = (first >> 32) as u32;
-        // SAFETY: the field lies in the context; the table has an entry for each PE, which begins with its base.
+        // SAFETY: the field lies in the context; the table has an entry for each PE, which begins
+        // with its base.
         let (peers, my_base) = unsafe {
             let peers = gpu::load_constant(&raw const (*raw).peers);
             (peers, gpu::load_constant(entry(peers, my_pe)))
@@ -128,7 +137,8 @@ impl Context {
     /// The context as the host wrote it.
     #[inline(always)]
     pub(crate) fn raw(&self) -> &KernelContext {
-        // SAFETY: `enter` was promised a context that is readable, and written by nobody, while the kernel runs.
+        // SAFETY: `enter` was promised a context that is readable, and written by nobody, while the
+        // kernel runs.
         unsafe { &*self.raw }
     }
 
@@ -139,7 +149,8 @@ impl Context {
         if pe == last {
             return base;
         }
-        // SAFETY: the context's table has an entry for each PE, and nobody writes it while the kernel runs.
+        // SAFETY: the context's table has an entry for each PE, and nobody writes it while the
+        // kernel runs.
         let base = unsafe { gpu::load_constant(entry(self.peers, pe)) };
         if base != 0 {
             self.last.set((pe, base));
@@ -179,7 +190,8 @@ impl Context {
         self.fail(kind, Report { pe, expected: u64::from(self.n_pes), ..Report::of(operation) })
     }
 
-    /// Whether the memory of a PE is mapped here, so that [`Self::get_peer_array`] has a view of it.
+    /// Whether the memory of a PE is mapped here, so that [`Self::get_peer_array`] has a view of
+    /// it.
     #[inline]
     pub fn is_mapped(&self, pe: u32) -> bool {
         pe < self.n_pes && self.base_of(pe) != 0
@@ -188,13 +200,16 @@ impl Context {
     /// This PE's own elements of symmetric memory.
     #[inline(always)]
     pub fn local<T: Plain>(&self, of: SymSlice<T>) -> DeviceSlice<T> {
-        // SAFETY: `SymSlice::from_raw` was promised elements in the heap of every PE, and this PE's is mapped.
+        // SAFETY: `SymSlice::from_raw` was promised elements in the heap of every PE, and this PE's
+        // is mapped.
         unsafe { DeviceSlice::from_raw(self.my_base() + of.offset().0, of.len()) }
     }
 
-    /// A PE's elements of symmetric memory; `None` where its memory is not mapped here, or there is no such PE.
+    /// A PE's elements of symmetric memory; `None` where its memory is not mapped here, or there is
+    /// no such PE.
     ///
-    /// Reads and writes through it are weak: order them with the peer's by signals, barriers and fences.
+    /// Reads and writes through it are weak: order them with the peer's by signals, barriers and
+    /// fences.
     #[inline(always)]
     pub fn get_peer_array<T: Plain>(&self, of: SymSlice<T>, pe: u32) -> Option<DeviceSlice<T>> {
         if pe >= self.n_pes {
@@ -202,7 +217,8 @@ impl Context {
         }
         match self.base_of(pe) {
             0 => None,
-            // SAFETY: `SymSlice::from_raw` was promised elements in the heap of every PE, and this one's is mapped.
+            // SAFETY: `SymSlice::from_raw` was promised elements in the heap of every PE, and this
+            // one's is mapped.
             base => Some(unsafe { DeviceSlice::from_raw(base + of.offset().0, of.len()) }),
         }
     }

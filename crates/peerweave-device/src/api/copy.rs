@@ -1,7 +1,9 @@
-//! Copies of bytes by the threads of a scope: vectors of 16 bytes, eight in flight, at any alignment.
+//! Copies of bytes by the threads of a scope: vectors of 16 bytes, eight in flight, at any
+//! alignment.
 //!
-//! Accesses to a peer are always vectors of 16 bytes where there are 16 bytes; the near side is accessed by what its alignment
-//! allows. Invariant: each byte is moved by exactly one thread of the scope.
+//! Accesses to a peer are always vectors of 16 bytes where there are 16 bytes; the near side is
+//! accessed by what its alignment allows. Invariant: each byte is moved by exactly one thread of
+//! the scope.
 
 use super::scope::Scope;
 use super::value::Side;
@@ -17,16 +19,19 @@ pub(crate) enum Far {
     From,
 }
 
-/// Copies `bytes` bytes. All threads of the scope call it with the same arguments, and synchronise afterwards.
+/// Copies `bytes` bytes. All threads of the scope call it with the same arguments, and synchronise
+/// afterwards.
 ///
 /// # Safety
-/// `from` is readable by accesses of side `A` and `to` writable by those of side `B`, for `bytes` bytes, and they do not overlap.
+/// `from` is readable by accesses of side `A` and `to` writable by those of side `B`, for `bytes`
+/// bytes, and they do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize, far: Far) {
     let all = to as usize | from as usize | bytes;
-    // Short messages first: one access of each thread at most. Every instruction of a block's idle threads delays those that copy.
-    // SAFETY: in each arm both sides and the length are multiples of the piece, the piece of a thread lies within the bytes (`own`),
-    // and the caller promises the rest.
+    // Short messages first: one access of each thread at most. Every instruction of a block's idle
+    // threads delays those that copy. SAFETY: in each arm both sides and the length are multiples
+    // of the piece, the piece of a thread lies within the bytes (`own`), and the caller promises
+    // the rest.
     unsafe {
         if all.is_multiple_of(VECTOR) {
             if fits::<S>(bytes, VECTOR) {
@@ -63,7 +68,8 @@ fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
     (skip < bytes as u32).then_some(skip as usize)
 }
 
-/// Copies vectors at indices `start + k * step` for `k` below `N`: all loads before the first store.
+/// Copies vectors at indices `start + k * step` for `k` below `N`: all loads before the first
+/// store.
 ///
 /// # Safety
 /// As [`copy`], for vectors with these indices.
@@ -71,8 +77,9 @@ fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
 unsafe fn batch<A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, start: usize, step: usize) {
     let mut held: [Vector; N] = [[0; 2]; N];
     let (skip, step) = (start * VECTOR, step * VECTOR);
-    // Each address comes from the one before, by an addition that the compiler cannot move: it would otherwise keep all of them in
-    // registers from one batch to the next, twice as many as the vectors take.
+    // Each address comes from the one before, by an addition that the compiler cannot move: it
+    // would otherwise keep all of them in registers from one batch to the next, twice as many as
+    // the vectors take.
     let mut at = from.wrapping_add(skip);
     for (k, vector) in held.iter_mut().enumerate() {
         // SAFETY: the caller promises the vector with this index.
@@ -187,9 +194,9 @@ unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u
     }
 }
 
-/// [`copy`] where an address or the length is no multiple of a vector: a head up to the first whole vector of the far side, whole
-/// vectors, a tail. A function of its own, with few registers: a kernel whose blocks are large may not call one that needs more than
-/// it has itself.
+/// [`copy`] where an address or the length is no multiple of a vector: a head up to the first whole
+/// vector of the far side, whole vectors, a tail. A function of its own, with few registers: a
+/// kernel whose blocks are large may not call one that needs more than it has itself.
 ///
 /// # Safety
 /// As [`copy`].
@@ -199,8 +206,8 @@ unsafe fn unaligned<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, by
     let head = (far_address.wrapping_neg() % VECTOR).min(bytes);
     let body = (bytes - head) / VECTOR;
     let tail = bytes - head - body * VECTOR;
-    // SAFETY: head, body and tail lie within the bytes, one after the other; in the body the far side is aligned to a vector,
-    // and the near side to the piece of the line.
+    // SAFETY: head, body and tail lie within the bytes, one after the other; in the body the far
+    // side is aligned to a vector, and the near side to the piece of the line.
     unsafe {
         few::<S, A, B>(to, from, head);
         let (to, from) = (to.add(head), from.add(head));

@@ -3,8 +3,9 @@
 use core::fmt;
 use peerweave_types::FailureKind;
 
-/// An operation of a kernel has failed. The first failure of a PE has been written to the context's status, where the host finds
-/// the operation, the PE that is missing and the values; nothing is left for the kernel to do but to end.
+/// An operation of a kernel has failed. The first failure of a PE has been written to the context's
+/// status, where the host finds the operation, the PE that is missing and the values; nothing is
+/// left for the kernel to do but to end.
 ///
 /// A kernel returns it with `?`; `#[kernel]` then ends the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

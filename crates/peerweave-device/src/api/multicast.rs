@@ -1,4 +1,5 @@
-//! Views of memory through a multicast address, whose accesses reach every GPU of the machine at once.
+//! Views of memory through a multicast address, whose accesses reach every GPU of the machine at
+//! once.
 //!
 //! Compiled and assembled, not yet run: a context whose `multicast` is 0 gives no such view.
 
@@ -8,7 +9,8 @@ use peerweave_types::{Plain, SymSlice, bf16, f16};
 
 use crate::arch::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// Elements at a multicast address: one access reaches the same elements of every GPU of the machine.
+/// Elements at a multicast address: one access reaches the same elements of every GPU of the
+/// machine.
 ///
 /// Every access is relaxed and of system scope: fences, signals and barriers order it as they order
 /// stores to peers. The host backend has no such memory: there [`Context::get_multicast_array`]
@@ -48,8 +50,8 @@ impl<T> Clone for MulticastSlice<T> {
 impl<T> Copy for MulticastSlice<T> {}
 
 impl Context {
-    /// The view of symmetric memory through the multicast address of the heap; `None` where there is none, or the device is older
-    /// than sm_90.
+    /// The view of symmetric memory through the multicast address of the heap; `None` where there
+    /// is none, or the device is older than sm_90.
     #[inline]
     pub fn get_multicast_array<T: Plain>(&self, of: SymSlice<T>) -> Option<MulticastSlice<T>> {
         let base = self.raw().multicast;
@@ -96,7 +98,8 @@ macro_rules! loads {
         /// Where the index is not below the length: a trap.
         #[inline(always)]
         pub fn $name(self, index: usize) -> T {
-            // SAFETY: `get_multicast_array` gave the address where the architecture has such accesses, and the index is checked.
+            // SAFETY: `get_multicast_array` gave the address where the architecture has such
+            // accesses, and the index is checked.
             unsafe { T::$operation(super::views::address::<T>(self.address(index))) }
         }
     )*};
@@ -110,7 +113,8 @@ macro_rules! writes {
         /// Where the index is not below the length: a trap.
         #[inline(always)]
         pub fn $name(self, index: usize, value: T) {
-            // SAFETY: `get_multicast_array` gave the address where the architecture has such accesses, and the index is checked.
+            // SAFETY: `get_multicast_array` gave the address where the architecture has such
+            // accesses, and the index is checked.
             unsafe { T::$operation(super::views::address::<T>(self.address(index)), value) }
         }
     )*};

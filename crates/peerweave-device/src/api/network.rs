@@ -1,7 +1,8 @@
-//! The path to PEs whose memory is not mapped: calls of NVSHMEM's device library, by the table of wrappers.
+//! The path to PEs whose memory is not mapped: calls of NVSHMEM's device library, by the table of
+//! wrappers.
 //!
-//! Without the feature `nvshmem`, and on the host, no PE is reached so ([`Reach::Network`](super::context::Reach) is never made) and
-//! each function here is empty.
+//! Without the feature `nvshmem`, and on the host, no PE is reached so
+//! ([`Reach::Network`](super::context::Reach) is never made) and each function here is empty.
 
 use super::scope::{Kind, Scope};
 use peerweave_types::{Plain, SignalOp, nvshmem};
@@ -10,8 +11,8 @@ use peerweave_types::{Plain, SignalOp, nvshmem};
 macro_rules! call {
     ($name:ident($($argument:expr),*)) => {{
         #[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
-        // SAFETY: the addresses are of this PE's symmetric memory, or of memory that NVSHMEM can read, as the caller's views
-        // promise; the wrapper is linked where this path is compiled.
+        // SAFETY: the addresses are of this PE's symmetric memory, or of memory that NVSHMEM can
+        // read, as the caller's views promise; the wrapper is linked where this path is compiled.
         unsafe {
             crate::network::functions::$name($($argument),*)
         }
@@ -93,7 +94,8 @@ pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     let mut done = 0;
     while done < size_of::<T>() {
         let at = to + done as u64;
-        // SAFETY: the word lies within the value, aligned to the unit, and all its bytes are initialised (`Plain`).
+        // SAFETY: the word lies within the value, aligned to the unit, and all its bytes are
+        // initialised (`Plain`).
         let word = unsafe { read(from.add(done), unit) };
         match unit {
             8 => call!(peerweave_nvshmem_p64(at, word, pe)),

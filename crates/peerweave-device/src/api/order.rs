@@ -12,10 +12,12 @@ impl Context {
         cfg!(all(target_arch = "nvptx64", feature = "nvshmem")) && self.raw().capabilities & KernelContext::CAN_NETWORK != 0
     }
 
-    /// Orders this thread's puts, signals and atomic operations to each PE: those before are visible there before those after.
+    /// Orders this thread's puts, signals and atomic operations to each PE: those before are
+    /// visible there before those after.
     ///
-    /// It orders all that this thread has read and written before, and what it has seen others do. Where threads of a warp or a
-    /// block have put together, each that is to be ordered has synchronised with the caller.
+    /// It orders all that this thread has read and written before, and what it has seen others do.
+    /// Where threads of a warp or a block have put together, each that is to be ordered has
+    /// synchronised with the caller.
     #[inline(always)]
     pub fn fence(&self) {
         self.finish_bulk();
@@ -25,8 +27,8 @@ impl Context {
         <Sys as Fence>::acq_rel();
     }
 
-    /// Waits until this thread's puts, `_nbi` forms included, are complete at their PEs, and its gets here. Stronger than
-    /// [`Self::fence`].
+    /// Waits until this thread's puts, `_nbi` forms included, are complete at their PEs, and its
+    /// gets here. Stronger than [`Self::fence`].
     #[inline(always)]
     pub fn quiet(&self) {
         self.finish_bulk();
@@ -36,8 +38,8 @@ impl Context {
         <Sys as Fence>::acq_rel();
     }
 
-    /// Waits until the sources of this thread's `_nbi` puts may be used again. Weaker than [`Self::quiet`]: nothing is complete at
-    /// the peers.
+    /// Waits until the sources of this thread's `_nbi` puts may be used again. Weaker than
+    /// [`Self::quiet`]: nothing is complete at the peers.
     #[inline(always)]
     pub fn flush(&self) {
         self.flush_bulk();

@@ -1,6 +1,8 @@
-//! The first failure of a PE, written where the host reads it; and the pause of every wait, which ends it by deadline or abort.
+//! The first failure of a PE, written where the host reads it; and the pause of every wait, which
+//! ends it by deadline or abort.
 //!
-//! Invariant: a report is written once. The thread that swaps `claimed` from 0 writes all fields, and the kind last.
+//! Invariant: a report is written once. The thread that swaps `claimed` from 0 writes all fields,
+//! and the kind last.
 
 use super::{Context, Failed};
 use crate::Pause;
@@ -26,7 +28,8 @@ impl Report {
 }
 
 impl Context {
-    /// Writes the report of a failure, unless another was first, and ends the waits of all threads of this PE.
+    /// Writes the report of a failure, unless another was first, and ends the waits of all threads
+    /// of this PE.
     #[inline(always)]
     pub(crate) fn fail(&self, kind: FailureKind, report: Report) -> Failed {
         let Report { operation, pe, team, expected, found } = report;
@@ -65,8 +68,9 @@ impl Context {
     }
 }
 
-/// Writes a report and the abort word. A function of its own: it would otherwise lie in the middle of every operation. Its parameter
-/// makes the compiler place it in the crate of the kernel, where the PTX of a kernel needs it.
+/// Writes a report and the abort word. A function of its own: it would otherwise lie in the middle
+/// of every operation. Its parameter makes the compiler place it in the crate of the kernel, where
+/// the PTX of a kernel needs it.
 ///
 /// # Safety
 /// `raw` is that of a context as [`Context::enter`] takes it.
@@ -76,8 +80,8 @@ impl Context {
 pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32, pe: u32, team: u32, expected: u64, found: u64) {
     let field = |offset: usize| (raw.status + offset as u64) as *mut u32;
     let wide = |offset: usize| (raw.status + offset as u64) as *mut u64;
-    // SAFETY: the context's status block and abort word are aligned, accessible and accessed atomically while the kernel
-    // runs: the caller promises valid addresses.
+    // SAFETY: the context's status block and abort word are aligned, accessible and accessed
+    // atomically while the kernel runs: the caller promises valid addresses.
     unsafe {
         if <u32 as Rmw<Sys, gpu::Relaxed>>::compare_swap(field(offset_of!(KernelStatus, claimed)), 0, 1) == 0 {
             let write = |offset, value| <u32 as Access<Sys>>::store_relaxed(field(offset), value);
@@ -94,7 +98,8 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
     }
 }
 
-/// The pause of a wait: nothing for most looks; every [`Spin::INTERVAL`] looks, a look at the clock and at the abort word.
+/// The pause of a wait: nothing for most looks; every [`Spin::INTERVAL`] looks, a look at the clock
+/// and at the abort word.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
@@ -102,7 +107,8 @@ pub(crate) struct Spin<'a> {
 }
 
 impl Spin<'_> {
-    /// A look takes about half a microsecond on a GPU. The words that this reads may lie in memory of the host.
+    /// A look takes about half a microsecond on a GPU. The words that this reads may lie in memory
+    /// of the host.
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
 
     #[cold]
@@ -113,7 +119,8 @@ impl Spin<'_> {
             self.started = now.max(1);
         }
         let raw = self.context.raw();
-        // SAFETY: the context's abort word is aligned, accessible and accessed atomically while the kernel runs.
+        // SAFETY: the context's abort word is aligned, accessible and accessed atomically while the
+        // kernel runs.
         if unsafe { <u32 as Access<Sys>>::load_relaxed(raw.abort as *const u32) } != 0 {
             return Err(FailureKind::Aborted);
         }

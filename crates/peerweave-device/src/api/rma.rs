@@ -1,7 +1,8 @@
 //! Puts and gets: one element, contiguous elements, elements at strides.
 //!
-//! One implementation for each direction, over the scope; the public names choose it. A mapped peer is accessed directly: by
-//! vectors, or by the copy unit where shared memory is lent and the copy is long enough for it to win.
+//! One implementation for each direction, over the scope; the public names choose it. A mapped peer
+//! is accessed directly: by vectors, or by the copy unit where shared memory is lent and the copy
+//! is long enough for it to win.
 
 use super::context::Reach;
 use super::copy::{self, Far};
@@ -13,8 +14,9 @@ use super::{Context, Failed, network};
 use crate::gpu::bulk;
 use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
 
-/// Bytes from which the copy unit is faster than the threads of a scope, for a put and for a get; measured on H200. The length is
-/// compared first, and the size of a block only where it decides: every thread of a block does this for every message.
+/// Bytes from which the copy unit is faster than the threads of a scope, for a put and for a get;
+/// measured on H200. The length is compared first, and the size of a block only where it decides:
+/// every thread of a block does this for every message.
 #[inline(always)]
 fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     match (S::KIND, far) {
@@ -26,15 +28,17 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
-/// Whether the first thread of a scope can start a bulk copy for all, which its argument says. Where it can, every thread's own accesses
-/// are ordered before those of the copy unit. A thread alone does that where it starts the copy.
+/// Whether the first thread of a scope can start a bulk copy for all, which its argument says.
+/// Where it can, every thread's own accesses are ordered before those of the copy unit. A thread
+/// alone does that where it starts the copy.
 #[inline(always)]
 fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {
         return can;
     }
-    // The fences come after the vote: without lent memory a copy pays for the vote alone. The first thread then asks itself again, so that
-    // the compiler leaves the bulk copy out of kernels that lend nothing.
+    // The fences come after the vote: without lent memory a copy pays for the vote alone. The first
+    // thread then asks itself again, so that the compiler leaves the bulk copy out of kernels that
+    // lend nothing.
     let agreed = S::any(S::rank() == 0 && can);
     if agreed {
         if !GLOBAL {
@@ -50,7 +54,8 @@ impl Context {
     /// Copies to a mapped peer. Reading of the source may be outstanding where it is shared memory.
     ///
     /// # Safety
-    /// `from` is readable, global memory where `GLOBAL` says so, and `to` that of a mapped peer, for `bytes` bytes.
+    /// `from` is readable, global memory where `GLOBAL` says so, and `to` that of a mapped peer,
+    /// for `bytes` bytes.
     #[inline(always)]
     pub(crate) unsafe fn copy_to_peer<S: Scope, const GLOBAL: bool>(
         &self,
@@ -63,7 +68,8 @@ impl Context {
             let can = GLOBAL && self.can_bulk(to, from, bytes);
             if GLOBAL && agree_on_bulk::<S, GLOBAL>(can) {
                 if S::rank() == 0 && can {
-                    // SAFETY: asked above; both sides are global memory. A failure is in the status, which the next wait finds.
+                    // SAFETY: asked above; both sides are global memory. A failure is in the
+                    // status, which the next wait finds.
                     let _ = unsafe { self.bulk_copy(to, from, bytes) };
                     self.leave_put::<S, GLOBAL>(nbi);
                 }
@@ -89,8 +95,8 @@ impl Context {
         }
     }
 
-    /// What a blocking put waits for: one thread, until its source has been read; a warp or a block, until all is written, since
-    /// any of its threads may fence or signal next.
+    /// What a blocking put waits for: one thread, until its source has been read; a warp or a
+    /// block, until all is written, since any of its threads may fence or signal next.
     #[inline(always)]
     fn leave_put<S: Scope, const GLOBAL: bool>(&self, nbi: bool) {
         if nbi {
@@ -104,7 +110,8 @@ impl Context {
     /// Copies from a mapped peer, and waits for what this thread has copied.
     ///
     /// # Safety
-    /// `to` is writable, global memory where `GLOBAL` says so, and `from` that of a mapped peer, for `bytes` bytes.
+    /// `to` is writable, global memory where `GLOBAL` says so, and `from` that of a mapped peer,
+    /// for `bytes` bytes.
     #[inline(always)]
     pub(crate) unsafe fn copy_from_peer<S: Scope, const GLOBAL: bool>(&self, to: *mut u8, from: *const u8, bytes: usize) {
         if bulk::AVAILABLE && bulk_pays::<S>(Far::From, bytes) {
@@ -112,7 +119,8 @@ impl Context {
             let can = self.can_bulk(to, from, bytes);
             if (GLOBAL || shared) && agree_on_bulk::<S, GLOBAL>(can) {
                 if S::rank() == 0 && can {
-                    // SAFETY: asked above; `to` is of the space that each arm needs. A failure is in the status.
+                    // SAFETY: asked above; `to` is of the space that each arm needs. A failure is
+                    // in the status.
                     let _ =
                         unsafe { if shared { self.bulk_to_shared(to, from, bytes) } else { self.bulk_copy(to, from, bytes) } };
                     self.finish_bulk();
@@ -204,14 +212,16 @@ impl Context {
             return;
         }
         match self.reach(KernelOp::P, pe) {
-            // SAFETY: `SymSlice` promises an element in the heap of every PE, and the peer is mapped.
+            // SAFETY: `SymSlice` promises an element in the heap of every PE, and the peer is
+            // mapped.
             Ok(Reach::Mapped(base)) => unsafe { value::store::<T, Strong>(address(base + to.offset().0), value) },
             Ok(Reach::Network) => network::p(self.my_base() + to.offset().0, value, pe),
             Err(_) => {}
         }
     }
 
-    /// Reads one element of a PE: the first of `from`. All bits zero where the PE cannot be reached, which the status then says.
+    /// Reads one element of a PE: the first of `from`. All bits zero where the PE cannot be
+    /// reached, which the status then says.
     ///
     /// # Ordering
     /// None: see [`Self::fence`].
@@ -222,7 +232,8 @@ impl Context {
     pub fn g<T: Plain>(&self, from: SymSlice<T>, pe: u32) -> T {
         assert!(!from.is_empty(), "g of an empty slice");
         match self.reach(KernelOp::G, pe) {
-            // SAFETY: `SymSlice` promises an element in the heap of every PE, and the peer is mapped.
+            // SAFETY: `SymSlice` promises an element in the heap of every PE, and the peer is
+            // mapped.
             Ok(Reach::Mapped(base)) => unsafe { value::load::<T, Strong>(address(base + from.offset().0)) },
             Ok(Reach::Network) => network::g(self.my_base() + from.offset().0, pe),
             // SAFETY: every bit pattern is a value of a `Plain` type.
@@ -245,7 +256,8 @@ impl Context {
         match self.reach(KernelOp::Iput, pe) {
             Ok(Reach::Mapped(base)) => {
                 let target = address::<T>(base + to.offset().0);
-                // SAFETY: the last index at each side lies within it (`strided`), and the peer is mapped.
+                // SAFETY: the last index at each side lies within it (`strided`), and the peer is
+                // mapped.
                 unsafe {
                     if X::GLOBAL {
                         stride::<T, S, Global, Global>(target, source, steps, count);
@@ -281,7 +293,8 @@ impl Context {
         match self.reach(KernelOp::Iget, pe) {
             Ok(Reach::Mapped(base)) => {
                 let source = address::<T>(base + from.offset().0);
-                // SAFETY: the last index at each side lies within it (`strided`), and the peer is mapped.
+                // SAFETY: the last index at each side lies within it (`strided`), and the peer is
+                // mapped.
                 unsafe {
                     if X::GLOBAL {
                         stride::<T, S, Strong, Global>(target, source, steps, count);
@@ -313,7 +326,8 @@ fn strided(len: usize, step: usize) -> usize {
 /// Copies `count` elements at distances `steps` (target, source), eight loads in flight.
 ///
 /// # Safety
-/// The elements with indices `index * step` are accessible on both sides, for indices below `count`.
+/// The elements with indices `index * step` are accessible on both sides, for indices below
+/// `count`.
 #[inline(always)]
 unsafe fn stride<T: Plain, S: Scope, A: value::Side, B: value::Side>(
     to: *mut T,
@@ -345,7 +359,8 @@ macro_rules! scoped {
         $iput:ident, $iget:ident) => {
         impl Context {
             #[doc = concat!("Copies elements to a PE, by ", $words, ".")]
-            /// The shorter length counts; returns it. The source may be used again when the call returns.
+            /// The shorter length counts; returns it. The source may be used again when the call
+            /// returns.
             ///
             /// # Ordering
             /// None. Complete at the peer after [`Self::quiet`], and before a signal that follows.
@@ -365,16 +380,17 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Starts to copy elements to a PE, by ", $words, ".")]
-            /// The shorter length counts; returns it. The source may be used again after [`Self::flush`] or [`Self::quiet`], called by
-            /// the first thread of the scope or by all.
+            /// The shorter length counts; returns it. The source may be used again after
+            /// [`Self::flush`] or [`Self::quiet`], called by the first thread of the scope or by
+            /// all.
             #[inline(always)]
             pub fn $put_nbi<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, true)
             }
 
             #[doc = concat!("Starts to copy elements from a PE, by ", $words, ".")]
-            /// The shorter length counts; returns it. The elements are there after [`Self::quiet`], called by the first thread of the
-            /// scope or by all.
+            /// The shorter length counts; returns it. The elements are there after [`Self::quiet`],
+            /// called by the first thread of the scope or by all.
             #[inline(always)]
             pub fn $get_nbi<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, true)
@@ -403,7 +419,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements to a PE, by ", $words, ": every `to_step`th element of `to` becomes every")]
-            /// `from_step`th of `from`. As many as both hold, where that is fewer; none at a step of 0.
+            /// `from_step`th of `from`. As many as both hold, where that is fewer; none at a step
+            /// of 0.
             #[inline(always)]
             pub fn $iput<T: Plain>(
                 &self,
@@ -418,7 +435,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements from a PE, by ", $words, ": every `to_step`th element of `to` becomes every")]
-            /// `from_step`th of `from`. As many as both hold, where that is fewer; none at a step of 0.
+            /// `from_step`th of `from`. As many as both hold, where that is fewer; none at a step
+            /// of 0.
             #[inline(always)]
             pub fn $iget<T: Plain>(
                 &self,

@@ -1,4 +1,5 @@
-//! Signals: 64-bit words that tell a PE that its data is there. Put with signal, and waits at each scope.
+//! Signals: 64-bit words that tell a PE that its data is there. Put with signal, and waits at each
+//! scope.
 //!
 //! The protocol is [`crate::put_signal`], over words of this machine.
 
@@ -18,15 +19,16 @@ impl Context {
     #[inline(always)]
     fn signal_word(&self, signal: SymSlice<u64>) -> &Word64 {
         assert!(!signal.is_empty(), "a signal is one word, and the slice is empty");
-        // SAFETY: `SymSlice` promises an aligned word in this PE's heap, which lives as long as the kernel; signal words are
-        // accessed by signals and waits alone.
+        // SAFETY: `SymSlice` promises an aligned word in this PE's heap, which lives as long as the
+        // kernel; signal words are accessed by signals and waits alone.
         unsafe { Word64::at(self.my_base() + signal.offset().0) }
     }
 
     /// Changes a signal word of a PE: the first of `signal`.
     ///
     /// # Ordering
-    /// Release: all that this thread has put, written and seen before is visible to the waiter that sees the signal.
+    /// Release: all that this thread has put, written and seen before is visible to the waiter that
+    /// sees the signal.
     #[inline(always)]
     pub fn signal_op(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
         assert!(!signal.is_empty(), "a signal is one word, and the slice is empty");
@@ -48,7 +50,8 @@ impl Context {
     #[inline(always)]
     unsafe fn signal_mapped(&self, base: u64, signal: SymSlice<u64>, value: u64, op: SignalOp) {
         self.finish_bulk();
-        // SAFETY: `SymSlice` promises an aligned word in the heap of every PE, and the caller that this one is mapped.
+        // SAFETY: `SymSlice` promises an aligned word in the heap of every PE, and the caller that
+        // this one is mapped.
         put_signal::signal(unsafe { Word64::at(base + signal.offset().0) }, value, op);
     }
 
@@ -82,13 +85,15 @@ impl Context {
         self.signal_word(signal).load_acquire()
     }
 
-    /// Waits until this PE's own signal word compares so with `value`, and returns it as it was seen.
+    /// Waits until this PE's own signal word compares so with `value`, and returns it as it was
+    /// seen.
     ///
     /// # Ordering
     /// Acquire: what was put before the signal is visible after.
     ///
     /// # Errors
-    /// [`FailureKind::Deadline`], [`FailureKind::Aborted`]. The report names no PE: see [`Self::signal_wait_until_from`].
+    /// [`FailureKind::Deadline`], [`FailureKind::Aborted`]. The report names no PE: see
+    /// [`Self::signal_wait_until_from`].
     #[inline(always)]
     pub fn signal_wait_until(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Result<u64, Failed> {
         self.signal_wait_until_from(signal, compare, value, KernelStatus::NONE)
@@ -174,10 +179,12 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $put_signal:ident, $put_signal_nbi:ident) => {
         impl Context {
             #[doc = concat!("Copies elements to a PE, then changes its signal word, by ", $words, ".")]
-            /// The shorter length counts; returns it. The source may be used again when the call returns.
+            /// The shorter length counts; returns it. The source may be used again when the call
+            /// returns.
             ///
             /// # Ordering
-            /// Release: the waiter that sees the signal sees the elements, and all that the scope did before.
+            /// Release: the waiter that sees the signal sees the elements, and all that the scope
+            /// did before.
             #[inline(always)]
             pub fn $put_signal<T: Plain>(
                 &self,
@@ -192,8 +199,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Starts to copy elements to a PE, with a signal after them, by ", $words, ".")]
-            /// The shorter length counts; returns it. The source may be used again after [`Self::flush`] or [`Self::quiet`], called by
-            /// the first thread of the scope or by all.
+            /// The shorter length counts; returns it. The source may be used again after
+            /// [`Self::flush`] or [`Self::quiet`], called by the first thread of the scope or by
+            /// all.
             ///
             /// # Ordering
             /// The waiter that sees the signal sees the elements.

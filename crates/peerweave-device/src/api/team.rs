@@ -1,11 +1,12 @@
 //! Barriers and syncs of teams, at each scope.
 //!
-//! The protocol is [`crate::barrier`]: every rank announces its arrival to every member, in a line of its own in each heap, and
-//! waits on its own memory. The threads of a scope share the work. Block `b` of each member meets block `b` of the others: each has a
-//! slot of its own, with an epoch that lies in memory of this device and outlives the kernel.
+//! The protocol is [`crate::barrier`]: every rank announces its arrival to every member, in a line
+//! of its own in each heap, and waits on its own memory. The threads of a scope share the work.
+//! Block `b` of each member meets block `b` of the others: each has a slot of its own, with an
+//! epoch that lies in memory of this device and outlives the kernel.
 //!
-//! Invariant: an epoch is read after a `sync` of the scope, and written after the next and before the one that ends the meeting, so
-//! that all its threads see one value.
+//! Invariant: an epoch is read after a `sync` of the scope, and written after the next and before
+//! the one that ends the meeting, so that all its threads see one value.
 
 use super::report::Report;
 use super::scope::{Block, Kind, Scope, Thread, Warp};
@@ -18,8 +19,8 @@ use peerweave_types::{FailureKind, KernelOp, KernelTeam, SymOffset, TeamEntry};
 
 /// A team of which this PE is a member.
 ///
-/// It holds no reference to the context, which its methods are given: a reference in it would keep the whole context in memory, where
-/// the compiler otherwise has registers.
+/// It holds no reference to the context, which its methods are given: a reference in it would keep
+/// the whole context in memory, where the compiler otherwise has registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Team {
     entry: TeamEntry,
@@ -37,8 +38,8 @@ impl TeamCache {
     pub(crate) const NOTHING: Self = Self { index: u32::MAX, entry: NO_TEAM };
 }
 
-/// What a thread does in a meeting where each thread of the scope has one other member at most: what a barrier would look up again
-/// each time, at the price of half of its messages.
+/// What a thread does in a meeting where each thread of the scope has one other member at most:
+/// what a barrier would look up again each time, at the price of half of its messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Meeting {
     /// The team and the scope ([`key`]); `u32::MAX` where there is none.
@@ -47,7 +48,8 @@ pub(crate) struct Meeting {
     rank: u32,
     /// Address of the epoch of this block's slot.
     epoch: u64,
-    /// Address of the word in that rank's heap by which this PE is known; 0 where this thread has no rank.
+    /// Address of the word in that rank's heap by which this PE is known; 0 where this thread has
+    /// no rank.
     theirs: u64,
     /// Address of the word in this heap by which that rank is known.
     mine: u64,
@@ -85,8 +87,8 @@ impl Context {
         }
         const { assert!(size_of::<TeamEntry>() == 48 && offset_of!(TeamEntry, slots) == 32) };
         let entry = address::<u64>(raw.teams + u64::from(team.index()) * size_of::<TeamEntry>() as u64).cast_const();
-        // SAFETY: the context's table has as many entries as it says, each of six words, and nobody writes them while the
-        // kernel runs.
+        // SAFETY: the context's table has as many entries as it says, each of six words, and nobody
+        // writes them while the kernel runs.
         let [ranks, members, sync, epochs, slots, mapped] = unsafe { core::array::from_fn(|k| gpu::load_constant(entry.add(k))) };
         Some(TeamEntry {
             my_rank: ranks as u32,
@@ -101,7 +103,8 @@ impl Context {
         })
     }
 
-    /// A team, for an operation that all its members call. A team that there is not, or that this PE is not in, is a failure.
+    /// A team, for an operation that all its members call. A team that there is not, or that this
+    /// PE is not in, is a failure.
     #[inline(always)]
     pub(crate) fn team(&self, operation: KernelOp, team: KernelTeam) -> Result<Team, Failed> {
         let cache = self.last_team.get();
@@ -194,7 +197,8 @@ impl Team {
         }
     }
 
-    /// Waits until every member has come here, with all that it did before. All threads of the scope call it.
+    /// Waits until every member has come here, with all that it did before. All threads of the
+    /// scope call it.
     ///
     /// # Errors
     /// The same for all threads of the scope.
@@ -225,7 +229,8 @@ impl Team {
         })
     }
 
-    /// The meeting of this thread, where each thread that takes part has one other member at most, and all are mapped.
+    /// The meeting of this thread, where each thread that takes part has one other member at most,
+    /// and all are mapped.
     #[inline(always)]
     fn arrange<S: Scope>(&self, context: &Context, slot: u32) -> Option<Meeting> {
         let entry = &self.entry;
@@ -248,8 +253,9 @@ impl Team {
         Some(meeting)
     }
 
-    /// Synchronises the scope, lets its first warp exchange arrivals, and gives all its threads one outcome. A warp is enough: its lanes
-    /// share the members, and what the other threads did before the sync is released with them.
+    /// Synchronises the scope, lets its first warp exchange arrivals, and gives all its threads one
+    /// outcome. A warp is enough: its lanes share the members, and what the other threads did
+    /// before the sync is released with them.
     #[inline(always)]
     fn meet_by<S: Scope>(&self, context: &Context, exchange: impl Fn(Kind) -> Result<(), Failed>) -> Result<(), Failed> {
         context.finish_bulk();
@@ -266,17 +272,18 @@ impl Team {
         }
     }
 
-    /// Announces this PE to the one other member of this thread and waits for it. All threads of the scope call it, after they have
-    /// synchronised.
+    /// Announces this PE to the one other member of this thread and waits for it. All threads of
+    /// the scope call it, after they have synchronised.
     ///
-    /// The epoch is counted before the wait, so that the store is done by the time of the next fence, and taken back where the wait fails:
-    /// a caller may meet again in the same epoch.
+    /// The epoch is counted before the wait, so that the store is done by the time of the next
+    /// fence, and taken back where the wait fails: a caller may meet again in the same epoch.
     #[inline(always)]
     fn exchange_one<S: Scope>(&self, context: &Context, operation: KernelOp, meeting: Meeting) -> Result<(), Failed> {
         let before = epoch_of(meeting.epoch);
         let epoch = before.wrapping_add(1);
         if meeting.theirs != 0 {
-            // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this protocol alone; the member is mapped.
+            // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by
+            // this protocol alone; the member is mapped.
             barrier::announce(&word::from_fn(1, |_| unsafe { Word64::at(meeting.theirs) }), epoch);
         }
         // Every thread has read the epoch.
@@ -294,7 +301,8 @@ impl Team {
         self.agree::<S>(outcome, meeting.epoch, before)
     }
 
-    /// [`Self::exchange_one`] with any number of other members for each thread, and where some cannot be reached.
+    /// [`Self::exchange_one`] with any number of other members for each thread, and where some
+    /// cannot be reached.
     #[inline(always)]
     fn exchange<S: Scope>(&self, context: &Context, operation: KernelOp, slot: u32) -> Result<(), Failed> {
         let entry = &self.entry;
@@ -317,8 +325,8 @@ impl Team {
         }
         let my_line = entry.line(slot, entry.my_rank).0;
         let line_of = |rank: u32| context.my_base() + entry.line(slot, rank).0;
-        // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this protocol alone; the members of this
-        // thread's share are mapped where this is used.
+        // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this
+        // protocol alone; the members of this thread's share are mapped where this is used.
         let theirs = word::from_fn(share, |k| unsafe { Word64::at(self.mapped_base(context, rank_of(k)) + my_line) });
         // SAFETY: as above, in this PE's heap.
         let mine = word::from_fn(share, |k| unsafe { Word64::at(line_of(rank_of(k))) });
@@ -343,7 +351,8 @@ impl Team {
         self.agree::<S>(outcome, epoch_address, before)
     }
 
-    /// Ends a meeting with one outcome for all threads of the scope; one that failed does not count.
+    /// Ends a meeting with one outcome for all threads of the scope; one that failed does not
+    /// count.
     #[inline(always)]
     fn agree<S: Scope>(&self, outcome: Result<(), Failed>, epoch: u64, before: u64) -> Result<(), Failed> {
         if !S::any(outcome.is_err()) {
@@ -411,14 +420,16 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $barrier:ident, $barrier_all:ident, $sync:ident, $sync_all:ident) => {
         impl Context {
             #[doc = concat!("Completes all puts, then waits until every member of the team has come here, by ", $words, ".")]
-            /// Every member calls it, from the same block index; one caller per block and team at a time.
+            /// Every member calls it, from the same block index; one caller per block and team at a
+            /// time.
             ///
             /// # Ordering
             /// What every member put and wrote before is visible after.
             ///
             /// # Errors
-            /// [`FailureKind::Deadline`], and the status names the PE that did not come; [`FailureKind::Aborted`];
-            /// [`FailureKind::NoSlot`] where the team has no slot for this block; [`FailureKind::NoSuchPeer`].
+            /// [`FailureKind::Deadline`], and the status names the PE that did not come;
+            /// [`FailureKind::Aborted`]; [`FailureKind::NoSlot`] where the team has no slot for
+            /// this block; [`FailureKind::NoSuchPeer`].
             #[inline(always)]
             pub fn $barrier(&self, team: KernelTeam) -> Result<(), Failed> {
                 self.barrier_any::<$scope>(team)

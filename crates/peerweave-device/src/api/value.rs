@@ -7,7 +7,8 @@ use peerweave_types::Plain;
 /// How memory is accessed: which of the accesses that a machine has.
 pub(crate) trait Side: Copy {
     /// # Safety
-    /// The pointer is that of memory of this side, aligned to the size of `P`, readable by this thread.
+    /// The pointer is that of memory of this side, aligned to the size of `P`, readable by this
+    /// thread.
     unsafe fn load<P: Piece>(from: *const P) -> P;
     /// # Safety
     /// As [`Self::load`], writable.
@@ -63,7 +64,8 @@ side!(
     Generic: load_generic, store_generic, load_vector_generic, store_vector_generic
 );
 side!(
-    /// A peer's memory, or memory that peers write, by relaxed accesses of system scope: never from a cache of this SM.
+    /// A peer's memory, or memory that peers write, by relaxed accesses of system scope: never from
+    /// a cache of this SM.
     Strong: load_strong, store_strong, load_vector_relaxed, store_vector_relaxed
 );
 
@@ -75,8 +77,9 @@ side!(
 pub(crate) unsafe fn load<T: Plain, S: Side>(from: *const T) -> T {
     let mut value = MaybeUninit::<T>::uninit();
     let to = value.as_mut_ptr();
-    // SAFETY: the caller promises the source; each arm reads and writes exactly the bytes of the element, at no more than its
-    // alignment; all bytes are written before the value is taken, and every bit pattern is valid (`Plain`).
+    // SAFETY: the caller promises the source; each arm reads and writes exactly the bytes of the
+    // element, at no more than its alignment; all bytes are written before the value is taken, and
+    // every bit pattern is valid (`Plain`).
     unsafe {
         match (size_of::<T>(), align_of::<T>()) {
             (1, _) => to.cast::<u8>().write(S::load(from.cast::<u8>())),
@@ -93,7 +96,8 @@ pub(crate) unsafe fn load<T: Plain, S: Side>(from: *const T) -> T {
 }
 
 /// # Safety
-/// `from` is that of `n` readable pieces of this side; `to` of `n` writable ones of the thread's own.
+/// `from` is that of `n` readable pieces of this side; `to` of `n` writable ones of the thread's
+/// own.
 #[inline(always)]
 unsafe fn pieces<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
     for index in 0..n {
@@ -109,8 +113,9 @@ unsafe fn pieces<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
 #[inline(always)]
 pub(crate) unsafe fn store<T: Plain, S: Side>(to: *mut T, value: T) {
     let from = &raw const value;
-    // SAFETY: the caller promises the target; each arm reads and writes exactly the bytes of the element, at no more than its
-    // alignment, and all of them are initialised (`Plain` has no padding).
+    // SAFETY: the caller promises the target; each arm reads and writes exactly the bytes of the
+    // element, at no more than its alignment, and all of them are initialised (`Plain` has no
+    // padding).
     unsafe {
         match (size_of::<T>(), align_of::<T>()) {
             (1, _) => S::store(to.cast::<u8>(), from.cast::<u8>().read()),
@@ -126,7 +131,8 @@ pub(crate) unsafe fn store<T: Plain, S: Side>(to: *mut T, value: T) {
 }
 
 /// # Safety
-/// `from` is that of `n` readable pieces of the thread's own; `to` of `n` writable ones of this side.
+/// `from` is that of `n` readable pieces of the thread's own; `to` of `n` writable ones of this
+/// side.
 #[inline(always)]
 unsafe fn pieces_out<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
     for index in 0..n {

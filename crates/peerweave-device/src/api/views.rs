@@ -1,4 +1,5 @@
-//! Memory of the kernel's own GPU as operands: shared memory, views, slices; and reading and writing their elements.
+//! Memory of the kernel's own GPU as operands: shared memory, views, slices; and reading and
+//! writing their elements.
 
 use super::Context;
 use super::value::{self, Generic, Global};
@@ -6,7 +7,8 @@ use crate::gpu;
 use core::ops::RangeBounds;
 use peerweave_types::{DeviceSlice, Plain, SymSlice};
 
-/// `len` elements of a block's shared memory. All threads of the block may hold it; they order their accesses by barriers.
+/// `len` elements of a block's shared memory. All threads of the block may hold it; they order
+/// their accesses by barriers.
 pub struct SharedSlice<T> {
     pointer: *mut T,
     len: usize,
@@ -22,17 +24,19 @@ impl<T> Clone for SharedSlice<T> {
 impl<T> Copy for SharedSlice<T> {}
 
 impl<T: Plain> SharedSlice<T> {
-    /// The view of `len` elements at a pointer. [`shared_array`](crate::shared_array) and [`SharedSlice::dynamic`] make one safely.
+    /// The view of `len` elements at a pointer. [`shared_array`](crate::shared_array) and
+    /// [`SharedSlice::dynamic`] make one safely.
     ///
     /// # Safety
-    /// The pointer is that of as many aligned elements in shared memory of this block, which live as long as the block and are
-    /// accessed through such views alone.
+    /// The pointer is that of as many aligned elements in shared memory of this block, which live
+    /// as long as the block and are accessed through such views alone.
     #[inline(always)]
     pub const unsafe fn from_raw(pointer: *mut T, len: usize) -> Self {
         Self { pointer, len }
     }
 
-    /// All of the block's shared memory whose size was given at the launch. Its content is unspecified at first.
+    /// All of the block's shared memory whose size was given at the launch. Its content is
+    /// unspecified at first.
     #[inline(always)]
     pub fn dynamic() -> Self {
         let (pointer, bytes) = gpu::dynamic_shared();
@@ -58,7 +62,8 @@ impl<T: Plain> SharedSlice<T> {
         self.pointer
     }
 
-    /// The elements of a range of indices; `None` where the range ends before it starts, or beyond the view.
+    /// The elements of a range of indices; `None` where the range ends before it starts, or beyond
+    /// the view.
     #[inline]
     pub fn get(self, range: impl RangeBounds<usize>) -> Option<Self> {
         // SAFETY: used for the arithmetic of ranges alone; no element is accessed through it.
@@ -88,7 +93,8 @@ impl<T: Plain> SharedSlice<T> {
     #[track_caller]
     pub fn read(self, index: usize) -> T {
         assert!(index < self.len, "index lies outside the shared slice");
-        // SAFETY: the index is below the length, and `from_raw` was promised that many aligned elements.
+        // SAFETY: the index is below the length, and `from_raw` was promised that many aligned
+        // elements.
         unsafe { value::load::<T, Generic>(self.pointer.add(index)) }
     }
 
@@ -105,8 +111,8 @@ impl<T: Plain> SharedSlice<T> {
     }
 }
 
-/// Reading and writing the elements of a view, by weak accesses: nobody else writes an element meanwhile, unless by accesses that a
-/// signal, a barrier or a `sync` orders.
+/// Reading and writing the elements of a view, by weak accesses: nobody else writes an element
+/// meanwhile, unless by accesses that a signal, a barrier or a `sync` orders.
 pub trait Elements<T>: Copy {
     /// Reads an element.
     ///
@@ -126,7 +132,8 @@ impl<T: Plain> Elements<T> for DeviceSlice<T> {
     #[track_caller]
     fn read(self, index: usize) -> T {
         assert!(index < self.len(), "index lies outside the device slice");
-        // SAFETY: the index is below the length, and `DeviceSlice::from_raw` was promised that many accessible elements.
+        // SAFETY: the index is below the length, and `DeviceSlice::from_raw` was promised that many
+        // accessible elements.
         unsafe { value::load::<T, Global>(address::<T>(self.address()).add(index)) }
     }
 
@@ -149,7 +156,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Where a put takes its elements from: symmetric memory of this PE, memory of its GPU, shared memory, or a slice of the thread.
+/// Where a put takes its elements from: symmetric memory of this PE, memory of its GPU, shared
+/// memory, or a slice of the thread.
 ///
 /// Sealed. A PE that is reached through NVSHMEM can be sent symmetric memory alone.
 pub trait Source<T>: sealed::Sealed {

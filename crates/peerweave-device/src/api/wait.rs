@@ -1,7 +1,8 @@
-//! Waits for elements of this PE's own symmetric memory that peers change: one, any, all or some of several.
+//! Waits for elements of this PE's own symmetric memory that peers change: one, any, all or some of
+//! several.
 //!
-//! The loops are those of [`crate::put_signal`]. A wait acquires: what the writer of the element that it sees released is visible
-//! after it. Every wait ends by the context's deadline.
+//! The loops are those of [`crate::put_signal`]. A wait acquires: what the writer of the element
+//! that it sees released is visible after it. Every wait ends by the context's deadline.
 
 use super::bits::{KernelAtomic, KernelInteger};
 use super::report::Report;
@@ -21,8 +22,8 @@ impl Context {
     fn look<T: KernelInteger>(&self, of: SymSlice<T>, index: usize) -> T {
         assert!(index < of.len(), "index lies outside the slice that is awaited");
         let element = address::<T>(self.my_base() + of.offset().0).wrapping_add(index);
-        // SAFETY: the index is below the length, `SymSlice` promises as many aligned elements in this PE's heap, and elements that
-        // are awaited are accessed atomically.
+        // SAFETY: the index is below the length, `SymSlice` promises as many aligned elements in
+        // this PE's heap, and elements that are awaited are accessed atomically.
         T::from_bits(unsafe { <<T as KernelAtomic>::Bits as Access<Sys>>::load_acquire(element.cast_const().cast()) })
     }
 
@@ -64,7 +65,8 @@ impl Context {
     /// Acquire.
     ///
     /// # Errors
-    /// [`FailureKind::Deadline`](peerweave_types::FailureKind), [`FailureKind::Aborted`](peerweave_types::FailureKind).
+    /// [`FailureKind::Deadline`](peerweave_types::FailureKind),
+    /// [`FailureKind::Aborted`](peerweave_types::FailureKind).
     #[inline(always)]
     pub fn wait_until<T: KernelInteger>(&self, of: SymSlice<T>, compare: Compare, value: T) -> Result<(), Failed> {
         let look = || T::holds(compare, self.look(of, 0), value).then_some(());
@@ -136,8 +138,9 @@ macro_rules! several {
             }
 
             #[doc = concat!("Waits until at least one element that is not excluded compares so with ", $plural, ", writes the indices of")]
-            /// all that do to `indices`, ascending, and returns how many they are. 0, at once, where all are excluded. Indices for
-            /// which there is no room are counted and not written.
+            /// all that do to `indices`, ascending, and returns how many they are. 0, at once,
+            /// where all are excluded. Indices for which there is no room are counted and not
+            /// written.
             ///
             /// # Ordering
             /// Acquire, for each of them.
@@ -198,8 +201,8 @@ macro_rules! several {
             }
 
             #[doc = concat!("Writes the indices of all elements that are not excluded and compare so with ", $plural, " to `indices`,")]
-            /// ascending, and returns how many they are; looks once at each. Indices for which there is no room are counted and not
-            /// written.
+            /// ascending, and returns how many they are; looks once at each. Indices for which
+            /// there is no room are counted and not written.
             ///
             /// # Ordering
             /// Acquire, for each of them.

@@ -1,4 +1,5 @@
-//! The memory of the model checker, which tries the interleavings and the stale reads that the orderings allow.
+//! The memory of the model checker, which tries the interleavings and the stale reads that the
+//! orderings allow.
 //!
 //! Compiled only under `--cfg loom`.
 

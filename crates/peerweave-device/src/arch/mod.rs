@@ -1,11 +1,12 @@
-//! The machines that kernels and protocols run on, one leaf each: GPUs, threads of the host, the model checker.
+//! The machines that kernels and protocols run on, one leaf each: GPUs, threads of the host, the
+//! model checker.
 //!
-//! A leaf says what one instruction does, and no protocol is here. `nvptx` and `host` offer the same functions, re-exported here
-//! and as [`crate::gpu`]. `loom` has words alone.
+//! A leaf says what one instruction does, and no protocol is here. `nvptx` and `host` offer the
+//! same functions, re-exported here and as [`crate::gpu`]. `loom` has words alone.
 //!
-//! Invariant: on GPUs every access to memory that another thread may access is an instruction of `nvptx` that states its
-//! semantics and its scope. The atomics of `core` are not words there: their read-modify-writes become relaxed instructions
-//! of the scope of one GPU.
+//! Invariant: on GPUs every access to memory that another thread may access is an instruction of
+//! `nvptx` that states its semantics and its scope. The atomics of `core` are not words there:
+//! their read-modify-writes become relaxed instructions of the scope of one GPU.
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod host;
@@ -54,7 +55,8 @@ pub fn warp() -> u32 {
     thread_rank() / WARP_SIZE
 }
 
-/// The lanes of this thread's warp that exist: all, but in the last warp of a block whose size is no multiple of 32.
+/// The lanes of this thread's warp that exist: all, but in the last warp of a block whose size is
+/// no multiple of 32.
 #[inline]
 pub fn warp_mask() -> u32 {
     let before = warp() * WARP_SIZE;
@@ -62,8 +64,9 @@ pub fn warp_mask() -> u32 {
     if lanes >= WARP_SIZE { FULL_WARP } else { (1 << lanes) - 1 }
 }
 
-/// The lanes that a warp synchronises and votes with: all of them. On a GPU lanes that do not exist have exited, and neither waits for
-/// them; a number that is known saves the instructions of [`warp_mask`] in every call.
+/// The lanes that a warp synchronises and votes with: all of them. On a GPU lanes that do not exist
+/// have exited, and neither waits for them; a number that is known saves the instructions of
+/// [`warp_mask`] in every call.
 #[cfg(target_arch = "nvptx64")]
 #[inline]
 pub fn warp_members() -> u32 {
@@ -89,8 +92,8 @@ pub fn vote_all(mask: u32, value: bool) -> bool {
     vote_ballot(mask, value) == mask
 }
 
-/// Implements `Word` for an atomic type with the methods of `core::sync::atomic::AtomicU64`, given the `Ordering` that it takes
-/// and the fence that goes with it.
+/// Implements `Word` for an atomic type with the methods of `core::sync::atomic::AtomicU64`, given
+/// the `Ordering` that it takes and the fence that goes with it.
 #[cfg(not(target_arch = "nvptx64"))]
 macro_rules! word_by_atomic {
     ($atomic:ty, $ordering:ty, $fence:path) => {

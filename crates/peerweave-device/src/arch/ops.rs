@@ -1,8 +1,10 @@
-//! What a machine can do with one word that several threads access: the names that all leaves share.
+//! What a machine can do with one word that several threads access: the names that all leaves
+//! share.
 //!
-//! An operation states its *reach* (who may access the word meanwhile: [`Cta`], [`Gpu`], [`Sys`]) by a type parameter, and its
-//! *order* by its name or by a type parameter ([`Relaxed`], [`Acquire`], [`Release`], [`AcqRel`]). The orders are those of the
-//! C++20 memory model, which PTX follows.
+//! An operation states its *reach* (who may access the word meanwhile: [`Cta`], [`Gpu`], [`Sys`])
+//! by a type parameter, and its *order* by its name or by a type parameter ([`Relaxed`],
+//! [`Acquire`], [`Release`], [`AcqRel`]). The orders are those of the C++20 memory model, which PTX
+//! follows.
 
 pub mod multimem;
 
@@ -37,7 +39,8 @@ pub struct AcqRel;
 /// Loads and stores of the reach `R`: of `u32` and `u64`.
 ///
 /// # Safety
-/// An implementation accesses exactly the word at the pointer, by one access with the order and reach that its name says.
+/// An implementation accesses exactly the word at the pointer, by one access with the order and
+/// reach that its name says.
 pub unsafe trait Access<R>: Copy {
     /// Reads the word. Orders nothing.
     ///
@@ -66,18 +69,21 @@ pub unsafe trait Access<R>: Copy {
 
 /// Fences of one reach.
 pub trait Fence {
-    /// Orders what this thread did before with what it does after, for threads that it synchronises with by relaxed accesses. On a
-    /// GPU it returns when all stores of this thread before it have been performed.
+    /// Orders what this thread did before with what it does after, for threads that it synchronises
+    /// with by relaxed accesses. On a GPU it returns when all stores of this thread before it have
+    /// been performed.
     fn acq_rel();
 
     /// [`Self::acq_rel`], and takes a place in the one order of all such fences.
     fn seq_cst();
 }
 
-/// Read-modify-writes of the reach `R` and the order `O` that return what was there: of `u32`, `u64`, `i32` and `i64`.
+/// Read-modify-writes of the reach `R` and the order `O` that return what was there: of `u32`,
+/// `u64`, `i32` and `i64`.
 ///
 /// # Safety
-/// An implementation changes exactly the word at the pointer, by one atomic access with the order and reach of its parameters.
+/// An implementation changes exactly the word at the pointer, by one atomic access with the order
+/// and reach of its parameters.
 pub unsafe trait Rmw<R, O>: Copy {
     /// Adds, wrapping.
     ///
@@ -134,7 +140,8 @@ pub unsafe trait FloatAdd<R, O>: Copy {
     unsafe fn fetch_add(word: *mut Self, value: Self) -> Self;
 }
 
-/// Read-modify-writes that return nothing, of the reach `R` and the order `O`, which is [`Relaxed`] or [`Release`].
+/// Read-modify-writes that return nothing, of the reach `R` and the order `O`, which is [`Relaxed`]
+/// or [`Release`].
 ///
 /// # Safety
 /// As for [`Rmw`].

@@ -1,7 +1,8 @@
 //! The functions of NVSHMEM's device library that kernels call for PEs whose memory is not mapped.
 //!
-//! `table` is the one list of them. In kernels that are built with the feature `nvshmem` it becomes declarations of external
-//! functions; on the host it is data ([`FUNCTIONS`]), from which `peerweave-link` writes the wrappers in C++.
+//! `table` is the one list of them. In kernels that are built with the feature `nvshmem` it becomes
+//! declarations of external functions; on the host it is data ([`FUNCTIONS`]), from which
+//! `peerweave-link` writes the wrappers in C++.
 
 mod table;
 

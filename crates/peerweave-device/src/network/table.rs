@@ -1,5 +1,5 @@
-//! The list. Addresses are those of this PE's own symmetric memory, as NVSHMEM takes them; lengths are bytes unless a name says
-//! words.
+//! The list. Addresses are those of this PE's own symmetric memory, as NVSHMEM takes them; lengths
+//! are bytes unless a name says words.
 
 /// Makes declarations for kernels and data for the host of the same lines.
 macro_rules! functions {

@@ -1,10 +1,12 @@
-//! The protocols under a model checker, which tries the interleavings and the stale reads that their orderings allow.
+//! The protocols under a model checker, which tries the interleavings and the stale reads that
+//! their orderings allow.
 //!
-//! Empty unless compiled with `--cfg loom`:
-//! `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p peerweave-device --release --test loom`.
+//! Empty unless compiled with `--cfg loom`: `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo
+//! test -p peerweave-device --release --test loom`.
 //!
-//! Every scenario is a function over the kind of word. It must hold for [`words::Exact`], and must be refuted for each word with
-//! one ordering weakened that it relies on, and for each step of the protocol left out: else it would prove nothing.
+//! Every scenario is a function over the kind of word. It must hold for [`words::Exact`], and must
+//! be refuted for each word with one ordering weakened that it relies on, and for each step of the
+//! protocol left out: else it would prove nothing.
 #![cfg(loom)]
 
 mod barrier;
@@ -19,7 +21,8 @@ use peerweave_device::Pause;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A scenario that must fail: by what the checker says of an access that nothing orders, or by the message of an assertion.
+/// A scenario that must fail: by what the checker says of an access that nothing orders, or by the
+/// message of an assertion.
 macro_rules! refuted {
     ($name:ident, $scenario:expr) => {
         $crate::refuted!($name, "Causality violation", $scenario);
@@ -34,8 +37,8 @@ macro_rules! refuted {
 }
 pub(crate) use refuted;
 
-/// Checks every execution of this team, whose shared state `memory` makes anew for each. A rank may give up, for a [`Patience`]
-/// that is at its end; there must be executions in which none does.
+/// Checks every execution of this team, whose shared state `memory` makes anew for each. A rank may
+/// give up, for a [`Patience`] that is at its end; there must be executions in which none does.
 fn check<M: Send + Sync + 'static>(
     team: Team,
     memory: impl Fn() -> M + Send + Sync + 'static,
@@ -44,7 +47,8 @@ fn check<M: Send + Sync + 'static>(
     let mut checker = loom::model::Builder::new();
     let bound = checker.preemption_bound.unwrap_or(usize::from(u8::MAX)).min(team.preemptions);
     checker.preemption_bound = Some(bound);
-    // Not the checker's `Arc`: it cannot be dropped by a thread that a refuted execution never started.
+    // Not the checker's `Arc`: it cannot be dropped by a thread that a refuted execution never
+    // started.
     let body = Arc::new(body);
     let completed = Arc::new(AtomicUsize::new(0));
     let count = completed.clone();
@@ -69,8 +73,9 @@ fn check<M: Send + Sync + 'static>(
 #[derive(Clone, Copy)]
 struct Team {
     ranks: usize,
-    /// How often, at most, a rank is interrupted where it could go on; `LOOM_MAX_PREEMPTIONS` lowers it. What three ranks can do
-    /// grows so fast that each scenario of three states what a minute allows.
+    /// How often, at most, a rank is interrupted where it could go on; `LOOM_MAX_PREEMPTIONS`
+    /// lowers it. What three ranks can do grows so fast that each scenario of three states what a
+    /// minute allows.
     preemptions: usize,
 }
 
@@ -96,13 +101,15 @@ struct GaveUp;
 struct Patience(u32);
 
 impl Patience {
-    /// For two ranks: never at its end, so that the checker itself stops an execution that goes round for ever.
+    /// For two ranks: never at its end, so that the checker itself stops an execution that goes
+    /// round forever.
     const fn endless() -> Self {
         Self(u32::MAX)
     }
 
-    /// For more: the checker runs the first of several threads that all wait, and never the others. Executions in which a rank
-    /// gives up are cut short, not wrong: what happened until then is checked.
+    /// For more: the checker runs the first of several threads that all wait, and never the others.
+    /// Executions in which a rank gives up are cut short, not wrong: what happened until then is
+    /// checked.
     const fn short() -> Self {
         Self(1)
     }
@@ -118,17 +125,20 @@ impl Pause for Patience {
     }
 }
 
-/// Ordinary memory: the checker refutes an execution in which an access is not ordered after a write, or a write after an access.
+/// Ordinary memory: the checker refutes an execution in which an access is not ordered after a
+/// write, or a write after an access.
 #[derive(Default)]
 struct Plain(UnsafeCell<u64>);
 
-// SAFETY: shared is the number in the cell; the protocol under test synchronises; the checker refutes it where it does not,
-// before the number is touched (every `refuted!` test does just that).
+// SAFETY: shared is the number in the cell; the protocol under test synchronises; the checker
+// refutes it where it does not, before the number is touched (every `refuted!` test does just
+// that).
 unsafe impl Sync for Plain {}
 
 impl Plain {
     fn set(&self, value: u64) {
-        // SAFETY: the checker has found the write ordered after all other accesses, else it panics before.
+        // SAFETY: the checker has found the write ordered after all other accesses, else it panics
+        // before.
         self.0.with_mut(|number| unsafe { *number = value });
     }
 

@@ -26,7 +26,8 @@ fn set<W: TestWord>() {
     );
 }
 
-/// Ranks 1 and 2 put and add; rank 0 waits for both. The signal of the first must survive the addition of the second.
+/// Ranks 1 and 2 put and add; rank 0 waits for both. The signal of the first must survive the
+/// addition of the second.
 fn add<W: TestWord>() {
     check(
         Team::of_three(3),

@@ -61,7 +61,7 @@ fn sealed_lines_are_whole_over_three_epochs() {
 }
 
 #[test]
-fn sealed_lines_are_whole_in_whatever_order_their_words_are_stored() {
+fn sealed_lines_are_whole_in_any_order_of_stores() {
     lines_change_hands::<Exact>(backward);
 }
 

@@ -1,4 +1,5 @@
-//! DLPack's structs as C has them: version 0.8 (`DLManagedTensor`) and 1.x (`DLManagedTensorVersioned`). Plain data; nothing is owned here.
+//! DLPack's structs as C has them: version 0.8 (`DLManagedTensor`) and 1.x
+//! (`DLManagedTensorVersioned`). Plain data; nothing is owned here.
 
 use std::ffi::c_void;
 
@@ -109,7 +110,8 @@ pub struct DLManagedTensor {
     pub dl_tensor: DLTensor,
     /// The producer's own.
     pub manager_ctx: *mut c_void,
-    /// Called once with this struct when the consumer does not need it any more; it frees the struct too. Null where there is nothing to do.
+    /// Called once with this struct when the consumer does not need it any more; it frees the
+    /// struct too. Null where there is nothing to do.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 

@@ -1,10 +1,12 @@
-//! Tensors of other frameworks by DLPack: PyTorch, JAX, CuPy and others hand out a pointer to a struct, whose owner is told when it is not needed any
-//! more.
+//! Tensors of other frameworks by DLPack: PyTorch, JAX, CuPy and others hand out a pointer to a
+//! struct, whose owner is told when it is not needed any more.
 //!
-//! Neither copies nor makes tensors for others. What is taken becomes [`DeviceMemory`], so that all rules for that hold.
+//! Neither copies nor makes tensors for others. What is taken becomes [`DeviceMemory`], so that all
+//! rules for that hold.
 //!
-//! Invariant: the deleter of a tensor that was taken is called exactly once: at once where it is refused, else after every stream that used the memory
-//! has passed that work; never, where that cannot be known.
+//! Invariant: the deleter of a tensor that was taken is called exactly once: at once where it is
+//! refused, else after every stream that used the memory has passed that work; never, where that
+//! cannot be known.
 
 mod abi;
 
@@ -23,10 +25,12 @@ use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::{Access, DeviceBuffer, DeviceMemory, DriverError, Keep, context};
 
-/// A tensor that another framework handed over by DLPack: elements of `T`, one after the other in row-major order, on a CUDA device.
+/// A tensor that another framework handed over by DLPack: elements of `T`, one after the other in
+/// row-major order, on a CUDA device.
 ///
-/// A [`DeviceBuffer`], to be read. [`into_memory`](Self::into_memory) gives memory that can be written, unless the producer forbids it. The producer gets
-/// the tensor back, by its deleter, when the last handle is gone and every stream that used the memory has passed that work.
+/// A [`DeviceBuffer`], to be read. [`into_memory`](Self::into_memory) gives memory that can be
+/// written, unless the producer forbids it. The producer gets the tensor back, by its deleter, when
+/// the last handle is gone and every stream that used the memory has passed that work.
 ///
 /// ```no_run
 /// use std::ptr::NonNull;
@@ -51,15 +55,20 @@ impl<T: Element> DlpackTensor<T> {
     /// Takes a tensor of DLPack up to 0.8: the content of a capsule named `dltensor`.
     ///
     /// # Safety
-    /// - `tensor` points to a valid struct that the caller owns: nobody else uses it or calls its deleter, whatever this returns.
-    /// - `shape`, and `strides` unless it is null, point to `ndim` numbers; the memory has the elements that they and `byte_offset` describe, on that
-    ///   device, until the deleter is called.
-    /// - The deleter may be called on any thread, and takes by itself what it needs there, such as an interpreter's lock.
-    /// - Work that the tensor is given to on a stream comes after what the producer enqueued on the memory.
+    /// - `tensor` points to a valid struct that the caller owns: nobody else uses it or calls its
+    ///   deleter, whatever this returns.
+    /// - `shape`, and `strides` unless it is null, point to `ndim` numbers; the memory has the
+    ///   elements that they and `byte_offset` describe, on that device, until the deleter is
+    ///   called.
+    /// - The deleter may be called on any thread, and takes by itself what it needs there, such as
+    ///   an interpreter's lock.
+    /// - Work that the tensor is given to on a stream comes after what the producer enqueued on the
+    ///   memory.
     ///
     /// # Errors
-    /// [`DriverError::Dlpack`] for another device than CUDA's, another element type than `T`, elements that do not lie one after the other, or an address
-    /// that does not fit; [`DriverError::NoSuchDevice`]. The deleter has been called then.
+    /// [`DriverError::Dlpack`] for another device than CUDA's, another element type than `T`,
+    /// elements that do not lie one after the other, or an address that does not fit;
+    /// [`DriverError::NoSuchDevice`]. The deleter has been called then.
     pub unsafe fn from_managed(tensor: NonNull<DLManagedTensor>) -> Result<Self, DriverError> {
         const CALL: &str = "DlpackTensor::from_managed";
         let owned = Owned(tensor);
@@ -72,10 +81,12 @@ impl<T: Element> DlpackTensor<T> {
     /// Takes a tensor of DLPack 1.x: the content of a capsule named `dltensor_versioned`.
     ///
     /// # Safety
-    /// As [`from_managed`](Self::from_managed); with another major version than 1, what it says of the deleter alone.
+    /// As [`from_managed`](Self::from_managed); with another major version than 1, what it says of
+    /// the deleter alone.
     ///
     /// # Errors
-    /// As [`from_managed`](Self::from_managed), and [`DriverError::Dlpack`] for another major version than 1.
+    /// As [`from_managed`](Self::from_managed), and [`DriverError::Dlpack`] for another major
+    /// version than 1.
     pub unsafe fn from_versioned(tensor: NonNull<DLManagedTensorVersioned>) -> Result<Self, DriverError> {
         const CALL: &str = "DlpackTensor::from_versioned";
         let owned = Owned(tensor);
@@ -85,7 +96,8 @@ impl<T: Element> DlpackTensor<T> {
             let found = format!("{}.{}", version.major, version.minor);
             return Err(refused(CALL, "version of DLPack", found, "1.x".into()));
         }
-        // SAFETY: this is the layout of that version; the struct is valid until the deleter is called, which `owned` does.
+        // SAFETY: this is the layout of that version; the struct is valid until the deleter is
+        // called, which `owned` does.
         let DLManagedTensorVersioned { dl_tensor, flags, .. } = unsafe { tensor.read() };
         // SAFETY: the tensor is the struct's own.
         unsafe { Self::take(CALL, &dl_tensor, flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0, owned) }
@@ -103,7 +115,8 @@ impl<T: Element> DlpackTensor<T> {
         let (shape, len, address) = unsafe { check::<T>(call, tensor) }?;
         let context = context(tensor.device.device_id.unsigned_abs() as usize)?;
         let give_back = Box::new(move || drop(owned));
-        // SAFETY: the memory has as many elements on that device, and is the producer's to free, by the deleter.
+        // SAFETY: the memory has as many elements on that device, and is the producer's to free, by
+        // the deleter.
         let memory = unsafe { DeviceMemory::adopt(&context, address, len, give_back) };
         Ok(Self { memory, shape, is_read_only })
     }
@@ -120,7 +133,8 @@ impl<T> DlpackTensor<T> {
         self.is_read_only
     }
 
-    /// The memory of the tensor, which can be written too. The producer's deleter is called when its last handle is gone.
+    /// The memory of the tensor, which can be written too. The producer's deleter is called when
+    /// its last handle is gone.
     ///
     /// # Errors
     /// [`DriverError::Dlpack`] for a tensor that is read-only.
@@ -140,7 +154,8 @@ impl<T> fmt::Debug for DlpackTensor<T> {
     }
 }
 
-// SAFETY: [D1] the length is that of the shape, which was checked; [D2] to [D4] are those of the memory inside.
+// SAFETY: [D1] the length is that of the shape, which was checked; [D2] to [D4] are those of the
+// memory inside.
 unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
     fn len(&self) -> usize {
         self.memory.len()
@@ -167,8 +182,9 @@ unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
 /// A struct that is the consumer's to give back.
 struct Owned<M: Managed>(NonNull<M>);
 
-// SAFETY: shared is nothing; the struct is this value's alone, and whoever gave it said that its deleter may be called on any thread. Would be caught by
-// the test `deleter_is_called_once_after_the_last_stream`.
+// SAFETY: shared is nothing; the struct is this value's alone, and whoever gave it said that its
+// deleter may be called on any thread. Would be caught by the test
+// `deleter_is_called_once_after_the_last_stream`.
 unsafe impl<M: Managed> Send for Owned<M> {}
 
 impl<M: Managed> Drop for Owned<M> {
@@ -203,7 +219,8 @@ impl Managed for DLManagedTensorVersioned {
     /// # Safety
     /// As [`Managed::delete`].
     unsafe fn delete(this: NonNull<Self>) {
-        // SAFETY: the caller's promise; the field alone is read, which is where it is in every version.
+        // SAFETY: the caller's promise; the field alone is read, which is where it is in every
+        // version.
         if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {
             // SAFETY: the producer's function for its own struct.
             unsafe { deleter(this.as_ptr()) }

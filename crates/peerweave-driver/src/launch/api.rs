@@ -1,7 +1,8 @@
 //! The driver's functions for modules and kernels, and what they are handed.
 //!
-//! Own declarations, since cudarc's differ with the version of CUDA that a program is built for. Invariant: each struct has the size and layout of its
-//! namesake in the driver's header, checked below against cudarc's.
+//! Own declarations, since cudarc's differ with the version of CUDA that a program is built for.
+//! Invariant: each struct has the size and layout of its namesake in the driver's header, checked
+//! below against cudarc's.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;

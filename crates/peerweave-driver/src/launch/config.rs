@@ -19,10 +19,12 @@ pub struct LaunchConfig {
     pub block: Dim3,
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,
-    /// Whether all blocks must be resident at once, as is needed where they wait for each other. A grid that is too large is refused.
+    /// Whether all blocks must be resident at once, as is needed where they wait for each other. A
+    /// grid that is too large is refused.
     pub cooperative: bool,
-    /// Whether the kernel may begin before the one before it in the stream has ended. It must then wait for it by itself (`griddepcontrol.wait`)
-    /// before it reads what that kernel writes. Needs compute capability 9.0; elsewhere the kernel begins later.
+    /// Whether the kernel may begin before the one before it in the stream has ended. It must then
+    /// wait for it by itself (`griddepcontrol.wait`) before it reads what that kernel writes. Needs
+    /// compute capability 9.0; elsewhere the kernel begins later.
     pub programmatic: bool,
 }
 

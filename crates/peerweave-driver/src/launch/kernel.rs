@@ -22,7 +22,8 @@ use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, re
 
 /// Shared memory that every block may have without being allowed more, in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
-/// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`, `..._SHARED_SIZE_BYTES`, `..._NUM_REGS`, `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+/// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`, `..._SHARED_SIZE_BYTES`, `..._NUM_REGS`,
+/// `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_THREADS: c_int = 0;
 const STATIC_SHARED: c_int = 1;
 const REGISTERS: c_int = 4;
@@ -62,11 +63,11 @@ struct Kernel {
 
 struct Function(CUfunction);
 
-// SAFETY: shared is a handle of the driver, which synchronises calls with it from any thread. Would be caught by the test
-// `kernel_is_launched_from_several_threads`.
+// SAFETY: shared is a handle of the driver, which synchronises calls with it from any thread. Would
+// be caught by the test `kernel_is_launched_from_several_threads`.
 unsafe impl Send for Function {}
-// SAFETY: shared is the same handle, and `&Function` gives no more than it; synchronised by the driver. Would be caught by the test
-// `kernel_is_launched_from_several_threads`.
+// SAFETY: shared is the same handle, and `&Function` gives no more than it; synchronised by the
+// driver. Would be caught by the test `kernel_is_launched_from_several_threads`.
 unsafe impl Sync for Function {}
 
 impl LoadedKernel {
@@ -74,7 +75,8 @@ impl LoadedKernel {
     /// The function is of that module.
     pub(super) unsafe fn new(module: Arc<Loaded>, function: CUfunction, name: &str) -> Result<Self, DriverError> {
         let api = api()?;
-        // SAFETY: the function is of a loaded module: the caller's promise. A driver that is too old loads every kernel with its module, or cannot be asked.
+        // SAFETY: the function is of a loaded module: the caller's promise. A driver that is too
+        // old loads every kernel with its module, or cannot be asked.
         if let Ok(code) = unsafe { api.cuFuncLoad(function) } {
             done("cuFuncLoad", Ok(code))?;
         }
@@ -111,7 +113,8 @@ impl LoadedKernel {
         Module(Arc::clone(&self.module))
     }
 
-    /// The parameters in order; `None` with a driver before CUDA 12.4, which cannot tell. Then only the driver checks arguments.
+    /// The parameters in order; `None` with a driver before CUDA 12.4, which cannot tell. Then only
+    /// the driver checks arguments.
     pub fn parameters(&self) -> Option<&[Parameter]> {
         self.kernel.parameters.as_deref()
     }
@@ -151,18 +154,23 @@ impl LoadedKernel {
         Ok(u64::from(blocks.unsigned_abs()) * u64::from(self.kernel.multiprocessors))
     }
 
-    /// Enqueues the kernel on a stream. On a stream that is being captured it becomes a node of the graph, which from then on keeps the module and `keep`.
+    /// Enqueues the kernel on a stream. On a stream that is being captured it becomes a node of the
+    /// graph, which from then on keeps the module and `keep`.
     ///
-    /// `keep` is what the arguments refer to. Outside of a capture it is not used: whoever owns the memory notes the stream.
+    /// `keep` is what the arguments refer to. Outside of a capture it is not used: whoever owns the
+    /// memory notes the stream.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`], [`LaunchError::Shape`], [`LaunchError::NotResident`],
-    /// [`DriverError::WrongDevice`], [`DriverError::PerThreadStream`]. What the driver says of the launch. [`DriverError::CaptureBegun`] afterwards, where another
-    /// thread has begun to capture the stream meanwhile.
+    /// Before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`],
+    /// [`LaunchError::Shape`], [`LaunchError::NotResident`], [`DriverError::WrongDevice`],
+    /// [`DriverError::PerThreadStream`]. What the driver says of the launch.
+    /// [`DriverError::CaptureBegun`] afterwards, where another thread has begun to capture the
+    /// stream meanwhile.
     ///
     /// # Safety
-    /// The kernel does with these arguments only what is allowed: the memory that they refer to stays until the kernel has ended, or for as long as `keep`
-    /// and the graph live, and nobody else accesses it in a way that races.
+    /// The kernel does with these arguments only what is allowed: the memory that they refer to
+    /// stays until the kernel has ended, or for as long as `keep` and the graph live, and nobody
+    /// else accesses it in a way that races.
     pub unsafe fn launch(
         &self,
         stream: &Arc<CudaStream>,
@@ -203,8 +211,9 @@ impl LoadedKernel {
             n_attributes: attributes.len() as u32,
         };
         let mut places: Vec<*mut c_void> = arguments.places().iter().map(|place| place.address.cast_mut()).collect();
-        // SAFETY: the function is of a loaded module of this context, the configuration and its attributes are live, and there is an argument of the right length
-        // for each parameter, which the driver only reads. What the kernel does with them is the caller's promise.
+        // SAFETY: the function is of a loaded module of this context, the configuration and its
+        // attributes are live, and there is an argument of the right length for each parameter,
+        // which the driver only reads. What the kernel does with them is the caller's promise.
         let code =
             unsafe { api()?.cuLaunchKernelEx(&raw const raw, self.kernel.function.0, places.as_mut_ptr(), std::ptr::null_mut()) };
         done("cuLaunchKernelEx", code)?;
@@ -279,7 +288,8 @@ impl LoadedKernel {
         Ok(())
     }
 
-    /// Has the driver allow as much dynamic shared memory as this shape needs. What was allowed once stays so.
+    /// Has the driver allow as much dynamic shared memory as this shape needs. What was allowed
+    /// once stays so.
     fn allow_shared(&self, config: &LaunchConfig) -> Result<(), DriverError> {
         let allowed = &self.kernel.allowed_shared_bytes;
         let wanted = config.shared_bytes;
@@ -306,8 +316,8 @@ fn parameters(api: &LaunchApi, function: CUfunction) -> Result<Option<Vec<Parame
         // SAFETY: the pointers are to live integers, and the function is live.
         match unsafe { api.cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut bytes) } {
             Ok(CudaCode::SUCCESS) => all.push(Parameter { offset, bytes }),
-            // One past the last. compute-sanitizer reports this call as an error. Drivers before CUDA 13.2
-            // have no function that tells the number of parameters.
+            // One past the last. compute-sanitizer reports this call as an error. Drivers before
+            // CUDA 13.2 have no function that tells the number of parameters.
             Ok(CudaCode::INVALID_VALUE) => break,
             Ok(code) => return done("cuFuncGetParamInfo", Ok(code)).map(|()| None),
             Err(_) => return Ok(None),

@@ -1,6 +1,8 @@
-//! Words in memory of the host that kernels reach while they run: for reports and for requests to end.
+//! Words in memory of the host that kernels reach while they run: for reports and for requests to
+//! end.
 //!
-//! Invariant: both sides access the words by single accesses of their width, never through a reference to plain data.
+//! Invariant: both sides access the words by single accesses of their width, never through a
+//! reference to plain data.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -15,7 +17,8 @@ use crate::library::bind;
 use crate::streams::reaper;
 use crate::{CudaStream, DriverError, Keep, Streams, relaxed};
 
-/// `len` words of 32 bits in pinned memory, zero at first, which the host and kernels of one device read and write. Clones are handles of the same words.
+/// `len` words of 32 bits in pinned memory, zero at first, which the host and kernels of one device
+/// read and write. Clones are handles of the same words.
 #[derive(Clone)]
 pub struct MappedWords(Arc<Words>);
 
@@ -30,10 +33,11 @@ struct Words {
 #[derive(Clone, Copy)]
 struct Pinned(NonNull<AtomicU32>);
 
-// SAFETY: shared are words that are atomic, and an address; synchronised by their orderings. Would be caught by the test
-// `mapped_words_are_seen_by_kernels_and_threads`.
+// SAFETY: shared are words that are atomic, and an address; synchronised by their orderings. Would
+// be caught by the test `mapped_words_are_seen_by_kernels_and_threads`.
 unsafe impl Send for Pinned {}
-// SAFETY: shared are the same words; synchronised as above. Would be caught by the test `mapped_words_are_seen_by_kernels_and_threads`.
+// SAFETY: shared are the same words; synchronised as above. Would be caught by the test
+// `mapped_words_are_seen_by_kernels_and_threads`.
 unsafe impl Sync for Pinned {}
 
 impl MappedWords {
@@ -73,7 +77,8 @@ impl MappedWords {
     /// Where there is no such word.
     pub fn word(&self, index: usize) -> &AtomicU32 {
         assert!(index < self.0.len, "word {index} of {}", self.0.len);
-        // SAFETY: the index is below the length, the memory lives as long as a handle, and is only accessed atomically.
+        // SAFETY: the index is below the length, the memory lives as long as a handle, and is only
+        // accessed atomically.
         unsafe { self.0.host.0.add(index).as_ref() }
     }
 
@@ -94,7 +99,8 @@ impl MappedWords {
         self.0.device + (index * size_of::<u32>()) as u64
     }
 
-    /// Notes that work which uses the words is about to be enqueued on a stream: they are freed after it.
+    /// Notes that work which uses the words is about to be enqueued on a stream: they are freed
+    /// after it.
     pub fn note(&self, stream: &Arc<CudaStream>) {
         self.0.streams.note(stream);
     }
@@ -111,7 +117,8 @@ impl Drop for Words {
         let free = move || {
             // The whole value moves, and not the pointer in it, which no thread may send.
             let whole: Pinned = host;
-            // SAFETY: the memory was allocated by this value, its last handle is gone, and the streams that used it have passed that work.
+            // SAFETY: the memory was allocated by this value, its last handle is gone, and the
+            // streams that used it have passed that work.
             let freed =
                 api().and_then(|api| done("cuMemFreeHost", relaxed(|| unsafe { api.cuMemFreeHost(whole.0.as_ptr().cast()) })));
             if let Err(error) = freed {

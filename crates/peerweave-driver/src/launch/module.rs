@@ -1,6 +1,7 @@
 //! A loaded module, and its end.
 //!
-//! Invariant: it is unloaded once, in its context, when no handle and no graph has it and the streams that ran its kernels have passed them.
+//! Invariant: it is unloaded once, in its context, when no handle and no graph has it and the
+//! streams that ran its kernels have passed them.
 
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
@@ -38,16 +39,18 @@ pub(super) struct Loaded {
 #[derive(Clone, Copy)]
 struct RawModule(CUmodule);
 
-// SAFETY: shared is a handle of the driver, which synchronises calls with it from any thread. Would be caught by the test
-// `module_is_unloaded_after_the_streams_that_run_its_kernels`, in which another thread unloads.
+// SAFETY: shared is a handle of the driver, which synchronises calls with it from any thread. Would
+// be caught by the test `module_is_unloaded_after_the_streams_that_run_its_kernels`, in which
+// another thread unloads.
 unsafe impl Send for RawModule {}
-// SAFETY: shared is the same handle, and `&RawModule` gives no more than it; synchronised by the driver. Would be caught by the test
-// `module_is_unloaded_after_the_streams_that_run_its_kernels`.
+// SAFETY: shared is the same handle, and `&RawModule` gives no more than it; synchronised by the
+// driver. Would be caught by the test `module_is_unloaded_after_the_streams_that_run_its_kernels`.
 unsafe impl Sync for RawModule {}
 
 impl Module {
-    /// Loads an image in a context. PTX is compiled now, and every kernel that is asked for is loaded when it is asked for: loading at the first
-    /// launch could wait for kernels that run, which may in turn wait for this PE.
+    /// Loads an image in a context. PTX is compiled now, and every kernel that is asked for is
+    /// loaded when it is asked for: loading at the first launch could wait for kernels that run,
+    /// which may in turn wait for this PE.
     ///
     /// # Errors
     /// [`LaunchError::Image`] with the driver's log; what the driver says.
@@ -75,8 +78,9 @@ impl Module {
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_BYTES)];
         let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
         let mut module: CUmodule = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live handle; PTX is ended by a zero, and an image of another kind has its length in its head; there are two options, and
-        // the log has as many bytes as the second says.
+        // SAFETY: the pointer is to a live handle; PTX is ended by a zero, and an image of another
+        // kind has its length in its head; there are two options, and the log has as many bytes as
+        // the second says.
         let code = relaxed(|| unsafe { api.cuModuleLoadDataEx(&raw mut module, bytes.as_ptr().cast(), 2, options, values) })?;
         if code != CudaCode::SUCCESS {
             let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
@@ -96,7 +100,8 @@ impl Module {
         bind(&self.0.context)?;
         let mut function: CUfunction = std::ptr::null_mut();
         let api = api()?;
-        // SAFETY: the pointer is to a live handle, the module is loaded, and the name is ended by a zero.
+        // SAFETY: the pointer is to a live handle, the module is loaded, and the name is ended by a
+        // zero.
         let code = relaxed(|| unsafe { api.cuModuleGetFunction(&raw mut function, self.0.module.0, text.as_ptr()) })?;
         if code == CudaCode::NOT_FOUND {
             return Err(LaunchError::NoKernel { kernel: name.to_owned() }.into());
@@ -106,7 +111,8 @@ impl Module {
         unsafe { LoadedKernel::new(Arc::clone(&self.0), function, name) }
     }
 
-    /// Address and bytes of a variable of the module, `None` where it has none of that name. Valid while the module is loaded.
+    /// Address and bytes of a variable of the module, `None` where it has none of that name. Valid
+    /// while the module is loaded.
     ///
     /// # Errors
     /// What the driver says.
@@ -114,7 +120,8 @@ impl Module {
         let text = zero_ended("Module::global", name)?;
         bind(&self.0.context)?;
         let (mut address, mut bytes) = (0, 0);
-        // SAFETY: the pointers are to live integers, the module is loaded, and the name is ended by a zero.
+        // SAFETY: the pointers are to live integers, the module is loaded, and the name is ended by
+        // a zero.
         match unsafe { api()?.cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, self.0.module.0, text.as_ptr()) }? {
             CudaCode::NOT_FOUND => Ok(None),
             code => done("cuModuleGetGlobal_v2", Ok(code)).map(|()| Some((address, bytes))),
@@ -147,7 +154,8 @@ impl Drop for Loaded {
         let unload = move || {
             // The whole value moves, and not the pointer in it, which no thread may send.
             let whole: RawModule = module;
-            // SAFETY: this value loaded the module, its last handle is gone, and the streams that ran its kernels have passed them.
+            // SAFETY: this value loaded the module, its last handle is gone, and the streams that
+            // ran its kernels have passed them.
             let code = api().and_then(|api| done("cuModuleUnload", relaxed(|| unsafe { api.cuModuleUnload(whole.0) })));
             if let Err(error) = code {
                 tracing::warn!(%error, "a module is not unloaded");

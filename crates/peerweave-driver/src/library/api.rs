@@ -2,7 +2,8 @@
 //!
 //! Only declarations. Versions are those of CUDA whose driver first has the function.
 //!
-//! Invariant: what the driver answers, by value or through a pointer, is never of an enumeration, whose members a newer driver may exceed.
+//! Invariant: what the driver answers, by value or through a pointer, is never of an enumeration,
+//! whose members a newer driver may exceed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -51,7 +52,8 @@ peerweave_dylib::bindings! {
         "3.2" fn cuMemFree_v2(address: CUdeviceptr) -> CudaCode;
         /// Free and total bytes of the current device.
         "3.2" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CudaCode;
-        /// Frees memory, also of `cuMemAlloc`, in the order of a stream, and without waiting for the device.
+        /// Frees memory, also of `cuMemAlloc`, in the order of a stream, and without waiting for
+        /// the device.
         "11.2" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CudaCode;
         /// Start and length of an allocation.
         "3.2" fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) -> CudaCode;
@@ -82,7 +84,8 @@ peerweave_dylib::bindings! {
         "10.0" fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) -> CudaCode;
         /// Whether a stream is being captured.
         "10.0" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint) -> CudaCode;
-        /// Changes which calls this thread may make while streams are being captured, and gives what was allowed before.
+        /// Changes which calls this thread may make while streams are being captured, and gives
+        /// what was allowed before.
         "10.1" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> CudaCode;
         /// The graph that a stream is being captured into.
         "11.3" fn cuStreamGetCaptureInfo_v2(
@@ -140,7 +143,8 @@ peerweave_dylib::bindings! {
         "10.2" fn cuMemImportFromShareableHandle(
             handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
         ) -> CudaCode;
-        /// The properties of physical memory. Into room for a `CUmemAllocationProp` whose enumerations are declared as integers.
+        /// The properties of physical memory. Into room for a `CUmemAllocationProp` whose
+        /// enumerations are declared as integers.
         "10.2" fn cuMemGetAllocationPropertiesFromHandle(
             properties: *mut c_void, handle: CUmemGenericAllocationHandle,
         ) -> CudaCode;
@@ -158,7 +162,8 @@ peerweave_dylib::bindings! {
         /// Opens one of another process.
         "4.1" fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle) -> CudaCode;
 
-        /// Makes a multicast object. Behind [`multicast_switch`](crate::multicast_switch) wherever it is called.
+        /// Makes a multicast object. Behind [`multicast_switch`](crate::multicast_switch) wherever
+        /// it is called.
         "12.1" fn cuMulticastCreate(handle: *mut CUmemGenericAllocationHandle, properties: *const CUmulticastObjectProp) -> CudaCode;
         /// Adds a device to it.
         "12.1" fn cuMulticastAddDevice(handle: CUmemGenericAllocationHandle, device: CUdevice) -> CudaCode;

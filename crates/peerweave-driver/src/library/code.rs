@@ -1,7 +1,8 @@
 //! A code of CUDA's driver, as a number.
 //!
-//! Not cudarc's enumeration, which lacks what a newer driver answers: a value of an enumeration that has no such member is undefined behaviour.
-//! Invariant: whatever 32 bits the driver returns are a value of this type.
+//! Not cudarc's enumeration, which lacks what a newer driver answers: a value of an enumeration
+//! that has no such member is undefined behaviour. Invariant: whatever 32 bits the driver returns
+//! are a value of this type.
 
 use std::fmt;
 

@@ -18,21 +18,23 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
     Ok(CudaContext::new(ordinal).map_err(CudaError::of("cuDevicePrimaryCtxRetain"))?)
 }
 
-/// The context of this process's own device, by its index among the processes of the machine (as launchers count them: `LOCAL_RANK`,
-/// `Job::local_pe` of `peerweave-bootstrap`): that of the same ordinal; or the only device that this process sees, where the launcher shows each process
-/// its own (`CUDA_VISIBLE_DEVICES`).
+/// The context of this process's own device, by its index among the processes of the machine (as
+/// launchers count them: `LOCAL_RANK`, `Job::local_pe` of `peerweave-bootstrap`): that of the same
+/// ordinal; or the only device that this process sees, where the launcher shows each process its
+/// own (`CUDA_VISIBLE_DEVICES`).
 ///
 /// Never by the index among all processes of a job, which is no ordinal on the second machine.
 ///
 /// # Errors
-/// [`DriverError::NoSuchDevice`] where this process sees several devices, and not so many; those of [`Driver::get`].
+/// [`DriverError::NoSuchDevice`] where this process sees several devices, and not so many; those of
+/// [`Driver::get`].
 pub fn local_context(local_index: usize) -> Result<Arc<CudaContext>, DriverError> {
     let count = Driver::get()?.device_count()?;
     context(if count == 1 { 0 } else { local_index })
 }
 
-/// Makes a context the thread's current one. Not by cudarc's `bind_to_thread`, which first gives, and forgets, an error that some other object's
-/// destructor left in the context.
+/// Makes a context the thread's current one. Not by cudarc's `bind_to_thread`, which first gives,
+/// and forgets, an error that some other object's destructor left in the context.
 ///
 /// # Errors
 /// What the driver says.
@@ -61,9 +63,11 @@ pub(crate) fn is_current(context: &CudaContext) -> bool {
     matches!(code, Ok(Ok(CudaCode::SUCCESS))) && current == context.cu_ctx()
 }
 
-/// Runs something that may make another context the thread's current one, and makes the one from before current again, also after a panic.
+/// Runs something that may make another context the thread's current one, and makes the one from
+/// before current again, also after a panic.
 ///
-/// For destructors: a value is dropped at any place, and the code around it counts on its own context. Costs two calls of the driver.
+/// For destructors: a value is dropped at any place, and the code around it counts on its own
+/// context. Costs two calls of the driver.
 pub fn with_context_kept<R>(run: impl FnOnce() -> R) -> R {
     struct Before(&'static Api, CUcontext);
     impl Drop for Before {

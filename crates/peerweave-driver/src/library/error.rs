@@ -62,7 +62,8 @@ impl CudaError {
 
 /// Why a call of the driver did not do what was asked.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
+/// show to people.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
@@ -114,7 +115,8 @@ pub enum DriverError {
         /// What was called.
         call: &'static str,
     },
-    /// Another thread began to capture the stream while work was being enqueued that is not for a graph. The capture was invalidated.
+    /// Another thread began to capture the stream while work was being enqueued that is not for a
+    /// graph. The capture was invalidated.
     #[error(
         "{call}: another thread began to capture the stream during the call, and a graph would replay it with memory that nothing keeps: the capture was invalidated"
     )]
@@ -122,7 +124,8 @@ pub enum DriverError {
         /// What was called.
         call: &'static str,
     },
-    /// The stream in whose order the buffer is freed is being captured into a graph, so that it cannot be made to wait for work on another stream.
+    /// The stream in whose order the buffer is freed is being captured into a graph, so that it
+    /// cannot be made to wait for work on another stream.
     #[error(
         "{call}: the buffer's own stream is being captured into a graph, and cannot wait for work on another stream: end the capture first, or use DeviceMemory"
     )]

@@ -1,6 +1,7 @@
 //! The driver of this process: found once, initialised once.
 //!
-//! Invariant: the library is the one that cudarc opens, since both ask the dynamic linker for the same names in the same order.
+//! Invariant: the library is the one that cudarc opens, since both ask the dynamic linker for the
+//! same names in the same order.
 
 pub(crate) mod api;
 mod code;
@@ -38,8 +39,9 @@ impl Driver {
     /// The driver of this process. The first call loads and initialises it.
     ///
     /// # Errors
-    /// [`DriverError::Load`] where there is none, [`DriverError::Cuda`] where it does not start (no device, driver and kernel module of different
-    /// versions). Both are remembered: every later call gives the same.
+    /// [`DriverError::Load`] where there is none, [`DriverError::Cuda`] where it does not start (no
+    /// device, driver and kernel module of different versions). Both are remembered: every later
+    /// call gives the same.
     pub fn get() -> Result<&'static Self, DriverError> {
         let driver = LOADED.get_or_init(|| SEARCH.open(Visibility::Local).map(|library| Self { api: Api::new(library) }));
         let driver = driver.as_ref().map_err(|error| DriverError::Load(error.clone()))?;
@@ -103,7 +105,8 @@ pub(crate) fn describe(code: CudaCode) -> (String, String) {
     let unknown = || (format!("CUresult {}", code.0), "no description".to_owned());
     let Some(Ok(driver)) = LOADED.get() else { return unknown() };
     let (mut name, mut text): (*const c_char, *const c_char) = (std::ptr::null(), std::ptr::null());
-    // SAFETY: the pointers are to live pointers; the driver stores the addresses of constants, or nothing for a code it does not know.
+    // SAFETY: the pointers are to live pointers; the driver stores the addresses of constants, or
+    // nothing for a code it does not know.
     let known = unsafe {
         matches!(driver.api.cuGetErrorName(code.0, &raw mut name), Ok(CudaCode::SUCCESS))
             && matches!(driver.api.cuGetErrorString(code.0, &raw mut text), Ok(CudaCode::SUCCESS))

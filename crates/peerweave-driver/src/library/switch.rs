@@ -1,7 +1,8 @@
 //! The switch that forbids multicast objects.
 //!
-//! A fault of the switch fabric can take all GPUs of a machine out of service, and with them other people's work. So one variable, of ours
-//! or of NVIDIA's libraries, is enough to make every creation and import an error before the driver is called.
+//! A fault of the switch fabric can take all GPUs of a machine out of service, and with them other
+//! people's work. So one variable, of ours or of NVIDIA's libraries, is enough to make every
+//! creation and import an error before the driver is called.
 
 /// Multicast objects are forbidden in this process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,8 +18,8 @@ pub struct MulticastDisabled {
 /// Whether multicast objects may be created or imported. Read anew at each call.
 ///
 /// # Errors
-/// [`MulticastDisabled`] with `PEERWEAVE_MULTICAST=off`, `NCCL_NVLS_ENABLE=0` or `NVSHMEM_DISABLE_NVLS=1`. A value that is not understood counts as
-/// forbidding: the safe side.
+/// [`MulticastDisabled`] with `PEERWEAVE_MULTICAST=off`, `NCCL_NVLS_ENABLE=0` or
+/// `NVSHMEM_DISABLE_NVLS=1`. A value that is not understood counts as forbidding: the safe side.
 pub fn multicast_switch() -> Result<(), MulticastDisabled> {
     switch(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }

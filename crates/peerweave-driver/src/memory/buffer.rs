@@ -1,7 +1,8 @@
 //! Device memory by trait: what a communication call needs to know of a buffer, whoever owns it.
 //!
-//! Neither allocates nor copies. Invariant: an [`Access`] lives until the work that uses its address is enqueued; from then on the buffer's
-//! owner keeps the memory until the stream has passed that work.
+//! Neither allocates nor copies. Invariant: an [`Access`] lives until the work that uses its
+//! address is enqueued; from then on the buffer's owner keeps the memory until the stream has
+//! passed that work.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,9 +18,11 @@ use crate::streams::private::is_private;
 use crate::streams::wait::wait_past_capture;
 use crate::{DEADLINE, DriverError, Keep, Keeper, deadline_after, join, wait, wait_until};
 
-/// The address of a buffer, for work that is about to be enqueued on the stream that it was asked for.
+/// The address of a buffer, for work that is about to be enqueued on the stream that it was asked
+/// for.
 ///
-/// Drop it after enqueuing: then cudarc's buffers learn that the stream uses them. Leaking it can only be done inside the library that asked.
+/// Drop it after enqueuing: then cudarc's buffers learn that the stream uses them. Leaking it can
+/// only be done inside the library that asked.
 ///
 /// It stays on its thread, since a per-thread stream is another one elsewhere:
 ///
@@ -53,11 +56,12 @@ impl<'a> Access<'a> {
         Self { address, guard: None, streams: None, joins: false, keeper: Some(keeper), _this_thread: PhantomData }
     }
 
-    /// The address of a slice of cudarc's with its guard, for reading. `own` is the slice's stream, `stream` the one it is asked for, and `ask` is
-    /// cudarc's `device_ptr`.
+    /// The address of a slice of cudarc's with its guard, for reading. `own` is the slice's stream,
+    /// `stream` the one it is asked for, and `ask` is cudarc's `device_ptr`.
     ///
-    /// The guard alone does not keep the memory: a slice has one event for all reads, and a context that knows of no other stream looks at none.
-    /// So `own` is made to wait for the work when this is dropped.
+    /// The guard alone does not keep the memory: a slice has one event for all reads, and a context
+    /// that knows of no other stream looks at none. So `own` is made to wait for the work when this
+    /// is dropped.
     ///
     /// # Errors
     /// [`DriverError::OwnerCapturing`], [`DriverError::Timeout`]: see [`DeviceBuffer::read`].
@@ -70,7 +74,8 @@ impl<'a> Access<'a> {
         Self::after("DeviceBuffer::read", is_shared, is_shared, own, stream, ask)
     }
 
-    /// As [`reading`](Self::reading), for writing. `own` only waits where cudarc's own event for writes does not do.
+    /// As [`reading`](Self::reading), for writing. `own` only waits where cudarc's own event for
+    /// writes does not do.
     ///
     /// # Errors
     /// As [`reading`](Self::reading).
@@ -79,8 +84,9 @@ impl<'a> Access<'a> {
         stream: &'a Arc<CudaStream>,
         ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Self, DriverError> {
-        // What is written is waited for by whoever comes next, so that one event is enough; if it is looked at. A stream that cudarc made counts in its
-        // context as long as it lives, and `own` lives as long as the slice. A private one does not count.
+        // What is written is waited for by whoever comes next, so that one event is enough; if it
+        // is looked at. A stream that cudarc made counts in its context as long as it lives, and
+        // `own` lives as long as the slice. A private one does not count.
         let looks = |stream: &CudaStream| {
             stream.context().is_managing_stream_synchronization() && !is_of_every_context(stream) && !is_private(stream)
         };
@@ -98,12 +104,14 @@ impl<'a> Access<'a> {
         ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Self, DriverError> {
         if is_shared && cannot_be_asked(own)? {
-            // Its events are places in a graph, and it cannot wait for the work before the capture ends.
+            // Its events are places in a graph, and it cannot wait for the work before the capture
+            // ends.
             return Err(DriverError::OwnerCapturing { call });
         }
         let ((address, guard), waits) = with_errors_aside(own, stream, ask);
         if !waits || joins && !own.context().is_in_multi_stream_mode() {
-            // Then cudarc did not make the stream wait for what `own` did to the memory, nor for its allocation.
+            // Then cudarc did not make the stream wait for what `own` did to the memory, nor for
+            // its allocation.
             with_context_kept(|| follow(call, stream, own))?;
         }
         let streams = Some((Arc::clone(own), stream));
@@ -129,8 +137,9 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Whether work on `stream` must be ordered with `own`, in whose order cudarc frees. Not where cudarc is not left in charge of the order of streams: whoever
-/// took that over, which is `unsafe`, promised what is done here.
+/// Whether work on `stream` must be ordered with `own`, in whose order cudarc frees. Not where
+/// cudarc is not left in charge of the order of streams: whoever took that over, which is `unsafe`,
+/// promised what is done here.
 fn is_shared(own: &CudaStream, stream: &CudaStream) -> bool {
     let is_other = own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx();
     is_other && own.context().is_event_tracking()
@@ -146,7 +155,8 @@ impl Drop for Access<'_> {
                 hold_back(&own, stream, DEADLINE);
             }
         };
-        // What is done makes no other context current than these. Mostly they are one, and it is current since the work was enqueued.
+        // What is done makes no other context current than these. Mostly they are one, and it is
+        // current since the work was enqueued.
         if own.context().cu_ctx() == stream.context().cu_ctx() && is_current(own.context()) {
             tell();
         } else {
@@ -155,8 +165,9 @@ impl Drop for Access<'_> {
     }
 }
 
-/// Runs something of cudarc's that tells nobody whether it worked. cudarc does nothing where an earlier error is noted in a context, whoever left it:
-/// so such an error is put aside meanwhile. Gives also whether no new one came.
+/// Runs something of cudarc's that tells nobody whether it worked. cudarc does nothing where an
+/// earlier error is noted in a context, whoever left it: so such an error is put aside meanwhile.
+/// Gives also whether no new one came.
 fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce() -> R) -> (R, bool) {
     let contexts = [own.context(), stream.context()];
     let earlier = contexts.map(|context| context.check_err());
@@ -171,7 +182,8 @@ fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce(
     (answer, worked)
 }
 
-/// Makes a stream wait for what another one has to do now; where that cannot be, this thread waits, at most for [`DEADLINE`].
+/// Makes a stream wait for what another one has to do now; where that cannot be, this thread waits,
+/// at most for [`DEADLINE`].
 fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>) -> Result<(), DriverError> {
     // An event of another stream would spoil a capture.
     if matches!(cannot_be_asked(waiter), Ok(false)) && join(waiter, other).is_ok() {
@@ -181,11 +193,12 @@ fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>)
     if wait(other, deadline_after(DEADLINE))? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }
 
-/// Has the slice's own stream, in whose order cudarc frees it, wait for the work on another. Where another thread has begun to capture `own` since the access
-/// was made, this thread waits until the capture or the work ends.
+/// Has the slice's own stream, in whose order cudarc frees it, wait for the work on another. Where
+/// another thread has begun to capture `own` since the access was made, this thread waits until the
+/// capture or the work ends.
 ///
-/// The process is aborted where neither ends within `longest`: the slice's owner may free it as soon as this returns, and the work would go on in memory
-/// that is somebody else's by then.
+/// The process is aborted where neither ends within `longest`: the slice's owner may free it as
+/// soon as this returns, and the work would go on in memory that is somebody else's by then.
 fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration) {
     let held = wait_until(deadline_after(longest), || {
         let cannot_wait = |stream| !matches!(cannot_be_asked(stream), Ok(false));
@@ -215,21 +228,28 @@ impl fmt::Debug for Access<'_> {
 
 /// Device memory that can be read: `len` elements of `T`, one after the other, on one device.
 ///
-/// Implemented for cudarc's `CudaSlice`, `CudaView`, `CudaViewMut`, for [`DeviceMemory`](crate::DeviceMemory), and for [`Raw`]. Implement it for your
-/// framework's tensor to hand it to Peerweave without a copy.
+/// Implemented for cudarc's `CudaSlice`, `CudaView`, `CudaViewMut`, for
+/// [`DeviceMemory`](crate::DeviceMemory), and for [`Raw`]. Implement it for your framework's tensor
+/// to hand it to Peerweave without a copy.
 ///
-/// A slice of cudarc's that is **read** on a stream other than its own makes its own stream wait for that work, since cudarc could free the memory
-/// under it otherwise. Where computing must go on meanwhile, use `DeviceMemory`, which waits for nothing but to be freed; or, where the context's
-/// event tracking was switched off, keep the slice yourself until the work is done: that is what switching it off promises. While its own stream is being
-/// captured it cannot be made to wait, so a slice is refused on other streams then ([`DriverError::OwnerCapturing`]); `DeviceMemory` never is.
+/// A slice of cudarc's that is **read** on a stream other than its own makes its own stream wait
+/// for that work, since cudarc could free the memory under it otherwise. Where computing must go on
+/// meanwhile, use `DeviceMemory`, which waits for nothing but to be freed; or, where the context's
+/// event tracking was switched off, keep the slice yourself until the work is done: that is what
+/// switching it off promises. While its own stream is being captured it cannot be made to wait, so
+/// a slice is refused on other streams then ([`DriverError::OwnerCapturing`]); `DeviceMemory` never
+/// is.
 ///
 /// # Safety
 /// Implementations promise:
-/// - **\[D1\]** the address of [`read`](Self::read) is that of at least `len` initialised or at least allocated elements on device
-///   [`device`](Self::device);
-/// - **\[D2\]** the memory stays allocated until all work is done that was enqueued on the stream while the access lived;
-/// - **\[D3\]** where [`keep`](Self::keep) gives a value, the memory stays allocated while that value lives, and its address is the one of `read`;
-/// - **\[D4\]** where [`is_keepable`](Self::is_keepable) is true, D3 holds for what the keeper of each access gives.
+/// - **\[D1\]** the address of [`read`](Self::read) is that of at least `len` initialised or at
+///   least allocated elements on device [`device`](Self::device);
+/// - **\[D2\]** the memory stays allocated until all work is done that was enqueued on the stream
+///   while the access lived;
+/// - **\[D3\]** where [`keep`](Self::keep) gives a value, the memory stays allocated while that
+///   value lives, and its address is the one of `read`;
+/// - **\[D4\]** where [`is_keepable`](Self::is_keepable) is true, D3 holds for what the keeper of
+///   each access gives.
 pub unsafe trait DeviceBuffer<T> {
     /// Number of elements.
     fn len(&self) -> usize;
@@ -242,26 +262,32 @@ pub unsafe trait DeviceBuffer<T> {
     /// The ordinal of the device that the memory is on.
     fn device(&self) -> usize;
 
-    /// The address, for reading by work that is enqueued on `stream` while the result lives. Makes the stream wait for earlier writes
-    /// on other streams, where the owner tracks them. May make the context of `stream` the thread's current one.
+    /// The address, for reading by work that is enqueued on `stream` while the result lives. Makes
+    /// the stream wait for earlier writes on other streams, where the owner tracks them. May make
+    /// the context of `stream` the thread's current one.
     ///
-    /// Not for a stream that is being captured, unless the buffer [`is_keepable`](Self::is_keepable): see [`keep`](Self::keep).
+    /// Not for a stream that is being captured, unless the buffer
+    /// [`is_keepable`](Self::is_keepable): see [`keep`](Self::keep).
     ///
     /// # Errors
-    /// Why work on `stream` cannot use the memory; nothing is to be enqueued then. A slice of cudarc's gives [`DriverError::OwnerCapturing`] while its own
-    /// stream is being captured, and [`DriverError::Timeout`] where `stream` could not be made to wait for that one and it was still busy after
-    /// [`DEADLINE`]. Should another thread begin to capture the slice's own stream while the result lives, dropping the result waits until the capture or
-    /// the work ends, and aborts the process where neither does within [`DEADLINE`].
+    /// Why work on `stream` cannot use the memory; nothing is to be enqueued then. A slice of
+    /// cudarc's gives [`DriverError::OwnerCapturing`] while its own stream is being captured, and
+    /// [`DriverError::Timeout`] where `stream` could not be made to wait for that one and it was
+    /// still busy after [`DEADLINE`]. Should another thread begin to capture the slice's own stream
+    /// while the result lives, dropping the result waits until the capture or the work ends, and
+    /// aborts the process where neither does within [`DEADLINE`].
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError>;
 
-    /// The address and what keeps it, for uses that last longer than the work of one call: captured graphs, registrations, windows. `None` for memory
-    /// that is only borrowed, which those refuse.
+    /// The address and what keeps it, for uses that last longer than the work of one call: captured
+    /// graphs, registrations, windows. `None` for memory that is only borrowed, which those refuse.
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
 
-    /// Whether the accesses of this buffer have a [`keeper`](Access::keeper), and making them neither enqueues anything nor has the stream wait.
+    /// Whether the accesses of this buffer have a [`keeper`](Access::keeper), and making them
+    /// neither enqueues anything nor has the stream wait.
     ///
-    /// Then a caller need not know before a call whether the stream is being captured: it asks once, after it has enqueued the work, and takes what keeps
-    /// the memory then. By default `false`: the caller asks before it chooses between `read` and [`keep`](Self::keep).
+    /// Then a caller need not know before a call whether the stream is being captured: it asks
+    /// once, after it has enqueued the work, and takes what keeps the memory then. By default
+    /// `false`: the caller asks before it chooses between `read` and [`keep`](Self::keep).
     #[inline]
     fn is_keepable(&self) -> bool {
         false
@@ -273,8 +299,9 @@ pub unsafe trait DeviceBuffer<T> {
 /// # Safety
 /// As [`DeviceBuffer`], and the work may write to the memory.
 pub unsafe trait DeviceBufferMut<T>: DeviceBuffer<T> {
-    /// The address, for reading and writing by work that is enqueued on `stream` while the result lives. Makes the stream wait for earlier
-    /// reads and writes on other streams, where the owner tracks them.
+    /// The address, for reading and writing by work that is enqueued on `stream` while the result
+    /// lives. Makes the stream wait for earlier reads and writes on other streams, where the owner
+    /// tracks them.
     ///
     /// # Errors
     /// As [`read`](DeviceBuffer::read).
@@ -284,8 +311,10 @@ pub unsafe trait DeviceBufferMut<T>: DeviceBuffer<T> {
 macro_rules! of_cudarc {
     ($($Slice:ty),*; $($SliceMut:ty),*) => {
         $(
-            // SAFETY: [D1] cudarc's slices and views stand for `len` elements on the device of their stream; [D2] a slice is freed in the order of its own
-            // stream, which has been made to wait for the work when the access is gone, by the guard or by us; [D3] none is given.
+            // SAFETY: [D1] cudarc's slices and views stand for `len` elements on the device of
+            // their stream; [D2] a slice is freed in the order of its own stream, which has been
+            // made to wait for the work when the access is gone, by the guard or by us; [D3] none
+            // is given.
             unsafe impl<T> DeviceBuffer<T> for $Slice {
                 fn len(&self) -> usize {
                     DeviceSlice::len(self)
@@ -305,7 +334,8 @@ macro_rules! of_cudarc {
             }
         )*
         $(
-            // SAFETY: as for reading; these are borrowed mutably, so nobody else enqueues work on them meanwhile.
+            // SAFETY: as for reading; these are borrowed mutably, so nobody else enqueues work on
+            // them meanwhile.
             unsafe impl<T> DeviceBufferMut<T> for $SliceMut {
                 fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
                     let own = Arc::clone(DeviceSlice::stream(self));
@@ -319,8 +349,8 @@ of_cudarc!(CudaSlice<T>, CudaView<'_, T>, CudaViewMut<'_, T>; CudaSlice<T>, Cuda
 
 /// Device memory of somebody else, by its address.
 ///
-/// With something that keeps it alive it may be captured into graphs and registered, as a window or otherwise; without, it is only borrowed, and such uses are
-/// refused.
+/// With something that keeps it alive it may be captured into graphs and registered, as a window or
+/// otherwise; without, it is only borrowed, and such uses are refused.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -341,11 +371,12 @@ pub struct Raw<T> {
     _elements: PhantomData<*mut T>,
 }
 
-// SAFETY: shared is an address that the host never dereferences; who made it answers for the memory. Work that two threads enqueue is
-// synchronised by the streams they choose, and elements are plain data. Would be caught by the test `raw_buffers_cross_threads`.
+// SAFETY: shared is an address that the host never dereferences; who made it answers for the
+// memory. Work that two threads enqueue is synchronised by the streams they choose, and elements
+// are plain data. Would be caught by the test `raw_buffers_cross_threads`.
 unsafe impl<T: Send> Send for Raw<T> {}
-// SAFETY: shared is the same address, and `&Raw` gives no more than it; synchronised by streams, as above. Would be caught by the test
-// `raw_buffers_cross_threads`.
+// SAFETY: shared is the same address, and `&Raw` gives no more than it; synchronised by streams, as
+// above. Would be caught by the test `raw_buffers_cross_threads`.
 unsafe impl<T: Sync> Sync for Raw<T> {}
 
 impl<T> Raw<T> {
@@ -354,7 +385,8 @@ impl<T> Raw<T> {
     /// # Safety
     /// The address is that of `len` elements of `T` on that device, and they stay allocated
     /// - until all work is done that was enqueued with this value or a clone of it; and
-    /// - while a clone of `keep` lives, where that is given: whatever uses the memory for longer (a graph, a registration, a window) holds one.
+    /// - while a clone of `keep` lives, where that is given: whatever uses the memory for longer (a
+    ///   graph, a registration, a window) holds one.
     ///
     /// Memory that is never freed may be given with any value as its `keep`.
     pub unsafe fn new(address: CUdeviceptr, len: usize, device: usize, keep: Option<Keep>) -> Self {

@@ -1,7 +1,8 @@
-//! Copies between the host and device buffers, which end by a deadline; and what every copy checks first.
+//! Copies between the host and device buffers, which end by a deadline; and what every copy checks
+//! first.
 //!
-//! Copies between devices are of the crates above. Invariant: the memory of the host that a copy uses is of our own and outlives it: it is leaked
-//! where the copy may still come.
+//! Copies between devices are of the crates above. Invariant: the memory of the host that a copy
+//! uses is of our own and outlives it: it is leaked where the copy may still come.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -18,8 +19,9 @@ use crate::{
 /// That `count` elements can be copied to or from all of a buffer, in the order of `stream`, now.
 ///
 /// # Errors
-/// [`DriverError::WrongDevice`] for a buffer of another device's work, [`DriverError::WrongLength`], [`DriverError::PerThreadStream`];
-/// [`DriverError::Capturing`], since a graph replays after the memory may have gone.
+/// [`DriverError::WrongDevice`] for a buffer of another device's work,
+/// [`DriverError::WrongLength`], [`DriverError::PerThreadStream`]; [`DriverError::Capturing`],
+/// since a graph replays after the memory may have gone.
 pub fn check_copy<T>(
     call: &'static str,
     stream: &CudaStream,
@@ -43,12 +45,14 @@ pub fn check_copy<T>(
 
 /// Copies `values` to a device buffer after what `stream` has before, and waits until that is done.
 ///
-/// The copy begins when the stream is idle, and then it is as long as it is: the driver ends no copy of memory that is not pinned half way. Work that
-/// another thread enqueues there meanwhile is waited for too. The values are copied on the host first. Errors name `call`.
+/// The copy begins when the stream is idle, and then it is as long as it is: the driver ends no
+/// copy of memory that is not pinned half way. Work that another thread enqueues there meanwhile is
+/// waited for too. The values are copied on the host first. Errors name `call`.
 ///
 /// # Errors
-/// As [`check_copy`](check_copy#errors); [`DriverError::Timeout`] if the stream is not idle by the deadline: then nothing is copied, unless others enqueued work
-/// meanwhile; what the driver says, also of earlier work on the stream.
+/// As [`check_copy`](check_copy#errors); [`DriverError::Timeout`] if the stream is not idle by the
+/// deadline: then nothing is copied, unless others enqueued work meanwhile; what the driver says,
+/// also of earlier work on the stream.
 pub fn copy_from_host<T: Element>(
     call: &'static str,
     stream: &Arc<CudaStream>,
@@ -62,12 +66,14 @@ pub fn copy_from_host<T: Element>(
     }
     let start = Instant::now();
     pass(call, stream, start, deadline)?;
-    // The caller's may be pinned: then it would be read when the stream comes to it, which may be after this has returned.
+    // The caller's may be pinned: then it would be read when the stream comes to it, which may be
+    // after this has returned.
     let values = ManuallyDrop::new(values.to_vec());
     let (api, bytes) = (Driver::get()?.api(), size_of_val(values.as_slice()));
     let to = target.write(stream)?;
     bind(stream.context())?;
-    // SAFETY: both ranges have that many bytes, the stream is live, and the vector is dropped only after the stream has passed the copy.
+    // SAFETY: both ranges have that many bytes, the stream is live, and the vector is dropped only
+    // after the stream has passed the copy.
     let code = unsafe { api.cuMemcpyHtoDAsync_v2(to.address(), values.as_ptr().cast(), bytes, stream.cu_stream()) }?;
     drop(to);
     CudaError::check("cuMemcpyHtoDAsync_v2", code)?;
@@ -77,7 +83,8 @@ pub fn copy_from_host<T: Element>(
     Ok(())
 }
 
-/// Copies a device buffer to the host, after what `stream` has before, and waits for it, as [`copy_from_host`] does.
+/// Copies a device buffer to the host, after what `stream` has before, and waits for it, as
+/// [`copy_from_host`] does.
 ///
 /// # Errors
 /// As [`copy_from_host`](copy_from_host#errors).
@@ -95,7 +102,8 @@ pub fn copy_to_host<T: Element>(
         let (api, bytes) = (Driver::get()?.api(), size_of_val(values.as_slice()));
         let from = source.read(stream)?;
         bind(stream.context())?;
-        // SAFETY: both ranges have that many bytes and elements allow any bits; the rest is as for `copy_from_host`.
+        // SAFETY: both ranges have that many bytes and elements allow any bits; the rest is as for
+        // `copy_from_host`.
         let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from.address(), bytes, stream.cu_stream()) }?;
         drop(from);
         CudaError::check("cuMemcpyDtoHAsync_v2", code)?;
@@ -105,8 +113,8 @@ pub fn copy_to_host<T: Element>(
     Ok(ManuallyDrop::into_inner(values))
 }
 
-/// Waits until the stream has passed all that it has. A copy of memory that is not pinned is itself ended by no deadline: so the stream is idle
-/// before it.
+/// Waits until the stream has passed all that it has. A copy of memory that is not pinned is itself
+/// ended by no deadline: so the stream is idle before it.
 fn pass(call: &'static str, stream: &Arc<CudaStream>, start: Instant, deadline: Instant) -> Result<(), DriverError> {
     if wait(stream, deadline)? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }

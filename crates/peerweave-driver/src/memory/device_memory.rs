@@ -1,7 +1,7 @@
 //! Owned device memory that can be shared, sliced, captured into graphs, and dropped at any time.
 //!
-//! Plain allocations, not from a pool: so they can be registered with NCCL and shared with other processes by the older way. Symmetric memory
-//! is not here.
+//! Plain allocations, not from a pool: so they can be registered with NCCL and shared with other
+//! processes by the older way. Symmetric memory is not here.
 //!
 //! Invariant: the memory is freed after all work on every stream that it was handed to.
 
@@ -27,10 +27,11 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Device memory of `len` elements. Clones and slices are handles of the same memory.
 ///
-/// Two handles may be given to work on different streams; if that work races, the elements' values are unspecified and nothing else is: the
-/// host never sees them through a reference. It is freed, some time later, when the last handle and the last graph that uses it are gone and the
-/// streams that used it have passed that work. Work that was enqueued on a per-thread stream, by who takes it as a buffer, cannot be waited for:
-/// then it is leaked.
+/// Two handles may be given to work on different streams; if that work races, the elements' values
+/// are unspecified and nothing else is: the host never sees them through a reference. It is freed,
+/// some time later, when the last handle and the last graph that uses it are gone and the streams
+/// that used it have passed that work. Work that was enqueued on a per-thread stream, by who takes
+/// it as a buffer, cannot be waited for: then it is leaked.
 pub struct DeviceMemory<T> {
     allocation: Arc<Allocation>,
     start: usize,
@@ -56,10 +57,12 @@ impl Drop for Allocation {
 }
 
 impl<T: Element> DeviceMemory<T> {
-    /// Allocates `len` elements, with unspecified values, on the device of `context`. Zero elements are allowed.
+    /// Allocates `len` elements, with unspecified values, on the device of `context`. Zero elements
+    /// are allowed.
     ///
     /// # Errors
-    /// [`DriverError::TooLarge`]; `CUDA_ERROR_OUT_OF_MEMORY` after everything retired has been freed or a second has passed.
+    /// [`DriverError::TooLarge`]; `CUDA_ERROR_OUT_OF_MEMORY` after everything retired has been
+    /// freed or a second has passed.
     pub fn alloc(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
         let api = Driver::get()?.api();
         let bytes = len
@@ -69,29 +72,34 @@ impl<T: Element> DeviceMemory<T> {
         bind(context)?;
         let mut address: CUdeviceptr = 0;
         let allocate = || {
-            // SAFETY: the pointer is to a live address. An allocation of nothing is an error of the driver's, so at least one byte.
+            // SAFETY: the pointer is to a live address. An allocation of nothing is an error of the
+            // driver's, so at least one byte.
             CudaError::check("cuMemAlloc_v2", relaxed(|| unsafe { api.cuMemAlloc_v2(&raw mut address, bytes.max(1)) })?)
                 .map_err(DriverError::from)
         };
         alloc_when_freed(allocate, |error| matches!(error, DriverError::Cuda(error) if error.is_out_of_memory()))?;
         let owner = Arc::clone(context);
         let give_back = Box::new(move || {
-            // SAFETY: the last handle is gone and the streams that used the memory have passed that work.
+            // SAFETY: the last handle is gone and the streams that used the memory have passed that
+            // work.
             if let Err(error) = unsafe { free(&owner, address) } {
                 tracing::warn!(%error, "device memory is leaked");
             }
         });
-        // SAFETY: the memory was just allocated for that many elements, and is freed as it was allocated.
+        // SAFETY: the memory was just allocated for that many elements, and is freed as it was
+        // allocated.
         Ok(unsafe { Self::adopt(context, address, len, give_back) })
     }
 
-    /// Takes memory that something else allocated: a library with an allocator of its own, or a mapping.
+    /// Takes memory that something else allocated: a library with an allocator of its own, or a
+    /// mapping.
     ///
-    /// `free` is called once, when the last handle is gone and the streams that used the memory have passed that work, on a thread of this crate with
-    /// `context` current.
+    /// `free` is called once, when the last handle is gone and the streams that used the memory
+    /// have passed that work, on a thread of this crate with `context` current.
     ///
     /// # Safety
-    /// The address is that of `len` elements on the device of `context`, nobody else frees them, and `free` is sound to call then.
+    /// The address is that of `len` elements on the device of `context`, nobody else frees them,
+    /// and `free` is sound to call then.
     pub unsafe fn adopt(context: &Arc<CudaContext>, address: CUdeviceptr, len: usize, free: Retired) -> Self {
         let allocation =
             Allocation { address, context: Arc::clone(context), free: Mutex::new(Some(free)), streams: Streams::new() };
@@ -101,7 +109,8 @@ impl<T: Element> DeviceMemory<T> {
     /// Allocates and fills with zeros, in the order of `stream`.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc), and what the driver says of the filling; [`DriverError::Capturing`], since a graph would fill it again at each replay;
+    /// As [`alloc`](Self::alloc), and what the driver says of the filling;
+    /// [`DriverError::Capturing`], since a graph would fill it again at each replay;
     /// [`DriverError::PerThreadStream`].
     pub fn zeroed(stream: &Arc<CudaStream>, len: usize) -> Result<Self, DriverError> {
         refuse_per_thread("DeviceMemory::zeroed", stream)?;
@@ -130,7 +139,8 @@ impl<T: Element> DeviceMemory<T> {
         Ok(memory)
     }
 
-    /// Copies `values` to the memory after what `stream` has before, and waits until that is done, as [`copy_from_host`]: at most [`DEADLINE`].
+    /// Copies `values` to the memory after what `stream` has before, and waits until that is done,
+    /// as [`copy_from_host`]: at most [`DEADLINE`].
     ///
     /// # Errors
     /// As [`copy_from_host`](copy_from_host#errors).
@@ -138,7 +148,8 @@ impl<T: Element> DeviceMemory<T> {
         copy_from_host("DeviceMemory::copy_from", stream, self, values, deadline_after(DEADLINE))
     }
 
-    /// Copies the memory to the host after what `stream` has before, and waits for it, as [`copy_to_host`]: at most [`DEADLINE`].
+    /// Copies the memory to the host after what `stream` has before, and waits for it, as
+    /// [`copy_to_host`]: at most [`DEADLINE`].
     ///
     /// # Errors
     /// As [`copy_to_host`](copy_to_host#errors).
@@ -188,7 +199,8 @@ impl<T> DeviceMemory<T> {
         self.len == 0
     }
 
-    /// The device address of the first element. Using it is `unsafe` elsewhere; it is valid while a handle lives.
+    /// The device address of the first element. Using it is `unsafe` elsewhere; it is valid while a
+    /// handle lives.
     #[inline]
     pub fn address(&self) -> CUdeviceptr {
         self.allocation.address + (self.start * size_of::<T>()) as u64
@@ -213,8 +225,9 @@ impl<T> fmt::Debug for DeviceMemory<T> {
     }
 }
 
-// SAFETY: [D1] `slice` keeps ranges inside the allocation; [D2] the stream is noted before work is enqueued, and the reaper frees after it;
-// [D3] the allocation itself is what keeps it; [D4] by both.
+// SAFETY: [D1] `slice` keeps ranges inside the allocation; [D2] the stream is noted before work is
+// enqueued, and the reaper frees after it; [D3] the allocation itself is what keeps it; [D4] by
+// both.
 unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
     #[inline]
     fn len(&self) -> usize {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::Keep;
 
-/// Gives what keeps memory alive: see [`DeviceBuffer::is_keepable`](crate::DeviceBuffer::is_keepable). Implemented for [`Keep`], and for every `Arc`
-/// that can become one.
+/// Gives what keeps memory alive: see
+/// [`DeviceBuffer::is_keepable`](crate::DeviceBuffer::is_keepable). Implemented for [`Keep`], and
+/// for every `Arc` that can become one.
 pub trait Keeper {
     /// A value that keeps the memory alive while it lives.
     fn keep(&self) -> Keep;

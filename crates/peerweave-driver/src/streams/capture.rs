@@ -1,10 +1,11 @@
 //! Streams that are being captured, and what the graph must keep alive.
 //!
-//! While a stream is captured in the mode of the whole process, a thread that only asks whether something is done is refused, and the capture is
-//! spoiled. [`relaxed`] is for who asks.
+//! While a stream is captured in the mode of the whole process, a thread that only asks whether
+//! something is done is refused, and the capture is spoiled. [`relaxed`] is for who asks.
 //!
-//! A graph replays addresses. So what it uses must live as long as it does, however long that is: CUDA's user objects tie a value to a
-//! graph. Their last function may not call the driver, so it hands the value to the reaper.
+//! A graph replays addresses. So what it uses must live as long as it does, however long that is:
+//! CUDA's user objects tie a value to a graph. Their last function may not call the driver, so it
+//! hands the value to the reaper.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -23,18 +24,20 @@ const MOVE: u32 = 1;
 
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 const NOT_CAPTURING: u32 = 0;
-/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. What is neither is a capture that was spoiled, or something that is newer than this and no better.
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. What is neither is a capture that was spoiled, or something
+/// that is newer than this and no better.
 const CAPTURING: u32 = 1;
 
-/// Whether work enqueued on the stream now is captured into a graph instead of run. For a default or a per-thread stream, makes its context the
-/// thread's current one.
+/// Whether work enqueued on the stream now is captured into a graph instead of run. For a default
+/// or a per-thread stream, makes its context the thread's current one.
 ///
 /// # Errors
 /// [`CudaError`] also where the capture was invalidated by an earlier fault.
 #[inline]
 pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
     if is_of_every_context(stream) {
-        // With another context the answer would be of that one's stream, and with none there is none.
+        // With another context the answer would be of that one's stream, and with none there is
+        // none.
         bind(stream.context())?;
     }
     let mut status = NOT_CAPTURING;
@@ -44,9 +47,11 @@ pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
     Ok(means_capturing(status)?)
 }
 
-/// After work was enqueued on a stream that was not being captured when [`is_capturing`] was asked: an error if another thread has begun to capture it meanwhile.
+/// After work was enqueued on a stream that was not being captured when [`is_capturing`] was asked:
+/// an error if another thread has begun to capture it meanwhile.
 ///
-/// The work may be in that graph, and a replay would use memory that nothing keeps. So the capture is invalidated, and there will be no graph.
+/// The work may be in that graph, and a replay would use memory that nothing keeps. So the capture
+/// is invalidated, and there will be no graph.
 ///
 /// # Errors
 /// [`DriverError::CaptureBegun`]; as [`is_capturing`].
@@ -59,14 +64,16 @@ pub fn refuse_capture_begun(call: &'static str, stream: &CudaStream) -> Result<(
 #[cold]
 fn invalidate(call: &'static str, stream: &CudaStream) -> DriverError {
     if let Ok(driver) = Driver::get() {
-        // SAFETY: the stream is live. The question is forbidden while a stream is being captured, and invalidates the capture.
+        // SAFETY: the stream is live. The question is forbidden while a stream is being captured,
+        // and invalidates the capture.
         let _ = unsafe { driver.api().cuStreamQuery(stream.cu_stream()) };
     }
     DriverError::CaptureBegun { call }
 }
 
-/// Whether a stream cannot be asked what it has to do now, and can be later: it is being captured, or its owner has not ended yet a capture that was
-/// spoiled, or it is the default stream while a stream that it waits for is being captured.
+/// Whether a stream cannot be asked what it has to do now, and can be later: it is being captured,
+/// or its owner has not ended yet a capture that was spoiled, or it is the default stream while a
+/// stream that it waits for is being captured.
 ///
 /// # Errors
 /// As [`is_capturing`](is_capturing#errors), but for these.
@@ -90,7 +97,8 @@ fn means_capturing(status: u32) -> Result<bool, CudaError> {
     }
 }
 
-/// Runs something that asks the driver questions, so that it neither fails because another thread is capturing a stream nor spoils that capture.
+/// Runs something that asks the driver questions, so that it neither fails because another thread
+/// is capturing a stream nor spoils that capture.
 ///
 /// It must not use a stream that is being captured.
 pub fn relaxed<R>(ask: impl FnOnce() -> R) -> R {
@@ -107,7 +115,8 @@ pub fn relaxed<R>(ask: impl FnOnce() -> R) -> R {
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: any call is allowed.
 const RELAXED: i32 = 2;
 
-/// Changes the thread's capture mode and gives the one before; `None` where the driver has no such modes.
+/// Changes the thread's capture mode and gives the one before; `None` where the driver has no such
+/// modes.
 fn exchange(mode: i32) -> Option<i32> {
     let mut mode = mode;
     // SAFETY: the pointer is to a live integer, a mode that the driver knows.
@@ -133,7 +142,8 @@ fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
     const CALL: &str = "cuStreamGetCaptureInfo_v2";
     let (mut status, mut id, mut graph): (u32, u64, CUgraph) = (NOT_CAPTURING, 0, std::ptr::null_mut());
     let (dependencies, count) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the stream is live; the pointers are to live values, or null, which is allowed for those.
+    // SAFETY: the stream is live; the pointers are to live values, or null, which is allowed for
+    // those.
     let code = unsafe {
         let api = Driver::get()?.api();
         api.cuStreamGetCaptureInfo_v2(stream.cu_stream(), &raw mut status, &raw mut id, &raw mut graph, dependencies, count)
@@ -145,12 +155,14 @@ fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
     Ok((id, graph))
 }
 
-/// Makes the graph that the stream is being captured into keep these values until it, and all that is made of it, is destroyed.
+/// Makes the graph that the stream is being captured into keep these values until it, and all that
+/// is made of it, is destroyed.
 ///
 /// They are dropped by a thread of this crate, some time after. Since CUDA 11.3.
 ///
 /// # Errors
-/// If the stream is not being captured (`CUDA_ERROR_ILLEGAL_STATE`), or the driver is too old; the values are dropped then.
+/// If the stream is not being captured (`CUDA_ERROR_ILLEGAL_STATE`), or the driver is too old; the
+/// values are dropped then.
 pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), DriverError> {
     let api = Driver::get()?.api();
     let (_, graph) = capture(stream)?;
@@ -166,10 +178,12 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
             CudaError::check("cuUserObjectCreate", refused?)?;
         }
     }
-    // SAFETY: the graph is being captured, so it lives; the only reference to the object is handed over.
+    // SAFETY: the graph is being captured, so it lives; the only reference to the object is handed
+    // over.
     let retained = unsafe { api.cuGraphRetainUserObject(graph, object, 1, MOVE) };
     if retained != Ok(CudaCode::SUCCESS) {
-        // SAFETY: the reference was not handed over, so it is ours to give back; that runs `release`.
+        // SAFETY: the reference was not handed over, so it is ours to give back; that runs
+        // `release`.
         let _ = unsafe { api.cuUserObjectRelease(object, 1) };
     }
     CudaError::check("cuGraphRetainUserObject", retained?)?;
@@ -179,7 +193,8 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
 /// Called by the driver when the last reference to a user object goes, on a thread of its choice.
 ///
 /// # Safety
-/// `kept` is a box of `Vec<Keep>` that `keep_in_graph` gave to a user object, and this is its one release.
+/// `kept` is a box of `Vec<Keep>` that `keep_in_graph` gave to a user object, and this is its one
+/// release.
 unsafe extern "C" fn release(kept: *mut c_void) {
     // SAFETY: the pointer is the box that `keep_in_graph` gave away, and this is its one release.
     reaper::drop_later(*unsafe { Box::from_raw(kept.cast::<Vec<Keep>>()) });

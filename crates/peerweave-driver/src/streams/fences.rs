@@ -1,17 +1,21 @@
-//! A pair of fences of which only the rare side pays: every call of a collective makes the light one, who lets streams go makes the heavy one.
+//! A pair of fences of which only the rare side pays: every call of a collective makes the light
+//! one, who lets streams go makes the heavy one.
 //!
-//! Knows nothing of what is ordered. Invariant: for each light fence, what its thread did before it is seen by whoever comes back from the heavy one, or
-//! what was done before the heavy one is seen by what the thread does after it.
+//! Knows nothing of what is ordered. Invariant: for each light fence, what its thread did before it
+//! is seen by whoever comes back from the heavy one, or what was done before the heavy one is seen
+//! by what the thread does after it.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// The side that is often. No instruction: the compiler alone is kept from moving memory accesses over it, the processor by [`heavy`].
+/// The side that is often. No instruction: the compiler alone is kept from moving memory accesses
+/// over it, the processor by [`heavy`].
 #[inline]
 pub(crate) fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// The side that is rare: the system has every thread of the process pass a fence. Microseconds. `false` where it cannot, and nothing is ordered.
+/// The side that is rare: the system has every thread of the process pass a fence. Microseconds.
+/// `false` where it cannot, and nothing is ordered.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn heavy() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};
@@ -38,7 +42,8 @@ mod tests {
 
     #[test]
     fn one_of_the_two_sides_sees_the_other() {
-        // Each writes its own word and reads the other's: without a fence both may read what was there before.
+        // Each writes its own word and reads the other's: without a fence both may read what was
+        // there before.
         let rounds = 5_000;
         let (often, rare) = (AtomicBool::new(false), AtomicBool::new(false));
         let (seen_by_often, barrier) = (AtomicBool::new(false), Barrier::new(2));

@@ -2,9 +2,11 @@
 //!
 //! When it may be freed is `reaper.rs`.
 //!
-//! The driver's `cuMemFree` waits until the whole device is idle, and while it waits no thread of the process can launch a kernel, make an event or
-//! allocate on that device (seen on H200). With a collective in flight whose peer waits for what this process would launch next, that is for
-//! ever. Freed in the order of a stream, the same memory goes at once; a stream of our own has nothing else in it.
+//! The driver's `cuMemFree` waits until the whole device is idle, and while it waits no thread of
+//! the process can launch a kernel, make an event or allocate on that device (seen on H200). With a
+//! collective in flight whose peer waits for what this process would launch next, that is forever.
+//! Freed in the order of a stream, the same memory goes at once; a stream of our own has nothing
+//! else in it.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -49,16 +51,19 @@ pub(crate) fn destroy_streams() {
     drop(streams);
 }
 
-/// Gives memory of `cuMemAlloc` back to the driver, without waiting for what else the device does. Meant for [`retire`](crate::retire).
+/// Gives memory of `cuMemAlloc` back to the driver, without waiting for what else the device does.
+/// Meant for [`retire`](crate::retire).
 ///
-/// A driver before CUDA 11.2, and a device without memory pools, do wait for the whole device. The thread keeps a stream to free on, and with it the
-/// context, until it ends; one of this crate only for a second.
+/// A driver before CUDA 11.2, and a device without memory pools, do wait for the whole device. The
+/// thread keeps a stream to free on, and with it the context, until it ends; one of this crate only
+/// for a second.
 ///
 /// # Errors
 /// What the driver says; then the memory is leaked.
 ///
 /// # Safety
-/// The address is that of an allocation of this context, nobody else frees it, and all work that uses it has been done.
+/// The address is that of an allocation of this context, nobody else frees it, and all work that
+/// uses it has been done.
 pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(), DriverError> {
     let api = Driver::get()?.api();
     bind(context)?;
@@ -66,8 +71,8 @@ pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(
         // SAFETY: the memory by the caller's promise; the stream is live, since its context is.
         let freed = unsafe { api.cuMemFreeAsync(address, stream) };
         if freed == Ok(CudaCode::SUCCESS) {
-            // Only with this is the memory there for others. The stream has nothing in it but what was freed.
-            // SAFETY: the stream is live.
+            // Only with this is the memory there for others. The stream has nothing in it but what
+            // was freed. SAFETY: the stream is live.
             let code = unsafe { api.cuStreamSynchronize(stream) }?;
             return Ok(CudaError::check("cuStreamSynchronize", code)?);
         }

@@ -1,14 +1,15 @@
 //! One stream that waits for another, on the device.
 //!
-//! Says nothing of streams that are being captured: a caller asks [`is_capturing`](crate::is_capturing) first.
+//! Says nothing of streams that are being captured: a caller asks
+//! [`is_capturing`](crate::is_capturing) first.
 
 use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUevent;
 use crate::library::bind;
 use crate::{CudaError, Driver, DriverError};
 
-/// Makes `waiter` wait, on the device, for all that `other` has to do now. The calling thread does not
-/// wait. Makes the context of `waiter` the thread's current one.
+/// Makes `waiter` wait, on the device, for all that `other` has to do now. The calling thread does
+/// not wait. Makes the context of `waiter` the thread's current one.
 ///
 /// Unlike cudarc's function of this name, it works where a destructor left an error in the context.
 ///

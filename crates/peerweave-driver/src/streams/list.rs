@@ -1,8 +1,9 @@
 //! Which streams some memory was handed to.
 //!
-//! Neither waits nor frees: who does hands [`Streams::all`] to [`retire`](crate::retire). Invariants: a stream is noted before work that uses the
-//! memory is enqueued on it; it is let go only when nobody can enqueue more and what it had is done; a list that is inside another one
-//! has no stream that the outer one lacks.
+//! Neither waits nor frees: who does hands [`Streams::all`] to [`retire`](crate::retire).
+//! Invariants: a stream is noted before work that uses the memory is enqueued on it; it is let go
+//! only when nobody can enqueue more and what it had is done; a list that is inside another one has
+//! no stream that the outer one lacks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,11 +16,13 @@ use crate::DriverError;
 use crate::cudarc::driver::CudaStream;
 use crate::library::with_context_kept;
 
-/// The handles that every context has: the default stream as null and as 1, and 2 for the stream of whichever thread asks.
+/// The handles that every context has: the default stream as null and as 1, and 2 for the stream of
+/// whichever thread asks.
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
 
-/// Whether the handle is one that every context has: which stream it is depends on the thread's current context.
+/// Whether the handle is one that every context has: which stream it is depends on the thread's
+/// current context.
 pub(crate) fn is_of_every_context(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() <= LAST_OF_EVERY_CONTEXT
 }
@@ -30,7 +33,8 @@ pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// An error for the stream of each thread. What it was given to do can be waited for, or freed after, by no other thread.
+/// An error for the stream of each thread. What it was given to do can be waited for, or freed
+/// after, by no other thread.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`].
@@ -41,7 +45,8 @@ pub fn refuse_per_thread(call: &'static str, stream: &CudaStream) -> Result<(), 
 
 /// The streams that some memory was handed to, each once.
 ///
-/// Streams that nobody else has any more are let go when there are many, so that memory that lives long can be used on any number of them.
+/// Streams that nobody else has any more are let go when there are many, so that memory that lives
+/// long can be used on any number of them.
 #[derive(Default)]
 pub struct Streams {
     /// What is noted here is noted there first.
@@ -58,23 +63,27 @@ struct Known {
     look_at: usize,
 }
 
-/// A stream that a list knows, and those that are inside it: so that its number tells whether one of those does.
+/// A stream that a list knows, and those that are inside it: so that its number tells whether one
+/// of those does.
 struct Noted {
     held: Arc<Held>,
 }
 
-/// The one handle that all lists have of a stream: so that the number of its handles tells whether somebody else has one.
+/// The one handle that all lists have of a stream: so that the number of its handles tells whether
+/// somebody else has one.
 struct Held {
     stream: Arc<CudaStream>,
 }
 
-/// What all lists hold now, by the address of cudarc's value. An entry goes with what it stands for.
+/// What all lists hold now, by the address of cudarc's value. An entry goes with what it stands
+/// for.
 static HELD: Mutex<BTreeMap<usize, Weak<Held>>> = Mutex::new(BTreeMap::new());
 
 impl Held {
     fn of(key: Key, stream: &Arc<CudaStream>) -> Arc<Self> {
         let new = || Arc::new(Self { stream: Arc::clone(stream) });
-        // What is never let go need not be counted, and each list knows it fastest by the value that it was given.
+        // What is never let go need not be counted, and each list knows it fastest by the value
+        // that it was given.
         let Key::Made(value) = key else { return new() };
         let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&value).and_then(Weak::upgrade).unwrap_or_else(|| {
@@ -99,7 +108,8 @@ impl Drop for Held {
 /// What tells streams apart.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
-    /// One that was made, by cudarc's value: two values of one handle are noted twice, since each may get more work while the other is gone.
+    /// One that was made, by cudarc's value: two values of one handle are noted twice, since each
+    /// may get more work while the other is gone.
     Made(usize),
     /// One that every context has, of which cudarc makes a new value each time.
     OfContext(usize, usize),
@@ -130,11 +140,13 @@ impl Streams {
 
     /// Notes that work which uses the memory is about to be enqueued on a stream.
     ///
-    /// A stream that [`is_per_thread`] is noted too; then [`retire`](crate::retire) leaks the memory. The thread's current context stays what it is.
+    /// A stream that [`is_per_thread`] is noted too; then [`retire`](crate::retire) leaks the
+    /// memory. The thread's current context stays what it is.
     #[inline]
     pub fn note(&self, stream: &Arc<CudaStream>) {
-        // What is known is kept, so that an address that was noted is no other stream's. The handle that the caller has, if only since a moment, is
-        // seen by who lets streams go, or the caller sees that the last one is forgotten: see `forget_last`.
+        // What is known is kept, so that an address that was noted is no other stream's. The handle
+        // that the caller has, if only since a moment, is seen by who lets streams go, or the
+        // caller sees that the last one is forgotten: see `forget_last`.
         fences::light();
         if self.last.load(Ordering::Relaxed) != Arc::as_ptr(stream).cast_mut() {
             self.noted(stream);
@@ -162,20 +174,23 @@ impl Streams {
                 noted
             }
         };
-        // One that every context has is kept for ever, but of the values that stand for it only the first.
+        // One that every context has is kept forever, but of the values that stand for it only the
+        // first.
         if matches!(key, Key::Made(_)) || Arc::ptr_eq(&noted.held.stream, stream) {
             self.last.store(Arc::as_ptr(stream).cast_mut(), Ordering::Relaxed);
         }
         drop(known);
-        // Destroys streams, which is the driver's time and not to be waited for by others, and nothing that the caller's context is to show.
+        // Destroys streams, which is the driver's time and not to be waited for by others, and
+        // nothing that the caller's context is to show.
         if !idle.is_empty() {
             with_context_kept(|| relaxed(|| drop(idle)));
         }
         noted
     }
 
-    /// Has `note` look into the list again. Then handles may be counted; the two fences order that against a thread that makes a handle of a weak one
-    /// and notes it. `false` where the system has no such fence: then all streams stay.
+    /// Has `note` look into the list again. Then handles may be counted; the two fences order that
+    /// against a thread that makes a handle of a weak one and notes it. `false` where the system
+    /// has no such fence: then all streams stay.
     fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
         fences::heavy()
@@ -194,10 +209,12 @@ impl Streams {
 }
 
 impl Known {
-    /// Takes out what gets no more work and has none. `outermost`: no other list is responsible for it.
+    /// Takes out what gets no more work and has none. `outermost`: no other list is responsible for
+    /// it.
     fn let_go(&mut self, outermost: bool) -> Vec<Arc<Noted>> {
-        // With a handle of somebody else's, work may be enqueued at any moment, above all between its noting and its enqueuing. And a list that is
-        // inside this one must not know more than this one.
+        // With a handle of somebody else's, work may be enqueued at any moment, above all between
+        // its noting and its enqueuing. And a list that is inside this one must not know more than
+        // this one.
         let goes = |key: &Key, noted: &Arc<Noted>| {
             matches!(key, Key::Made(_))
                 && (!outermost || Arc::strong_count(noted) == 1)
@@ -209,10 +226,12 @@ impl Known {
     }
 }
 
-/// Whether nobody but the lists has a handle, apart from what keeps a private stream until it is destroyed and does nothing else.
+/// Whether nobody but the lists has a handle, apart from what keeps a private stream until it is
+/// destroyed and does nothing else.
 fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
     let is_alone = Arc::strong_count(stream) == 1 + usize::from(private::is_left(stream));
-    // What others enqueued before they let their handles go is seen by who asks next whether it is done.
+    // What others enqueued before they let their handles go is seen by who asks next whether it is
+    // done.
     fence(Ordering::Acquire);
     is_alone
 }
@@ -234,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_looks_for_what_can_go_has_everybody_look_into_the_list_again() {
+    fn collecting_streams_makes_readers_reload_the_list() {
         let streams = Streams::new();
         streams.last.store(std::ptr::dangling_mut(), Ordering::Relaxed);
         assert!(streams.forget_last());

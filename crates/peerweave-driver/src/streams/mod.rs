@@ -1,4 +1,5 @@
-//! Streams: which ones use some memory, waiting for them, capturing them, and doing something once they have passed.
+//! Streams: which ones use some memory, waiting for them, capturing them, and doing something once
+//! they have passed.
 //!
 //! ```text
 //!  list      the streams that some memory was handed to            fences

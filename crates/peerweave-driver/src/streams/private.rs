@@ -1,8 +1,10 @@
 //! Streams that a library makes for itself.
 //!
-//! Not by cudarc's `new_stream`: the first one of a context waits, without a deadline, for everything that the device has to do (`cuCtxSynchronize`),
-//! since from then on cudarc orders streams by events that it did not record before. And not by its `fork`, which counts as such a first stream without
-//! that wait, so that the user's own next stream would run into memory that the default stream is still filling.
+//! Not by cudarc's `new_stream`: the first one of a context waits, without a deadline, for
+//! everything that the device has to do (`cuCtxSynchronize`), since from then on cudarc orders
+//! streams by events that it did not record before. And not by its `fork`, which counts as such a
+//! first stream without that wait, so that the user's own next stream would run into memory that
+//! the default stream is still filling.
 //!
 //! Invariant: the driver's stream is destroyed once, when no handle of it is left.
 
@@ -18,14 +20,16 @@ use crate::{CudaError, Driver, DriverError, relaxed};
 
 /// A stream of one's own, in no order with any other, the default stream included.
 ///
-/// Making it waits for nothing. cudarc does not know of it: a slice of cudarc's is not to be used on it but through
-/// [`DeviceBuffer`](crate::DeviceBuffer), which orders by itself; nor allocated on it where it is used elsewhere in any other way.
+/// Making it waits for nothing. cudarc does not know of it: a slice of cudarc's is not to be used
+/// on it but through [`DeviceBuffer`](crate::DeviceBuffer), which orders by itself; nor allocated
+/// on it where it is used elsewhere in any other way.
 pub struct PrivateStream {
     /// Taken when this is dropped.
     stream: Option<Arc<CudaStream>>,
 }
 
-/// All there are, by the driver's handle; with the last handle of those whose makers have dropped them while others had one.
+/// All there are, by the driver's handle; with the last handle of those whose makers have dropped
+/// them while others had one.
 static MADE: Mutex<BTreeMap<usize, Option<Arc<CudaStream>>>> = Mutex::new(BTreeMap::new());
 
 fn made() -> MutexGuard<'static, BTreeMap<usize, Option<Arc<CudaStream>>>> {
@@ -57,7 +61,8 @@ impl PrivateStream {
         // SAFETY: the pointer is to a live handle.
         CudaError::check("cuStreamCreate", relaxed(|| unsafe { api.cuStreamCreate(&raw mut stream, NON_BLOCKING) })?)?;
         made().insert(stream.addr(), None);
-        // SAFETY: it was just made in this context, nobody else submits work to it, and it is destroyed when this `Arc` has no other handle.
+        // SAFETY: it was just made in this context, nobody else submits work to it, and it is
+        // destroyed when this `Arc` has no other handle.
         let stream = unsafe { context.wrap_borrowed_stream(stream) };
         Ok(Self { stream: Some(stream) })
     }

@@ -1,10 +1,12 @@
 //! The threads that free what streams have finished with, so that no destructor waits.
 //!
-//! What uses memory may never end: a collective whose peer died. So destructors only note which streams used the memory, and a thread frees it when
-//! they have passed that point: one thread for each device, so that a device that is stuck keeps only its own.
+//! What uses memory may never end: a collective whose peer died. So destructors only note which
+//! streams used the memory, and a thread frees it when they have passed that point: one thread for
+//! each device, so that a device that is stuck keeps only its own.
 //!
-//! Invariants: memory is freed after every event recorded at its retirement, or after it, has come, and where that cannot be known it is leaked;
-//! nothing that others put in here ends the thread, or gets dropped unfreed.
+//! Invariants: memory is freed after every event recorded at its retirement, or after it, has come,
+//! and where that cannot be known it is leaked; nothing that others put in here ends the thread, or
+//! gets dropped unfreed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,13 +23,15 @@ use crate::library::{bind, with_context_kept};
 use crate::streams::capture::{cannot_be_asked, relax_this_thread};
 use crate::{Api, CudaCode, CudaError, Driver, DriverError};
 
-/// What is freed by the reaper: something that may call the driver, with the context of its device current.
+/// What is freed by the reaper: something that may call the driver, with the context of its device
+/// current.
 pub type Retired = Box<dyn FnOnce() + Send>;
 
 struct Entry {
     context: Option<Arc<CudaContext>>,
     events: Vec<Event>,
-    /// Runs, or is leaked: it owns what a stream may still use, so that whatever ends an entry early does not drop it.
+    /// Runs, or is leaked: it owns what a stream may still use, so that whatever ends an entry
+    /// early does not drop it.
     free: ManuallyDrop<Retired>,
     _pending: Pending,
 }
@@ -35,8 +39,9 @@ struct Entry {
 /// An event that marks the point a stream must pass.
 struct Event {
     event: CUevent,
-    /// Not while the stream is being captured: an event would mark a place in the graph, and not what the stream had to do before. It is recorded
-    /// when the capture has ended, which is later than needed, and never too early.
+    /// Not while the stream is being captured: an event would mark a place in the graph, and not
+    /// what the stream had to do before. It is recorded when the capture has ended, which is later
+    /// than needed, and never too early.
     is_recorded: bool,
     /// The stream is kept so that its event can come.
     stream: Arc<CudaStream>,
@@ -53,8 +58,9 @@ enum Readiness {
     Unknown,
 }
 
-// SAFETY: shared is a handle of the driver, whose functions may be called from any thread; synchronised by the channel: only the reaper uses it
-// once it is sent. Would be caught by the test `memory_is_freed_after_the_streams_that_used_it` in tests/memory.rs.
+// SAFETY: shared is a handle of the driver, whose functions may be called from any thread;
+// synchronised by the channel: only the reaper uses it once it is sent. Would be caught by the test
+// `memory_is_freed_after_the_streams_that_used_it` in tests/memory.rs.
 unsafe impl Send for Event {}
 
 /// Entries that are not done with, of all devices.
@@ -88,7 +94,8 @@ fn send(entry: Entry) {
     let device = entry.context.as_ref().map(|context| context.ordinal());
     let mut reapers = REAPERS.lock().unwrap_or_else(PoisonError::into_inner);
     if reapers.entry(device).or_insert_with(start).send(entry).is_err() {
-        // The thread could not be started: it is leaked, which is safe. The next one may have more luck.
+        // The thread could not be started: it is leaked, which is safe. The next one may have more
+        // luck.
         reapers.remove(&device);
     }
 }
@@ -129,7 +136,8 @@ fn reap(receiver: &Receiver<Entry>) {
     }
 }
 
-/// Runs what may panic, a destructor of somebody else's value or what they log with: the thread must go on, and with it all that others retire.
+/// Runs what may panic, a destructor of somebody else's value or what they log with: the thread
+/// must go on, and with it all that others retire.
 fn caught<R>(run: impl FnOnce() -> R) -> Option<R> {
     // What was thrown may be somebody else's value too.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(std::mem::forget).ok()
@@ -165,7 +173,8 @@ impl Event {
         }
         // SAFETY: both handles are live.
         CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(self.event, self.stream.cu_stream()) }?)?;
-        // A capture that began between has the event now, and a question about it would spoil the capture.
+        // A capture that began between has the event now, and a question about it would spoil the
+        // capture.
         self.is_recorded = !cannot_be_asked(&self.stream)?;
         Ok(())
     }
@@ -220,11 +229,14 @@ impl Entry {
     }
 }
 
-/// Frees something of a device once all work is done that `streams` have now. Returns at once; never fails: what cannot be freed safely is leaked.
+/// Frees something of a device once all work is done that `streams` have now. Returns at once;
+/// never fails: what cannot be freed safely is leaked.
 ///
-/// What a per-thread stream was given to do cannot be known: then it is leaked. The thread's current context stays what it is, since destructors call this.
+/// What a per-thread stream was given to do cannot be known: then it is leaked. The thread's
+/// current context stays what it is, since destructors call this.
 ///
-/// `free` runs on a thread of this crate with the device's context current. It may call the driver and wait for the device.
+/// `free` runs on a thread of this crate with the device's context current. It may call the driver
+/// and wait for the device.
 pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>, free: Retired) {
     match with_context_kept(|| record(streams)) {
         Ok(events) => send(Entry::new(Some(Arc::clone(context)), events, free)),
@@ -237,7 +249,8 @@ pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<
     }
 }
 
-/// Whether the driver has ended with the process: its own exit handler runs while threads still do (seen on H200).
+/// Whether the driver has ended with the process: its own exit handler runs while threads still do
+/// (seen on H200).
 pub(crate) fn is_over() -> bool {
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is to a live handle.
@@ -288,15 +301,18 @@ pub(crate) fn drop_later(kept: Vec<Keep>) {
     send(Entry::new(None, Vec::new(), Box::new(move || drop(kept))));
 }
 
-/// Waits until everything retired so far has been freed, or the deadline has passed. Gives whether it has.
+/// Waits until everything retired so far has been freed, or the deadline has passed. Gives whether
+/// it has.
 ///
-/// For measuring memory, and before an allocation is given up for lack of it. Must not be called from what `retire` was given.
+/// For measuring memory, and before an allocation is given up for lack of it. Must not be called
+/// from what `retire` was given.
 pub fn settle(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
-/// Allocates; and where memory `ran_out`, once more after everything retired has been freed or a second has passed: what was just dropped is perhaps not
-/// freed yet. Not to be called from what `retire` was given.
+/// Allocates; where memory `ran_out`, again after everything retired has been freed or a second has
+/// passed: what was just dropped is perhaps not freed yet. Not to be called from what `retire` was
+/// given.
 ///
 /// # Errors
 /// The last ones of `allocate`.

@@ -8,14 +8,16 @@ use crate::library::bind;
 use crate::streams::capture::cannot_be_asked;
 use crate::{CudaCode, CudaError, Driver, DriverError, is_capturing, relaxed};
 
-/// The moment that is so long from now; one that is as good as never, where the clock cannot tell it. Adding to an `Instant` would panic.
+/// The moment that is so long from now; one that is as good as never, where the clock cannot tell
+/// it. Adding to an `Instant` would panic.
 pub fn deadline_after(longest: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
     let now = Instant::now();
     now.checked_add(longest).unwrap_or(now + NEVER)
 }
 
-/// Asks `ready` until it says yes or the deadline has passed: at first in a row, then with pauses that grow to a millisecond.
+/// Asks `ready` until it says yes or the deadline has passed: at first in a row, then with pauses
+/// that grow to a millisecond.
 ///
 /// Gives whether it became ready. A deadline that has passed already still asks once.
 ///
@@ -40,13 +42,16 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
     }
 }
 
-/// Waits until all work is done that the stream has now, or the deadline has passed. Gives whether it is done.
+/// Waits until all work is done that the stream has now, or the deadline has passed. Gives whether
+/// it is done.
 ///
-/// Asks the driver again and again, so that a stream that never ends does not keep the caller. Units: `deadline` is a moment. Other threads may
-/// capture other streams meanwhile. A per-thread stream is that of the calling thread.
+/// Asks the driver again and again, so that a stream that never ends does not keep the caller.
+/// Units: `deadline` is a moment. Other threads may capture other streams meanwhile. A per-thread
+/// stream is that of the calling thread.
 ///
 /// # Errors
-/// What the work failed with, or why the driver cannot be asked; [`DriverError::Capturing`] if the stream is being captured.
+/// What the work failed with, or why the driver cannot be asked; [`DriverError::Capturing`] if the
+/// stream is being captured.
 pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
     wait_until(deadline, || match is_capturing(stream)? {
         true => Err(DriverError::Capturing { call: "wait" }),
@@ -54,7 +59,8 @@ pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverE
     })
 }
 
-/// As [`wait`], for who did not capture the stream: while it is being captured, what it had to do before is not done yet, since it cannot be asked.
+/// As [`wait`], for who did not capture the stream: while it is being captured, what it had to do
+/// before is not done yet, since it cannot be asked.
 ///
 /// # Errors
 /// What the work failed with, or why the driver cannot be asked.
@@ -62,7 +68,8 @@ pub fn wait_past_capture(stream: &Arc<CudaStream>, deadline: Instant) -> Result<
     wait_until(deadline, || Ok(!cannot_be_asked(stream)? && is_idle(stream)?))
 }
 
-/// Whether a stream that is not being captured, or the question would spoil that, has nothing to do.
+/// Whether a stream that is not being captured, or the question would spoil that, has nothing to
+/// do.
 fn is_idle(stream: &CudaStream) -> Result<bool, DriverError> {
     let api = Driver::get()?.api();
     bind(stream.context())?;

@@ -20,9 +20,9 @@ pub(crate) struct Mapping {
     guard: ForkGuard,
 }
 
-// SAFETY: shared are numbers that never change, so nothing has to synchronize. The memory is accessed
-// through `Segments`, which has its own argument. The conformance tests on threads would catch an
-// error.
+// SAFETY: shared are numbers that never change, so nothing has to synchronize. The memory is
+// accessed through `Segments`, which has its own argument. The conformance tests on threads would
+// catch an error.
 unsafe impl Send for Mapping {}
 // SAFETY: as for Send: the same numbers are shared, nothing synchronizes. The same tests.
 unsafe impl Sync for Mapping {}

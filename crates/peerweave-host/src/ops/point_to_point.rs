@@ -115,7 +115,7 @@ impl Transfers {
             match waiter.pause(|| self.check_peers(shared), |waited| self.timeout(waited)) {
                 Ok(()) => {}
                 Err(Stop::BudgetSpent) => return Err(Stop::BudgetSpent),
-                // What the peer did before it left still counts: poll once more.
+                // What the peer did before it left still counts: poll again.
                 Err(Stop::Failed(_)) if std::mem::take(&mut look_again) => {}
                 Err(Stop::Failed(error)) => {
                     self.skip(shared, &error);

@@ -1,8 +1,9 @@
-//! Measurements of one-sided operations from inside kernels: latency of puts, gets, signals, atomic operations and barriers, and
-//! bandwidth by number of blocks.
+//! Measurements of one-sided operations from inside kernels: latency of puts, gets, signals, atomic
+//! operations and barriers, and bandwidth by number of blocks.
 //!
-//! Each kernel repeats its operation `iterations` times after [`WARM_UP`] that are not counted, and writes the nanoseconds of one
-//! repetition to `result[0]`; it runs as one block. The bandwidth kernels run as many, and write when each began and ended.
+//! Each kernel repeats its operation `iterations` times after [`WARM_UP`] that are not counted, and
+//! writes the nanoseconds of one repetition to `result[0]`; it runs as one block. The bandwidth
+//! kernels run as many, and write when each began and ended.
 
 mod latency;
 mod ping_pong;

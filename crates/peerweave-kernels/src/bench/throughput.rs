@@ -1,10 +1,11 @@
-//! Bandwidth: every block moves a part of the elements, `iterations` times; by vectors of all its threads, or by bulk copies that one
-//! thread of each warp starts.
+//! Bandwidth: every block moves a part of the elements, `iterations` times; by vectors of all its
+//! threads, or by bulk copies that one thread of each warp starts.
 
 //!
-//! Nothing is left out as warm-up, since blocks are not equally fast: launch a kernel twice. Block `b` writes when it began and when its
-//! accesses were complete, on the device's clock, to `result[2 * b]` and `result[2 * b + 1]`. The time of all is from the first
-//! beginning to the last end.
+//! Nothing is left out as warm-up, since blocks are not equally fast: launch a kernel twice. Block
+//! `b` writes when it began and when its accesses were complete, on the device's clock, to
+//! `result[2 * b]` and `result[2 * b + 1]`. The time of all is from the first beginning to the last
+//! end.
 
 use peerweave_device::prelude::*;
 
@@ -86,7 +87,8 @@ fn lend_each_warp(ctx: &Context) {
     let each = all.len() / gpu::block_threads().div_ceil(gpu::WARP_SIZE) as usize / 128 * 128;
     let start = gpu::warp() as usize * each;
     if gpu::lane() == 0 {
-        // SAFETY: each warp has a part of its own, and the kernel uses no dynamic shared memory itself.
+        // SAFETY: each warp has a part of its own, and the kernel uses no dynamic shared memory
+        // itself.
         unsafe { ctx.lend_shared(all.slice(start..start + each)) };
     }
 }

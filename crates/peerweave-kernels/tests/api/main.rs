@@ -1,6 +1,8 @@
-//! What kernels call, on the host: every function at every scope, by several PEs on seeded schedules.
+//! What kernels call, on the host: every function at every scope, by several PEs on seeded
+//! schedules.
 //!
-//! The oracle is computed on the host from the same inputs. Each test varies seeds, so that threads and PEs meet in other orders.
+//! The oracle is computed on the host from the same inputs. Each test varies seeds, so that threads
+//! and PEs meet in other orders.
 
 mod atomics;
 mod collectives;

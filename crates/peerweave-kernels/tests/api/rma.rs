@@ -27,7 +27,8 @@ samples! {
     [u8; 3]: |n| [n as u8, 0xa5, (n >> 8) as u8];
 }
 
-/// Calls of one scope for one type: a module with its kernels and the test over lengths and alignments.
+/// Calls of one scope for one type: a module with its kernels and the test over lengths and
+/// alignments.
 macro_rules! moves {
     ($name:ident, $t:ty, $threads:literal: $put:ident $get:ident $put_nbi:ident $get_nbi:ident $put_checked:ident $get_checked:ident
         $barrier:ident) => {

@@ -11,7 +11,8 @@ macro_rules! pipeline {
         mod $name {
             use super::*;
 
-            /// Passes the elements of PE 0 around the ring, one after the other, and adds one at each PE.
+            /// Passes the elements of PE 0 around the ring, one after the other, and adds one at
+            /// each PE.
             #[kernel]
             fn pipeline(ctx: &Context, data: SymSlice<u32>, signal: SymSlice<u64>) -> Result<(), Failed> {
                 let (me, rounds) = (ctx.my_pe(), 3);

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn device_side_that_is_absent_is_an_error_that_says_what_to_install() {
+    fn missing_device_library_error_says_what_to_install() {
         let root = tempfile::tempdir().expect("temporary directory");
         let variable = |name: &str| (name == "PEERWEAVE_NVSHMEM_DEVICE_PATH").then(|| root.path().to_path_buf());
         let error =

@@ -58,9 +58,9 @@ pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     names.iter().map(find).collect()
 }
 
-/// Returns the translation units with these wrappers. A reduction contains all algorithms of NVSHMEM
-/// and takes up to 20 s to compile; NVSHMEM's headers take 3 s. So each reduction is in its own
-/// unit, and units are compiled in parallel.
+/// Returns the translation units with these wrappers. A reduction contains all algorithms of
+/// NVSHMEM and takes up to 20 s to compile; NVSHMEM's headers take 3 s. So each reduction is in its
+/// own unit, and units are compiled in parallel.
 pub fn units(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Vec<Source> {
     let (slow, fast): (Vec<&Function>, Vec<&Function>) = functions.iter().partition(|function| function.name.contains("_reduce"));
     let all = std::iter::once(&fast[..]).filter(|fast| !fast.is_empty()).chain(slow.chunks(1));

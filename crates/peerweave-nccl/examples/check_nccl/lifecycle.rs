@@ -1,6 +1,8 @@
-//! What has to end although others do not come: a stuck collective that expires or is aborted, a rank that is missing when a communicator is made.
+//! What has to end although others do not come: a stuck collective that expires or is aborted, a
+//! rank that is missing when a communicator is made.
 //!
-//! One process drives all ranks. Every step has a bound of its own; what the step must say is checked, and how long it took.
+//! One process drives all ranks. Every step has a bound of its own; what the step must say is
+//! checked, and how long it took.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +33,8 @@ struct Row {
     took: Duration,
 }
 
-/// Runs every step, with communicators that block, as they do by default, and with others; then prints a table of all.
+/// Runs every step, with communicators that block, as they do by default, and with others; then
+/// prints a table of all.
 pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, String> {
     let (mut rows, mut first_error): (Vec<Row>, Option<String>) = (Vec::new(), None);
     for blocking in [Switch::On, Switch::Off] {
@@ -123,7 +126,8 @@ fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> R
     expect("init_rank", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))
 }
 
-/// The ranks connect in their first collective: there the call itself waits for the others, as long as the communicator's deadline allows.
+/// The ranks connect in their first collective: there the call itself waits for the others, as long
+/// as the communicator's deadline allows.
 fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     let first = &members[0];
@@ -132,7 +136,8 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     let began = Instant::now();
     let call = first.comm.all_reduce_in_place(&first.stream, &mut buffer, ReduceOp::Sum);
     let outcome = call.and_then(|()| first.comm.wait(&first.stream, SHORT));
-    // One thread has all ranks, so that the others can only have been left out: that is known before the deadline.
+    // One thread has all ranks, so that the others can only have been left out: that is known
+    // before the deadline.
     expect("a first all_reduce", began, Duration::ZERO, outcome, |error| {
         matches!(error, NcclError::Timeout(_)) || matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. }))
     })?;
@@ -142,7 +147,8 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     works(nccl, contexts, config)
 }
 
-/// What will be stuck, once with all ranks: they are connected then, and only the work on the device can be stuck.
+/// What will be stuck, once with all ranks: they are connected then, and only the work on the
+/// device can be stuck.
 fn together(members: &[Member]) -> Result<(), String> {
     let ones = |member: &Member| DeviceMemory::from_slice(&member.stream, &vec![1.0f32; LENGTH]).map_err(text);
     let mut buffers = members.iter().map(ones).collect::<Result<Vec<_>, _>>()?;
@@ -163,7 +169,8 @@ fn stuck(member: &Member) -> Result<DeviceMemory<f32>, String> {
     Ok(buffer)
 }
 
-/// Whether the error says that the all-reduce did not come to its end, and which ranks were left out or are behind.
+/// Whether the error says that the all-reduce did not come to its end, and which ranks were left
+/// out or are behind.
 fn is_late(error: &NcclError) -> bool {
     let names = match error {
         NcclError::Timeout(timeout) => !timeout.missing.is_empty(),

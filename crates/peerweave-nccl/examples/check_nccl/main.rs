@@ -1,4 +1,5 @@
-//! Checks NCCL through this crate on the GPUs of a machine: every collective, type and reduction, in and out of place, against the host.
+//! Checks NCCL through this crate on the GPUs of a machine: every collective, type and reduction,
+//! in and out of place, against the host.
 //!
 //! ```text
 //! check_nccl [--non-blocking]                               all GPUs in one process
@@ -7,8 +8,9 @@
 //! check_nccl --processes N [--kill K [--early]]             one process for each GPU, which meet by a rendezvous
 //! check_nccl --rank R --ranks N --id-file PATH [--kill K]   one process for each GPU: start N of them
 //! ```
-//! Communicators block, as they do by default, or not, with `--non-blocking`. `--help` says more. The last line is `OK n checks` or `FAILED ...`; every
-//! wait has a deadline of 20 s, and the whole run one of 300 s.
+//! Communicators block, as they do by default, or not, with `--non-blocking`. `--help` says more.
+//! The last line is `OK n checks` or `FAILED ...`; every wait has a deadline of 20 s, and the whole
+//! run one of 300 s.
 
 mod lifecycle;
 #[path = "../../tests/matrix/mod.rs"]
@@ -29,9 +31,11 @@ use peerweave_nccl::{
     Communicator, CommunicatorBuilder, Config, DeadState, Nccl, NcclError, OnExpiry, ReduceOp, ShrinkMode, Switch, UniqueId,
 };
 
-/// Checks NCCL on the GPUs of this machine: every collective, type and reduction, in and out of place, against the host.
+/// Checks NCCL on the GPUs of this machine: every collective, type and reduction, in and out of
+/// place, against the host.
 ///
-/// Without --processes or --rank, one process has all GPUs. The last line is `OK n checks` or `FAILED ...`, and the exit status says the same.
+/// Without --processes or --rank, one process has all GPUs. The last line is `OK n checks` or
+/// `FAILED ...`, and the exit status says the same.
 #[derive(Parser)]
 #[command(name = "check_nccl", max_term_width = 110)]
 struct Arguments {
@@ -50,16 +54,19 @@ struct Arguments {
     /// The file for the id: not there before, and seen by all
     #[arg(long, value_name = "PATH", requires = "rank")]
     id_file: Option<PathBuf>,
-    /// This rank kills itself after a first all-reduce; the others find out, shrink, and go on. With --processes, their errors have to name it
+    /// This rank kills itself after a first all-reduce; the others find out, shrink, and go on.
+    /// With --processes, their errors have to name it
     #[arg(long, value_name = "RANK")]
     kill: Option<usize>,
-    /// With --kill: before the ranks have connected, so that the others' first call itself waits for it, and ends by the watchdog
+    /// With --kill: before the ranks have connected, so that the others' first call itself waits
+    /// for it, and ends by the watchdog
     #[arg(long, requires = "kill")]
     early: bool,
     /// Make communicators whose calls do not wait inside NCCL
     #[arg(long)]
     non_blocking: bool,
-    /// Check what is stuck and expires or is aborted, and a missing rank, with communicators that block and with others
+    /// Check what is stuck and expires or is aborted, and a missing rank, with communicators that
+    /// block and with others
     #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
         value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
     lifecycle: bool,
@@ -295,7 +302,8 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
     if let Some(killed) = arguments.kill {
-        // The rendezvous is not left: a survivor that leaves would be one more that is gone for those that still wait.
+        // The rendezvous is not left: a survivor that leaves would be one more that is gone for
+        // those that still wait.
         return after_a_death(&members[0], killed, arguments.early, true).map_err(text);
     }
     let checks = everything(nccl, members, arguments.count)?;
@@ -355,7 +363,8 @@ fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
 
 /// One rank dies; the others' next all-reduce does not complete, and they go on without it.
 ///
-/// `early`: it dies before the first call, in which the others wait for it. `named`: whether the error has to name the rank that died.
+/// `early`: it dies before the first call, in which the others wait for it. `named`: whether the
+/// error has to name the rank that died.
 fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Result<usize, NcclError> {
     let (comm, stream) = (&member.comm, &member.stream);
     if !early {

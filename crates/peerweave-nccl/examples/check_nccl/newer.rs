@@ -1,9 +1,12 @@
-//! What NCCL has had since 2.27, on every GPU of a machine, each rank with a thread or a process of its own: windows, one-sided calls, pointers,
-//! configured calls, device communicators, communicators that grow and shrink, are revoked and suspended, and mistakes.
+//! What NCCL has had since 2.27, on every GPU of a machine, each rank with a thread or a process of
+//! its own: windows, one-sided calls, pointers, configured calls, device communicators,
+//! communicators that grow and shrink, are revoked and suspended, and mistakes.
 //!
-//! The parts are in `newer/`; here is who runs them, and how ranks meet. Runs with any library: what it lacks is said, not checked.
+//! The parts are in `newer/`; here is who runs them, and how ranks meet. Runs with any library:
+//! what it lacks is said, not checked.
 //!
-//! Invariant: each part has communicators of its own, and all ranks leave it before the next begins, so that one that fails spoils no other.
+//! Invariant: each part has communicators of its own, and all ranks leave it before the next
+//! begins, so that one that fails spoils no other.
 
 mod configured;
 mod device;
@@ -394,7 +397,8 @@ impl Part<'_> {
         Ok(comm.wait(&self.stream, DEADLINE)?)
     }
 
-    /// Checks that a communicator computes: something short, and something that takes all of its channels.
+    /// Checks that a communicator computes: something short, and something that takes all of its
+    /// channels.
     fn computes(&self, comm: &Communicator, what: &str) -> Outcome {
         let n = comm.n_ranks();
         for len in [3, 1 << 20] {
@@ -417,10 +421,12 @@ impl Part<'_> {
     }
 }
 
-/// After how many elements values repeat: a prime, so that parts of powers of two that are mixed up show.
+/// After how many elements values repeat: a prime, so that parts of powers of two that are mixed up
+/// show.
 const PERIOD: usize = 101;
 
-/// What a rank gives to a reduction at an element: sums of sixteen are exact in every type that is reduced here.
+/// What a rank gives to a reduction at an element: sums of sixteen are exact in every type that is
+/// reduced here.
 fn given(rank: usize, index: usize) -> i64 {
     let index = index % PERIOD;
     ((index * (2 * rank + 3) + index / 7 + rank) % 4) as i64

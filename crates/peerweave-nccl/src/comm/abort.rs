@@ -1,6 +1,7 @@
 //! Ending communicators by force.
 //!
-//! Invariant: a handle is given to `ncclCommAbort` once, by who closed its gate, from a thread of its own.
+//! Invariant: a handle is given to `ncclCommAbort` once, by who closed its gate, from a thread of
+//! its own.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,18 +21,21 @@ use crate::sys::ncclResult_t;
 /// How long this crate waits for aborts that nobody gave a limit.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long an abort waits for a thread to leave a call by itself. With a non-blocking communicator that takes microseconds; a thread that is stuck
-/// inside NCCL only leaves because of the abort.
+/// How long an abort waits for a thread to leave a call by itself. With a non-blocking communicator
+/// that takes microseconds; a thread that is stuck inside NCCL only leaves because of the abort.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
 /// How long an abort waits for NCCL where graphs keep the communicator from being freed.
 const WITH_GRAPHS: Duration = Duration::from_millis(200);
 
 impl Abort {
-    /// Waits until NCCL has done it, however long that takes; where graphs keep NCCL from freeing the communicator, until it has ended what runs. For a call
-    /// that found the gate closed, and has left it: NCCL may have been about to launch it, with memory that is the caller's again when the call returns.
+    /// Waits until NCCL has done it, however long that takes; where graphs keep NCCL from freeing
+    /// the communicator, until it has ended what runs. For a call that found the gate closed, and
+    /// has left it: NCCL may have been about to launch it, with memory that is the caller's again
+    /// when the call returns.
     ///
-    /// The one wait of this crate that has no deadline: giving the memory back earlier would be unsound, and nobody but NCCL can end it.
+    /// The one wait of this crate that has no deadline: giving the memory back earlier would be
+    /// unsound, and nobody but NCCL can end it.
     pub(crate) fn wait(inner: &Inner) {
         let mut begun = None;
         let mut done = || {
@@ -54,7 +58,8 @@ pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> R
 
 /// Frees communicators that this thread has closed, and waits for that, at most so long.
 ///
-/// Where captured graphs use one, NCCL ends what runs, and frees it only with them: then this only waits until NCCL has ended what runs.
+/// Where captured graphs use one, NCCL ends what runs, and frees it only with them: then this only
+/// waits until NCCL has ended what runs.
 pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec<Result<(), NcclError>> {
     const CALL: &str = "abort";
     let start = Instant::now();
@@ -68,7 +73,8 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         .collect();
     let rest = || limit.saturating_sub(start.elapsed());
     let wait = |(inner, abort): (&Arc<Inner>, Option<Receiver<_>>)| {
-        // Without a thread the limit cannot be kept, but calls that were cut off wait for the abort.
+        // Without a thread the limit cannot be kept, but calls that were cut off wait for the
+        // abort.
         let Some(abort) = abort else { return abort_one(inner) };
         if inner.graphs.load(Ordering::Acquire) == 0 {
             return abort.recv_timeout(rest()).unwrap_or_else(|_| Err(inner.timeout(CALL, start.elapsed())));
@@ -83,10 +89,12 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
     communicators.iter().zip(aborts).map(wait).collect()
 }
 
-/// Frees a communicator that was closed, when nobody uses it any more, or all who do are stuck in NCCL.
+/// Frees a communicator that was closed, when nobody uses it any more, or all who do are stuck in
+/// NCCL.
 ///
-/// A thread that is stuck in a group leaves when the first of the group's communicators is aborted, and uses all of them until then. So that one is
-/// aborted alone, and the others, which nobody may have aborted, after it.
+/// A thread that is stuck in a group leaves when the first of the group's communicators is aborted,
+/// and uses all of them until then. So that one is aborted alone, and the others, which nobody may
+/// have aborted, after it.
 fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);
@@ -130,8 +138,9 @@ pub(super) fn abort_handle(
 ) -> Result<(), NcclError> {
     // Without its context NCCL still ends what runs.
     let _ = set_current(context);
-    // SAFETY: this thread closed the gate, or is the only one that knows the handle, so that nobody uses it later and nobody frees it again. A thread that
-    // is still inside is stuck in NCCL, which lets another thread abort then.
+    // SAFETY: this thread closed the gate, or is the only one that knows the handle, so that nobody
+    // uses it later and nobody frees it again. A thread that is still inside is stuck in NCCL,
+    // which lets another thread abort then.
     let code = nccl.code("ncclCommAbort", |api| unsafe { api.ncclCommAbort(handle.get()) })?;
     match code {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),

@@ -1,7 +1,7 @@
 //! A communicator: the handle that users have, and what they can ask it.
 //!
-//! What clones of it share is `membership.rs`. Making one is `init.rs` and `split.rs`, ending one `lifecycle.rs`, waiting `wait.rs`; what it does for
-//! its users is in `collectives.rs` and others.
+//! What clones of it share is `membership.rs`. Making one is `init.rs` and `split.rs`, ending one
+//! `lifecycle.rs`, waiting `wait.rs`; what it does for its users is in `collectives.rs` and others.
 //!
 //! Invariant: what is asked here is asked inside the gate, or known since it was made.
 
@@ -23,23 +23,30 @@ use crate::{CommProperties, Nccl};
 
 /// One rank's membership in an ordered set of ranks that communicate.
 ///
-/// A handle: clones are the same membership. The last one that is dropped, together with the last graph, window and operation made of it, ends
-/// the membership in the background, without waiting for anybody; [`finalize`](Self::finalize) ends it in order.
+/// A handle: clones are the same membership. The last one that is dropped, together with the last
+/// graph, window and operation made of it, ends the membership in the background, without waiting
+/// for anybody; [`finalize`](Self::finalize) ends it in order.
 ///
 /// # Threads
-/// Any thread may use it. NCCL forbids calls on one communicator that are in no order, so each call takes the communicator's own lock, and
-/// waits for it at most as long as [`deadline`](Self::deadline) says. That makes calls of several threads safe, not right: their order must
-/// still be the same on every rank, which threads that race do not give. [`abort`](Self::abort) needs no lock;
-/// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait no longer than a moment for it, and work while another thread is stuck.
+/// Any thread may use it. NCCL forbids calls on one communicator that are in no order, so each call
+/// takes the communicator's own lock, and waits for it at most as long as
+/// [`deadline`](Self::deadline) says. That makes calls of several threads safe, not right: their
+/// order must still be the same on every rank, which threads that race do not give.
+/// [`abort`](Self::abort) needs no lock; [`async_error`](Self::async_error) and
+/// [`wait`](Self::wait) wait no longer than a moment for it, and work while another thread is
+/// stuck.
 ///
 /// # Calls that have to wait
-/// By default communicators block, as in NCCL: what NCCL does on the host (meeting, connecting at first use, splitting) is done when a call returns. A
-/// watchdog, one thread of the process, ends a call that takes longer than [`deadline`](Self::deadline): it finds out which ranks are behind or gone, aborts
-/// the communicator, and the call returns that as its error. It costs a call nothing.
+/// By default communicators block, as in NCCL: what NCCL does on the host (meeting, connecting at
+/// first use, splitting) is done when a call returns. A watchdog, one thread of the process, ends a
+/// call that takes longer than [`deadline`](Self::deadline): it finds out which ranks are behind or
+/// gone, aborts the communicator, and the call returns that as its error. It costs a call nothing.
 ///
-/// With [`Config::blocking`](crate::Config::blocking) off, NCCL returns at once and this crate waits, with the same deadline. That has two prices: from NCCL 2.23.4 on
-/// NCCL starts a thread for each call or group (60 to 110 microseconds on H200, where a blocking call takes 5); and an error that NCCL gives one call stays
-/// with the communicator, where each later call is [`NcclError::Dead`].
+/// With [`Config::blocking`](crate::Config::blocking) off, NCCL returns at once and this crate
+/// waits, with the same deadline. That has two prices: from NCCL 2.23.4 on NCCL starts a thread for
+/// each call or group (60 to 110 microseconds on H200, where a blocking call takes 5); and an error
+/// that NCCL gives one call stays with the communicator, where each later call is
+/// [`NcclError::Dead`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -80,7 +87,8 @@ impl Communicator {
         let (nccl, handle) = (parts.nccl, parts.handle);
         let (mut rank, mut n_ranks) = (0, 0);
         let asked = (|| {
-            // SAFETY: the handle is ready, nobody else has it, and the pointer is to a live integer.
+            // SAFETY: the handle is ready, nobody else has it, and the pointer is to a live
+            // integer.
             nccl.call("ncclCommCount", |api| unsafe { api.ncclCommCount(handle.get(), &raw mut n_ranks) })?;
             // SAFETY: as above.
             nccl.call("ncclCommUserRank", |api| unsafe { api.ncclCommUserRank(handle.get(), &raw mut rank) })?;
@@ -129,10 +137,12 @@ impl Communicator {
         &self.inner.context
     }
 
-    /// NCCL's own handle, an `ncclComm_t`, for libraries that take one and for calls that this crate lacks.
+    /// NCCL's own handle, an `ncclComm_t`, for libraries that take one and for calls that this
+    /// crate lacks.
     ///
-    /// Using it is as unsafe as C: not beside calls of other threads, only while this communicator lives (no abort, no finalize, no drop of its last
-    /// handle), never to free it; and calls on it are not in [`sequence`](Self::sequence).
+    /// Using it is as unsafe as C: not beside calls of other threads, only while this communicator
+    /// lives (no abort, no finalize, no drop of its last handle), never to free it; and calls on it
+    /// are not in [`sequence`](Self::sequence).
     ///
     /// # Errors
     /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
@@ -155,8 +165,9 @@ impl Communicator {
         self.inner.last().0
     }
 
-    /// How long a call may take on the host: for its turn, and for NCCL to connect ranks at first use. After it the communicator is aborted, and the call
-    /// returns [`NcclError::Timeout`] or [`NcclError::PeerLost`].
+    /// How long a call may take on the host: for its turn, and for NCCL to connect ranks at first
+    /// use. After it the communicator is aborted, and the call returns [`NcclError::Timeout`] or
+    /// [`NcclError::PeerLost`].
     pub fn deadline(&self) -> Duration {
         self.inner.deadline()
     }
@@ -167,17 +178,22 @@ impl Communicator {
         watchdog::watch();
     }
 
-    /// How long work that a call has enqueued may take, whoever waits for it, or nobody. 10 minutes at first.
+    /// How long work that a call has enqueued may take, whoever waits for it, or nobody. 10 minutes
+    /// at first.
     ///
-    /// Calls that are replayed by a graph are not looked at, and other work in the stream counts as well. [`wait`](Self::wait) has a deadline of its own.
+    /// Calls that are replayed by a graph are not looked at, and other work in the stream counts as
+    /// well. [`wait`](Self::wait) has a deadline of its own.
     pub fn work_deadline(&self) -> Duration {
         self.inner.work_deadline()
     }
 
-    /// Changes [`work_deadline`](Self::work_deadline), for all clones. In milliseconds, rounded up; [`Duration::MAX`] for none.
+    /// Changes [`work_deadline`](Self::work_deadline), for all clones. In milliseconds, rounded up;
+    /// [`Duration::MAX`] for none.
     ///
-    /// When work is late, by up to an eighth of that, the communicator is aborted, with all of its ranks in this process: so a thread returns that waits for
-    /// the stream without this crate, by `CudaStream::synchronize`. [`wait`](Self::wait) then returns the reason, which names the ranks that are behind.
+    /// When work is late, by up to an eighth of that, the communicator is aborted, with all of its
+    /// ranks in this process: so a thread returns that waits for the stream without this crate, by
+    /// `CudaStream::synchronize`. [`wait`](Self::wait) then returns the reason, which names the
+    /// ranks that are behind.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -191,7 +207,8 @@ impl Communicator {
     }
 
     /// What NCCL says went wrong in the background, in a peer or the network; `None` for nothing.
-    /// [`ResultCode::IN_PROGRESS`] where it is still at work, or another thread is: it never waits for a call that is stuck.
+    /// [`ResultCode::IN_PROGRESS`] where it is still at work, or another thread is: it never waits
+    /// for a call that is stuck.
     ///
     /// # Errors
     /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
@@ -202,7 +219,8 @@ impl Communicator {
         }
     }
 
-    /// NCCL's text of the last error; `None` where there was none. NCCL keeps one for the process, so that it may be another communicator's.
+    /// NCCL's text of the last error; `None` where there was none. NCCL keeps one for the process,
+    /// so that it may be another communicator's.
     ///
     /// # Errors
     /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].

@@ -1,7 +1,8 @@
 //! The end of a call: where NCCL is still at work on the host, somebody waits until it is done.
 //!
-//! Not for what runs on the device: that is `wait.rs`. Invariant: a call that NCCL has not finished when it returns is finished, or the communicator is
-//! aborted and NCCL done with it, before the borrows of the call end ([C2] of `membership.rs`).
+//! Not for what runs on the device: that is `wait.rs`. Invariant: a call that NCCL has not finished
+//! when it returns is finished, or the communicator is aborted and NCCL done with it, before the
+//! borrows of the call end ([C2] of `membership.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,9 +30,10 @@ impl Inner {
 
     /// As [`settle`](Self::settle), for a call that is no collective.
     ///
-    /// On a communicator that does not block, some of those say success while a thread of NCCL's is at work and will write to the caller's memory:
-    /// they drop the answer of the end of their own group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; seen in 2.28 to 2.32). So success
-    /// only says that they have begun, and the communicator is asked.
+    /// On a communicator that does not block, some of those say success while a thread of NCCL's is
+    /// at work and will write to the caller's memory: they drop the answer of the end of their own
+    /// group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; seen in 2.28 to 2.32). So
+    /// success only says that they have begun, and the communicator is asked.
     pub(crate) fn settle_begun(
         self: &Arc<Self>,
         call: &'static str,
@@ -47,7 +49,8 @@ impl Inner {
         if may_go_on { ncclResult_t::ncclInProgress } else { code }
     }
 
-    /// Calls a function on the handle, alone, with the device's context current, and waits for NCCL to be done with it.
+    /// Calls a function on the handle, alone, with the device's context current, and waits for NCCL
+    /// to be done with it.
     ///
     /// # Errors
     /// Those of [`enter`](Self::enter) and of [`settle`](Self::settle); NCCL's.
@@ -75,7 +78,8 @@ impl Inner {
         self.settle_begun(name, code, inside)
     }
 
-    /// As [`call`](Self::call), for a function that stores something: at a place that outlives the call if NCCL does not end it.
+    /// As [`call`](Self::call), for a function that stores something: at a place that outlives the
+    /// call if NCCL does not end it.
     ///
     /// # Errors
     /// As [`call`](Self::call).
@@ -88,7 +92,8 @@ impl Inner {
     ) -> Result<T, NcclError> {
         let place: *mut T = Box::into_raw(Box::new(initial));
         let result = self.call(name, allowed, |api, comm| function(api, comm, place));
-        // SAFETY: the place came from the box above, and nobody else has it but NCCL, until the call is done.
+        // SAFETY: the place came from the box above, and nobody else has it but NCCL, until the
+        // call is done.
         unsafe { stored(place, result) }
     }
 
@@ -108,21 +113,24 @@ impl Inner {
     }
 }
 
-/// After a call that NCCL has refused: on a communicator that does not block, NCCL keeps its errors, and every later call would only find them.
+/// After a call that NCCL has refused: on a communicator that does not block, NCCL keeps its
+/// errors, and every later call would only find them.
 fn keep_failure(inner: &Inner) {
     if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
         let _ = inner.gate.change(State::Live, State::Failed);
     }
 }
 
-/// How often NCCL is asked in a row, ten to forty nanoseconds each, before the processor is offered to others: from 2.23.4 on every call on a non-blocking
-/// communicator is in progress, for as long as NCCL's thread takes, and that may have only this processor to run on.
+/// How often NCCL is asked in a row, ten to forty nanoseconds each, before the processor is offered
+/// to others: from 2.23.4 on every call on a non-blocking communicator is in progress, for as long
+/// as NCCL's thread takes, and that may have only this processor to run on.
 const IN_A_ROW: u32 = 50;
 
 /// How long the processor is only offered between questions; then this thread sleeps.
 const YIELDS: Duration = Duration::from_millis(1);
 
-/// As [`settle_all`]: where NCCL is done in microseconds, and all is well, with nothing else than asking it.
+/// As [`settle_all`]: where NCCL is done in microseconds, and all is well, with nothing else than
+/// asking it.
 fn settle_group(call: &'static str, inside: Turns<'_>, deadline: Duration) -> Result<(), NcclError> {
     if is_done_soon(&inside) { Ok(()) } else { settle_all(call, inside.into_vec(), deadline) }
 }
@@ -161,7 +169,8 @@ fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Waits until NCCL is done with what it does on the host for these communicators. What is not done in time is aborted [C2].
+/// Waits until NCCL is done with what it does on the host for these communicators. What is not done
+/// in time is aborted [C2].
 #[cold]
 pub(crate) fn settle_all(
     call: &'static str,
@@ -209,7 +218,8 @@ pub(crate) fn settle_all(
         members.is_empty() || stopped.is_some()
     });
     if !members.is_empty() {
-        // NCCL would launch the work later, with memory that is only borrowed until this call returns. Aborting forbids that first of all.
+        // NCCL would launch the work later, with memory that is only borrowed until this call
+        // returns. Aborting forbids that first of all.
         let closed = |inner: &&Arc<Inner>| inner.gate.close(State::Aborted).is_ok();
         let late: Vec<Arc<Inner>> = members.iter().map(|(inner, _)| *inner).filter(closed).map(Arc::clone).collect();
         if let Some((inner, _)) = members.first() {
@@ -232,8 +242,8 @@ pub(crate) fn settle_all(
     }
 }
 
-/// Says of all of them that this thread may be stuck in NCCL from now on, or of none: then one of them was aborted or finalized meanwhile, and whoever
-/// did that waits until this thread has left.
+/// Says of all of them that this thread may be stuck in NCCL from now on, or of none: then one of
+/// them was aborted or finalized meanwhile, and whoever did that waits until this thread has left.
 #[inline]
 pub(crate) fn dive_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// The number of the last group of several communicators.
@@ -260,9 +270,11 @@ pub(crate) fn surface_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
     }
 }
 
-/// Has NCCL refuse the group that this thread has begun: its end launches nothing then, waits for nobody, and gives an error.
+/// Has NCCL refuse the group that this thread has begun: its end launches nothing then, waits for
+/// nobody, and gives an error.
 ///
-/// By a call that is wrong: NCCL notes that of the group, before it looks at anything else (seen in 2.19 to 2.30).
+/// By a call that is wrong: NCCL notes that of the group, before it looks at anything else (seen in
+/// 2.19 to 2.30).
 #[cold]
 pub(crate) fn refuse_group(nccl: Nccl) {
     let (kind, op) = (ncclDataType_t::ncclUint8, ncclRedOp_t::ncclSum);
@@ -275,8 +287,9 @@ pub(crate) fn refuse_group(nccl: Nccl) {
 
 /// The end of a group of calls, which NCCL has ended with `ended`.
 ///
-/// What is partial did not reach NCCL as a whole, and NCCL does not know: nobody would come to meet the part that it launches, or works on until the
-/// deadline. So the communicators are aborted then.
+/// What is partial did not reach NCCL as a whole, and NCCL does not know: nobody would come to meet
+/// the part that it launches, or works on until the deadline. So the communicators are aborted
+/// then.
 #[inline]
 pub(crate) fn end_group(
     call: &'static str,
@@ -327,10 +340,12 @@ fn end_badly(
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| blamed(inner, error.clone())))
 }
 
-/// What a call has stored, by its result. After an error that does not say that NCCL is done with the place, NCCL may still write there: it is leaked.
+/// What a call has stored, by its result. After an error that does not say that NCCL is done with
+/// the place, NCCL may still write there: it is leaked.
 ///
 /// # Safety
-/// The place is that of a box, and belongs to the caller, or to NCCL as long as the call is not done.
+/// The place is that of a box, and belongs to the caller, or to NCCL as long as the call is not
+/// done.
 unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, NcclError> {
     let is_done = match &result {
         Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,

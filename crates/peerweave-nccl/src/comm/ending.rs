@@ -24,7 +24,8 @@ pub(crate) fn count() -> usize {
     ENDING.load(Ordering::Acquire)
 }
 
-/// Ends in the background what was dropped. Never blocks, never panics: what cannot be ended is leaked.
+/// Ends in the background what was dropped. Never blocks, never panics: what cannot be ended is
+/// leaked.
 fn close_later(inner: &Inner, state: State) {
     if inner.nccl.not_forked("drop").is_err() {
         return;
@@ -67,7 +68,8 @@ impl Ending {
             let abort = || abort_handle(self.nccl, self.handle, &self.context, Some(&self.name));
             let finalized = if self.state == State::Live { self.finalize(start) } else { Ok(()) };
             let freed = match (self.state, &finalized) {
-                // NCCL destroys what is suspended; what failed or was revoked has nothing to complete.
+                // NCCL destroys what is suspended; what failed or was revoked has nothing to
+                // complete.
                 (State::Live | State::Suspended, Ok(())) => self.destroy(),
                 // Not in order, but it is freed, and what runs ends.
                 _ => abort(),
@@ -88,10 +90,12 @@ impl Ending {
     fn finalize(&self, start: Instant) -> Result<(), NcclError> {
         const CALL: &str = "ncclCommFinalize";
         let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
-        // A blocking communicator would keep this thread for ever where a peer is gone, so another one calls.
+        // A blocking communicator would keep this thread forever where a peer is gone, so another
+        // one calls.
         let called = in_the_background("peerweave-finalize", move || {
             let _ = set_current(&context);
-            // SAFETY: the gate is closed, and this is the only use of the handle until it returns or is aborted.
+            // SAFETY: the gate is closed, and this is the only use of the handle until it returns
+            // or is aborted.
             nccl.code(CALL, |api| unsafe { api.ncclCommFinalize(handle.get()) })
         });
         let answer = called.map(|called| called.recv_timeout(self.deadline.saturating_sub(start.elapsed())));
@@ -118,7 +122,8 @@ impl Ending {
 
     fn destroy(&self) -> Result<(), NcclError> {
         let _ = set_current(&self.context);
-        // SAFETY: the gate is closed and drained by being dropped or by `finalize`, nobody else frees the handle, and nothing is in flight.
+        // SAFETY: the gate is closed and drained by being dropped or by `finalize`, nobody else
+        // frees the handle, and nothing is in flight.
         let code = self.nccl.code("ncclCommDestroy", |api| unsafe { api.ncclCommDestroy(self.handle.get()) })?;
         match code {
             ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
@@ -145,7 +150,8 @@ pub(crate) fn no_thread(call: &'static str) -> NcclError {
     NcclError::misuse(call, MisuseKind::Context { why: "the system gives no more threads, and it needs one" })
 }
 
-/// Runs something on a thread of its own, and counts it until it is done. `None` if there is no thread.
+/// Runs something on a thread of its own, and counts it until it is done. `None` if there is no
+/// thread.
 pub(super) fn in_the_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
     struct Counted;
     impl Drop for Counted {
@@ -166,8 +172,8 @@ pub(super) fn in_the_background<R: Send + 'static>(name: &str, work: impl FnOnce
     std::thread::Builder::new().name(name.to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
-/// Does something inside a communicator's gate, for a destructor: now if it is free, on another thread if it is busy, not at all if there is
-/// nothing left to do it to.
+/// Does something inside a communicator's gate, for a destructor: now if it is free, on another
+/// thread if it is busy, not at all if there is nothing left to do it to.
 pub(crate) fn when_possible(
     inner: Arc<Inner>,
     allowed: Allowed,
@@ -200,7 +206,7 @@ pub(crate) fn when_possible(
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // In a fork nothing can be ended, and a lock may be held for ever.
+        // In a fork nothing can be ended, and a lock may be held forever.
         if self.nccl.not_forked("drop").is_err() {
             return;
         }
@@ -209,7 +215,8 @@ impl Drop for Inner {
         if self.gate.close(State::Finalized).is_ok() {
             close_later(self, state);
         } else if !self.is_freed.load(Ordering::Acquire) {
-            // An abort that NCCL refused: the communicator lives, and with it what peers reach through it.
+            // An abort that NCCL refused: the communicator lives, and with it what peers reach
+            // through it.
             std::mem::forget(self.take_parked());
         }
     }

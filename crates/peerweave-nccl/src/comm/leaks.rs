@@ -1,6 +1,7 @@
 //! What of NCCL a process has not given back, as a value, and as a report when the process ends.
 //!
-//! Frees nothing. Invariant: the report at the end calls neither NCCL nor the driver, whose own ends may have come before.
+//! Frees nothing. Invariant: the report at the end calls neither NCCL nor the driver, whose own
+//! ends may have come before.
 
 use std::fmt;
 use std::io::Write as _;
@@ -41,9 +42,11 @@ impl Drop for CountedAllocation {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leaks {
-    /// Communicators that were neither finalized, aborted nor dropped with their last handle, graph, window and operation.
+    /// Communicators that were neither finalized, aborted nor dropped with their last handle,
+    /// graph, window and operation.
     pub communicators: Vec<LeakedCommunicator>,
-    /// Communicators that are still being ended in the background: [`Communicator::settle`](crate::Communicator::settle) waits for them.
+    /// Communicators that are still being ended in the background:
+    /// [`Communicator::settle`](crate::Communicator::settle) waits for them.
     pub ending: usize,
     /// Allocations of [`NcclMem`](crate::NcclMem) that are not freed.
     pub allocations: usize,
@@ -128,10 +131,11 @@ impl Nccl {
         Leaks::of(&membership::all())
     }
 
-    /// Writes what was not given back to standard error when the process ends (by return from `main` or `exit`), one line for each thing. Once, however
-    /// often it is asked for.
+    /// Writes what was not given back to standard error when the process ends (by return from
+    /// `main` or `exit`), one line for each thing. Once, however often it is asked for.
     ///
-    /// Waits for nothing: a communicator that was dropped just before may still be ending, and is reported as such.
+    /// Waits for nothing: a communicator that was dropped just before may still be ending, and is
+    /// reported as such.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if the system takes no more functions for the end of the process.
@@ -139,7 +143,8 @@ impl Nccl {
         static ONCE: Once = Once::new();
         let mut refused = false;
         ONCE.call_once(|| {
-            // SAFETY: the function lives as long as the process, and expects nothing of what was ended before it.
+            // SAFETY: the function lives as long as the process, and expects nothing of what was
+            // ended before it.
             refused = unsafe { libc::atexit(report) } != 0;
         });
         if !refused {
@@ -151,7 +156,8 @@ impl Nccl {
 }
 
 extern "C" fn report() {
-    // A fork has its parent's handles, and is not to end them. A list that another thread holds for long is not waited for.
+    // A fork has its parent's handles, and is not to end them. A list that another thread holds for
+    // long is not waited for.
     let Some(communicators) = loading::not_forked("report").ok().and_then(|()| membership::all_if_free()) else { return };
     let text = Leaks::of(&communicators).to_string();
     // The last handle of one would end it, on a thread that the process takes with it.

@@ -2,7 +2,8 @@
 //!
 //! What waits for NCCL without a limit of NCCL's own does so on a thread of its own.
 //!
-//! Invariant: a handle is given to `ncclCommDestroy` or `ncclCommAbort` once, by who closed its gate.
+//! Invariant: a handle is given to `ncclCommDestroy` or `ncclCommAbort` once, by who closed its
+//! gate.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -30,8 +31,9 @@ impl Communicator {
     ///
     /// It takes the handle; clones of it give [`NcclError::Dead`] afterwards.
     ///
-    /// NCCL frees memory that its peers have mapped, for which the driver waits until those devices are idle. So where several ranks are threads of one
-    /// process, let all of them come back from this before one of them enqueues anything that waits for another rank.
+    /// NCCL frees memory that its peers have mapped, for which the driver waits until those devices
+    /// are idle. So where several ranks are threads of one process, let all of them come back from
+    /// this before one of them enqueues anything that waits for another rank.
     ///
     /// ```compile_fail,E0382
     /// # use std::time::Duration;
@@ -43,11 +45,13 @@ impl Communicator {
     /// ```
     ///
     /// # Collective
-    /// All ranks. A thread that has several ranks ends them with [`finalize_all`](Self::finalize_all).
+    /// All ranks. A thread that has several ranks ends them with
+    /// [`finalize_all`](Self::finalize_all).
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds (then nothing was done); [`NcclError::Timeout`] if others did not come or work does not end, after
-    /// which it is aborted; [`NcclError::Dead`] if it was ended before, through another handle.
+    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds (then nothing was
+    /// done); [`NcclError::Timeout`] if others did not come or work does not end, after which it is
+    /// aborted; [`NcclError::Dead`] if it was ended before, through another handle.
     pub fn finalize(self, deadline: Duration) -> Result<(), NcclError> {
         Self::finalize_all(vec![self], deadline)
     }
@@ -58,7 +62,8 @@ impl Communicator {
     /// As [`finalize`](Self::finalize).
     ///
     /// # Errors
-    /// As [`finalize`](Self::finalize): the first. All are ended nevertheless, unless a graph uses one of them.
+    /// As [`finalize`](Self::finalize): the first. All are ended nevertheless, unless a graph uses
+    /// one of them.
     pub fn finalize_all(communicators: Vec<Self>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "finalize";
         let (start, deadline) = (Instant::now(), bounded(deadline));
@@ -77,7 +82,8 @@ impl Communicator {
             });
             match closed {
                 Ok(()) => {
-                    // Only who asks something can be left, and leaves in no time: who revoked it would have changed its state.
+                    // Only who asks something can be left, and leaves in no time: who revoked it
+                    // would have changed its state.
                     inner.gate.drain(Duration::ZERO);
                     ends.push((inner, Ending::of(inner, State::Live, rest()).start()));
                 }
@@ -85,7 +91,8 @@ impl Communicator {
             }
         }
         for (inner, end) in ends {
-            // The thread has the deadline itself, and aborts after it: a little more, to hear of it.
+            // The thread has the deadline itself, and aborts after it: a little more, to hear of
+            // it.
             let result = match end.map(|end| end.recv_timeout(rest() + ABORT_LIMIT)) {
                 Some(Ok(result)) => result,
                 Some(Err(RecvTimeoutError::Timeout)) => Err(inner.timeout(CALL, start.elapsed())),
@@ -98,14 +105,17 @@ impl Communicator {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Ends the membership by force: work that runs on the device ends soon, with unspecified results, and calls of other threads that are stuck return an
-    /// error. Needs no turn and no other rank.
+    /// Ends the membership by force: work that runs on the device ends soon, with unspecified
+    /// results, and calls of other threads that are stuck return an error. Needs no turn and no
+    /// other rank.
     ///
-    /// Returns when NCCL has freed the communicator, at most after `limit`; NCCL goes on in the background then. While captured graphs use the
-    /// communicator, NCCL keeps its memory until they are destroyed, and this returns without waiting for that.
+    /// Returns when NCCL has freed the communicator, at most after `limit`; NCCL goes on in the
+    /// background then. While captured graphs use the communicator, NCCL keeps its memory until
+    /// they are destroyed, and this returns without waiting for that.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] if NCCL has not ended by then; [`NcclError::Dead`] if it was ended before; NCCL's own.
+    /// [`NcclError::Timeout`] if NCCL has not ended by then; [`NcclError::Dead`] if it was ended
+    /// before; NCCL's own.
     pub fn abort(&self, limit: Duration) -> Result<(), NcclError> {
         const CALL: &str = "abort";
         self.inner.nccl.not_forked(CALL)?;
@@ -114,8 +124,8 @@ impl Communicator {
         abort_closed(std::slice::from_ref(&self.inner), bounded(limit)).pop().unwrap_or(Ok(()))
     }
 
-    /// Aborts every communicator of this process, each from a thread of its own: aborting one after the other can wait for ever, since they share
-    /// devices. Gives how many were aborted.
+    /// Aborts every communicator of this process, each from a thread of its own: aborting one after
+    /// the other can wait forever, since they share devices. Gives how many were aborted.
     ///
     /// # Errors
     /// As [`abort`](Self::abort): the first.
@@ -123,7 +133,8 @@ impl Communicator {
         abort_together(&membership::all(), bounded(limit))
     }
 
-    /// Waits until the communicators that were dropped so far are ended, at most so long. Gives whether they are.
+    /// Waits until the communicators that were dropped so far are ended, at most so long. Gives
+    /// whether they are.
     ///
     /// For the end of a program, which would otherwise take their threads with it.
     pub fn settle(deadline: Duration) -> bool {
@@ -132,15 +143,17 @@ impl Communicator {
         wait_until::<std::convert::Infallible>(Instant::now() + bounded(deadline), ended).unwrap_or(false)
     }
 
-    /// Ends what runs on the communicator, and keeps it for [`split`](Self::split) and [`shrink`](Self::shrink). NCCL 2.28.7.
+    /// Ends what runs on the communicator, and keeps it for [`split`](Self::split) and
+    /// [`shrink`](Self::shrink). NCCL 2.28.7.
     ///
-    /// What is stuck on the device ends. Where the communicator blocks, so does what is stuck in a call of another thread. Where it does not block,
-    /// this takes its turn as other calls do: NCCL frees a call that it is still at work on, and later frees it again ([`abort`](Self::abort) ends
-    /// such a call).
+    /// What is stuck on the device ends. Where the communicator blocks, so does what is stuck in a
+    /// call of another thread. Where it does not block, this takes its turn as other calls do: NCCL
+    /// frees a call that it is still at work on, and later frees it again ([`abort`](Self::abort)
+    /// ends such a call).
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`], also where it was revoked before; [`NcclError::Timeout`] by the communicator's deadline;
-    /// NCCL's own.
+    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`], also where it was revoked before;
+    /// [`NcclError::Timeout`] by the communicator's deadline; NCCL's own.
     pub fn revoke(&self) -> Result<(), NcclError> {
         const CALL: &str = "revoke";
         let inner = &self.inner;
@@ -159,8 +172,9 @@ impl Communicator {
     /// All ranks, when nothing is in flight.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds, since they would replay calls into memory that was given back;
-    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds, since they would
+    /// replay calls into memory that was given back; [`NcclError::Unsupported`] before;
+    /// [`NcclError::Dead`]; NCCL's own.
     pub fn suspend(&self) -> Result<(), NcclError> {
         const CALL: &str = "suspend";
         self.inner.nccl.not_forked(CALL)?;
@@ -212,7 +226,8 @@ impl Communicator {
             inner.check(call, code)?;
             return inner.gate.change(from, to).map_err(|state| inner.dead(call, state));
         }
-        // Nobody gets in between, since the state is changed to what is not live before the gate is left.
+        // Nobody gets in between, since the state is changed to what is not live before the gate is
+        // left.
         inner.gate.change(from, State::Suspended).map_err(|state| inner.dead(call, state))?;
         let settled = inner.settle(call, code, inside);
         let end = if settled.is_ok() { to } else { State::Failed };
@@ -223,8 +238,8 @@ impl Communicator {
 
 /// An error while captured graphs use one of them.
 ///
-/// The driver lets go of what a destroyed graph held some time after the destruction, on a thread of its own (seen on H200): that is waited for, at most
-/// for `patience`, and not for long.
+/// The driver lets go of what a destroyed graph held some time after the destruction, on a thread
+/// of its own (seen on H200): that is waited for, at most for `patience`, and not for long.
 pub(crate) fn no_graphs<'a>(
     call: &'static str,
     communicators: impl IntoIterator<Item = &'a Arc<Inner>> + Clone,
@@ -237,7 +252,8 @@ pub(crate) fn no_graphs<'a>(
     }
 }
 
-/// Revokes what does not block: nobody else is inside, and NCCL has nothing left of an earlier call.
+/// Revokes what does not block: nobody else is inside, and NCCL has nothing left of an earlier
+/// call.
 fn revoke_in_turn(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
     let start = Instant::now();
     let inside = inner.enter(call, Allowed::OPEN)?;
@@ -283,8 +299,9 @@ fn revoke_beside_others(inner: &Arc<Inner>, call: &'static str) -> Result<(), Nc
     inner.bind()?;
     let before = revoked(inner, call)?;
     let code = looking.dive(|| {
-        // SAFETY: the handle is live: who frees it waits for who looks in, or finds that it is stuck in here, which NCCL lets another thread abort. NCCL
-        // lets this function run beside a call that is stuck.
+        // SAFETY: the handle is live: who frees it waits for who looks in, or finds that it is
+        // stuck in here, which NCCL lets another thread abort. NCCL lets this function run beside a
+        // call that is stuck.
         inner.nccl.code(call, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })
     });
     let result = inner.check(call, code.map_err(|state| inner.dead(call, state))??);
@@ -295,7 +312,8 @@ fn revoke_beside_others(inner: &Arc<Inner>, call: &'static str) -> Result<(), Nc
     if inner.gate.is_closed() { result.and(Err(inner.dead(call, inner.gate.state()))) } else { result }
 }
 
-/// Notes that it is revoked, and gives what it was: NCCL does it once, for who was first; not what was seen closed a moment ago.
+/// Notes that it is revoked, and gives what it was: NCCL does it once, for who was first; not what
+/// was seen closed a moment ago.
 fn revoked(inner: &Inner, call: &'static str) -> Result<State, NcclError> {
     match inner.gate.set(State::Revoked) {
         Ok(State::Revoked) => Err(inner.dead(call, State::Revoked)),

@@ -1,4 +1,5 @@
-//! A communicator as its users have it: what it is asked, how calls on it complete, how it is waited for and watched, how it ends.
+//! A communicator as its users have it: what it is asked, how calls on it complete, how it is
+//! waited for and watched, how it ends.
 
 pub(crate) mod abort;
 pub(crate) mod communicator;

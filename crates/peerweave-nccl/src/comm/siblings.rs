@@ -1,7 +1,8 @@
-//! The ranks of one communicator that are in one process: which of them are behind, and whether anybody is left to bring them.
+//! The ranks of one communicator that are in one process: which of them are behind, and whether
+//! anybody is left to bring them.
 //!
-//! A thread that has several ranks issues their calls in one group. If it leaves one out, it waits for a call that only it can issue, and NCCL never
-//! notices. What other processes do is `wait.rs`.
+//! A thread that has several ranks issues their calls in one group. If it leaves one out, it waits
+//! for a call that only it can issue, and NCCL never notices. What other processes do is `wait.rs`.
 //!
 //! Invariant: this only reads; a call pays for it with one store.
 
@@ -48,7 +49,8 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
 pub(crate) struct LeftOut {
     thread: u64,
     next: Instant,
-    /// When the rank is not expected any more: sooner where the thread is known to issue several ranks.
+    /// When the rank is not expected any more: sooner where the thread is known to issue several
+    /// ranks.
     patience: Duration,
 }
 
@@ -63,11 +65,13 @@ impl LeftOut {
         Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
     }
 
-    /// An error if the thread that issued the last call on the communicator, or waits for it, has left out a rank.
+    /// An error if the thread that issued the last call on the communicator, or waits for it, has
+    /// left out a rank.
     ///
-    /// A rank counts as left out if it has fewer collectives, and no other thread than this one has made or used it. Its handle may have gone to
-    /// another thread that has not called yet: so this waits for half of the deadline, and not less than half a second; or for a second, if this thread
-    /// has issued this collective for another rank too.
+    /// A rank counts as left out if it has fewer collectives, and no other thread than this one has
+    /// made or used it. Its handle may have gone to another thread that has not called yet: so this
+    /// waits for half of the deadline, and not less than half a second; or for a second, if this
+    /// thread has issued this collective for another rank too.
     ///
     /// # Errors
     /// [`MisuseKind::NotInGroup`].

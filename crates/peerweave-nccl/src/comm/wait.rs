@@ -2,7 +2,8 @@
 //!
 //! Ending what is stuck is `lifecycle.rs`.
 //!
-//! Invariant: ranks tell each other where they are only when a wait has expired or when they are asked to: a call costs nothing for it.
+//! Invariant: ranks tell each other where they are only when a wait has expired or when they are
+//! asked to: a call costs nothing for it.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -26,17 +27,20 @@ pub enum OnExpiry {
     /// Aborts the communicator, with all of its ranks in this process. Others go on.
     #[default]
     Abort,
-    /// Aborts every communicator of the process: where work that is stuck on a device blocks others that share it.
+    /// Aborts every communicator of the process: where work that is stuck on a device blocks others
+    /// that share it.
     AbortAll,
-    /// Leaves everything as it is, for [`Communicator::shrink`] with [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or
-    /// [`Communicator::revoke`]. The work stays stuck until then, and with it the stream.
+    /// Leaves everything as it is, for [`Communicator::shrink`] with
+    /// [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or [`Communicator::revoke`]. The work stays
+    /// stuck until then, and with it the stream.
     LeaveAlone,
 }
 
 /// How often NCCL is asked whether something went wrong in the background.
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
-/// How often somebody who waits asks the rendezvous who is gone, and how long for its answer, which mostly takes less than a tenth of a millisecond.
+/// How often somebody who waits asks the rendezvous who is gone, and how long for its answer, which
+/// mostly takes less than a tenth of a millisecond.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
@@ -47,17 +51,21 @@ const LAST_WORK: Duration = Duration::from_millis(500);
 const REPORTS: Duration = Duration::from_millis(500);
 
 impl Communicator {
-    /// Waits until all work is done that the stream has now, and looks for errors of the communicator meanwhile. A thread that is stuck in a
-    /// call does not keep this one.
+    /// Waits until all work is done that the stream has now, and looks for errors of the
+    /// communicator meanwhile. A thread that is stuck in a call does not keep this one.
     ///
-    /// On expiry, or on an error, **the communicator is aborted**, with all of its ranks in this process, each from a thread of its own. Other
-    /// communicators go on. [`wait_with`](Self::wait_with) can leave that out, or abort all that the process has.
+    /// On expiry, or on an error, **the communicator is aborted**, with all of its ranks in this
+    /// process, each from a thread of its own. Other communicators go on.
+    /// [`wait_with`](Self::wait_with) can leave that out, or abort all that the process has.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] names the last call and its number, and the ranks that are behind: those of this process, and those that reported over
-    /// the rendezvous, if there is one; [`MisuseKind::NotInGroup`] before the deadline, where this thread waits for a rank that it alone could bring;
-    /// [`NcclError::PeerLost`] half a second after the rendezvous knows that a rank has died, or at the deadline; [`NcclError::Nccl`] for NCCL's asynchronous errors; [`NcclError::Dead`] if the
-    /// communicator was ended meanwhile; [`NcclError::Cuda`] if the work failed.
+    /// [`NcclError::Timeout`] names the last call and its number, and the ranks that are behind:
+    /// those of this process, and those that reported over the rendezvous, if there is one;
+    /// [`MisuseKind::NotInGroup`] before the deadline, where this thread waits for a rank that it
+    /// alone could bring; [`NcclError::PeerLost`] half a second after the rendezvous knows that a
+    /// rank has died, or at the deadline; [`NcclError::Nccl`] for NCCL's asynchronous errors;
+    /// [`NcclError::Dead`] if the communicator was ended meanwhile; [`NcclError::Cuda`] if the work
+    /// failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::default())
     }
@@ -129,8 +137,8 @@ impl Communicator {
         Err(error)
     }
 
-    /// Tells the other ranks which call this rank issued last, for who waits for it; and gives what they told so far. Nothing without a
-    /// rendezvous.
+    /// Tells the other ranks which call this rank issued last, for who waits for it; and gives what
+    /// they told so far. Nothing without a rendezvous.
     ///
     /// # Errors
     /// [`NcclError::Bootstrap`].
@@ -159,9 +167,11 @@ fn is_about_asking(code: CudaCode) -> bool {
     matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
 }
 
-/// Whether what was enqueued still means what its caller thinks: a communicator that was revoked or aborted ends its work too.
+/// Whether what was enqueued still means what its caller thinks: a communicator that was revoked or
+/// aborted ends its work too.
 ///
-/// A thread that is inside sees by itself what went wrong; it is waited for no longer than `patience`.
+/// A thread that is inside sees by itself what went wrong; it is waited for no longer than
+/// `patience`.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {
@@ -195,7 +205,8 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: usize) -> Result<Optio
     Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
 }
 
-/// Who waits for long hears soon that a rank is gone, over a rendezvous: over NVLink NCCL never notices, and the work is stuck until the deadline.
+/// Waiters are notified within 500 ms when a rank dies, over a rendezvous: over NVLink NCCL never
+/// notices, and the work is stuck until the deadline.
 #[derive(Default)]
 pub(crate) struct Watch {
     /// When the rendezvous is asked next, in time waited.
@@ -205,7 +216,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// An error when a rank has been gone for a while: what it still took part in has ended by then.
+    /// An error when a rank has been gone for a while: what it still took part in has ended by
+    /// then.
     pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
         if let Some((ranks, since)) = &mut self.gone {
             if since.elapsed() < LAST_WORK {
@@ -228,15 +240,16 @@ impl Watch {
         waited >= *self.next.get_or_insert(WATCH_EVERY)
     }
 
-    /// Notes what the rendezvous said, and how long that took: a server that is slow is asked less often, for a tenth of the time at most.
+    /// Notes what the rendezvous said, and how long that took: a server that is slow is asked less
+    /// often, for a tenth of the time at most.
     fn answered(&mut self, waited: Duration, took: Duration, gone: Vec<usize>) {
         self.next = Some(waited + took * 10 + WATCH_EVERY);
         self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
     }
 }
 
-/// What the rendezvous is asked, on a thread of its own: one whose server is gone or stuck must not keep this thread beyond its deadline. Nothing without
-/// a rendezvous.
+/// What the rendezvous is asked, on a thread of its own: one whose server is gone or stuck must not
+/// keep this thread beyond its deadline. Nothing without a rendezvous.
 fn heard<R: Default + Send + 'static>(inner: &Arc<Inner>, ask: impl FnOnce(&Inner, &Rendezvous) -> R + Send + 'static) -> R {
     let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade()) else { return R::default() };
     let (sender, receiver) = channel();
@@ -250,14 +263,16 @@ fn heard<R: Default + Send + 'static>(inner: &Arc<Inner>, ask: impl FnOnce(&Inne
     }
 }
 
-/// An error of NCCL's that is somebody's loss where somebody is gone. Asked outside of the gate: it may take a moment.
+/// An error of NCCL's that is somebody's loss where somebody is gone. Asked outside of the gate: it
+/// may take a moment.
 #[cold]
 pub(crate) fn blamed(inner: &Arc<Inner>, error: NcclError) -> NcclError {
     let NcclError::Nccl(failure) = &error else { return error };
     if !failure.code.may_be_a_loss() {
         return error;
     }
-    // NCCL notices a connection that is cut at once, the rendezvous a process that is gone a little later.
+    // NCCL notices a connection that is cut at once, the rendezvous a process that is gone a little
+    // later.
     let gone = heard(inner, |inner, rendezvous| {
         let mut gone = Vec::new();
         let _ = wait_until(Instant::now() + REPORTS, || {

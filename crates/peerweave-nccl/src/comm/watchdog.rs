@@ -1,10 +1,13 @@
-//! The watchdog: one thread of the process, which gives deadlines to calls that NCCL keeps on the host and to work that is enqueued.
+//! The watchdog: one thread of the process, which gives deadlines to calls that NCCL keeps on the
+//! host and to work that is enqueued.
 //!
-//! A call pays nothing for it. The watchdog reads words that a call writes anyway: whose turn it is (`state.rs`), the number of the last call, the streams
-//! that got work. What other ranks do is asked by a thread of its own for each call that takes long, so that no question delays the deadline of
-//! another call.
+//! A call pays nothing for it. The watchdog reads words that a call writes anyway: whose turn it is
+//! (`state.rs`), the number of the last call, the streams that got work. What other ranks do is
+//! asked by a thread of its own for each call that takes long, so that no question delays the
+//! deadline of another call.
 //!
-//! Invariant: a communicator is closed before it is aborted, as by every other abort, and only while the call that is late is the same one.
+//! Invariant: a communicator is closed before it is aborted, as by every other abort, and only
+//! while the call that is late is the same one.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +23,8 @@ use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
 
-/// How often communicators are looked at: so often within the shortest deadline, and within these bounds.
+/// How often communicators are looked at: so often within the shortest deadline, and within these
+/// bounds.
 const LOOKS: u32 = 8;
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
 
@@ -41,7 +45,8 @@ static CHANGED: Condvar = Condvar::new();
 /// How many looks hold communicators now.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether the watchdog holds communicators now. Then the last handle of a communicator may be its, for a moment.
+/// Whether the watchdog holds communicators now. Then the last handle of a communicator may be its,
+/// for a moment.
 pub(crate) fn is_looking() -> bool {
     LOOKING.load(Ordering::Acquire) != 0
 }
@@ -66,7 +71,8 @@ fn thread() -> MutexGuard<'static, Thread> {
     THREAD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the watchdog look at all communicators, since there is a new one or a deadline has changed. `false` if the system gives it no thread.
+/// Has the watchdog look at all communicators, since there is a new one or a deadline has changed.
+/// `false` if the system gives it no thread.
 pub(crate) fn watch() -> bool {
     let mut thread = thread();
     thread.changes += 1;
@@ -84,7 +90,8 @@ fn run() {
         let next = look_at_all(&mut seen);
         let mut thread = thread();
         match next {
-            // A communicator that is made from here on waits for the lock, and finds that a new thread is needed.
+            // A communicator that is made from here on waits for the lock, and finds that a new
+            // thread is needed.
             None if thread.changes == changes => {
                 thread.is_running = false;
                 return;
@@ -123,7 +130,8 @@ fn look_at_all(seen: &mut HashMap<u64, Seen>) -> Option<Duration> {
         seen.look_at_call(inner, now);
         if seen.work.is_late(inner, now) {
             let late = Arc::downgrade(inner);
-            // Its deadline is long, so that a thread that the system does not give is asked for again.
+            // Its deadline is long, so that a thread that the system does not give is asked for
+            // again.
             drop(std::thread::Builder::new().name("peerweave-late".into()).spawn(move || cut_off_work(&late, now)));
         }
         let deadline = inner.deadline().min(inner.work_deadline());
@@ -193,13 +201,15 @@ impl LateCall {
 }
 
 impl LateCall {
-    /// Whether the call waits for every rank. A communicator is shrunk, and revoked, because some are gone.
+    /// Whether the call waits for every rank. A communicator is shrunk, and revoked, because some
+    /// are gone.
     fn needs_all_ranks(&self, inner: &Inner) -> bool {
         self.turn != Gate::READER && inner.last().1 != Call::Shrink.name()
     }
 }
 
-/// The communicators whose calls the thread that is inside of this one makes together: it leaves NCCL with all of them.
+/// The communicators whose calls the thread that is inside of this one makes together: it leaves
+/// NCCL with all of them.
 pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let group = inner.group.load(Ordering::Acquire);
     if group == 0 {

@@ -1,7 +1,8 @@
 //! Work that calls have enqueued, as the watchdog sees it: whether it is done in time.
 //!
-//! A stream that is busy may have got new work since. So the watchdog records an event of its own behind what is enqueued, now and then, and asks whether
-//! that is done. A call costs nothing for it, and most work is done before an event is recorded.
+//! A stream that is busy may have got new work since. So the watchdog records an event of its own
+//! behind what is enqueued, now and then, and asks whether that is done. A call costs nothing for
+//! it, and most work is done before an event is recorded.
 //!
 //! Invariant: no event is recorded in a stream that is being captured.
 
@@ -58,12 +59,14 @@ impl Work {
 /// An event in a stream, behind the work that was there when it was recorded.
 struct Mark(CUevent);
 
-// SAFETY: shared is a handle that only the driver follows, which takes it from any thread; synchronised by being used by the watchdog's thread alone. Would
-// be caught by the test `work_that_is_late_ends_at_its_own_deadline`.
+// SAFETY: shared is a handle that only the driver follows, which takes it from any thread;
+// synchronised by being used by the watchdog's thread alone. Would be caught by the test
+// `work_that_is_late_ends_at_its_own_deadline`.
 unsafe impl Send for Mark {}
 
 impl Mark {
-    /// Behind all that the communicator has enqueued. Streams that are being captured, and those that refuse, have none.
+    /// Behind all that the communicator has enqueued. Streams that are being captured, and those
+    /// that refuse, have none.
     fn all(inner: &Arc<Inner>) -> Vec<Self> {
         if set_current(&inner.context).is_err() {
             return Vec::new();
@@ -100,7 +103,8 @@ impl Mark {
     }
 
     fn destroy(&self, inner: &Inner) {
-        // SAFETY: nobody else has the event, and it is not used again. What still waits in its stream is the driver's.
+        // SAFETY: nobody else has the event, and it is not used again. What still waits in its
+        // stream is the driver's.
         let _ = unsafe { inner.driver.api().cuEventDestroy_v2(self.0) };
     }
 }

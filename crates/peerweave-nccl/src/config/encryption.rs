@@ -1,4 +1,5 @@
-//! How NCCL's own sockets are encrypted (NCCL 2.32). Concerns bootstrap and the socket network, not NVLink or InfiniBand.
+//! How NCCL's own sockets are encrypted (NCCL 2.32). Concerns bootstrap and the socket network, not
+//! NVLink or InfiniBand.
 
 use std::fmt;
 
@@ -12,8 +13,8 @@ use crate::{MisuseKind, Nccl, NcclError, Version, version_code};
 pub enum EncryptionConfig {
     /// Not at all.
     Plain,
-    /// With a key that every rank was given beforehand (TLS, pre-shared key), at least 32 bytes of it. It stays in memory until the process ends,
-    /// and `Debug` does not show it.
+    /// With a key that every rank was given beforehand (TLS, pre-shared key), at least 32 bytes of
+    /// it. It stays in memory until the process ends, and `Debug` does not show it.
     PreSharedKey(String),
 }
 
@@ -48,10 +49,12 @@ impl EncryptionConfig {
 }
 
 impl Nccl {
-    /// Has NCCL's own sockets encrypted from now on. Before the first unique id and communicator, and on every rank alike. NCCL 2.32.
+    /// Has NCCL's own sockets encrypted from now on. Before the first unique id and communicator,
+    /// and on every rank alike. NCCL 2.32.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.32, [`NcclError::Misuse`] for a key that is too short or has a zero byte, [`NcclError::Nccl`] where NCCL refuses.
+    /// [`NcclError::Unsupported`] before 2.32, [`NcclError::Misuse`] for a key that is too short or
+    /// has a zero byte, [`NcclError::Nccl`] where NCCL refuses.
     pub fn set_encryption(self, config: &EncryptionConfig) -> Result<(), NcclError> {
         let found = Found { call: "Nccl::set_encryption", version: self.version(), path: &self.shared_path() };
         let raw = config.for_version(&found)?;

@@ -1,7 +1,8 @@
 //! The switch that forbids multicast objects, where NCCL would make them by itself.
 //!
-//! NCCL makes multicast objects with a communicator, for NVLink's switches, and knows only its own variable. What Peerweave's own crates make is
-//! guarded by them; a device communicator's multimem is guarded where it is asked for.
+//! NCCL makes multicast objects with a communicator, for NVLink's switches, and knows only its own
+//! variable. What Peerweave's own crates make is guarded by them; a device communicator's multimem
+//! is guarded where it is asked for.
 //!
 //! Invariant: no communicator is made while multicast objects are forbidden and NCCL was not told.
 

@@ -1,8 +1,10 @@
 //! The configuration of one collective (NCCL 2.31). That of a communicator is `of_communicator.rs`.
 //!
-//! Does not call anything. NCCL checks it on each rank by itself: that all ranks give the same is the caller's business.
+//! Does not call anything. NCCL checks it on each rank by itself: that all ranks give the same is
+//! the caller's business.
 //!
-//! Invariant: as in `of_communicator.rs`, an option is either in the struct that the library reads, or an error.
+//! Invariant: as in `of_communicator.rs`, an option is either in the struct that the library reads,
+//! or an error.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -15,7 +17,8 @@ use crate::member::membership::Inner;
 use crate::sys::{self, Versioned, ncclCollConfig_t, ncclConfigExt_t};
 use crate::{CtaPolicy, Switch, Version, version_code};
 
-/// How one collective shall run. What is not set is NCCL's to choose. Every rank has to give the same. NCCL 2.31.
+/// How one collective shall run. What is not set is NCCL's to choose. Every rank has to give the
+/// same. NCCL 2.31.
 ///
 /// ```
 /// use peerweave_nccl::{CollConfig, Switch};
@@ -92,13 +95,15 @@ impl CollConfig {
         self
     }
 
-    /// Which algorithms may be used, in NCCL's own words. Each different text stays in memory until the process ends.
+    /// Which algorithms may be used, in NCCL's own words. Each different text stays in memory until
+    /// the process ends.
     pub fn algorithms(mut self, selection: impl Into<String>) -> Self {
         self.algorithms = Some(selection.into());
         self
     }
 
-    /// Whether a selection of [`algorithms`](Self::algorithms) that cannot be had is an error, as it is if this is not set.
+    /// Whether a selection of [`algorithms`](Self::algorithms) that cannot be had is an error, as
+    /// it is if this is not set.
     pub fn force_algorithms(mut self, force: Switch) -> Self {
         self.force_algorithms = Some(force);
         self
@@ -106,8 +111,9 @@ impl CollConfig {
 
     /// How many processors of the device NCCL takes from computation.
     ///
-    /// [`CtaPolicy::Zero`] is for buffers in symmetric windows, which copy engines then work on. Seen on 4 H200s with NCCL 2.32.3: scatter in place is refused
-    /// on the root, while the other ranks wait for it until the deadline.
+    /// [`CtaPolicy::Zero`] is for buffers in symmetric windows, which copy engines then work on.
+    /// Seen on 4 H200s with NCCL 2.32.3: scatter in place is refused on the root, while the other
+    /// ranks wait for it until the deadline.
     pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
         self.cta_policy = Some(policy);
         self
@@ -119,8 +125,9 @@ impl CollConfig {
         self
     }
 
-    /// An event of this rank's device, in the context of its streams, that is recorded when the kernel has been launched completely, made without
-    /// timing (as cudarc does by default). All ranks give one or none does; one for each communicator and group. NCCL 2.32.
+    /// An event of this rank's device, in the context of its streams, that is recorded when the
+    /// kernel has been launched completely, made without timing (as cudarc does by default). All
+    /// ranks give one or none does; one for each communicator and group. NCCL 2.32.
     pub fn launch_completion_event(mut self, event: Arc<CudaEvent>) -> Self {
         self.launch_completion_event = Some(event);
         self
@@ -135,7 +142,8 @@ impl CollConfig {
     /// The struct for this library, for a call of that communicator.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a value that NCCL would refuse.
+    /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a
+    /// value that NCCL would refuse.
     pub(crate) fn to_raw(&self, call: &'static str, inner: &Inner) -> Result<RawCollConfig, NcclError> {
         let raw = self.for_version(&Found { call, version: inner.nccl.version(), path: &inner.nccl.shared_path() })?;
         let checked = |event: &Arc<CudaEvent>| inner.check_context(call, "the launch completion event", event.context());
@@ -203,17 +211,20 @@ impl CollConfig {
             let key = sys::ncclConfigExtKey { vendorId: vendor, optionId: option.option };
             list.push(ncclConfigExt_t { next: std::ptr::null_mut(), key, val });
         }
-        // Through one pointer to the whole, so that linking one element does not outdate the pointer to another.
+        // Through one pointer to the whole, so that linking one element does not outdate the
+        // pointer to another.
         let first = list.as_mut_ptr();
         for index in 1..list.len() {
-            // SAFETY: both indices are inside the list, whose memory stays where it is when the vector is moved.
+            // SAFETY: both indices are inside the list, whose memory stays where it is when the
+            // vector is moved.
             unsafe { (*first.add(index - 1)).next = first.add(index) };
         }
         Ok(list)
     }
 }
 
-/// The configuration of a collective for one version of the library. Has to outlive every call that it is given to, and the end of their group.
+/// The configuration of a collective for one version of the library. Has to outlive every call that
+/// it is given to, and the end of their group.
 ///
 /// Not `Clone`: the struct points into the list beside it.
 pub(crate) struct RawCollConfig {
@@ -228,7 +239,8 @@ impl RawCollConfig {
         &raw const self.raw
     }
 
-    /// The event that NCCL records; to be kept until then, and as long as a graph that captured the collective.
+    /// The event that NCCL records; to be kept until then, and as long as a graph that captured the
+    /// collective.
     pub(crate) fn event(&self) -> Option<&Arc<CudaEvent>> {
         self.event.as_ref()
     }

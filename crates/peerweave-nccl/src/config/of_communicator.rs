@@ -2,7 +2,8 @@
 //!
 //! Does not set anything by itself: what is left out is NCCL's to choose.
 //!
-//! Invariant: an option is either in the struct that the library reads, or an error. NCCL itself drops what it does not know.
+//! Invariant: an option is either in the struct that the library reads, or an error. NCCL itself
+//! drops what it does not know.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -28,7 +29,8 @@ macro_rules! options {
     ) => {
         /// How a communicator shall be made. What is not set is NCCL's to choose.
         ///
-        /// Each option names the version that brought it. With an older library it is [`NcclError::Unsupported`] where the communicator is made.
+        /// Each option names the version that brought it. With an older library it is
+        /// [`NcclError::Unsupported`] where the communicator is made.
         ///
         /// ```
         /// use peerweave_nccl::{Config, CtaPolicy, Switch};
@@ -91,7 +93,8 @@ macro_rules! options {
             }
         }
 
-        /// Every option by itself, set to something that is allowed, with the name of its field. For tests.
+        /// Every option by itself, set to something that is allowed, with the name of its field.
+        /// For tests.
         #[cfg(test)]
         fn one_by_one() -> Vec<(&'static str, Config)> {
             fn some<C: Choice + Sample>() -> C { C::SAMPLE }
@@ -112,39 +115,47 @@ macro_rules! option_name {
 
 options! {
     choices {
-        /// Whether calls wait inside NCCL until it is done with what the host has to do. Off (as when it is not set), they return at once, and this crate
-        /// waits with its deadlines. On, the call that makes a communicator has its deadline too: NCCL is called on another thread, which stays in
-        /// NCCL, and perhaps keeps a processor busy, for as long as the others do not come. **Later calls have no deadline on the host** (splitting,
-        /// connecting at first use): what is stuck in one ends by [`Communicator::abort`](crate::Communicator::abort) from another thread. NCCL 2.14.
+        /// Whether calls wait inside NCCL until it is done with what the host has to do. Off (as
+        /// when it is not set), they return at once, and this crate waits with its deadlines. On,
+        /// the call that makes a communicator has its deadline too: NCCL is called on another
+        /// thread, which stays in NCCL, and perhaps keeps a processor busy, for as long as the
+        /// others do not come. **Later calls have no deadline on the host** (splitting, connecting
+        /// at first use): what is stuck in one ends by
+        /// [`Communicator::abort`](crate::Communicator::abort) from another thread. NCCL 2.14.
         blocking: Switch => blocking;
-        /// Whether children made by split share resources with this communicator; not set, that is NCCL's environment's to say
-        /// (`NCCL_COMM_SPLIT_SHARE_RESOURCES`), with the same duties. NCCL 2.18.
+        /// Whether children made by split share resources with this communicator; not set, that is
+        /// NCCL's environment's to say (`NCCL_COMM_SPLIT_SHARE_RESOURCES`), with the same duties.
+        /// NCCL 2.18.
         ///
         /// # Safety
-        /// On: while a call on the communicator or one of its children runs, on the host, no other thread makes one on any of them. NCCL changes
-        /// what they share without a lock, and what this crate has is for one communicator. And what one of them aborts ends the others' work too,
-        /// without an error of theirs.
+        /// On: while a call on the communicator or one of its children runs, on the host, no other
+        /// thread makes one on any of them. NCCL changes what they share without a lock, and what
+        /// this crate has is for one communicator. And what one of them aborts ends the others'
+        /// work too, without an error of theirs.
         split_share: Switch => splitShare, unsafe;
-        /// Whether children made by shrink share resources with this communicator (`NCCL_COMM_SHRINK_SHARE_RESOURCES`). NCCL 2.27.
+        /// Whether children made by shrink share resources with this communicator
+        /// (`NCCL_COMM_SHRINK_SHARE_RESOURCES`). NCCL 2.27.
         ///
         /// # Safety
         /// As [`split_share`](Self::split_share).
         shrink_share: Switch => shrinkShare, unsafe;
         /// Whether reductions run inside InfiniBand's switches (SHARP). NCCL 2.27.
         collnet_enable: Switch => collnetEnable;
-        /// How many processors of the device NCCL takes from computation. NCCL 2.27; [`CtaPolicy::Zero`] 2.28.
+        /// How many processors of the device NCCL takes from computation. NCCL 2.27;
+        /// [`CtaPolicy::Zero`] 2.28.
         cta_policy: CtaPolicy => CTAPolicy;
         /// Whether work is scheduled for the best use of NVLink. NCCL 2.28.
         nvlink_centric_sched: Switch => nvlinkCentricSched;
         /// How this communicator's collectives are captured into graphs. NCCL 2.29.
         graph_usage: GraphUsage => graphUsageMode;
-        /// Whether NCCL keeps kernels that are captured into graphs in order. Off, the caller does; that needs [`GraphUsage::Never`] or
-        /// [`GraphUsage::One`]. NCCL 2.30.5.
+        /// Whether NCCL keeps kernels that are captured into graphs in order. Off, the caller does;
+        /// that needs [`GraphUsage::Never`] or [`GraphUsage::One`]. NCCL 2.30.5.
         graph_stream_ordering: Switch => graphStreamOrdering;
-        /// Whether launches of several communicators on one device get the same order on every rank, so that they cannot block each other. NCCL 2.31.
+        /// Whether launches of several communicators on one device get the same order on every
+        /// rank, so that they cannot block each other. NCCL 2.31.
         launch_order_implicit: Switch => launchOrderImplicit;
-        /// Whether one-sided signals are set up when the communicator is made, rather than with the first window. Needed to signal without any
-        /// window. NCCL 2.31.
+        /// Whether one-sided signals are set up when the communicator is made, rather than with the
+        /// first window. Needed to signal without any window. NCCL 2.31.
         rma_eager_init: Switch => rmaEagerInit;
         /// Whether host code can ask for a fabric's names of windows. NCCL 2.31.1.
         host_cft_mode: HostCftMode => hostCftMode;
@@ -158,7 +169,8 @@ options! {
         min_ctas in 1..=MOST, "at least 1" => minCTAs;
         /// The most CTAs of a kernel. NCCL 2.17.
         max_ctas in 1..=MOST, "at least 1" => maxCTAs;
-        /// The traffic class of network operations, with the network's meaning (service level, type of service). NCCL 2.26.
+        /// The traffic class of network operations, with the network's meaning (service level, type
+        /// of service). NCCL 2.26.
         traffic_class in 0..=MOST, "at most 2147483647" => trafficClass;
         /// CTAs of kernels that use NVLink's switches. NCCL 2.27.
         nvls_ctas in 1..=MOST, "at least 1" => nvlsCTAs;
@@ -174,8 +186,8 @@ options! {
     texts {
         /// The network to use: `IB`, `Socket`, or a plug-in's name. NCCL 2.17.
         net_name => netName;
-        /// A name for logs, profilers and errors. NCCL 2.27. NCCL keeps pointing to it, so that each different name stays in memory until the
-        /// process ends.
+        /// A name for logs, profilers and errors. NCCL 2.27. NCCL keeps pointing to it, so that
+        /// each different name stays in memory until the process ends.
         name => commName;
     }
 }
@@ -199,8 +211,9 @@ impl Config {
     /// The struct for this library.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] for an option that the library does not know; [`NcclError::Misuse`] for a value that NCCL would refuse,
-    /// and where multicast objects are forbidden but NCCL was not told so.
+    /// [`NcclError::Unsupported`] for an option that the library does not know;
+    /// [`NcclError::Misuse`] for a value that NCCL would refuse, and where multicast objects are
+    /// forbidden but NCCL was not told so.
     pub(crate) fn to_raw(&self, call: &'static str, nccl: Nccl) -> Result<RawConfig, NcclError> {
         nvls::obeys_the_switch(call)?;
         self.for_version(&Found { call, version: nccl.version(), path: &nccl.shared_path() })
@@ -210,7 +223,8 @@ impl Config {
         self.check(found.call)?;
         let mut raw = unset();
         self.fill(&mut raw, found)?;
-        // A library that is newer than the header reads the version, and takes its defaults for what came later.
+        // A library that is newer than the header reads the version, and takes its defaults for
+        // what came later.
         let version = found.version.min(sys::HEADER);
         raw.version = version_code(version).unsigned_abs();
         raw.size = ncclConfig_t::len_bytes(version).ok_or_else(|| found.unsupported("ncclConfig_t", Version::new(2, 14, 0)))?;
@@ -274,14 +288,16 @@ fn unset() -> ncclConfig_t {
 #[derive(Clone, Debug)]
 pub(crate) struct RawConfig(ncclConfig_t);
 
-// SAFETY: shared is the text that the pointers in it point to: nobody writes it and it lives until the process ends (`interned`), so nobody has to
-// synchronise. `threads_read_the_names_of_a_config` would catch a failure; it is the test of that.
+// SAFETY: shared is the text that the pointers in it point to: nobody writes it and it lives until
+// the process ends (`interned`), so nobody has to synchronise. `threads_read_the_names_of_a_config`
+// would catch a failure; it is the test of that.
 unsafe impl Send for RawConfig {}
 // SAFETY: as above, and nothing in it changes behind a shared reference.
 unsafe impl Sync for RawConfig {}
 
 impl RawConfig {
-    /// For NCCL, which reads it during the call and keeps only pointers to the names, which live for ever.
+    /// For NCCL, which reads it during the call and keeps only pointers to the names, which live
+    /// forever.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut ncclConfig_t {
         &raw mut self.0
     }
@@ -325,7 +341,8 @@ pub(crate) fn in_range(
     }
 }
 
-/// Text that lives until the process ends, as NCCL wants of names that it keeps pointing to. Equal texts share their memory.
+/// Text that lives until the process ends, as NCCL wants of names that it keeps pointing to. Equal
+/// texts share their memory.
 pub(crate) fn interned(call: &'static str, what: &'static str, text: &str) -> Result<*const c_char, NcclError> {
     static TEXTS: Mutex<Option<HashSet<&'static CStr>>> = Mutex::new(None);
     let Ok(text) = CString::new(text) else {

@@ -1,10 +1,13 @@
 //! Device communicators: what a kernel is given so that it communicates by itself (NCCL 2.30.3).
 //!
-//! What one shall have is `requirements.rs`. The device side, linked into kernels, is NCCL's and not here.
+//! What one shall have is `requirements.rs`. The device side, linked into kernels, is NCCL's and
+//! not here.
 //!
 //! # Invariants
-//! - **[D1]** The bytes stay where they are from before NCCL is told of them until NCCL is done with them.
-//! - **[D2]** A device communicator keeps its communicator, so that what its bytes point to exists as long as it does.
+//! - **[D1]** The bytes stay where they are from before NCCL is told of them until NCCL is done
+//!   with them.
+//! - **[D2]** A device communicator keeps its communicator, so that what its bytes point to exists
+//!   as long as it does.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -20,9 +23,11 @@ use crate::member::state::Allowed;
 use crate::sys::{Api, ncclCftTeamMode_t, ncclComm_t, ncclTeam_t};
 use crate::{DeviceTeam, Version};
 
-/// What a kernel is given so that it communicates by itself: bytes that only NCCL's device code understands.
+/// What a kernel is given so that it communicates by itself: bytes that only NCCL's device code
+/// understands.
 ///
-/// Dropping it does not tell NCCL: what it holds is given back with the communicator. [`destroy`](Self::destroy) gives it back at once.
+/// Dropping it does not tell NCCL: what it holds is given back with the communicator.
+/// [`destroy`](Self::destroy) gives it back at once.
 pub struct DeviceCommunicator {
     communicator: Communicator,
     bytes: Storage,
@@ -35,13 +40,15 @@ pub struct DeviceCommunicator {
 pub struct MultimemHandle(u64);
 
 impl MultimemHandle {
-    /// The address. Only multimem instructions of kernels may use it; 0 where the hardware has none.
+    /// The address. Only multimem instructions of kernels may use it; 0 where the hardware has
+    /// none.
     pub fn address(self) -> u64 {
         self.0
     }
 }
 
-/// Bytes that NCCL writes, by words for their alignment. Zero at first, so that reading any of them is defined.
+/// Bytes that NCCL writes, by words for their alignment. Zero at first, so that reading any of them
+/// is defined.
 ///
 /// Held by pointer, since NCCL keeps one of its own while it works [D1].
 struct Storage {
@@ -49,8 +56,9 @@ struct Storage {
     len_bytes: usize,
 }
 
-// SAFETY: shared are the bytes, which nobody writes once the device communicator is made, so that nothing has to be synchronised; the test
-// `threads_share_a_device_communicator` would catch a failure.
+// SAFETY: shared are the bytes, which nobody writes once the device communicator is made, so that
+// nothing has to be synchronised; the test `threads_share_a_device_communicator` would catch a
+// failure.
 unsafe impl Send for Storage {}
 // SAFETY: as above.
 unsafe impl Sync for Storage {}
@@ -62,7 +70,8 @@ impl Storage {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the words were allocated with at least that many bytes, all of them are initialised, and nobody writes them any more.
+        // SAFETY: the words were allocated with at least that many bytes, all of them are
+        // initialised, and nobody writes them any more.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len_bytes) }
     }
 }
@@ -79,14 +88,16 @@ impl DeviceCommunicator {
     /// Makes a device communicator.
     ///
     /// # Collective
-    /// Every rank, with the same requirements, at the same place among its calls. One thread that drives several ranks cannot do it for one after
-    /// the other: it takes a thread for each.
+    /// Every rank, with the same requirements, at the same place among its calls. One thread that
+    /// drives several ranks cannot do it for one after the other: it takes a thread for each.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before NCCL 2.30.3 and for what the library does not know; [`NcclError::Misuse`] for numbers that NCCL would refuse, and for
-    /// a team that is not of this rank of this communicator; [`NcclError::MulticastDisabled`] where
-    /// the requirements need multicast objects; [`NcclError::Nccl`] where the hardware lacks something, see [`Communicator::properties`];
-    /// [`NcclError::Timeout`] past the communicator's deadline, which is then aborted; [`NcclError::Dead`].
+    /// [`NcclError::Unsupported`] before NCCL 2.30.3 and for what the library does not know;
+    /// [`NcclError::Misuse`] for numbers that NCCL would refuse, and for a team that is not of this
+    /// rank of this communicator; [`NcclError::MulticastDisabled`] where the requirements need
+    /// multicast objects; [`NcclError::Nccl`] where the hardware lacks something, see
+    /// [`Communicator::properties`]; [`NcclError::Timeout`] past the communicator's deadline, which
+    /// is then aborted; [`NcclError::Dead`].
     pub fn create(communicator: &Communicator, requirements: &DeviceCommRequirements) -> Result<Self, NcclError> {
         const CALL: &str = "ncclDevCommCreate";
         let inner = &communicator.inner;
@@ -97,13 +108,15 @@ impl DeviceCommunicator {
             Some(len_bytes) => len_bytes,
             None => communicator.properties()?.device_comm_len_bytes().unwrap_or(0),
         };
-        // NCCL may still be at work where the call fails, or panics: then both stay allocated for ever.
+        // NCCL may still be at work where the call fails, or panics: then both stay allocated
+        // forever.
         let bytes = ManuallyDrop::new(Storage::new(len_bytes));
         let raw = ManuallyDrop::new(raw);
         let destination = bytes.words;
         inner.call(CALL, Allowed::LIVE, |api, comm| {
-            // SAFETY: the handle is live inside the gate. NCCL copies the requirements during the call, but for the places that it fills, and writes to
-            // those and to the bytes until the call is settled; all of them stay where they are until then [D1].
+            // SAFETY: the handle is live inside the gate. NCCL copies the requirements during the
+            // call, but for the places that it fills, and writes to those and to the bytes until
+            // the call is settled; all of them stay where they are until then [D1].
             unsafe { api.ncclDevCommCreate(comm, raw.as_ptr(), destination.as_ptr().cast()) }
         })?;
         let bytes = ManuallyDrop::into_inner(bytes);
@@ -112,7 +125,8 @@ impl DeviceCommunicator {
         Ok(Self { communicator: communicator.clone(), bytes, buffers, multimem })
     }
 
-    /// What a kernel takes by value as its `ncclDevComm`, or copied to the device by pointer. Opaque.
+    /// What a kernel takes by value as its `ncclDevComm`, or copied to the device by pointer.
+    /// Opaque.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.bytes()
     }
@@ -122,7 +136,8 @@ impl DeviceCommunicator {
         &self.communicator
     }
 
-    /// What kernels call the buffer that was asked for at that place: a number that NCCL's device functions take.
+    /// What kernels call the buffer that was asked for at that place: a number that NCCL's device
+    /// functions take.
     pub fn buffer_handle(&self, index: usize) -> Option<u32> {
         self.buffers.get(index).copied()
     }
@@ -150,12 +165,14 @@ impl DeviceCommunicator {
     /// [`NcclError::Dead`] where the communicator gave it back already; [`NcclError::Nccl`].
     ///
     /// # Safety
-    /// No kernel that uses it runs any more, on this rank or, by loads, stores and the network, on another.
+    /// No kernel that uses it runs any more, on this rank or, by loads, stores and the network, on
+    /// another.
     pub unsafe fn destroy(self) -> Result<(), NcclError> {
         let inner = &self.communicator.inner;
         let _span = spans::of(inner, "ncclDevCommDestroy");
         let bytes = self.bytes.words.as_ptr();
-        // SAFETY: the bytes are those of a device communicator of this live handle; that nothing uses it is the caller's promise.
+        // SAFETY: the bytes are those of a device communicator of this live handle; that nothing
+        // uses it is the caller's promise.
         inner.call("ncclDevCommDestroy", Allowed::OPEN, |api, comm| unsafe {
             api.ncclDevCommDestroy(comm, bytes.cast_const().cast())
         })
@@ -186,8 +203,8 @@ impl Communicator {
         DeviceTeam::world(self.n_ranks(), self.rank())
     }
 
-    /// The ranks that this one's loads and stores reach, itself among them; `None` where NCCL cannot tell, for lack of what device communicators need.
-    /// NCCL 2.28.3.
+    /// The ranks that this one's loads and stores reach, itself among them; `None` where NCCL
+    /// cannot tell, for lack of what device communicators need. NCCL 2.28.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before; [`NcclError::Dead`].

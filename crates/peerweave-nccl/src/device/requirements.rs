@@ -1,8 +1,10 @@
 //! What a device communicator shall have, and the structs that tell NCCL.
 //!
-//! Creating it is `device_comm.rs`. The device API of 2.28 and 2.29 had other layouts and is not used: 2.30.3 is the first.
+//! Creating it is `device_comm.rs`. The device API of 2.28 and 2.29 had other layouts and is not
+//! used: 2.30.3 is the first.
 //!
-//! Invariant: as in `of_communicator.rs`, a requirement is either in the struct that the library reads, or an error.
+//! Invariant: as in `of_communicator.rs`, a requirement is either in the struct that the library
+//! reads, or an error.
 
 use std::ffi::c_int;
 
@@ -25,7 +27,8 @@ pub(crate) const RUNTIME_SINCE: Version = Version::new(2, 31, 0);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceCommLayout {
-    /// Of the library itself: for kernels that are linked, at run time, with the device code that comes with it.
+    /// Of the library itself: for kernels that are linked, at run time, with the device code that
+    /// comes with it.
     #[default]
     Library,
     /// Of this version: for kernels that were compiled with its headers. No later than the library.
@@ -70,7 +73,8 @@ pub struct DeviceCommRequirements {
     multimem_teams: Vec<DeviceTeam>,
 }
 
-/// Memory that NCCL allocates on every rank's device for a device communicator, in a window of its own.
+/// Memory that NCCL allocates on every rank's device for a device communicator, in a window of its
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceBuffer {
     /// How much, in bytes.
@@ -80,7 +84,8 @@ pub struct ResourceBuffer {
 }
 
 impl Default for DeviceCommRequirements {
-    /// What NCCL's headers begin with: nothing, with four network contexts should a network be asked for.
+    /// What NCCL's headers begin with: nothing, with four network contexts should a network be
+    /// asked for.
     fn default() -> Self {
         Self {
             layout: DeviceCommLayout::Library,
@@ -129,9 +134,11 @@ impl DeviceCommRequirements {
     setters! {
         /// Of which version the device communicator shall be.
         layout: DeviceCommLayout;
-        /// Whether kernels use multimem instructions on the ranks that loads and stores reach. Needs a multicast object, which can be forbidden.
+        /// Whether kernels use multimem instructions on the ranks that loads and stores reach.
+        /// Needs a multicast object, which can be forbidden.
         lsa_multimem: Switch;
-        /// Barriers among all ranks, that use loads and stores as far as they reach and the network beyond.
+        /// Barriers among all ranks, that use loads and stores as far as they reach and the network
+        /// beyond.
         barriers: u32;
         /// Barriers among the ranks that loads and stores reach.
         lsa_barriers: u32;
@@ -149,7 +156,8 @@ impl DeviceCommRequirements {
         gin_signals: u32;
         /// Network counters, from 0 on.
         gin_counters: u32;
-        /// Which ranks kernels reach over the network. Anything that is called `gin` here needs one.
+        /// Which ranks kernels reach over the network. Anything that is called `gin` here needs
+        /// one.
         gin_connection: GinConnection;
         /// Whether no other device communicator uses these contexts.
         gin_exclusive_contexts: Switch;
@@ -176,24 +184,27 @@ impl DeviceCommRequirements {
     }
 
     /// Adds memory of the device communicator's own. Where it is,
-    /// [`DeviceCommunicator::buffer_offset_bytes`](crate::DeviceCommunicator::buffer_offset_bytes) tells, by the order in which buffers were added.
+    /// [`DeviceCommunicator::buffer_offset_bytes`](crate::DeviceCommunicator::buffer_offset_bytes)
+    /// tells, by the order in which buffers were added.
     pub fn buffer(mut self, buffer: ResourceBuffer) -> Self {
         self.buffers.push(buffer);
         self
     }
 
     /// Adds a team whose ranks multicast to each other, which can be forbidden. Its handle is
-    /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle), by the order in which teams were added.
+    /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle), by the
+    /// order in which teams were added.
     pub fn multimem_team(mut self, team: DeviceTeam) -> Self {
         self.multimem_teams.push(team);
         self
     }
 
-    /// The structs for this library, and how many bytes the device communicator has. `None` where the library has to say it.
+    /// The structs for this library, and how many bytes the device communicator has. `None` where
+    /// the library has to say it.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a value that NCCL would refuse;
-    /// [`NcclError::MulticastDisabled`].
+    /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a
+    /// value that NCCL would refuse; [`NcclError::MulticastDisabled`].
     pub(crate) fn to_raw(
         &self,
         found: &Found<'_>,
@@ -251,7 +262,8 @@ impl DeviceCommRequirements {
         Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
-    /// The version in the structs, the bytes of the result if they are known, and whether the library's own layout is asked for by name.
+    /// The version in the structs, the bytes of the result if they are known, and whether the
+    /// library's own layout is asked for by name.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
         const WHAT: &str = "a device communicator whose size is known";
         let newest = found.version.min(sys::HEADER);
@@ -310,7 +322,8 @@ impl DeviceCommRequirements {
     }
 }
 
-/// The structs that tell NCCL, with the lists that they point to, and the places that NCCL fills when the device communicator is made.
+/// The structs that tell NCCL, with the lists that they point to, and the places that NCCL fills
+/// when the device communicator is made.
 ///
 /// The struct points into the vectors beside it, whose memory stays where it is when this is moved.
 pub(crate) struct RawRequirements {
@@ -351,7 +364,8 @@ impl RawRequirements {
                 outMultimemHandle: to_multimem.wrapping_add(index),
             })
             .collect();
-        // Each is linked through the pointer to all of them, so that linking one does not outdate the pointer to another.
+        // Each is linked through the pointer to all of them, so that linking one does not outdate
+        // the pointer to another.
         let first = resources.as_mut_ptr();
         for index in 1..resources.len() {
             // SAFETY: both indices are inside the list.

@@ -1,9 +1,11 @@
 //! Sets of ranks as kernels see them: a number of ranks, each the same stride after the one before.
 //!
-//! Arithmetic only, as NCCL's headers have it for kernels; which ranks loads and stores reach is asked of the communicator.
+//! Arithmetic only, as NCCL's headers have it for kernels; which ranks loads and stores reach is
+//! asked of the communicator.
 //!
-//! Invariant: every index of a team is a rank below the number of ranks that its world was made with. Whether that is the communicator's number
-//! is checked where a team goes to NCCL, by the only way there.
+//! Invariant: every index of a team is a rank below the number of ranks that its world was made
+//! with. Whether that is the communicator's number is checked where a team goes to NCCL, by the
+//! only way there.
 
 use std::ffi::c_int;
 
@@ -43,7 +45,8 @@ impl DeviceTeam {
         Self { ranks, index: rank, stride: 1, first: 0 }
     }
 
-    /// What NCCL says of a team in which this process is `rank` of the communicator. `None` where it cannot be.
+    /// What NCCL says of a team in which this process is `rank` of the communicator. `None` where
+    /// it cannot be.
     pub(crate) fn from_raw(raw: ncclTeam_t, rank: usize) -> Option<Self> {
         let ranks = usize::try_from(raw.nRanks).ok()?;
         let index = usize::try_from(raw.rank).ok()?;
@@ -52,10 +55,12 @@ impl DeviceTeam {
         (index < ranks).then_some(Self { ranks, index, stride, first })
     }
 
-    /// For NCCL, on a communicator of `n_ranks` in which this process is `rank`: NCCL takes the numbers as they are.
+    /// For NCCL, on a communicator of `n_ranks` in which this process is `rank`: NCCL takes the
+    /// numbers as they are.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for a team of another rank, or with ranks that the communicator does not have.
+    /// [`NcclError::Misuse`] for a team of another rank, or with ranks that the communicator does
+    /// not have.
     pub(crate) fn to_raw(self, call: &'static str, rank: usize, n_ranks: usize) -> Result<ncclTeam_t, NcclError> {
         let own = self.rank_of(self.index);
         if own != Some(rank) {
@@ -96,7 +101,8 @@ impl DeviceTeam {
         (distance.is_multiple_of(self.stride) && distance / self.stride < self.ranks).then(|| distance / self.stride)
     }
 
-    /// The block of `size` neighbours that this one is in; `None` unless the team is made of such blocks.
+    /// The block of `size` neighbours that this one is in; `None` unless the team is made of such
+    /// blocks.
     pub fn inner(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| {
             let block = self.index - self.index % size;
@@ -104,7 +110,8 @@ impl DeviceTeam {
         })
     }
 
-    /// Those that are where this one is in each block of `size` neighbours; `None` unless the team is made of such blocks.
+    /// Those that are where this one is in each block of `size` neighbours; `None` unless the team
+    /// is made of such blocks.
     pub fn outer(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| Self {
             ranks: self.ranks / size,

@@ -2,7 +2,8 @@
 //!
 //! Does not choose what is shown: the application's subscriber does, by the target `nccl`.
 //!
-//! Invariant: the reader takes every line as long as the process lives, so that NCCL never waits for room in the pipe.
+//! Invariant: the reader takes every line as long as the process lives, so that NCCL never waits
+//! for room in the pipe.
 
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter};
 use std::os::fd::AsRawFd as _;
@@ -25,22 +26,26 @@ pub enum LogLevel {
 impl Nccl {
     /// Sends NCCL's log to `tracing`, with the target `nccl`, instead of standard output.
     ///
-    /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment; what `NCCL_DEBUG_SUBSYS` selects stays as it is. Libraries before
-    /// 2.24.3 read them once: there it has to be called before anything else that logs. A thread reads until the process ends. Calling it again
-    /// changes the level.
+    /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment; what
+    /// `NCCL_DEBUG_SUBSYS` selects stays as it is. Libraries before 2.24.3 read them once: there it
+    /// has to be called before anything else that logs. A thread reads until the process ends.
+    /// Calling it again changes the level.
     ///
-    /// Programs that this one starts inherit the variables: their NCCL logs here too as long as this process lives, and to standard output after.
+    /// Programs that this one starts inherit the variables: their NCCL logs here too as long as
+    /// this process lives, and to standard output after.
     ///
     /// # Errors
     /// [`NcclError::Forked`]; [`NcclError::Misuse`] where the system gives no pipe or no thread.
     ///
     /// # Safety
-    /// No other thread may read or write the environment meanwhile, NCCL's own included: call it at the start of the program.
+    /// No other thread may read or write the environment meanwhile, NCCL's own included: call it at
+    /// the start of the program.
     pub unsafe fn trace_log(self, level: LogLevel) -> Result<(), NcclError> {
         const CALL: &str = "Nccl::trace_log";
         self.not_forked(CALL)?;
         let refused = |why| NcclError::misuse(CALL, MisuseKind::Context { why });
-        // NCCL opens the file by its name, now or later: our end stays open for that, until the process ends.
+        // NCCL opens the file by its name, now or later: our end stays open for that, until the
+        // process ends.
         static WRITER: Mutex<Option<PipeWriter>> = Mutex::new(None);
         let mut writer = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
         let writer = match writer.as_ref() {
@@ -69,7 +74,8 @@ impl Nccl {
     }
 }
 
-/// This process as the mounted `/proc` knows it. Not `self`: who inherits the name would open, and truncate, a file of its own.
+/// This process as the mounted `/proc` knows it. Not `self`: who inherits the name would open, and
+/// truncate, a file of its own.
 fn process() -> String {
     let known = std::fs::read_link("/proc/self").ok().and_then(|path| path.to_str().map(str::to_owned));
     known.unwrap_or_else(|| std::process::id().to_string())
@@ -78,7 +84,8 @@ fn process() -> String {
 fn forward(reader: PipeReader) {
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
-    // Bytes, not text: NCCL may log names that are not UTF-8, and a reader that stops would block it.
+    // Bytes, not text: NCCL may log names that are not UTF-8, and a reader that stops would block
+    // it.
     while matches!(reader.read_until(b'\n', &mut line), Ok(length) if length > 0) {
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end();
@@ -93,7 +100,8 @@ fn forward(reader: PipeReader) {
     }
 }
 
-/// The level that NCCL wrote into a line: `host:pid:tid [device] NCCL WARN text`, with a time and a file in front of it in some.
+/// The level that NCCL wrote into a line: `host:pid:tid [device] NCCL WARN text`, with a time and a
+/// file in front of it in some.
 fn level_of(line: &str) -> tracing::Level {
     match line.split_once("NCCL ").and_then(|(_, rest)| rest.split_whitespace().next()) {
         Some("WARN" | "ABORT") => tracing::Level::WARN,

@@ -1,8 +1,10 @@
 //! What can go wrong, sorted by who is at fault: the caller, the library, a peer, time.
 //!
-//! No call fails here. A message is a bug report: it names the call, the value, what was expected, and where a library spoke, its words.
+//! No call fails here. A message is a bug report: it names the call, the value, what was expected,
+//! and where a library spoke, its words.
 //!
-//! Invariant: the variants that carry much are boxed, so that a result stays small enough for a call that takes nanoseconds.
+//! Invariant: the variants that carry much are boxed, so that a result stays small enough for a
+//! call that takes nanoseconds.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -18,11 +20,12 @@ use crate::{Nccl, Version, sys};
 
 /// Any failure of this crate.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
+/// show to people.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
-    /// The call is wrong: reading the code mends it. NCCL was not called.
+    /// A bug in the caller. NCCL was not called.
     #[error(transparent)]
     Misuse(#[from] Misuse),
     /// The library that was found is too old for this call or option. NCCL was not called.
@@ -43,7 +46,8 @@ pub enum NcclError {
     /// A rank is gone.
     #[error(transparent)]
     PeerLost(Box<PeerLost>),
-    /// The process is a fork of the one that loaded NCCL, whose threads did not follow it. Only the parent can use NCCL.
+    /// The process is a fork of the one that loaded NCCL, whose threads did not follow it. Only the
+    /// parent can use NCCL.
     #[error("{call}: NCCL was loaded by process {loaded_by}, and this is its fork {process}; start a new program instead")]
     Forked {
         /// The call.
@@ -102,8 +106,9 @@ impl NcclError {
         }
     }
 
-    /// The error of a call that returned `code`, such as one made through [`Communicator::as_raw`](crate::Communicator::as_raw): with the
-    /// library's description of the code and its last error. [`Nccl::check`] makes a result of it.
+    /// The error of a call that returned `code`, such as one made through
+    /// [`Communicator::as_raw`](crate::Communicator::as_raw): with the library's description of the
+    /// code and its last error. [`Nccl::check`] makes a result of it.
     ///
     /// Any number is taken, also [`ResultCode::SUCCESS`] and codes that came later than this crate.
     ///
@@ -181,8 +186,8 @@ pub struct Failure {
     pub meaning: &'static str,
     /// The version of the library.
     pub version: Version,
-    /// NCCL's text of its last error. Empty where it left none. It is the process's last error: another thread's failure may have come
-    /// between.
+    /// NCCL's text of its last error. Empty where it left none. It is the process's last error:
+    /// another thread's failure may have come between.
     pub last_error: String,
     /// The communicator, where there is one already.
     pub communicator: Option<Arc<CommunicatorName>>,
@@ -202,7 +207,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A code that NCCL's functions return. Made of any integer; an error by itself, where no call is known.
+/// A code that NCCL's functions return. Made of any integer; an error by itself, where no call is
+/// known.
 ///
 /// ```
 /// use peerweave_nccl::ResultCode;
@@ -326,7 +332,8 @@ pub enum DeadState {
 pub struct Timeout {
     /// What was waited for.
     pub call: &'static str,
-    /// Which call of the communicator it was, counted from 1; `None` where calls are not counted yet.
+    /// Which call of the communicator it was, counted from 1; `None` where calls are not counted
+    /// yet.
     pub sequence: Option<u64>,
     /// How long was waited.
     pub waited: Duration,

@@ -1,9 +1,11 @@
 //! The NCCL that this process uses: finding it, its version, what it lacks, and every call into it.
 //!
-//! What to configure is `of_communicator.rs`; parameters and logs are `parameters.rs` and `debug_log.rs`; communicators have their own modules.
+//! What to configure is `of_communicator.rs`; parameters and logs are `parameters.rs` and
+//! `debug_log.rs`; communicators have their own modules.
 //!
 //! # Invariants
-//! - **[L1]** A library is never unloaded and its record never freed, so that a [`Nccl`] is a plain reference for ever.
+//! - **[L1]** A library is never unloaded and its record never freed, so that a [`Nccl`] is a plain
+//!   reference forever.
 //! - **[L2]** No function of a library is called in a fork of the process that loaded it.
 
 use std::ffi::{CStr, c_char};
@@ -22,8 +24,9 @@ use crate::{UniqueId, Version, sys, version_from_code};
 /// What the vendor calls the library.
 pub(crate) const PRODUCT: &str = "NCCL";
 
-/// The oldest library that this crate uses. Before it, a thread of NCCL's that works on a communicator is known to the thread alone that started it, so
-/// that an abort by another one frees the communicator under it (a crash in 2.18.1 on H200).
+/// The oldest library that this crate uses. Before it, a thread of NCCL's that works on a
+/// communicator is known to the thread alone that started it, so that an abort by another one frees
+/// the communicator under it (a crash in 2.18.1 on H200).
 const OLDEST: Version = Version::new(2, 19, 1);
 
 // SAFETY: what a machine has under these names is NCCL, or stands in for it.
@@ -48,7 +51,8 @@ static FIRST: OnceLock<(ForkGuard, u32)> = OnceLock::new();
 
 /// An NCCL library, loaded until the process ends.
 ///
-/// A handle: copying it is free, and it may be used from any thread. Two are equal if they are the same library.
+/// A handle: copying it is free, and it may be used from any thread. Two are equal if they are the
+/// same library.
 #[derive(Clone, Copy)]
 pub struct Nccl(&'static Loaded);
 
@@ -60,7 +64,8 @@ struct Loaded {
     others: Vec<PathBuf>,
 }
 
-/// All libraries that were loaded here, so that a file is loaded once. The first is not always the one of [`Nccl::load`].
+/// All libraries that were loaded here, so that a file is loaded once. The first is not always the
+/// one of [`Nccl::load`].
 static LOADED: Mutex<Vec<&'static Loaded>> = Mutex::new(Vec::new());
 
 impl Nccl {
@@ -69,12 +74,14 @@ impl Nccl {
 
     /// The library of this process: found and loaded by the first call, the same ever after.
     ///
-    /// Tried in order: `PEERWEAVE_NCCL_PATH` (a file or a directory; if it is set, nothing else is), the wheels of the active Python
-    /// (`nvidia/nccl/lib`), the dynamic linker's path (`libnccl.so.2`, then `libnccl.so`), well-known directories. No GPU and no driver is needed.
+    /// Tried in order: `PEERWEAVE_NCCL_PATH` (a file or a directory; if it is set, nothing else
+    /// is), the wheels of the active Python (`nvidia/nccl/lib`), the dynamic linker's path
+    /// (`libnccl.so.2`, then `libnccl.so`), well-known directories. No GPU and no driver is needed.
     ///
     /// # Errors
-    /// [`NcclError::Load`] with every path that was tried; a later call tries again. [`NcclError::Unsupported`] for a library older than 2.19.1.
-    /// [`NcclError::Forked`] in a fork of the process that loaded it.
+    /// [`NcclError::Load`] with every path that was tried; a later call tries again.
+    /// [`NcclError::Unsupported`] for a library older than 2.19.1. [`NcclError::Forked`] in a fork
+    /// of the process that loaded it.
     pub fn load() -> Result<Self, NcclError> {
         static DEFAULT: OnceLock<Nccl> = OnceLock::new();
         // First of all: in a fork, locks may be held by threads that are not there.
@@ -86,13 +93,16 @@ impl Nccl {
         Ok(*DEFAULT.get_or_init(|| nccl))
     }
 
-    /// One particular library: a file, or the directory that has it. Does not change what [`load`](Self::load) gives.
+    /// One particular library: a file, or the directory that has it. Does not change what
+    /// [`load`](Self::load) gives.
     ///
-    /// Handles of one library mean nothing to another, and each has its own threads, memory and environment: a program should have one.
+    /// Handles of one library mean nothing to another, and each has its own threads, memory and
+    /// environment: a program should have one.
     ///
     /// # Safety
-    /// The file is an NCCL. What a library is to do when it is loaded runs, and its functions are called with NCCL's signatures; [`load`](Self::load)
-    /// takes what the machine, its owner or the environment has under NCCL's name.
+    /// The file is an NCCL. What a library is to do when it is loaded runs, and its functions are
+    /// called with NCCL's signatures; [`load`](Self::load) takes what the machine, its owner or the
+    /// environment has under NCCL's name.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -160,19 +170,23 @@ impl Nccl {
         Arc::clone(&self.0.path)
     }
 
-    /// Files of other libnccl that this process had mapped when this one was loaded: of a Python that runs in it, say, or linked at build time.
+    /// Files of other libnccl that this process had mapped when this one was loaded: of a Python
+    /// that runs in it, say, or linked at build time.
     ///
-    /// They work beside each other only as long as no handle of one reaches the other. A warning was logged for each.
+    /// They work beside each other only as long as no handle of one reaches the other. A warning
+    /// was logged for each.
     pub fn others(self) -> &'static [PathBuf] {
         &self.0.others
     }
 
-    /// The functions that this crate can use and that the library lacks, each with the version that brought it.
+    /// The functions that this crate can use and that the library lacks, each with the version that
+    /// brought it.
     pub fn missing(self) -> Vec<SymbolInfo> {
         self.0.api.missing()
     }
 
-    /// Whether the library has a function, by NCCL's name. False for names that this crate does not use.
+    /// Whether the library has a function, by NCCL's name. False for names that this crate does not
+    /// use.
     pub fn has(self, function: &str) -> bool {
         self.0.api.has(function)
     }
@@ -192,8 +206,8 @@ impl Nccl {
         Ok(self.meaning(ncclResult_t(code.get())))
     }
 
-    /// Turns what a function of NCCL returned into a result, for calls that this crate does not make: through
-    /// [`Communicator::as_raw`](crate::Communicator::as_raw), or of the bindings.
+    /// Turns what a function of NCCL returned into a result, for calls that this crate does not
+    /// make: through [`Communicator::as_raw`](crate::Communicator::as_raw), or of the bindings.
     ///
     /// ```no_run
     /// use peerweave_nccl::{Nccl, ResultCode};
@@ -205,7 +219,8 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// [`NcclError::Nccl`] for every code but [`ResultCode::SUCCESS`], [`ResultCode::IN_PROGRESS`] included; [`NcclError::Forked`].
+    /// [`NcclError::Nccl`] for every code but [`ResultCode::SUCCESS`], [`ResultCode::IN_PROGRESS`]
+    /// included; [`NcclError::Forked`].
     pub fn check(self, call: &'static str, code: impl Into<ResultCode>) -> Result<(), NcclError> {
         match code.into() {
             ResultCode::SUCCESS => Ok(()),
@@ -222,8 +237,8 @@ impl Nccl {
         Ok(Some(self.last_error_text(std::ptr::null_mut())).filter(|text| !text.is_empty()))
     }
 
-    /// A new id for ranks to meet with. Opens a socket in this process that listens until they have met, on the interface that NCCL chooses
-    /// (`NCCL_SOCKET_IFNAME`).
+    /// A new id for ranks to meet with. Opens a socket in this process that listens until they have
+    /// met, on the interface that NCCL chooses (`NCCL_SOCKET_IFNAME`).
     ///
     /// # Errors
     /// [`NcclError::Nccl`] where there is no usable interface; [`NcclError::Forked`].
@@ -250,7 +265,8 @@ impl Nccl {
         }
     }
 
-    /// Calls a function and gives what it returns; only what is wrong before NCCL is reached is an error.
+    /// Calls a function and gives what it returns; only what is wrong before NCCL is reached is an
+    /// error.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`], [`NcclError::Forked`].
@@ -321,15 +337,18 @@ impl Nccl {
     }
 
     fn meaning(self, code: ncclResult_t) -> &'static str {
-        // SAFETY: it takes any code, and gives null or text that the library holds in its data, which is mapped for ever [L1].
+        // SAFETY: it takes any code, and gives null or text that the library holds in its data,
+        // which is mapped forever [L1].
         unsafe { self.0.api.ncclGetErrorString(code).map_or("", |text| static_text(text)) }
     }
 
     /// NCCL's last error. The communicator may be null, then it is the process's.
     pub(crate) fn last_error_text(self, communicator: sys::ncclComm_t) -> String {
-        // SAFETY: the communicator is null or live; NCCL only reads it, and gives null or text in a buffer of the library's.
+        // SAFETY: the communicator is null or live; NCCL only reads it, and gives null or text in a
+        // buffer of the library's.
         let text = unsafe { self.0.api.ncclGetLastError(communicator).unwrap_or(std::ptr::null()) };
-        // SAFETY: null, or a buffer of NCCL's that is never freed [L1]: of LAST_ERROR_BYTES, or as long as its text.
+        // SAFETY: null, or a buffer of NCCL's that is never freed [L1]: of LAST_ERROR_BYTES, or as
+        // long as its text.
         unsafe { changing_text(text) }
     }
 }
@@ -354,11 +373,13 @@ const LAST_ERROR_BYTES: usize = 1024;
 /// How often a text is read until two readings agree.
 const READINGS: usize = 8;
 
-/// A text that another thread may write meanwhile, under a lock that nobody else can take: what two readings in a row agree on. If the writer is never
-/// done, the last reading, which may be a mixture. Never reads more than NCCL's buffer has.
+/// A text that another thread may write meanwhile, under a lock that nobody else can take: what two
+/// readings in a row agree on. If the writer is never done, the last reading, which may be a
+/// mixture. Never reads more than NCCL's buffer has.
 ///
 /// # Safety
-/// Null, or [`LAST_ERROR_BYTES`] readable bytes, or fewer with a zero among them, that live for ever.
+/// Null, or [`LAST_ERROR_BYTES`] readable bytes, or fewer with a zero among them, that live
+/// forever.
 unsafe fn changing_text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -366,7 +387,8 @@ unsafe fn changing_text(text: *const c_char) -> String {
     let reading = || -> Vec<u8> {
         let mut bytes = Vec::new();
         for index in 0..LAST_ERROR_BYTES {
-            // SAFETY: no byte before this one was zero, so that it is readable; a byte is always aligned, and is read atomically.
+            // SAFETY: no byte before this one was zero, so that it is readable; a byte is always
+            // aligned, and is read atomically.
             let byte = unsafe { AtomicU8::from_ptr(text.cast_mut().cast::<u8>().add(index)) }.load(Ordering::Relaxed);
             if byte == 0 {
                 break;
@@ -388,7 +410,7 @@ unsafe fn changing_text(text: *const c_char) -> String {
 }
 
 /// # Safety
-/// Null, or text that lives for ever.
+/// Null, or text that lives forever.
 unsafe fn static_text(text: *const c_char) -> &'static str {
     if text.is_null() {
         return "";
@@ -441,7 +463,8 @@ mod tests {
     use super::*;
 
     fn read(bytes: &[AtomicU8]) -> String {
-        // SAFETY: as many bytes as the buffer of NCCL has, or a zero among fewer, and they outlive the call.
+        // SAFETY: as many bytes as the buffer of NCCL has, or a zero among fewer, and they outlive
+        // the call.
         unsafe { changing_text(bytes.as_ptr().cast()) }
     }
 

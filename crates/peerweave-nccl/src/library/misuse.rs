@@ -108,8 +108,8 @@ pub enum MisuseKind {
         /// The first address that both have.
         address: u64,
     },
-    /// Two ranks of one group that issue calls which do not fit together: other lengths, element types, roots, reductions, or another collective. Nothing
-    /// of the group was issued.
+    /// Two ranks of one group that issue calls which do not fit together: other lengths, element
+    /// types, roots, reductions, or another collective. Nothing of the group was issued.
     #[error("rank {rank} calls {found}, rank {other} of the same group calls {expected}")]
     Disagreement {
         /// A rank.
@@ -121,8 +121,9 @@ pub enum MisuseKind {
         /// What that one calls.
         expected: Box<str>,
     },
-    /// A thread waits for a collective for which ranks are missing that it alone could bring: it was the last to use them, or has made them. The
-    /// communicator is aborted, as after a deadline.
+    /// A thread waits for a collective for which ranks are missing that it alone could bring: it
+    /// was the last to use them, or has made them. The communicator is aborted, as after a
+    /// deadline.
     #[error(
         "{} of this process {} not in the group of call {sequence} on {communicator}, and the thread that waits for it was the last to use {}; a thread \
          that has several ranks issues their calls in one Nccl::group",

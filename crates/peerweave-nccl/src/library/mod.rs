@@ -1,4 +1,5 @@
-//! The library that is loaded: its functions, version, parameters and logs, what it says of an error, and the names that calls have.
+//! The library that is loaded: its functions, version, parameters and logs, what it says of an
+//! error, and the names that calls have.
 //!
 //! Knows of no communicator but its raw handle and its name.
 

@@ -9,7 +9,8 @@ use crate::sys::{ncclParamHandle_t, ncclResult_t};
 use crate::{MisuseKind, Nccl, NcclError, Version};
 
 impl Nccl {
-    /// All parameters that NCCL publishes, with their values as text. With `NCCL_PARAM_DUMP_ALL=true` in the environment, also the others. NCCL 2.30.3.
+    /// All parameters that NCCL publishes, with their values as text. With
+    /// `NCCL_PARAM_DUMP_ALL=true` in the environment, also the others. NCCL 2.30.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Nccl`], [`NcclError::Forked`].
@@ -22,7 +23,8 @@ impl Nccl {
         Ok(params)
     }
 
-    /// The value of one parameter as text; `None` where NCCL has no parameter of that name. NCCL 2.30.3.
+    /// The value of one parameter as text; `None` where NCCL has no parameter of that name. NCCL
+    /// 2.30.3.
     ///
     /// # Errors
     /// As [`params`](Self::params); [`NcclError::Misuse`] for a name with a zero byte.
@@ -38,8 +40,9 @@ impl Nccl {
         }
     }
 
-    /// The value of one parameter as the type that NCCL keeps it in: an integer of 8 to 64 bits, `bool`, or `String`, which reads any. `None` where
-    /// NCCL has no parameter of that name. NCCL 2.30.3.
+    /// The value of one parameter as the type that NCCL keeps it in: an integer of 8 to 64 bits,
+    /// `bool`, or `String`, which reads any. `None` where NCCL has no parameter of that name. NCCL
+    /// 2.30.3.
     ///
     /// ```no_run
     /// use peerweave_nccl::Nccl;
@@ -49,15 +52,18 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// As [`param`](Self::param); [`NcclError::Nccl`] with [`ResultCode::INVALID_ARGUMENT`](crate::ResultCode::INVALID_ARGUMENT) for an integer of
-    /// another width or sign than the parameter's; [`NcclError::Misuse`] for `bool` where the value is neither true nor false.
+    /// As [`param`](Self::param); [`NcclError::Nccl`] with
+    /// [`ResultCode::INVALID_ARGUMENT`](crate::ResultCode::INVALID_ARGUMENT) for an integer of
+    /// another width or sign than the parameter's; [`NcclError::Misuse`] for `bool` where the value
+    /// is neither true nor false.
     pub fn param_as<T: ParamValue>(self, name: &str) -> Result<Option<T>, NcclError> {
         const CALL: &str = "Nccl::param_as";
         let Ok(key) = CString::new(name) else {
             return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "a zero byte inside" }));
         };
         let mut handle: ncclParamHandle_t = std::ptr::null_mut();
-        // SAFETY: the key ends in a zero byte; a handle is stored, which NCCL keeps as long as it is loaded.
+        // SAFETY: the key ends in a zero byte; a handle is stored, which NCCL keeps as long as it
+        // is loaded.
         match self.code("ncclParamBind", |api| unsafe { api.ncclParamBind(&raw mut handle, key.as_ptr()) })? {
             ncclResult_t::ncclSuccess => T::read(self, handle).map(Some),
             ncclResult_t::ncclInvalidArgument => Ok(None),
@@ -74,7 +80,8 @@ impl Nccl {
         self.code("ncclParamDumpAll", |api| unsafe { api.ncclParamDumpAll() })
     }
 
-    /// Has NCCL read the variables of its log (`NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`, `NCCL_DEBUG_FILE`) again, with its next message. NCCL 2.24.3.
+    /// Has NCCL read the variables of its log (`NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`,
+    /// `NCCL_DEBUG_FILE`) again, with its next message. NCCL 2.24.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.24.3, [`NcclError::Forked`].
@@ -92,7 +99,8 @@ impl Nccl {
     fn param_keys(self) -> Result<Vec<CString>, NcclError> {
         let mut table: *mut *const c_char = std::ptr::null_mut();
         let mut len: c_int = 0;
-        // SAFETY: it stores a pointer and a number. The table is valid until this thread asks again.
+        // SAFETY: it stores a pointer and a number. The table is valid until this thread asks
+        // again.
         self.call("ncclParamGetAllParameterKeys", |api| unsafe {
             api.ncclParamGetAllParameterKeys(&raw mut table, &raw mut len)
         })?;
@@ -109,7 +117,8 @@ impl Nccl {
     fn param_value(self, key: &CStr) -> Result<String, NcclError> {
         let mut value: *const c_char = std::ptr::null();
         let mut len: c_int = 0;
-        // SAFETY: the key ends in a zero byte; a pointer and a number are stored. The text is valid until this thread asks again.
+        // SAFETY: the key ends in a zero byte; a pointer and a number are stored. The text is valid
+        // until this thread asks again.
         self.call("ncclParamGetParameter", |api| unsafe {
             api.ncclParamGetParameter(key.as_ptr(), &raw mut value, &raw mut len)
         })?;
@@ -160,7 +169,8 @@ integers! {
 impl sealed::Read for String {
     fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError> {
         let mut value: *const c_char = std::ptr::null();
-        // SAFETY: NCCL gave the handle; a pointer is stored, to text that is valid until this thread asks again.
+        // SAFETY: NCCL gave the handle; a pointer is stored, to text that is valid until this
+        // thread asks again.
         nccl.call("ncclParamGetStr", |api| unsafe { api.ncclParamGetStr(handle, &raw mut value) })?;
         if value.is_null() {
             return Ok(Self::new());

@@ -71,11 +71,13 @@ pub enum GinConnection {
     Full,
     /// Those along the rails.
     Rail,
-    /// Those that are a multiple of this stride away. NCCL 2.31. In properties the stride is [`CommProperties::gin_min_stride`], and this is 0.
+    /// Those that are a multiple of this stride away. NCCL 2.31. In properties the stride is
+    /// [`CommProperties::gin_min_stride`], and this is 0.
     Stride(u32),
 }
 
-/// What the library fills. The spare room is for a library that writes more than the version in front of the struct says.
+/// What the library fills. The spare room is for a library that writes more than the version in
+/// front of the struct says.
 #[repr(C)]
 struct Filled {
     raw: ncclCommProperties_t,
@@ -94,7 +96,8 @@ impl CommProperties {
         const CALL: &str = "ncclCommQueryProperties";
         let version = nccl.version().min(sys::HEADER);
         let mut filled = empty(version).ok_or_else(|| nccl.unsupported(CALL, Version::new(2, 29, 2)))?;
-        // SAFETY: the communicator by the caller's promise; the struct is of the version that it states, or longer.
+        // SAFETY: the communicator by the caller's promise; the struct is of the version that it
+        // states, or longer.
         let code = nccl.code(CALL, |api| unsafe { api.ncclCommQueryProperties(comm, (&raw mut filled).cast()) })?;
         match code {
             ncclResult_t::ncclSuccess => Ok(Self { raw: understood(&filled, version), version }),
@@ -127,7 +130,8 @@ impl CommProperties {
         self.raw.deviceApiSupport != 0
     }
 
-    /// Whether the hardware can do multimem instructions among the ranks that loads and stores reach. Whether they are allowed is another question:
+    /// Whether the hardware can do multimem instructions among the ranks that loads and stores
+    /// reach. Whether they are allowed is another question:
     /// [`multicast_switch`](peerweave_driver::multicast_switch).
     pub fn multimem(&self) -> bool {
         self.raw.multimemSupport != 0
@@ -153,7 +157,8 @@ impl CommProperties {
         self.since(29, 7).then_some(GinType::of(self.raw.railedGinType))
     }
 
-    /// A number that all ranks of this communicator have in common, and others probably do not. NCCL 2.31.
+    /// A number that all ranks of this communicator have in common, and others probably do not.
+    /// NCCL 2.31.
     pub fn comm_hash(&self) -> Option<u64> {
         self.since(31, 0).then_some(self.raw.commHash)
     }
@@ -163,7 +168,8 @@ impl CommProperties {
         self.since(31, 0).then_some(self.raw.ginMinStride.unsigned_abs() as usize)
     }
 
-    /// Which ranks kernels can reach over the network; `None` also for an answer that this crate does not know. NCCL 2.31.
+    /// Which ranks kernels can reach over the network; `None` also for an answer that this crate
+    /// does not know. NCCL 2.31.
     pub fn gin_connection(&self) -> Option<GinConnection> {
         let known = match self.raw.ginConnectionType {
             ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE => GinConnection::None,
@@ -241,7 +247,8 @@ fn empty(version: Version) -> Option<Filled> {
 fn understood(filled: &Filled, version: Version) -> ncclCommProperties_t {
     let mut raw = filled.raw;
     if ncclCommProperties_t::len_bytes(version).is_none() {
-        // SAFETY: the first struct is shorter than the newest, all of whose bytes are initialised, and any bytes are numbers.
+        // SAFETY: the first struct is shorter than the newest, all of whose bytes are initialised,
+        // and any bytes are numbers.
         let first = unsafe { (&raw const filled.raw).cast::<ncclCommProperties_v22902>().read() };
         raw.ginType = ncclGinType_t(first.ginType.into());
     }

@@ -1,4 +1,5 @@
-//! What ranks that want to meet have in common. How it reaches them is the business of `peerweave-bootstrap`, or of the caller.
+//! What ranks that want to meet have in common. How it reaches them is the business of
+//! `peerweave-bootstrap`, or of the caller.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -7,9 +8,11 @@ use std::str::FromStr;
 use crate::library::error::{Misuse, MisuseKind, NcclError};
 use crate::sys;
 
-/// An id that one process makes ([`Nccl::unique_id`](crate::Nccl::unique_id)) and every rank of the new communicator needs.
+/// An id that one process makes ([`Nccl::unique_id`](crate::Nccl::unique_id)) and every rank of the
+/// new communicator needs.
 ///
-/// 128 opaque bytes; they hold the address of the process that made it. Who has them can join, so `Debug` shows only their beginning.
+/// 128 opaque bytes; they hold the address of the process that made it. Who has them can join, so
+/// `Debug` shows only their beginning.
 ///
 /// ```
 /// use peerweave_nccl::UniqueId;
@@ -27,7 +30,8 @@ impl UniqueId {
     /// Bytes of an id.
     pub const LEN_BYTES: usize = sys::NCCL_UNIQUE_ID_BYTES;
 
-    /// The id of these bytes. Nothing can be checked here: bytes that no NCCL made fail when ranks try to meet.
+    /// The id of these bytes. Nothing can be checked here: bytes that no NCCL made fail when ranks
+    /// try to meet.
     pub const fn from_bytes(bytes: [u8; Self::LEN_BYTES]) -> Self {
         Self(bytes)
     }

@@ -1,6 +1,7 @@
 //! Streams that are being captured, as calls on a communicator meet them.
 //!
-//! What a graph keeps is `ops`. Invariant: a call whose work may be in a graph is seen by a question after it, if not before.
+//! What a graph keeps is `ops`. Invariant: a call whose work may be in a graph is seen by a
+//! question after it, if not before.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,18 +29,22 @@ impl Inner {
         if code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED { Ok(false) } else { asked_again(stream) }
     }
 
-    /// Whether a call need not ask before it is issued whether the stream is being captured: it asks after it, and keeps what it uses then.
+    /// Whether a call need not ask before it is issued whether the stream is being captured: it
+    /// asks after it, and keeps what it uses then.
     ///
-    /// A capture that another thread **ends** while a call is in progress is seen by two questions only, as is one that begins meanwhile. So both are
-    /// asked as soon as a capture was seen in this process. Neither sees a capture that begins and ends during one call: whoever captures a stream
-    /// that other threads use has to keep their calls out.
+    /// A capture that another thread **ends** while a call is in progress is seen by two questions
+    /// only, as is one that begins meanwhile. So both are asked as soon as a capture was seen in
+    /// this process. Neither sees a capture that begins and ends during one call: whoever captures
+    /// a stream that other threads use has to keep their calls out.
     #[inline]
     pub(crate) fn may_ask_later(&self, stream: &CudaStream) -> bool {
-        // With others NCCL enqueues the work after its function has returned. And what a default stream answers depends on other streams.
+        // With others NCCL enqueues the work after its function has returned. And what a default
+        // stream answers depends on other streams.
         self.blocking && stream.cu_stream().addr() > OF_EVERY_CONTEXT && !CAPTURE_SEEN.load(Ordering::Relaxed)
     }
 
-    /// Whether the driver says that the stream is not being captured. A default stream is not asked: no capture takes it.
+    /// Whether the driver says that the stream is not being captured. A default stream is not
+    /// asked: no capture takes it.
     #[inline]
     pub(crate) fn is_surely_not_captured(&self, stream: &CudaStream) -> bool {
         if stream.cu_stream().addr() <= DEFAULT {
@@ -51,10 +56,12 @@ impl Inner {
         code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED
     }
 
-    /// After NCCL was called for work that no graph keeps anything for: an error if another thread has begun to capture the stream meanwhile.
+    /// After NCCL was called for work that no graph keeps anything for: an error if another thread
+    /// has begun to capture the stream meanwhile.
     ///
-    /// NCCL asks by itself whether the stream is captured, later than this crate did, so the work may be in the graph. A graph that replays it would use
-    /// memory that nobody keeps: the capture is invalidated, so that there will be none.
+    /// NCCL asks by itself whether the stream is captured, later than this crate did, so the work
+    /// may be in the graph. A graph that replays it would use memory that nobody keeps: the capture
+    /// is invalidated, so that there will be none.
     #[inline]
     pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
         if self.is_surely_not_captured(stream) {

@@ -1,11 +1,15 @@
-//! What clones, graphs, windows and operations of a communicator share, and how NCCL is called on it.
+//! What clones, graphs, windows and operations of a communicator share, and how NCCL is called on
+//! it.
 //!
 //! What users see of it is `communicator.rs`.
 //!
 //! # Invariants
-//! - **[C1]** The handle is used only inside the gate, and freed only by who closed it (`state.rs`).
-//! - **[C2]** A call that NCCL has not finished when it returns is finished, or the communicator is aborted, before the borrows of the call end.
-//! - Every communicator of the process is in one list until it is dropped, so that all can be aborted.
+//! - **[C1]** The handle is used only inside the gate, and freed only by who closed it
+//!   (`state.rs`).
+//! - **[C2]** A call that NCCL has not finished when it returns is finished, or the communicator is
+//!   aborted, before the borrows of the call end.
+//! - Every communicator of the process is in one list until it is dropped, so that all can be
+//!   aborted.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -35,11 +39,11 @@ pub(crate) const A_MOMENT: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handle(NonNull<ncclComm>);
 
-// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be
-// caught by the test `threads_share_a_communicator`.
+// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a
+// time; synchronised by the gate [C1]. Would be caught by the test `threads_share_a_communicator`.
 unsafe impl Send for Handle {}
-// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be
-// caught by the test `threads_share_a_communicator`.
+// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a
+// time; synchronised by the gate [C1]. Would be caught by the test `threads_share_a_communicator`.
 unsafe impl Sync for Handle {}
 
 impl Handle {
@@ -54,7 +58,8 @@ impl Handle {
 
 /// What clones, graphs, windows and operations of a communicator share.
 ///
-/// Each call writes it. So it shares no cache line, nor the pair of lines that a processor fetches together, with that of a rank of another thread.
+/// Each call writes it. So it shares no cache line, nor the pair of lines that a processor fetches
+/// together, with that of a rank of another thread.
 #[repr(align(128))]
 pub(crate) struct Inner {
     pub(crate) nccl: Nccl,
@@ -67,7 +72,8 @@ pub(crate) struct Inner {
     pub(crate) n_ranks: usize,
     pub(crate) rank: usize,
     pub(crate) name: Arc<CommunicatorName>,
-    /// The same on every rank, and of no other communicator of the job (as far as 64 bits of a hash go).
+    /// The same on every rank, and of no other communicator of the job (as far as 64 bits of a hash
+    /// go).
     pub(crate) identity: u64,
     pub(crate) blocking: bool,
     deadline_ms: AtomicU64,
@@ -89,11 +95,13 @@ pub(crate) struct Inner {
     pub(crate) abort: Abort,
     /// What is registered, and which streams may use it.
     pub(crate) registered: RegistrationUse,
-    /// Memory that peers may reach until the communicator is freed: leaked unless NCCL says that it is.
+    /// Memory that peers may reach until the communicator is freed: leaked unless NCCL says that it
+    /// is.
     parked: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
-    /// While a thread may be stuck in a group of several communicators: a number that all of them have then. 0 elsewhere.
+    /// While a thread may be stuck in a group of several communicators: a number that all of them
+    /// have then. 0 elsewhere.
     pub(crate) group: AtomicU64,
     /// Why the watchdog, or a wait that expired, has aborted it.
     pub(crate) verdict: OnceLock<NcclError>,
@@ -109,11 +117,13 @@ pub(crate) struct Abort {
 /// A context of the driver, to be compared.
 struct SharedContext(CUcontext);
 
-// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context;
-// synchronised by the driver. Would be caught by the test `threads_share_a_communicator`.
+// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from
+// any thread; the `Arc` beside it keeps the context; synchronised by the driver. Would be caught by
+// the test `threads_share_a_communicator`.
 unsafe impl Send for SharedContext {}
-// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context;
-// synchronised by the driver. Would be caught by the test `threads_share_a_communicator`.
+// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from
+// any thread; the `Arc` beside it keeps the context; synchronised by the driver. Would be caught by
+// the test `threads_share_a_communicator`.
 unsafe impl Sync for SharedContext {}
 
 /// The rendezvous that a communicator was made by.
@@ -153,7 +163,8 @@ static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 /// The process that made them.
 static MADE_BY: AtomicU32 = AtomicU32::new(0);
 
-/// All communicators of this process that were not dropped. None in a fork, where another thread may have held the lock.
+/// All communicators of this process that were not dropped. None in a fork, where another thread
+/// may have held the lock.
 pub(crate) fn all() -> Vec<Arc<Inner>> {
     if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
         return Vec::new();
@@ -161,7 +172,8 @@ pub(crate) fn all() -> Vec<Arc<Inner>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
-/// As [`all`], where nobody holds the list for longer than a moment: for the end of the process, when other threads may have been stopped.
+/// As [`all`], where nobody holds the list for longer than a moment: for the end of the process,
+/// when other threads may have been stopped.
 pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
     if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
         return Some(Vec::new());
@@ -291,7 +303,8 @@ impl Inner {
         self.transfers.load(Ordering::Relaxed) == self.paired.load(Ordering::Relaxed)
     }
 
-    /// Notes that so many of the sends and receives that are about to be issued have their other side in the same group. Inside the gate.
+    /// Notes that so many of the sends and receives that are about to be issued have their other
+    /// side in the same group. Inside the gate.
     pub(crate) fn count_paired(&self, transfers: u64) {
         self.paired.fetch_add(transfers, Ordering::Relaxed);
     }
@@ -301,7 +314,8 @@ impl Inner {
         self.last_thread.load(Ordering::Relaxed)
     }
 
-    /// An error unless work can be enqueued now, in a process that may. It is asked again when the gate is entered.
+    /// An error unless work can be enqueued now, in a process that may. It is asked again when the
+    /// gate is entered.
     #[inline]
     pub(crate) fn check_live(&self, call: &'static str) -> Result<(), NcclError> {
         self.nccl.not_forked(call)?;
@@ -354,7 +368,8 @@ impl Inner {
         NcclError::Dead { call, communicator: Arc::clone(&self.name), state: state.dead() }
     }
 
-    /// As [`dead`](Self::dead), for a call or a wait that was cut off: why it was, where the watchdog or a wait that expired has done it.
+    /// As [`dead`](Self::dead), for a call or a wait that was cut off: why it was, where the
+    /// watchdog or a wait that expired has done it.
     #[cold]
     pub(crate) fn cut_off(&self, call: &'static str) -> NcclError {
         self.verdict.get().cloned().map_or_else(|| self.dead(call, self.gate.state()), |reason| reason.of_call(call))
@@ -367,7 +382,8 @@ impl Inner {
         Timeout { call, sequence, waited, communicator, missing: Vec::new(), reports: Vec::new() }.into()
     }
 
-    /// The error of a call that NCCL has answered with a code. Of one that an abort has cut off, NCCL's answer says nothing.
+    /// The error of a call that NCCL has answered with a code. Of one that an abort has cut off,
+    /// NCCL's answer says nothing.
     #[cold]
     pub(crate) fn failure(&self, call: &'static str, code: ncclResult_t) -> NcclError {
         if self.gate.is_closed() {
@@ -382,7 +398,8 @@ impl Inner {
         if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(self.failure(call, code)) }
     }
 
-    /// The state of the communicator; in progress where another thread is inside for longer than `patience`.
+    /// The state of the communicator; in progress where another thread is inside for longer than
+    /// `patience`.
     pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
         self.nccl.not_forked(call)?;
         if self.blocking {
@@ -398,12 +415,14 @@ impl Inner {
 
     /// The state of the communicator, for who is inside. For who only looks in, where it blocks.
     ///
-    /// NCCL does more than to look: on a communicator that does not block, whoever hears of success frees the job of the last group (2.26.2 and later),
-    /// as does each other call when it begins. Two at once would free it twice.
+    /// NCCL does more than to look: on a communicator that does not block, the thread that reads
+    /// success frees the job of the last group (2.26.2 and later), as does each other call when it
+    /// begins. Two at once would free it twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the handle is live inside the gate, and this thread has the turn [C1], or the communicator blocks and never has a job to be freed,
-        // so that NCCL only reads; the pointer is to a live value.
+        // SAFETY: the handle is live inside the gate, and this thread has the turn [C1], or the
+        // communicator blocks and never has a job to be freed, so that NCCL only reads; the pointer
+        // is to a live value.
         let code = self
             .nccl
             .code("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(self.handle.get(), &raw mut state) })?;
@@ -413,9 +432,11 @@ impl Inner {
 
     /// Makes the device's context the thread's.
     ///
-    /// NCCL launches on the communicator's device whichever context is current. But handle 0 is the default stream of the current context, for the driver
-    /// and for NCCL; and in a thread that has none, NCCL's runtime makes one on the first device, whose memory it takes. So it is asked at each call:
-    /// any library may have made another context current since the last, and tells nobody.
+    /// NCCL launches on the communicator's device whichever context is current. But handle 0 is the
+    /// default stream of the current context, for the driver and for NCCL; and in a thread that has
+    /// none, NCCL's runtime makes one on the first device, whose memory it takes. So it is asked at
+    /// each call: any library may have made another context current since the last, and tells
+    /// nobody.
     #[inline]
     pub(crate) fn bind(&self) -> Result<(), NcclError> {
         let mut current: CUcontext = std::ptr::null_mut();
@@ -424,8 +445,9 @@ impl Inner {
         if code == Ok(CudaCode::SUCCESS) && current == self.cu_context.0 { Ok(()) } else { set_current(&self.context) }
     }
 
-    /// As [`bind`](Self::bind), for work on a stream. The driver is asked only where the answer matters: for the streams that every context has, and for a
-    /// thread that may have no context. NCCL makes the communicator's device current itself where another one is.
+    /// As [`bind`](Self::bind), for work on a stream. The driver is asked only where the answer
+    /// matters: for the streams that every context has, and for a thread that may have no context.
+    /// NCCL makes the communicator's device current itself where another one is.
     #[inline]
     pub(crate) fn bind_for(&self, stream: &CudaStream) -> Result<(), NcclError> {
         if stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get() {
@@ -436,8 +458,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether what every call is checked for before its buffers is well, as it mostly is, and nothing has to be asked: the process is no fork, the
-    /// communicator lives, [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed, and
+    /// Whether what every call is checked for before its buffers is well, as it mostly is, and
+    /// nothing has to be asked: the process is no fork, the communicator lives,
+    /// [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed, and
     /// [`may_ask_later`](Self::may_ask_later) is true.
     #[inline]
     pub(crate) fn needs_no_care(&self, stream: &CudaStream) -> bool {
@@ -452,7 +475,8 @@ impl Inner {
         if stream.context().cu_ctx() != self.cu_context.0 {
             return self.check_context(call, "the stream", stream.context());
         }
-        // The stream of each thread can be waited for by no other one: not by who frees what it uses, nor by who aborts.
+        // The stream of each thread can be waited for by no other one: not by who frees what it
+        // uses, nor by who aborts.
         Ok(refuse_per_thread(call, stream)?)
     }
 
@@ -472,7 +496,7 @@ impl Inner {
     }
 }
 
-/// As good as for ever, and a time that the clock can still tell.
+/// As good as forever, and a time that the clock can still tell.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// A time to wait that can be added to any moment.

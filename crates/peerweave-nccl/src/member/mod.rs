@@ -1,4 +1,5 @@
-//! One rank's membership, as all handles, graphs, windows and operations share it: its state, its lock, and what calls note in it.
+//! One rank's membership, as all handles, graphs, windows and operations share it: its state, its
+//! lock, and what calls note in it.
 //!
 //! Waits for nothing but its lock; how a call or a communicator ends is `comm`.
 

@@ -1,6 +1,8 @@
-//! Which streams got work of a communicator: what deregistering memory waits for, and what the watchdog looks at.
+//! Which streams got work of a communicator: what deregistering memory waits for, and what the
+//! watchdog looks at.
 //!
-//! Invariant: a stream is noted inside the communicator's gate, before the call is given to NCCL; registering counts before NCCL registers.
+//! Invariant: a stream is noted inside the communicator's gate, before the call is given to NCCL;
+//! registering counts before NCCL registers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +17,8 @@ pub(crate) struct RegistrationUse {
 }
 
 impl RegistrationUse {
-    /// Notes that a call is about to be enqueued. One load where the stream is that of the call before.
+    /// Notes that a call is about to be enqueued. One load where the stream is that of the call
+    /// before.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);

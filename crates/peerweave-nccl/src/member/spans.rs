@@ -1,6 +1,7 @@
 //! Spans of calls for `tracing`, by the name `nccl`: which call, of which communicator.
 //!
-//! Events inside, such as warnings of an abort, belong to the call's span. Where nanoseconds count, none is made while nobody listens.
+//! Events inside, such as warnings of an abort, belong to the call's span. Where nanoseconds count,
+//! none is made while nobody listens.
 
 use tracing::span::EnteredSpan;
 
@@ -11,7 +12,8 @@ pub(crate) fn of(inner: &Inner, call: &'static str) -> EnteredSpan {
     tracing::trace_span!("nccl", call, communicator = inner.name.number, rank = inner.rank).entered()
 }
 
-/// As [`of`], for calls that are counted in nanoseconds: one load where nobody listens, while making a span then takes a look at its own place, too.
+/// As [`of`], for calls that are counted in nanoseconds: one load where nobody listens, while
+/// making a span then takes a look at its own place, too.
 #[inline]
 pub(crate) fn if_heard(inner: &Inner, call: &'static str) -> Option<EnteredSpan> {
     is_heard().then(|| of(inner, call))

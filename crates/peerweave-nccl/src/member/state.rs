@@ -1,17 +1,23 @@
-//! The gate of a communicator: who may call NCCL on its handle now, and whether the handle may be freed.
+//! The gate of a communicator: who may call NCCL on its handle now, and whether the handle may be
+//! freed.
 //!
-//! Knows nothing of NCCL. Whose turn it is is one word, which only who has the turn writes; the state and who looks in are another. So a call takes one
-//! locked instruction: each of the two sides writes its own word and then looks at the other's, and one of them sees the other.
+//! Knows nothing of NCCL. Whose turn it is is one word, which only who has the turn writes; the
+//! state and who looks in are another. So a call takes one locked instruction: each of the two
+//! sides writes its own word and then looks at the other's, and one of them sees the other.
 //!
 //! # Invariants
-//! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids calls on one communicator in no order.
-//! - **[G2]** After [`Gate::close`] nobody gets in, and it succeeds once: whoever it succeeds for frees the handle, after [`Gate::drain`].
-//! - **[G3]** A thread that may be stuck inside NCCL has said so by `dive` or `plunge`, which fail once the gate is closed. All others leave by
-//!   themselves, and are waited for however long that takes them: they do nothing in NCCL but ask for a state or a text.
+//! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids calls on one
+//!   communicator in no order.
+//! - **[G2]** After [`Gate::close`] nobody gets in, and it succeeds once: whoever it succeeds for
+//!   frees the handle, after [`Gate::drain`].
+//! - **[G3]** A thread that may be stuck inside NCCL has said so by `dive` or `plunge`, which fail
+//!   once the gate is closed. All others leave by themselves, and are waited for however long that
+//!   takes them: they do nothing in NCCL but ask for a state or a text.
 //!
-//! Who has said so and is not seen to leave is given up after a while, since an abort is what frees who is stuck. A thread that the system stops for
-//! longer than that between its word and its call looks the same, and calls on what was freed: who calls asks once more right before, and the rest
-//! is NCCL's rule too, which leaves to its callers when to abort.
+//! Who has said so and is not seen to leave is given up after a while, since an abort is what frees
+//! who is stuck. A thread that the system stops for longer than that between its word and its call
+//! looks the same, and calls on what was freed: the caller asks again right before, and the rest is
+//! NCCL's rule too, which leaves to its callers when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -116,13 +122,16 @@ const READER: u64 = 1 << 8;
 /// One who looks in and may be stuck in NCCL.
 const DEEP_READER: u64 = 1 << 32;
 
-/// The longest sleep of one who waits for the turn, in parts of what was waited already; and at least, and at most.
+/// The longest sleep of one who waits for the turn, in parts of what was waited already; and at
+/// least, and at most.
 const NAP: u32 = 8;
-/// Who has waited for longer gets the turn before those who come later, who would else take it as often as they ask.
+/// Who has waited for longer gets the turn before those who come later, who would else take it as
+/// often as they ask.
 const HUNGRY_AFTER: Duration = Duration::from_millis(5);
 const NAPS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// The model checker takes sequentially consistent accesses for less than they are, and only believes in fences.
+/// The model checker takes sequentially consistent accesses for less than they are, and only
+/// believes in fences.
 #[inline]
 fn fenced() {
     #[cfg(loom)]
@@ -147,7 +156,8 @@ fn with_state(word: u64, state: State) -> u64 {
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Taken by who finds it free; then written by who has it alone, so that leaving is a plain store. Counts the turns, so that two calls look different.
+    /// Taken by who finds it free; then written by who has it alone, so that leaving is a plain
+    /// store. Counts the turns, so that two calls look different.
     turn: AtomicU64,
     /// How many wait for the turn.
     waiting: AtomicU32,
@@ -194,10 +204,12 @@ enum Presence {
 }
 
 impl Gate {
-    /// What [`stuck_in`](Self::stuck_in) gives where nobody has the turn, and a thread looks in: no number of a turn.
+    /// What [`stuck_in`](Self::stuck_in) gives where nobody has the turn, and a thread looks in: no
+    /// number of a turn.
     pub(crate) const READER: u64 = SHALLOW;
 
-    /// Goes in alone. While another is inside, waits for as long as `patience` says; it is asked only then.
+    /// Goes in alone. While another is inside, waits for as long as `patience` says; it is asked
+    /// only then.
     #[inline]
     pub(crate) fn enter(&self, allowed: Allowed, patience: impl FnOnce() -> Duration) -> Result<Inside<'_>, Refused> {
         match self.take_first(SHALLOW) {
@@ -206,12 +218,14 @@ impl Gate {
         }
     }
 
-    /// Goes in alone and dives, in one step, where nobody is inside and the state is live; `None` elsewhere. To call NCCL at once.
+    /// Goes in alone and dives, in one step, where nobody is inside and the state is live; `None`
+    /// elsewhere. To call NCCL at once.
     #[inline]
     pub(crate) fn plunge(&self) -> Option<Inside<'_>> {
         let inside = self.take_first(DEEP)?;
         fenced();
-        // As in `dive`: either this thread sees that the gate is closed, or who closes it sees this thread [G3].
+        // As in `dive`: either this thread sees that the gate is closed, or who closes it sees this
+        // thread [G3].
         if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
     }
 
@@ -223,9 +237,9 @@ impl Gate {
 
     #[inline]
     fn take(&self, depth: u64) -> Option<Inside<'_>> {
-        // Acquires what who had the turn before released: what one call did to the communicator comes before the next call.
-        // In the one order of all with `close` and `drain`.
-        // Not `then_some`: one that is made and dropped gives the turn away.
+        // Acquires what who had the turn before released: what one call did to the communicator
+        // comes before the next call. In the one order of all with `close` and `drain`. Not
+        // `then_some`: one that is made and dropped gives the turn away.
         let turn = self.turn.load(Relaxed);
         (turn & DEPTH == FREE && self.turn.compare_exchange(turn, turn | depth, SeqCst, Relaxed).is_ok()).then(|| Inside(self))
     }
@@ -247,8 +261,10 @@ impl Gate {
             let Some(rest) = patience.checked_sub(start.elapsed()) else { return Err(Refused::Busy) };
             let guard = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
             self.waiting.fetch_add(1, SeqCst);
-            // Who changes the state takes the mutex after that, so that its wake-up is never lost. Who leaves does not pay for a fence between
-            // its store and its look at who waits: in the nanoseconds until the store is seen, its wake-up can be lost, and then the nap ends.
+            // Who changes the state takes the mutex after that, so that its wake-up is never lost.
+            // Who leaves does not pay for a fence between its store and its look at who waits: in
+            // the nanoseconds until the store is seen, its wake-up can be lost, and then the nap
+            // ends.
             let is_others = self.turn.load(SeqCst) & DEPTH != FREE || hunger.is_none() && self.hungry.load(Relaxed) != 0;
             if is_others && allowed.has(self.state()) {
                 let nap = (start.elapsed() / NAP).clamp(NAPS[0], NAPS[1]).min(rest);
@@ -276,14 +292,16 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// A thread that may be stuck in NCCL now, by a number that stays the same until it is out. Costs the threads inside nothing.
+    /// A thread that may be stuck in NCCL now, by a number that stays the same until it is out.
+    /// Costs the threads inside nothing.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (turn, word) = (self.turn.load(Acquire), self.word.load(Acquire));
         let reader = (word >= DEEP_READER).then_some(Self::READER);
         (turn & DEPTH == DEEP).then_some(turn).or(reader)
     }
 
-    /// Changes the state of what is not closed, and gives what it was. Gives the state that is kept instead, if it is closed.
+    /// Changes the state of what is not closed, and gives what it was. Gives the state that is kept
+    /// instead, if it is closed.
     pub(crate) fn set(&self, state: State) -> Result<State, State> {
         let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
         let before = self.word.fetch_update(SeqCst, Acquire, change).map(state_of).map_err(state_of)?;
@@ -292,7 +310,8 @@ impl Gate {
         Ok(before)
     }
 
-    /// Changes one state to another, unless it is something else by now. What is closed stays closed [G2].
+    /// Changes one state to another, unless it is something else by now. What is closed stays
+    /// closed [G2].
     pub(crate) fn change(&self, from: State, to: State) -> Result<(), State> {
         let change = |word| (state_of(word) == from && !from.is_closed()).then_some(with_state(word, to));
         self.word.fetch_update(SeqCst, Acquire, change).map_err(state_of)?;
@@ -306,13 +325,15 @@ impl Gate {
         self.set(state).map(|_| ())
     }
 
-    /// As [`close`](Self::close), only from one state: not from what somebody who looks in has made of it, and may be inside NCCL for.
+    /// As [`close`](Self::close), only from one state: not from what somebody who looks in has made
+    /// of it, and may be inside NCCL for.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
     }
 
-    /// After `close`: waits until nobody uses the handle, or all who do are stuck in NCCL for `grace`. Gives whether nobody does.
+    /// After `close`: waits until nobody uses the handle, or all who do are stuck in NCCL for
+    /// `grace`. Gives whether nobody does.
     ///
     /// Waits without a limit for who only passes through [G3]: for a thread of this crate.
     pub(crate) fn drain(&self, grace: Duration) -> bool {
@@ -330,7 +351,8 @@ impl Gate {
         }
     }
 
-    /// Who is inside, after `close`. Two looks are enough: who comes between them finds the gate closed, and touches nothing.
+    /// Who is inside, after `close`. Two looks are enough: who comes between them finds the gate
+    /// closed, and touches nothing.
     fn presence(&self) -> Presence {
         fenced();
         let (turn, word) = (self.turn.load(SeqCst), self.word.load(SeqCst));
@@ -359,10 +381,12 @@ impl<'a> Inside<'a> {
         if allowed.has(state) { Ok(self) } else { Err(Refused::State(state)) }
     }
 
-    /// Before a call that may be stuck inside NCCL. Gives the state instead if the gate was closed meanwhile: the handle is not to be used then.
+    /// Before a call that may be stuck inside NCCL. Gives the state instead if the gate was closed
+    /// meanwhile: the handle is not to be used then.
     pub(crate) fn dive(&self) -> Result<(), State> {
-        // The store comes before the load in the one order of all, as does the change of state in `close` before the looks of `drain`. So either this
-        // thread sees that it is closed, or who closes sees this thread [G3].
+        // The store comes before the load in the one order of all, as does the change of state in
+        // `close` before the looks of `drain`. So either this thread sees that it is closed, or who
+        // closes sees this thread [G3].
         self.0.turn.store(self.turn() | DEEP, SeqCst);
         fenced();
         let state = self.0.state();

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of this thread: of no other one before or after it. Not the system's, which is given again.
+/// The number of this thread: of no other one before or after it. Not the system's, which is given
+/// again.
 #[inline]
 pub(crate) fn this_thread() -> u64 {
     thread_local! {

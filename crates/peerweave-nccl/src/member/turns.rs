@@ -1,6 +1,7 @@
 //! The turns of several communicators at once, for calls that NCCL gets together.
 //!
-//! One turn is `state.rs`. Invariant: turns are taken in one order in the whole process, so that two threads cannot wait for each other.
+//! One turn is `state.rs`. Invariant: turns are taken in one order in the whole process, so that
+//! two threads cannot wait for each other.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -39,7 +40,8 @@ impl<'a> Deref for Turns<'a> {
 /// Goes into several gates.
 ///
 /// # Errors
-/// As [`Inner::enter`]; [`NcclError::Misuse`] unless all are of one library, and all blocking or all non-blocking.
+/// As [`Inner::enter`]; [`NcclError::Misuse`] unless all are of one library, and all blocking or
+/// all non-blocking.
 pub(crate) fn enter_all<'a>(
     call: &'static str,
     allowed: Allowed,

@@ -1,6 +1,7 @@
 //! Memory that NCCL allocates: what windows, and the fastest ways of its collectives, need.
 //!
-//! Registering it is `window.rs`. How it is copied, shared and freed is [`DeviceMemory`]'s, which this is a kind of.
+//! Registering it is `window.rs`. How it is copied, shared and freed is [`DeviceMemory`]'s, which
+//! this is a kind of.
 //!
 //! Invariant: it is freed after all work on every stream that it was handed to.
 
@@ -19,14 +20,17 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::set_current;
 use crate::{Nccl, ResultCode};
 
-/// Device memory of `len` elements from NCCL's own allocator. Clones and slices are handles of the same memory.
+/// Device memory of `len` elements from NCCL's own allocator. Clones and slices are handles of the
+/// same memory.
 ///
-/// Used as any other device memory: see [`DeviceMemory`], whose rules hold here, and which it converts to.
+/// Used as any other device memory: see [`DeviceMemory`], whose rules hold here, and which it
+/// converts to.
 ///
-/// NCCL registers such memory by itself when collectives are captured into graphs: on H200s, large all-reduces out of place were 5 to 8 % faster than
-/// from memory of the driver.
+/// NCCL registers such memory by itself when collectives are captured into graphs: on H200s, large
+/// all-reduces out of place were 5 to 8 % faster than from memory of the driver.
 ///
-/// One handle is not read and written by one call: what works in place is a call of its own. (Of two handles of the same memory, the call says so.)
+/// One handle is not read and written by one call: what works in place is a call of its own. (Of
+/// two handles of the same memory, the call says so.)
 ///
 /// ```compile_fail,E0502
 /// # use std::sync::Arc;
@@ -50,13 +54,15 @@ use crate::{Nccl, ResultCode};
 pub struct NcclMem<T>(DeviceMemory<T>);
 
 impl<T: Element> NcclMem<T> {
-    /// Allocates `len` elements, with unspecified values, on the device of `context`. Zero elements are allowed. NCCL 2.19.1.
+    /// Allocates `len` elements, with unspecified values, on the device of `context`. Zero elements
+    /// are allowed. NCCL 2.19.1.
     ///
     /// NCCL rounds up to whole pages of the device, 2 MiB and more.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.19.1; [`NcclError::Misuse`] for more than the address space; [`NcclError::Forked`]; NCCL's own
-    /// ([`ResultCode::UNHANDLED_CUDA_ERROR`]) where memory runs out, after everything that was dropped has been freed or a second has passed.
+    /// [`NcclError::Unsupported`] before 2.19.1; [`NcclError::Misuse`] for more than the address
+    /// space; [`NcclError::Forked`]; NCCL's own ([`ResultCode::UNHANDLED_CUDA_ERROR`]) where memory
+    /// runs out, after everything that was dropped has been freed or a second has passed.
     pub fn alloc(nccl: Nccl, context: &Arc<CudaContext>, len: usize) -> Result<Self, NcclError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
             let (found, expected) = (i64::try_from(len).unwrap_or(i64::MAX), "as many elements as fit in the address space");
@@ -67,7 +73,8 @@ impl<T: Element> NcclMem<T> {
         set_current(context)?;
         let mut pointer = std::ptr::null_mut();
         let allocate = || {
-            // SAFETY: the pointer is to a live pointer. An allocation of nothing is an error of NCCL's, so at least one byte.
+            // SAFETY: the pointer is to a live pointer. An allocation of nothing is an error of
+            // NCCL's, so at least one byte.
             relaxed(|| nccl.call("ncclMemAlloc", |api| unsafe { api.ncclMemAlloc(&raw mut pointer, bytes.max(1)) }))
         };
         // What NCCL says of too little memory, among other things.
@@ -77,7 +84,8 @@ impl<T: Element> NcclMem<T> {
         let free = move || {
             let _counted = counted;
             let pointer = std::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: the last handle is gone, and the streams that used the memory have passed that work.
+            // SAFETY: the last handle is gone, and the streams that used the memory have passed
+            // that work.
             if let Err(error) = nccl.call("ncclMemFree", |api| unsafe { api.ncclMemFree(pointer) }) {
                 tracing::warn!(%error, "while memory was freed");
             }
@@ -132,7 +140,8 @@ impl<T> NcclMem<T> {
         self.0.is_empty()
     }
 
-    /// The device address of the first element. Using it is `unsafe` elsewhere; it is valid while a handle lives.
+    /// The device address of the first element. Using it is `unsafe` elsewhere; it is valid while a
+    /// handle lives.
     pub fn address(&self) -> CUdeviceptr {
         self.0.address()
     }

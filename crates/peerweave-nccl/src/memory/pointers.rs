@@ -1,8 +1,11 @@
-//! Where kernels find the ranks' parts of a window: addresses, multicasts, and a fabric's names (NCCL 2.29.2).
+//! Where kernels find the ranks' parts of a window: addresses, multicasts, and a fabric's names
+//! (NCCL 2.29.2).
 //!
-//! Registering windows is `window.rs`. No address here may be used by the host: they are of the devices, and other ranks write behind them.
+//! Registering windows is `window.rs`. No address here may be used by the host: they are of the
+//! devices, and other ranks write behind them.
 //!
-//! Invariant: an offset that is handed to NCCL lies inside the window, and nothing of a multicast is asked for where multicasts are forbidden.
+//! Invariant: an offset that is handed to NCCL lies inside the window, and nothing of a multicast
+//! is asked for where multicasts are forbidden.
 
 use std::ffi::{c_int, c_void};
 
@@ -27,23 +30,26 @@ pub struct LogicalEndpoint {
 }
 
 impl<T: Element> Window<T> {
-    /// The address of element `offset` of a rank's window, for loads and stores of kernels on this rank's device; `None` where they do not reach that
-    /// rank. For this rank's own it is another than the memory's, since NCCL maps that once more. NCCL 2.29.2.
+    /// The address of element `offset` of a rank's window, for loads and stores of kernels on this
+    /// rank's device; `None` where they do not reach that rank. For this rank's own it is another
+    /// than the memory's, since NCCL maps that a second time. NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of its window or of this rank's own; [`NcclError::Unsupported`] before;
-    /// [`NcclError::Dead`].
+    /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of its window or
+    /// of this rank's own; [`NcclError::Unsupported`] before; [`NcclError::Dead`].
     pub fn peer_pointer(&self, rank: usize, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetPeerDevicePointer";
         let peer = number(CALL, "the rank", rank, self.communicator().n_ranks())?;
         let offset = self.place(CALL, rank, offset)?;
         self.pointer(CALL, |api, window, out| {
-            // SAFETY: the window is live inside the gate, the offset inside of it; the pointer is to a live pointer.
+            // SAFETY: the window is live inside the gate, the offset inside of it; the pointer is
+            // to a live pointer.
             unsafe { api.ncclGetPeerDevicePointer(window, offset, peer, out) }
         })
     }
 
-    /// As [`peer_pointer`](Self::peer_pointer), by the index in [`lsa_team`](crate::Communicator::lsa_team), all of whose ranks are reached.
+    /// As [`peer_pointer`](Self::peer_pointer), by the index in
+    /// [`lsa_team`](crate::Communicator::lsa_team), all of whose ranks are reached.
     ///
     /// # Errors
     /// As [`peer_pointer`](Self::peer_pointer), for an index that the team does not have.
@@ -59,11 +65,12 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The address of element `offset` in the multicast of the LSA team, for multimem instructions of kernels; `None` where the hardware has none.
-    /// NCCL 2.29.2.
+    /// The address of element `offset` in the multicast of the LSA team, for multimem instructions
+    /// of kernels; `None` where the hardware has none. NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::MulticastDisabled`], before NCCL is called; else as [`peer_pointer`](Self::peer_pointer), the offset in this rank's window.
+    /// [`NcclError::MulticastDisabled`], before NCCL is called; else as
+    /// [`peer_pointer`](Self::peer_pointer), the offset in this rank's window.
     pub fn lsa_multimem_pointer(&self, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetLsaMultimemDevicePointer";
         multicast_switch()?;
@@ -74,10 +81,12 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// As [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), of a team that a device communicator was made for.
+    /// As [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), of a team that a device
+    /// communicator was made for.
     ///
     /// # Errors
-    /// As [`lsa_multimem_pointer`](Self::lsa_multimem_pointer); [`NcclError::Misuse`] for the handle of a team that has no multicast.
+    /// As [`lsa_multimem_pointer`](Self::lsa_multimem_pointer); [`NcclError::Misuse`] for the
+    /// handle of a team that has no multicast.
     pub fn multimem_pointer(&self, team: MultimemHandle, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetMultimemDevicePointer";
         multicast_switch()?;
@@ -95,7 +104,8 @@ impl<T: Element> Window<T> {
     /// The fabric's name of element `offset` of a rank's window. NCCL 2.31.1.
     ///
     /// # Errors
-    /// [`NcclError::Nccl`] where there is no fabric, see [`CommProperties::cft`](crate::CommProperties::cft); [`NcclError::Unsupported`] before; else
+    /// [`NcclError::Nccl`] where there is no fabric, see
+    /// [`CommProperties::cft`](crate::CommProperties::cft); [`NcclError::Unsupported`] before; else
     /// as [`peer_pointer`](Self::peer_pointer).
     pub fn peer_endpoint(&self, rank: usize, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetPeerDeviceLeInfo";
@@ -107,10 +117,12 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The fabric's name of element `offset` of the window of a member of a fabric team, by its index there. NCCL 2.31.1.
+    /// The fabric's name of element `offset` of the window of a member of a fabric team, by its
+    /// index there. NCCL 2.31.1.
     ///
     /// # Errors
-    /// As [`peer_endpoint`](Self::peer_endpoint), also for an index that the team does not have, and for a team of another rank or communicator.
+    /// As [`peer_endpoint`](Self::peer_endpoint), also for an index that the team does not have,
+    /// and for a team of another rank or communicator.
     pub fn cft_endpoint(&self, team: DeviceTeam, index: usize, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetCftDeviceLeInfo";
         let raw = team.to_raw(CALL, self.communicator().rank(), self.communicator().n_ranks())?;
@@ -122,10 +134,12 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The fabric's name of element `offset` of all windows that its multicast reaches. NCCL 2.31.1.
+    /// The fabric's name of element `offset` of all windows that its multicast reaches. NCCL
+    /// 2.31.1.
     ///
     /// # Errors
-    /// [`NcclError::MulticastDisabled`], before NCCL is called; else as [`peer_endpoint`](Self::peer_endpoint).
+    /// [`NcclError::MulticastDisabled`], before NCCL is called; else as
+    /// [`peer_endpoint`](Self::peer_endpoint).
     pub fn multimem_endpoint(&self, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetMultimemDeviceLeInfo";
         multicast_switch()?;

@@ -1,10 +1,14 @@
-//! Registered memory: windows, which every rank registers together and any rank may write into, and buffers that one rank registers.
+//! Registered memory: windows, which every rank registers together and any rank may write into, and
+//! buffers that one rank registers.
 //!
-//! What is done with windows is `one_sided.rs`, where kernels find them `pointers.rs`; memory for them `mem.rs`.
+//! What is done with windows is `one_sided.rs`, where kernels find them `pointers.rs`; memory for
+//! them `mem.rs`.
 //!
 //! # Invariants
-//! - **[W1]** The memory of a window lives until the window is deregistered or the communicator is freed: a peer may write into it until then.
-//! - **[W2]** So a window that is only dropped stays registered as long as the communicator; giving it back earlier is a collective call.
+//! - **[W1]** The memory of a window lives until the window is deregistered or the communicator is
+//!   freed: a peer may write into it until then.
+//! - **[W2]** So a window that is only dropped stays registered as long as the communicator; giving
+//!   it back earlier is a collective call.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -28,7 +32,8 @@ use crate::member::turns::enter_all;
 use crate::sys::{self, Api, ncclComm_t, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
 use crate::{OnExpiry, Version};
 
-/// From here on NCCL finds a peer's window whatever its length is; before, by the length of its own, silently at a wrong place.
+/// From here on NCCL finds a peer's window whatever its length is; before, by the length of its
+/// own, silently at a wrong place.
 const LENGTHS_DIFFER: Version = Version::new(2, 30, 7);
 
 /// What a window is for. The default is any use.
@@ -42,7 +47,8 @@ pub struct WindowKind {
 impl WindowKind {
     /// Any use.
     pub const DEFAULT: Self = Self { flags: sys::NCCL_WIN_DEFAULT, since: None };
-    /// Collectives on it use NCCL's symmetric kernels: every rank gives buffers at the same offset of its window.
+    /// Collectives on it use NCCL's symmetric kernels: every rank gives buffers at the same offset
+    /// of its window.
     pub const SYMMETRIC: Self = Self { flags: sys::NCCL_WIN_COLL_SYMMETRIC, since: None };
     /// Accesses from kernels stay in order. NCCL 2.29.7.
     pub const STRICT_ORDERING: Self = Self::since(sys::NCCL_WIN_STRICT_ORDERING, "NCCL_WIN_STRICT_ORDERING", [2, 29, 7]);
@@ -67,10 +73,12 @@ impl WindowKind {
     }
 }
 
-/// Memory of `T` that every rank of a communicator has registered. A handle: clones are the same window.
+/// Memory of `T` that every rank of a communicator has registered. A handle: clones are the same
+/// window.
 ///
-/// Dropping it does nothing that others could notice: they may still write into the memory, which stays allocated until the communicator is freed.
-/// [`deregister`](Self::deregister) gives it back earlier.
+/// Dropping it does nothing that others could notice: they may still write into the memory, which
+/// stays allocated until the communicator is freed. [`deregister`](Self::deregister) gives it back
+/// earlier.
 ///
 /// What is put into it has its type:
 ///
@@ -102,11 +110,13 @@ pub(crate) struct Registered {
 /// A handle of NCCL.
 struct Raw<P>(*mut P);
 
-// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be
-// caught by the test `windows_are_put_into_by_every_rank`.
+// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle;
+// synchronised by the communicator's gate. Would be caught by the test
+// `windows_are_put_into_by_every_rank`.
 unsafe impl<P> Send for Raw<P> {}
-// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be
-// caught by the test `windows_are_put_into_by_every_rank`.
+// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle;
+// synchronised by the communicator's gate. Would be caught by the test
+// `windows_are_put_into_by_every_rank`.
 unsafe impl<P> Sync for Raw<P> {}
 
 impl Registered {
@@ -128,8 +138,9 @@ impl Registered {
     fn give_back(&self, call: &'static str, end: Instant) -> Result<(), NcclError> {
         let handle = self.handle.0;
         give_back(call, &self.communicator, end, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration: the value is not used again. No
-            // stream of this rank uses it, and no graph will.
+            // SAFETY: the handle is live inside the gate, the window is its own, and this is the
+            // only deregistration: the value is not used again. No stream of this rank uses it, and
+            // no graph will.
             unsafe { api.ncclCommWindowDeregister(comm, handle) }
         })
     }
@@ -144,17 +155,18 @@ impl Drop for Registered {
 }
 
 impl<T: Element> Window<T> {
-    /// Registers memory. `None` where NCCL has no windows here: it needs devices that reach each other's memory, and memory of its own allocator
-    /// ([`NcclMem`](crate::NcclMem)) or made in the same way. NCCL 2.27.3.
+    /// Registers memory. `None` where NCCL has no windows here: it needs devices that reach each
+    /// other's memory, and memory of its own allocator ([`NcclMem`](crate::NcclMem)) or made in the
+    /// same way. NCCL 2.27.3.
     ///
     /// # Collective
-    /// All ranks, at the same place among their calls; ranks of one thread by [`register_all`](Self::register_all). Lengths may differ
-    /// from NCCL 2.30.7 on.
+    /// All ranks, at the same place among their calls; ranks of one thread by
+    /// [`register_all`](Self::register_all). Lengths may differ from NCCL 2.30.7 on.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for memory that is borrowed, of another device, empty, or whose address is no multiple of 4096, and for lengths that differ
-    /// before NCCL 2.30.7, on every rank;
-    /// [`NcclError::Unsupported`]; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] for memory that is borrowed, of another device, empty, or whose
+    /// address is no multiple of 4096, and for lengths that differ before NCCL 2.30.7, on every
+    /// rank; [`NcclError::Unsupported`]; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own.
     pub fn register(
         communicator: &Communicator,
         memory: &impl DeviceBuffer<T>,
@@ -163,7 +175,8 @@ impl<T: Element> Window<T> {
         Self::register_all(&[(communicator, memory)], kind).map(|mut made| made.pop().flatten())
     }
 
-    /// As [`register`](Self::register), for several ranks of this thread. The result is in their order.
+    /// As [`register`](Self::register), for several ranks of this thread. The result is in their
+    /// order.
     ///
     /// # Collective
     /// As [`register`](Self::register).
@@ -196,7 +209,8 @@ impl<T: Element> Window<T> {
         let registered = together(CALL, &communicators, |index, inner| {
             let place = &places[index];
             let (pointer, len) = (place.pointer(), place.len_bytes as usize);
-            // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept [W1]; the slot lives as long as NCCL may write to it.
+            // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept
+            // [W1]; the slot lives as long as NCCL may write to it.
             inner.nccl.code(CALL, |api| unsafe {
                 api.ncclCommWindowRegister(inner.handle.get(), pointer, len, slots[index].as_ptr(), kind.flags)
             })
@@ -222,7 +236,8 @@ impl<T: Element> Window<T> {
                 is_parked: true,
             }));
         }
-        // Every rank takes part, with or without a window: puts are checked against the length of the rank they go to.
+        // Every rank takes part, with or without a window: puts are checked against the length of
+        // the rank they go to.
         let mine: Vec<u64> = made
             .iter()
             .zip(members)
@@ -243,15 +258,17 @@ impl<T: Element> Window<T> {
         Ok(made.into_iter().zip(lens).map(finish).collect())
     }
 
-    /// Gives the window back before the communicator ends, when every rank has called this and has completed its puts and what it enqueued on
-    /// `stream` before.
+    /// Gives the window back before the communicator ends, when every rank has called this and has
+    /// completed its puts and what it enqueued on `stream` before.
     ///
     /// # Collective
     /// All ranks, from their own threads or processes.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] while a clone or a recorded call uses the window, or captured graphs use the communicator (they hold addresses in its windows);
-    /// [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own. After an error the window stays registered until the communicator ends.
+    /// [`NcclError::Misuse`] while a clone or a recorded call uses the window, or captured graphs
+    /// use the communicator (they hold addresses in its windows); [`NcclError::Timeout`];
+    /// [`NcclError::Dead`]; NCCL's own. After an error the window stays registered until the
+    /// communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Window::deregister";
         let mut registered = self.only_handle(CALL)?;
@@ -264,10 +281,13 @@ impl<T: Element> Window<T> {
         Ok(())
     }
 
-    /// Gives this rank's window back alone, when what this rank has enqueued on the communicator is complete. No other rank has to call.
+    /// Gives this rank's window back alone, when what this rank has enqueued on the communicator is
+    /// complete. No other rank has to call.
     ///
-    /// NCCL's own tables are free again. The memory is not: peers may still write into it, so it stays allocated until the communicator ends, where
-    /// [`deregister`](Self::deregister) gives it back as well. A peer must not put into this window afterwards: NCCL does not say what it finds there.
+    /// NCCL's own tables are free again. The memory is not: peers may still write into it, so it
+    /// stays allocated until the communicator ends, where [`deregister`](Self::deregister) gives it
+    /// back as well. A peer must not put into this window afterwards: NCCL does not say what it
+    /// finds there.
     ///
     /// # Errors
     /// As [`deregister`](Self::deregister).
@@ -326,7 +346,8 @@ impl<T: Element> Window<T> {
         self.inner.handle.0
     }
 
-    /// NCCL's handle, for kernels that were linked with its device code. Of use while the window is registered.
+    /// NCCL's handle, for kernels that were linked with its device code. Of use while the window is
+    /// registered.
     pub fn device_handle(&self) -> u64 {
         self.raw_handle().expose_provenance() as u64
     }
@@ -351,8 +372,8 @@ impl<T> fmt::Debug for Window<T> {
 
 /// A buffer that one rank has registered, so that collectives on it need not copy it first.
 ///
-/// Dropping it leaves it registered until the communicator ends, since peers may still reach into the memory;
-/// [`deregister`](Self::deregister) gives it back earlier.
+/// Dropping it leaves it registered until the communicator ends, since peers may still reach into
+/// the memory; [`deregister`](Self::deregister) gives it back earlier.
 pub struct Registration {
     communicator: Communicator,
     handle: Raw<c_void>,
@@ -363,7 +384,8 @@ impl Communicator {
     /// Registers a buffer of this rank. Its memory is kept alive. NCCL 2.19.1.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for memory that is borrowed, empty, or of another device; [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] for memory that is borrowed, empty, or of another device;
+    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
     pub fn register<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NcclError> {
         const CALL: &str = "register";
         let _span = spans::of(&self.inner, CALL);
@@ -372,7 +394,8 @@ impl Communicator {
         self.inner.registered.add();
         // After an error it stays counted: NCCL may have made it.
         let handle = self.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
-            // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept; the place is live.
+            // SAFETY: the handle is live inside the gate; the memory is as long as that and is
+            // kept; the place is live.
             unsafe { api.ncclCommRegister(comm, pointer, len, place) }
         })?;
         Ok(Registration { communicator: self.clone(), handle: Raw(handle), keep: Some(place.keep) })
@@ -380,15 +403,16 @@ impl Communicator {
 }
 
 impl Registration {
-    /// Gives the registration back before the communicator ends. Waits until every rank has called this and has completed what it enqueued on `stream`
-    /// before.
+    /// Gives the registration back before the communicator ends. Waits until every rank has called
+    /// this and has completed what it enqueued on `stream` before.
     ///
     /// # Collective
     /// All ranks that registered, which must be all ranks of the communicator.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] while captured graphs use the communicator; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own. After an error it stays
-    /// registered until the communicator ends.
+    /// [`NcclError::Misuse`] while captured graphs use the communicator; [`NcclError::Timeout`];
+    /// [`NcclError::Dead`]; NCCL's own. After an error it stays registered until the communicator
+    /// ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Registration::deregister";
         let end = deadline_after(deadline);
@@ -399,8 +423,9 @@ impl Registration {
         self.give_back(CALL, end)
     }
 
-    /// Gives the registration back alone, when what this rank has enqueued on the communicator is complete. No other rank has to call, and the memory is
-    /// free afterwards: a collective is complete on this rank only when no other one reads or writes this rank's buffers any more.
+    /// Gives the registration back alone, when what this rank has enqueued on the communicator is
+    /// complete. No other rank has to call, and the memory is free afterwards: a collective is
+    /// complete on this rank only when no other one reads or writes this rank's buffers any more.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -414,8 +439,8 @@ impl Registration {
     /// ```
     ///
     /// # Errors
-    /// As [`deregister`](Self::deregister); [`NcclError::Timeout`] where a stream that this communicator was used on is still busy, other work on it
-    /// included.
+    /// As [`deregister`](Self::deregister); [`NcclError::Timeout`] where a stream that this
+    /// communicator was used on is still busy, other work on it included.
     pub fn deregister_local(self, deadline: Duration) -> Result<(), NcclError> {
         self.give_back("Registration::deregister_local", deadline_after(deadline))
     }
@@ -424,8 +449,9 @@ impl Registration {
         let _span = spans::of(&self.communicator.inner, call);
         let handle = self.handle.0;
         give_back(call, &self.communicator, end, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the registration is its own, and this is the only deregistration: the value is not used again.
-            // No stream of this rank uses it, and no graph will.
+            // SAFETY: the handle is live inside the gate, the registration is its own, and this is
+            // the only deregistration: the value is not used again. No stream of this rank uses it,
+            // and no graph will.
             unsafe { api.ncclCommDeregister(comm, handle) }
         })?;
         self.keep = None;
@@ -477,8 +503,8 @@ impl Place {
     }
 }
 
-/// Has NCCL forget registered memory, once the streams that got work since are idle; unless captured graphs use the communicator, which may hold
-/// addresses in it.
+/// Has NCCL forget registered memory, once the streams that got work since are idle; unless
+/// captured graphs use the communicator, which may hold addresses in it.
 fn give_back(
     call: &'static str,
     communicator: &Communicator,
@@ -493,7 +519,8 @@ fn give_back(
             communicator.wait_with(&used, rest(), OnExpiry::LeaveAlone)?;
         }
         let inside = inner.enter_within(call, Allowed::LIVE, rest)?;
-        // A capture, or a call of another thread, may have come between, but not while this thread is inside.
+        // A capture, or a call of another thread, may have come between, but not while this thread
+        // is inside.
         lifecycle::no_graphs(call, [inner], Duration::ZERO)?;
         let mut idle = true;
         for used in inner.registered.streams() {
@@ -575,7 +602,8 @@ fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64
     Ok(all)
 }
 
-/// Waits until every rank is here, and has completed what it enqueued on the stream, and on those that may use what is registered, before.
+/// Waits until every rank is here, and has completed what it enqueued on the stream, and on those
+/// that may use what is registered, before.
 fn meet(call: &'static str, communicator: &Communicator, stream: &Arc<CudaStream>, end: Instant) -> Result<(), NcclError> {
     // Before the driver, which does not work in a fork, is asked.
     communicator.nccl().not_forked(call)?;

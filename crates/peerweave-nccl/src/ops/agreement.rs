@@ -1,10 +1,12 @@
-//! What the ranks of one group have to agree about: the same collectives in the same order, with the same lengths, types, roots and reductions; and
-//! receives as long as their sends.
+//! What the ranks of one group have to agree about: the same collectives in the same order, with
+//! the same lengths, types, roots and reductions; and receives as long as their sends.
 //!
-//! NCCL compares none of that: ranks that disagree never meet, or move too much. Ranks of other threads and processes are not seen here.
+//! NCCL compares none of that: ranks that disagree never meet, or move too much. Ranks of other
+//! threads and processes are not seen here.
 //!
-//! Invariant: only calls that meet each other are compared. Collectives are numbered on each communicator; sends and receives are compared only
-//! between ranks whose transfers have all been paired within groups so far.
+//! Invariant: only calls that meet each other are compared. Collectives are numbered on each
+//! communicator; sends and receives are compared only between ranks whose transfers have all been
+//! paired within groups so far.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +23,8 @@ use crate::sys::{ncclDataType_t, ncclRedOp_t};
 /// A recorded call and its communicator.
 pub(crate) type Recorded<'a, 'env> = (&'a Arc<Inner>, &'a Request<'env>);
 
-/// An error where two ranks of one communicator disagree. The callers are inside the gates of all of them.
+/// An error where two ranks of one communicator disagree. The callers are inside the gates of all
+/// of them.
 ///
 /// # Errors
 /// [`MisuseKind::Disagreement`].

@@ -1,8 +1,10 @@
-//! What every call is checked for: the communicator, the stream, element types, lengths, ranks, devices, overlaps.
+//! What every call is checked for: the communicator, the stream, element types, lengths, ranks,
+//! devices, overlaps.
 //!
 //! Which lengths each call wants is in `shapes.rs`. Nothing is issued here, and nothing waits.
 //!
-//! Invariant: while what a check has filled in `Holds` lives, the memory of the call stays allocated, and its stream's order with other streams holds.
+//! Invariant: while what a check has filled in `Holds` lives, the memory of the call stays
+//! allocated, and its stream's order with other streams holds.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -18,7 +20,8 @@ use crate::ops::reduction::{Made, Reduction};
 use crate::sys::{ncclDataType_t, ncclRedOp_t};
 use crate::{Call, Nccl, Version};
 
-/// The library's number of an element type. Types that it does not know yet can still be moved, as bytes.
+/// The library's number of an element type. Types that it does not know yet can still be moved, as
+/// bytes.
 #[inline]
 pub(crate) fn data_type(call: &'static str, nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t, NcclError> {
     Ok(match dtype {
@@ -223,13 +226,15 @@ impl<'c, 'a> At<'c, 'a> {
         if access.is_guarded() {
             self.holds.guards[which] = Some(access);
         } else {
-            // Its owner waits for no word, so that dropping it does nothing; but that would be a call.
+            // Its owner waits for no word, so that dropping it does nothing; but that would be a
+            // call.
             std::mem::forget(access);
         }
         address
     }
 
-    /// The last of the checks: that the buffers share no memory, and that taking them did not make the stream part of a capture.
+    /// The last of the checks: that the buffers share no memory, and that taking them did not make
+    /// the stream part of a capture.
     #[inline(always)]
     pub(crate) fn finish(&mut self, send: Option<Operand>, recv: Option<Operand>) -> Checked<()> {
         if let (Some(send), Some(recv)) = (send, recv) {
@@ -282,7 +287,8 @@ fn finish_with_care(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut 
 }
 
 impl At<'_, '_> {
-    /// What every call is checked for before its buffers, where [`Inner::needs_no_care`] does not say that all is well.
+    /// What every call is checked for before its buffers, where [`Inner::needs_no_care`] does not
+    /// say that all is well.
     #[cold]
     pub(super) fn begin(&mut self) -> Checked<()> {
         let (inner, stream, name) = (self.inner, self.stream, self.call.name());

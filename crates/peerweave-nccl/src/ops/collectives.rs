@@ -1,5 +1,5 @@
-//! The calls of a communicator that are issued at once. What they are is in `signatures.rs`; recorded in groups, `group.rs`; with a configuration,
-//! `configured.rs`.
+//! The calls of a communicator that are issued at once. What they are is in `signatures.rs`;
+//! recorded in groups, `group.rs`; with a configuration, `configured.rs`.
 
 use std::sync::Arc;
 
@@ -28,10 +28,12 @@ macro_rules! at_once {
     };
 }
 
-/// Collectives. What stands at [`all_reduce`](Self::all_reduce) holds for all calls that enqueue work.
+/// Collectives. What stands at [`all_reduce`](Self::all_reduce) holds for all calls that enqueue
+/// work.
 ///
-/// They return when the work is enqueued, and not when it is done: [`Communicator::wait`] waits for that. Buffers may be dropped at any time after the
-/// call; their memory stays until the stream has passed the work. Counts are in elements.
+/// They return when the work is enqueued, and not when it is done: [`Communicator::wait`] waits for
+/// that. Buffers may be dropped at any time after the call; their memory stays until the stream has
+/// passed the work. Counts are in elements.
 impl Communicator {
     collectives!(at_once);
 }
@@ -44,9 +46,11 @@ impl Communicator {
 impl Communicator {
     /// Checks, issues and counts one call.
     ///
-    /// All checks come before the turn is taken, as they do in groups: so where nobody else is inside and nothing is captured, one step takes the turn and
-    /// dives, right before NCCL is called. Only what depends on the types of the buffers is compiled for each of them: NCCL's own work takes the processor's
-    /// caches, so that what this crate adds is mostly the time to fetch its instructions. For the same reason what is rare is in functions of its own.
+    /// All checks come before the turn is taken, as they do in groups: so where nobody else is
+    /// inside and nothing is captured, one step takes the turn and dives, right before NCCL is
+    /// called. Only what depends on the types of the buffers is compiled for each of them: NCCL's
+    /// own work takes the processor's caches, so that what this crate adds is mostly the time to
+    /// fetch its instructions. For the same reason what is rare is in functions of its own.
     #[inline]
     pub(crate) fn run<'a>(
         &self,

@@ -1,6 +1,7 @@
 //! The collectives with a configuration for the call (NCCL 2.31): at once, and recorded in a group.
 //!
-//! What can be configured is `of_call.rs`. Invariant: NCCL reads a configuration that this call alone has, which lives as long as what it borrows.
+//! What can be configured is `of_call.rs`. Invariant: NCCL reads a configuration that this call
+//! alone has, which lives as long as what it borrows.
 
 use std::sync::Arc;
 
@@ -34,7 +35,8 @@ impl Communicator {
 }
 
 impl<'env> Group<'env> {
-    /// The collectives with a configuration for the call, recorded: for a thread that has several ranks. NCCL 2.31.
+    /// The collectives with a configuration for the call, recorded: for a thread that has several
+    /// ranks. NCCL 2.31.
     ///
     /// The configuration is read when a call is recorded, and need not live longer.
     ///
@@ -75,7 +77,8 @@ pub struct ConfiguredGroup<'a, 'env> {
 
 macro_rules! configured {
     ($($(#[$doc:meta])* $Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
-        /// The collectives of the communicator, configured. Before NCCL 2.31 each is [`NcclError::Unsupported`].
+        /// The collectives of the communicator, configured. Before NCCL 2.31 each is
+        /// [`NcclError::Unsupported`].
         impl Configured<'_> {
             $(
                 #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included.")]
@@ -89,7 +92,8 @@ macro_rules! configured {
             )*
         }
 
-        /// The collectives of a communicator, configured and recorded. Before NCCL 2.31 each is [`NcclError::Unsupported`].
+        /// The collectives of a communicator, configured and recorded. Before NCCL 2.31 each is
+        /// [`NcclError::Unsupported`].
         impl<'a> ConfiguredGroup<'_, 'a> {
             $(
                 #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included, when the group is launched.")]

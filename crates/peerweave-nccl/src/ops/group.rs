@@ -1,7 +1,7 @@
 //! Groups: calls that NCCL gets together, so that none waits for another.
 //!
-//! A group records; NCCL hears of it when the closure has returned. So an error or a panic inside leaves nothing half done, and nothing
-//! that a group uses can go before it is launched.
+//! A group records; NCCL is called when the closure has returned. So an error or a panic inside
+//! leaves nothing half done, and nothing that a group uses can go before it is launched.
 //!
 //! Invariant: between `ncclGroupStart` and `ncclGroupEnd` only this file runs, on one thread.
 
@@ -74,7 +74,8 @@ impl Member<'_> {
 /// From then on NCCL queues broadcasts as it does sends.
 const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
 
-/// Calls that are recorded within a group: from the given one on they are taken back when this is dropped.
+/// Calls that are recorded within a group: from the given one on they are taken back when this is
+/// dropped.
 struct Part<'a, 'env> {
     group: &'a mut Group<'env>,
     before: usize,
@@ -89,8 +90,9 @@ impl Drop for Part<'_, '_> {
 impl Nccl {
     /// Issues the calls that the closure records, together, when it has returned.
     ///
-    /// If it returns an error or panics, nothing is issued. Needed where one thread has several ranks, and where ranks send to each other; and it
-    /// lets NCCL run several operations at once. The group holds its turn on each of its communicators only while it is issued.
+    /// If it returns an error or panics, nothing is issued. Needed where one thread has several
+    /// ranks, and where ranks send to each other; and it lets NCCL run several operations at once.
+    /// The group holds its turn on each of its communicators only while it is issued.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -107,11 +109,14 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// The closure's; [`MisuseKind::Disagreement`](crate::MisuseKind::Disagreement) where ranks of one communicator issue collectives that do not fit
-    /// together (lengths, element types, roots, reductions, another collective), or receive another length than is sent: nothing was issued then; the
-    /// first error of any of the calls; [`MisuseKind::NotInGroup`](crate::MisuseKind::NotInGroup) if NCCL cannot connect the ranks because this thread
-    /// left one out; [`NcclError::Timeout`] if NCCL cannot connect the ranks by the longest
-    /// [`deadline`](Communicator::deadline) of the communicators, which are aborted then.
+    /// The closure's; [`MisuseKind::Disagreement`](crate::MisuseKind::Disagreement) where ranks of
+    /// one communicator issue collectives that do not fit together (lengths, element types, roots,
+    /// reductions, another collective), or receive another length than is sent: nothing was issued
+    /// then; the first error of any of the calls;
+    /// [`MisuseKind::NotInGroup`](crate::MisuseKind::NotInGroup) if NCCL cannot connect the ranks
+    /// because this thread left one out; [`NcclError::Timeout`] if NCCL cannot connect the ranks by
+    /// the longest [`deadline`](Communicator::deadline) of the communicators, which are aborted
+    /// then.
     pub fn group<'env, R>(self, record: impl FnOnce(&mut Group<'env>) -> Result<R, NcclError>) -> Result<R, NcclError> {
         let mut group = Group { members: Vec::new(), nccl: self };
         let result = record(&mut group)?;
@@ -119,15 +124,17 @@ impl Nccl {
         Ok(result)
     }
 
-    /// What the calls that the closure records would take, by NCCL's estimate. Nothing is issued. NCCL 2.22.3.
+    /// What the calls that the closure records would take, by NCCL's estimate. Nothing is issued.
+    /// NCCL 2.22.3.
     ///
-    /// Of communicators of several ranks that block ([`Config::blocking`](crate::Config::blocking)) alone: a group of others, NCCL launches. And of
-    /// reductions, broadcasts before NCCL 2.29.2, and gathers to all ranks of equal lengths alone: sends and receives, and what is made of them,
-    /// NCCL would keep and launch with the next group.
+    /// Of communicators of several ranks that block ([`Config::blocking`](crate::Config::blocking))
+    /// alone: a group of others, NCCL launches. And of reductions, broadcasts before NCCL 2.29.2,
+    /// and gathers to all ranks of equal lengths alone: sends and receives, and what is made of
+    /// them, NCCL would keep and launch with the next group.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for other communicators and calls, and for streams that are being captured; else as [`group`](Self::group);
-    /// [`NcclError::Unsupported`].
+    /// [`NcclError::Misuse`] for other communicators and calls, and for streams that are being
+    /// captured; else as [`group`](Self::group); [`NcclError::Unsupported`].
     pub fn simulate<'env>(self, record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>) -> Result<SimInfo, NcclError> {
         const CALL: &str = "simulate";
         let mut info = ManuallyDrop::new(Box::new(SimInfo::empty(self)?));
@@ -145,7 +152,8 @@ impl Nccl {
 }
 
 impl<'env> Group<'env> {
-    /// A group within the group: NCCL gets them together. Of use for functions that form groups and are called in groups.
+    /// A group within the group: NCCL gets them together. Of use for functions that form groups and
+    /// are called in groups.
     ///
     /// If it returns an error or panics, none of its calls is issued.
     ///
@@ -217,7 +225,8 @@ impl<'env> Group<'env> {
         let deadline = self.members.iter().map(|member| member.inner.deadline()).max().unwrap_or_default();
         let inside = enter_all(call, Allowed::LIVE, self.members.iter().map(|member| &member.inner))?;
         agreement::check(self.members.iter().map(|member| (&member.inner, &member.request)))?;
-        // That may have taken a while. What can fail without NCCL's knowledge fails before NCCL is asked for anything.
+        // That may have taken a while. What can fail without NCCL's knowledge fails before NCCL is
+        // asked for anything.
         let (mut before, mut contexts) = (None, 0);
         for Member { inner, request } in &self.members {
             // The driver is asked once for calls in a row on one stream, which are most.
@@ -243,7 +252,8 @@ impl<'env> Group<'env> {
             let name = request.call.name();
             // Where there is one context, it is current.
             let bound = if contexts > 1 { inner.bind() } else { Ok(()) };
-            // Inside a group NCCL only notes a call: this thread is not stuck, and whoever aborts one of them waits until it has left.
+            // Inside a group NCCL only notes a call: this thread is not stuck, and whoever aborts
+            // one of them waits until it has left.
             let open = bound.and_then(|()| inner.check_open(name));
             // SAFETY: this thread is inside all of their gates.
             let code = open.and_then(|()| nccl.code(name, |api| unsafe { request.issue(api, inner) }));
@@ -254,7 +264,8 @@ impl<'env> Group<'env> {
             }
             break;
         }
-        // An error of this crate leaves NCCL with part of the group, which nobody would come to meet.
+        // An error of this crate leaves NCCL with part of the group, which nobody would come to
+        // meet.
         if runs && is_ours {
             refuse_group(nccl);
         } else if first_error.is_none()

@@ -11,10 +11,12 @@ use crate::Call;
 use crate::library::error::NcclError;
 use crate::member::membership::Inner;
 
-/// What a call keeps until it is issued, or for the graph that it is captured into. Filled where it lies: it is large, and mostly empty.
+/// What a call keeps until it is issued, or for the graph that it is captured into. Filled where it
+/// lies: it is large, and mostly empty.
 #[derive(Default)]
 pub(crate) struct Holds<'a> {
-    /// Of buffers whose owners are told when the work is enqueued: of the one that is read, and of the one that is written.
+    /// Of buffers whose owners are told when the work is enqueued: of the one that is read, and of
+    /// the one that is written.
     pub(super) guards: [Option<Access<'a>>; 2],
     /// Of buffers that are kept once it is known that the call is captured: of the same two.
     pub(super) keepers: [Option<&'a dyn Keeper>; 2],
@@ -49,11 +51,13 @@ impl Holds<'_> {
         self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
     }
 
-    /// After NCCL was called without a question before, inside the gate: the stream is being captured, and the call is in the graph, or was run right
-    /// before the capture began. Both are fine with a graph that keeps what the call uses.
+    /// After NCCL was called without a question before, inside the gate: the stream is being
+    /// captured, and the call is in the graph, or was run right before the capture began. Both are
+    /// fine with a graph that keeps what the call uses.
     ///
     /// # Errors
-    /// Where the graph does not take it: then the capture is invalidated. Had it ended, what the call uses is never freed.
+    /// Where the graph does not take it: then the capture is invalidated. Had it ended, what the
+    /// call uses is never freed.
     #[cold]
     pub(crate) fn keep_after_call(&mut self, inner: &Arc<Inner>, call: Call, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
         self.set_captured();

@@ -21,7 +21,8 @@ use crate::sys::{Api, ncclResult_t};
 use crate::{Call, CollConfig};
 
 impl At<'_, '_> {
-    /// Gives a call that was checked to NCCL: at once, where nobody else is inside and nothing is known to be captured.
+    /// Gives a call that was checked to NCCL: at once, where nobody else is inside and nothing is
+    /// known to be captured.
     ///
     /// The caller holds what the operation's addresses belong to.
     pub(super) fn issue(&mut self, config: Option<&CollConfig>) -> Checked<()> {
@@ -32,8 +33,9 @@ impl At<'_, '_> {
             inner.count(self.call);
             inner.registered.note(stream);
             let (comm, handle) = (inner.handle.get(), stream.cu_stream());
-            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as
-            // what the caller holds, until NCCL is done, and after that for as long as the stream, or a graph, needs them.
+            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it
+            // says, since it was checked, and live as long as what the caller holds, until NCCL is
+            // done, and after that for as long as the stream, or a graph, needs them.
             let issued = unsafe { operation.issue(inner.nccl.functions(), inner, comm, handle, std::ptr::null()) };
             // Inside: nobody finalizes the communicator before a graph that has the call keeps it.
             return match issued {
@@ -78,7 +80,8 @@ impl At<'_, '_> {
         inner.registered.note(request.stream);
         // SAFETY: this thread is inside.
         let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
-        // The request, and with it its configuration and the guards of its buffers, lives until NCCL is done.
+        // The request, and with it its configuration and the guards of its buffers, lives until
+        // NCCL is done.
         let settled = inner.settle(name, code, inside);
         Ok(request.is_captured_as_before(inner).and(settled)?)
     }
@@ -109,7 +112,8 @@ impl<'a> Request<'a> {
         self.holds.as_ref().is_some_and(|holds| holds.is_captured())
     }
 
-    /// An error if the stream is captured now and was not when the buffers were taken, or the reverse.
+    /// An error if the stream is captured now and was not when the buffers were taken, or the
+    /// reverse.
     pub(crate) fn check_capture(&self, inner: &Inner) -> Result<(), NcclError> {
         if inner.is_capturing(self.stream)? == self.is_captured() {
             return Ok(());
@@ -118,7 +122,8 @@ impl<'a> Request<'a> {
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// After NCCL was called: an error if a capture of the stream began or ended during the call. What the call uses is safe then too.
+    /// After NCCL was called: an error if a capture of the stream began or ended during the call.
+    /// What the call uses is safe then too.
     pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
             return inner.not_captured_meanwhile(self.call.name(), self.stream);
@@ -161,8 +166,9 @@ impl<'a> Request<'a> {
         let config = self.config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
         let (comm, stream) = (inner.handle.get(), self.stream.cu_stream());
         match &self.operations {
-            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live while this
-            // request does, and after it for as long as the stream needs them.
+            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it
+            // says, since it was checked, and live while this request does, and after it for as
+            // long as the stream needs them.
             Operations::One(operation) => unsafe { operation.issue(api, inner, comm, stream, config) },
             // SAFETY: the same; the part of the window was checked too.
             Operations::Put(put) => unsafe {
@@ -170,7 +176,8 @@ impl<'a> Request<'a> {
                 let source: *const c_void = std::ptr::with_exposed_provenance(put.source as usize);
                 api.ncclPutSignal(source, count, data_type, peer, window, offset_bytes, index, context, 0, comm, stream)
             },
-            // SAFETY: the handle is live inside the gate; NCCL only reads the list, during the call.
+            // SAFETY: the handle is live inside the gate; NCCL only reads the list, during the
+            // call.
             Operations::Wait(waits) => unsafe {
                 let count = c_int::try_from(waits.len()).unwrap_or(c_int::MAX);
                 api.ncclWaitSignal(count, waits.as_ptr().cast_mut(), comm, stream)

@@ -1,6 +1,8 @@
-//! What a communicator does for its users: collectives, sends and receives, one-sided operations, groups of them.
+//! What a communicator does for its users: collectives, sends and receives, one-sided operations,
+//! groups of them.
 //!
-//! A call goes through `shapes` and `check` (is it right?), the lock of `member`, `issue` (NCCL gets it) and `complete` of `comm`.
+//! A call goes through `shapes` and `check` (is it right?), the lock of `member`, `issue` (NCCL
+//! gets it) and `complete` of `comm`.
 
 pub(crate) mod agreement;
 pub(crate) mod check;

@@ -1,6 +1,7 @@
 //! One-sided operations: put with a signal, signal, wait for signals (NCCL 2.29).
 //!
-//! Windows are `window.rs`. Invariant: a put is checked against the length of the window of the rank that it goes to.
+//! Windows are `window.rs`. Invariant: a put is checked against the length of the window of the
+//! rank that it goes to.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ use crate::{Call, Version, Window};
 
 /// A counter at a rank that others raise: by its index, in a context.
 ///
-/// How many there are is set by
-/// [`Config::num_rma_sig`](crate::Config::num_rma_sig) and [`Config::num_rma_ctx`](crate::Config::num_rma_ctx); the first exists unless that says 0. Before
+/// How many there are is set by [`Config::num_rma_sig`](crate::Config::num_rma_sig) and
+/// [`Config::num_rma_ctx`](crate::Config::num_rma_ctx); the first exists unless that says 0. Before
 /// NCCL 2.31 there is only the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signal {
@@ -40,20 +41,25 @@ pub struct SignalWait {
     pub count: u32,
 }
 
-/// One-sided operations. What holds for [`all_reduce`](Self::all_reduce) and its siblings holds here, but that they are not collective. NCCL 2.29.2.
+/// One-sided operations. What holds for [`all_reduce`](Self::all_reduce) and its siblings holds
+/// here, but that they are not collective. NCCL 2.29.2.
 ///
-/// Before NCCL 2.31 the first of them on a communicator is collective nevertheless: NCCL prepares something on every rank then, and a rank that makes none
-/// keeps the others waiting. NCCL's own rules beyond what is checked here end the communicator where it does not block: each later call is
-/// [`NcclError::Dead`].
+/// Before NCCL 2.31 the first of them on a communicator is collective nevertheless: NCCL prepares
+/// something on every rank then, and a rank that makes none keeps the others waiting. NCCL's own
+/// rules beyond what is checked here end the communicator where it does not block: each later call
+/// is [`NcclError::Dead`].
 impl Communicator {
-    /// Writes `source` into the peer's window from its element `offset` on, and then raises the signal there. In the order of the stream.
+    /// Writes `source` into the peer's window from its element `offset` on, and then raises the
+    /// signal there. In the order of the stream.
     ///
-    /// Shape: `offset` plus the elements of `source` is at most [`Window::len_of`] the peer, and `offset` is less than that of
-    /// this rank itself.
+    /// Shape: `offset` plus the elements of `source` is at most [`Window::len_of`] the peer, and
+    /// `offset` is less than that of this rank itself.
     ///
-    /// NCCL wants both the target and the source in windows that were registered with [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
+    /// NCCL wants both the target and the source in windows that were registered with
+    /// [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
     ///
-    /// In a captured graph, a put waits until the receiver has waited for the one before it: two puts and one wait for both would wait for ever.
+    /// In a captured graph, a put waits until the receiver has waited for the one before it: two
+    /// puts and one wait for both would wait forever.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
@@ -77,7 +83,8 @@ impl Communicator {
         self.run(Call::Signal, stream, None, |at| raise(at, peer, signal))
     }
 
-    /// Lets the stream wait until all of these have been signalled. What was put before a signal is there then.
+    /// Lets the stream wait until all of these have been signalled. What was put before a signal is
+    /// there then.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
@@ -91,8 +98,8 @@ impl<'env> Group<'env> {
     /// As [`Communicator::put_signal`], when the group is launched.
     ///
     /// # Errors
-    /// [Those of the call](Communicator::put_signal) that can be known now; then nothing was recorded. The others
-    /// come from [`Nccl::group`](crate::Nccl::group).
+    /// [Those of the call](Communicator::put_signal) that can be known now; then nothing was
+    /// recorded. The others come from [`Nccl::group`](crate::Nccl::group).
     #[allow(clippy::too_many_arguments, reason = "those of the call, and on which communicator")]
     pub fn put_signal<T: Element>(
         &mut self,
@@ -110,8 +117,8 @@ impl<'env> Group<'env> {
     /// As [`Communicator::signal`], when the group is launched.
     ///
     /// # Errors
-    /// [Those of the call](Communicator::signal) that can be known now; then nothing was recorded. The others
-    /// come from [`Nccl::group`](crate::Nccl::group).
+    /// [Those of the call](Communicator::signal) that can be known now; then nothing was recorded.
+    /// The others come from [`Nccl::group`](crate::Nccl::group).
     pub fn signal(
         &mut self,
         communicator: &Communicator,
@@ -125,8 +132,8 @@ impl<'env> Group<'env> {
     /// As [`Communicator::wait_signal`], when the group is launched.
     ///
     /// # Errors
-    /// [Those of the call](Communicator::wait_signal) that can be known now; then nothing was recorded. The others
-    /// come from [`Nccl::group`](crate::Nccl::group).
+    /// [Those of the call](Communicator::wait_signal) that can be known now; then nothing was
+    /// recorded. The others come from [`Nccl::group`](crate::Nccl::group).
     pub fn wait_signal(
         &mut self,
         communicator: &Communicator,

@@ -92,7 +92,8 @@ pub(super) unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymb
 
 impl Operation {
     /// # Safety
-    /// The handle is live and used by this thread alone; the buffers are as long as the operation says, and stay until the stream has passed it.
+    /// The handle is live and used by this thread alone; the buffers are as long as the operation
+    /// says, and stay until the stream has passed it.
     #[inline]
     pub(crate) unsafe fn issue(
         &self,

@@ -1,6 +1,8 @@
-//! Reductions: the five that every communicator has, and sums of products with a scalar, which are made for one.
+//! Reductions: the five that every communicator has, and sums of products with a scalar, which are
+//! made for one.
 //!
-//! Invariant: the library's number of an operation leaves this file only together with the communicator that it was made for.
+//! Invariant: the library's number of an operation leaves this file only together with the
+//! communicator that it was made for.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -22,7 +24,8 @@ use crate::sys::{ncclRedOp_t, ncclScalarResidence_t};
 
 /// How the elements of the ranks are combined.
 ///
-/// Integers wrap. For 8-bit and 16-bit floats NCCL chooses what it accumulates in. The default is the sum, as in NCCL's documentation.
+/// Integers wrap. For 8-bit and 16-bit floats NCCL chooses what it accumulates in. The default is
+/// the sum, as in NCCL's documentation.
 ///
 /// ```
 /// assert_eq!(peerweave_nccl::ReduceOp::default(), peerweave_nccl::ReduceOp::Sum);
@@ -121,7 +124,8 @@ impl<T: Element> Reduction<T> for &PreMulSum<T> {}
 
 /// The sum of each rank's elements times the scalar that this rank gave.
 ///
-/// Made for one communicator and one type. Destroyed once, when it is dropped and no call that was recorded with it remains.
+/// Made for one communicator and one type. Destroyed once, when it is dropped and no call that was
+/// recorded with it remains.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -153,7 +157,8 @@ trait Scalar: Send + Sync {
 
 impl<T: Element> Scalar for DeviceMemory<T> {
     fn note(&self, stream: &Arc<CudaStream>) {
-        // This kind of memory waits, when it is freed, for the streams that it was handed to: no guard has to live on.
+        // This kind of memory waits, when it is freed, for the streams that it was handed to: no
+        // guard has to live on.
         drop(DeviceBuffer::read(self, stream));
     }
 }
@@ -162,15 +167,18 @@ impl<T: Element> PreMulSum<T> {
     /// With a scalar that the host knows.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] for 8-bit floats before NCCL 2.24; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Unsupported`] for 8-bit floats before NCCL 2.24; [`NcclError::Dead`]; NCCL's
+    /// own.
     pub fn new(communicator: &Communicator, scalar: T) -> Result<Self, NcclError> {
         Self::make("PreMulSum::new", communicator, scalar, None)
     }
 
-    /// With a scalar in device memory, which is read when the collective runs, and kept alive by this object.
+    /// With a scalar in device memory, which is read when the collective runs, and kept alive by
+    /// this object.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless it is one element on the communicator's device; else as [`new`](Self::new).
+    /// [`NcclError::Misuse`] unless it is one element on the communicator's device; else as
+    /// [`new`](Self::new).
     pub fn from_device(communicator: &Communicator, scalar: DeviceMemory<T>) -> Result<Self, NcclError> {
         const CALL: &str = "PreMulSum::from_device";
         if scalar.len() != 1 {
@@ -200,8 +208,9 @@ impl<T: Element> PreMulSum<T> {
                 // SAFETY: the place is live.
                 None => (unsafe { &raw mut (*place).1 }.cast(), ncclScalarResidence_t::ncclScalarHostImmediate),
             };
-            // SAFETY: the handle is live inside the gate; a scalar of the host lies beside the place for the number, which lives until NCCL is done;
-            // one of the device is kept by the object.
+            // SAFETY: the handle is live inside the gate; a scalar of the host lies beside the
+            // place for the number, which lives until NCCL is done; one of the device is kept by
+            // the object.
             unsafe { api.ncclRedOpCreatePreMulSum(&raw mut (*place).0, scalar, data_type, residence, comm) }
         })?;
         let scalar = memory.map(|memory| Box::new(memory) as Box<dyn Scalar>);
@@ -233,9 +242,11 @@ impl Made {
 impl Drop for Made {
     fn drop(&mut self) {
         let (inner, op) = (Arc::clone(&self.communicator), self.op);
-        // Nothing to free in a communicator that was freed; and a destructor waits for nobody's turn.
+        // Nothing to free in a communicator that was freed; and a destructor waits for nobody's
+        // turn.
         when_possible(inner, Allowed::OPEN, Duration::ZERO, move |inner| {
-            // SAFETY: the handle is live inside the gate, the operation is its own, and this is the only destruction.
+            // SAFETY: the handle is live inside the gate, the operation is its own, and this is the
+            // only destruction.
             inner.nccl.code("ncclRedOpDestroy", |api| unsafe { api.ncclRedOpDestroy(op, inner.handle.get()) }).map(|_| ())
         });
     }

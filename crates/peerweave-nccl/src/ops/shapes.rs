@@ -2,7 +2,8 @@
 //!
 //! Checks that all calls share are in `check.rs`; nothing is issued here.
 //!
-//! Invariant: a request that is made here reads and writes inside its buffers only, on whatever rank.
+//! Invariant: a request that is made here reads and writes inside its buffers only, on whatever
+//! rank.
 
 use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_types::Element;
@@ -19,10 +20,12 @@ const NO_BUFFER: u64 = 0;
 impl<'a> At<'_, 'a> {
     /// One operation with its buffers.
     ///
-    /// Where only the root has something to send, the others give NCCL the place of their other buffer. NCCL uses nothing there, but looks
-    /// whether both are registered or in windows; where some ranks find them and others do not, they go different ways and never meet (broadcast in
+    /// Where only the root has something to send, the others give NCCL the place of their other
+    /// buffer. NCCL uses nothing there, but looks whether both are registered or in windows; where
+    /// some ranks find them and others do not, they go different ways and never meet (broadcast in
     /// 2.28.9), or come back with nothing moved (scatter without CTAs in 2.32.3).
-    // Always, so that the operation is written where it stays, and not copied: in nanoseconds, copies of what was just written are most of a call.
+    // Always, so that the operation is written where it stays, and not copied: in nanoseconds,
+    // copies of what was just written are most of a call.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn one<T: Element>(
@@ -44,7 +47,8 @@ impl<'a> At<'_, 'a> {
         Ok(self.prepared(Operations::One(operation)))
     }
 
-    /// One operation in one buffer: what is sent begins at element `send` of it, what is received at element `recv`.
+    /// One operation in one buffer: what is sent begins at element `send` of it, what is received
+    /// at element `recv`.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn in_place<T: Element>(
@@ -224,7 +228,8 @@ pub(crate) fn gather<'a, T: Element>(
 ) -> Checked<Prepared> {
     let (count, data_type, raw_root) = (send.len(), at.moved::<T>()?, at.rank("the root", root)?);
     let recv = match recv {
-        // Without CTAs NCCL's copy engines write to the root's window at the place that this rank's buffer has in its own. No other will do for that.
+        // Without CTAs NCCL's copy engines write to the root's window at the place that this rank's
+        // buffer has in its own. No other will do for that.
         Some(recv) if root != at.inner.rank && recv.len() == at.of_all(count) => Some(at.write("the receive buffer", recv)?),
         recv => at.of_root(root, "the receive buffer", recv, at.of_all(count))?,
     };

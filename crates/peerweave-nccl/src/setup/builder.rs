@@ -1,4 +1,5 @@
-//! How users make communicators: what is the same for all ranks is set on a builder, and each way to meet is one method of it.
+//! How users make communicators: what is the same for all ranks is set on a builder, and each way
+//! to meet is one method of it.
 //!
 //! What NCCL is asked is `init.rs`; children of a communicator are `split.rs`.
 //!
@@ -17,7 +18,8 @@ use crate::setup::init::{Joining, adopt_all, check_members, init, make_first, mi
 use crate::setup::split::{grown, nothing_made};
 use crate::{Config, Nccl, UniqueId, Version};
 
-/// How communicators are made: the library, the options and the longest wait. Made by [`Communicator::builder`].
+/// How communicators are made: the library, the options and the longest wait. Made by
+/// [`Communicator::builder`].
 ///
 /// What is not set: the library is [`Nccl::load`], no option is set, and the deadline is a minute.
 ///
@@ -57,8 +59,8 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// How long making the communicators may take; then also how long a call on them may take on the host
-    /// ([`Communicator::set_deadline`] changes that).
+    /// How long making the communicators may take; then also how long a call on them may take on
+    /// the host ([`Communicator::set_deadline`] changes that).
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -80,7 +82,8 @@ impl CommunicatorBuilder {
         init(call, Joining { nccl: self.library()?, members, n_ranks, ids, config, began, deadline, world: None })
     }
 
-    /// As [`init_all`](Self::init_all), by the ordinals of the devices: rank `i` on the `i`-th of them.
+    /// As [`init_all`](Self::init_all), by the ordinals of the devices: rank `i` on the `i`-th of
+    /// them.
     ///
     /// # Errors
     /// As [`init_all`](Self::init_all); [`NcclError::Cuda`] for a device that does not exist.
@@ -91,11 +94,13 @@ impl CommunicatorBuilder {
 
     /// Makes the communicators of one process: rank `i` on the device of `contexts[i]`.
     ///
-    /// One thread that drives several ranks issues their calls in a group ([`Nccl::group`]): alone, a call may wait for the ranks that come later.
+    /// One thread that drives several ranks issues their calls in a group ([`Nccl::group`]): alone,
+    /// a call may wait for the ranks that come later.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for no device or one that comes twice; [`NcclError::Unsupported`] for options that the library does not know;
-    /// [`NcclError::Timeout`] by the deadline; [`NcclError::Load`] where there is no library; NCCL's own.
+    /// [`NcclError::Misuse`] for no device or one that comes twice; [`NcclError::Unsupported`] for
+    /// options that the library does not know; [`NcclError::Timeout`] by the deadline;
+    /// [`NcclError::Load`] where there is no library; NCCL's own.
     pub fn init_all(&self, contexts: &[Arc<CudaContext>]) -> Result<Vec<Communicator>, NcclError> {
         const CALL: &str = "init_all";
         let began = Instant::now();
@@ -105,15 +110,16 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, contexts.len(), &[id], began)
     }
 
-    /// Joins a communicator of `n_ranks` as rank `rank`, on the device of `context`. The arguments are in NCCL's order.
+    /// Joins a communicator of `n_ranks` as rank `rank`, on the device of `context`. The arguments
+    /// are in NCCL's order.
     ///
     /// # Collective
-    /// All ranks, each with the same id and number of ranks, from its own process or thread. Ranks of one thread join by
-    /// [`init_ranks`](Self::init_ranks).
+    /// All ranks, each with the same id and number of ranks, from its own process or thread. Ranks
+    /// of one thread join by [`init_ranks`](Self::init_ranks).
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] if others do not come by the deadline; [`NcclError::Misuse`] for a rank that is not below `n_ranks`; else as
-    /// [`init_all`](Self::init_all).
+    /// [`NcclError::Timeout`] if others do not come by the deadline; [`NcclError::Misuse`] for a
+    /// rank that is not below `n_ranks`; else as [`init_all`](Self::init_all).
     pub fn init_rank(
         &self,
         context: &Arc<CudaContext>,
@@ -127,14 +133,15 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, n_ranks, std::slice::from_ref(id), began).map(only)
     }
 
-    /// As [`init_rank`](Self::init_rank), for thousands of ranks: several ids, made by different processes, so that not all ranks meet at one. NCCL
-    /// 2.23.4.
+    /// As [`init_rank`](Self::init_rank), for thousands of ranks: several ids, made by different
+    /// processes, so that not all ranks meet at one. NCCL 2.23.4.
     ///
     /// # Collective
     /// All ranks, each with the same ids in the same order.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for no id, or more than there are ranks; [`NcclError::Unsupported`] before; else as [`init_rank`](Self::init_rank).
+    /// [`NcclError::Misuse`] for no id, or more than there are ranks; [`NcclError::Unsupported`]
+    /// before; else as [`init_rank`](Self::init_rank).
     pub fn init_rank_scalable(
         &self,
         context: &Arc<CudaContext>,
@@ -153,7 +160,8 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, n_ranks, ids, began).map(only)
     }
 
-    /// Joins a communicator of `n_ranks` with several ranks of this thread, each with its device. The result is in the order of `members`.
+    /// Joins a communicator of `n_ranks` with several ranks of this thread, each with its device.
+    /// The result is in the order of `members`.
     ///
     /// # Collective
     /// All ranks, as [`init_rank`](Self::init_rank).
@@ -172,23 +180,26 @@ impl CommunicatorBuilder {
         self.init(CALL, members, n_ranks, std::slice::from_ref(id), began)
     }
 
-    /// Makes the communicator of a job in one call: the ranks are the PEs of the rendezvous, and the id travels over it. With it, an expired
-    /// [`Communicator::wait`] says where the other ranks are and which are gone.
+    /// Makes the communicator of a job in one call: the ranks are the PEs of the rendezvous, and
+    /// the id travels over it. With it, an expired [`Communicator::wait`] says where the other
+    /// ranks are and which are gone.
     ///
-    /// The rendezvous stays the caller's: the communicator does not keep it from leaving. Waiting for the others to exchange the id has the
-    /// rendezvous' own deadline, if that is longer.
+    /// The rendezvous stays the caller's: the communicator does not keep it from leaving. Waiting
+    /// for the others to exchange the id has the rendezvous' own deadline, if that is longer.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
     ///
     /// # Errors
-    /// [`NcclError::Bootstrap`] names the PEs that did not come to exchange the id; else as [`init_rank`](Self::init_rank).
+    /// [`NcclError::Bootstrap`] names the PEs that did not come to exchange the id; else as
+    /// [`init_rank`](Self::init_rank).
     pub fn from_rendezvous(&self, context: &Arc<CudaContext>, rendezvous: &Arc<Rendezvous>) -> Result<Communicator, NcclError> {
         const CALL: &str = "from_rendezvous";
         let (began, nccl) = (Instant::now(), self.library()?);
         nccl.not_forked(CALL)?;
         let (rank, n_ranks) = (rendezvous.pe().index(), rendezvous.n_pes() as usize);
-        // Only rank 0's counts; a failure to make it must reach the others too, or they wait for it.
+        // Only rank 0's counts; a failure to make it must reach the others too, or they wait for
+        // it.
         let made = if rank == 0 { nccl.unique_id().map(Some) } else { Ok(None) };
         let mine = made.as_ref().ok().and_then(|id| id.as_ref()).map_or(Vec::new(), |id| id.as_bytes().to_vec());
         let blobs = rendezvous.exchange("peerweave-nccl/unique-id", &mine).map_err(NcclError::bootstrap(CALL))?;
@@ -214,7 +225,8 @@ impl CommunicatorBuilder {
         }
     }
 
-    /// Joins a communicator that grows to `n_ranks` ([`Communicator::grow`]), as rank `rank`. NCCL 2.29.2.
+    /// Joins a communicator that grows to `n_ranks` ([`Communicator::grow`]), as rank `rank`. NCCL
+    /// 2.29.2.
     ///
     /// # Collective
     /// All ranks of the communicator that grows, and all new ones.
@@ -240,10 +252,12 @@ impl CommunicatorBuilder {
         let rank = i32::try_from(rank).unwrap_or(i32::MAX);
         let contexts = [Arc::clone(context)];
         let handles = make_first(CALL, nccl, &contexts, blocking, deadline, move |api, _, out| {
-            // SAFETY: a new rank has no communicator yet; `out` lives as long as NCCL may write it; id and configuration are read during the call.
+            // SAFETY: a new rank has no communicator yet; `out` lives as long as NCCL may write it;
+            // id and configuration are read during the call.
             unsafe { api.ncclCommGrow(std::ptr::null_mut(), n, &raw const raw_id, rank, out, raw.as_mut_ptr()) }
         })?;
-        // The present ranks know their parent's identity; a new one only the id. So it is no name in a rendezvous.
+        // The present ranks know their parent's identity; a new one only the id. So it is no name
+        // in a rendezvous.
         let (identity, name) = (mix(0, id.as_bytes()), config.name_set().map(str::to_owned));
         let parts =
             |handle, context| Parts { nccl, handle, context, name: name.clone(), identity, blocking, deadline, world: None };
@@ -251,7 +265,8 @@ impl CommunicatorBuilder {
     }
 }
 
-/// How long after a connection was cut, which NCCL notices at once, the rendezvous may take to notice that its process is gone.
+/// How long after a connection was cut, which NCCL notices at once, the rendezvous may take to
+/// notice that its process is gone.
 const NOTICED: Duration = Duration::from_millis(500);
 
 /// An error or an expired deadline that came because a process died is that process's loss.

@@ -2,7 +2,8 @@
 //!
 //! What users call is `builder.rs`. Children of a communicator are `split.rs`.
 //!
-//! Invariant: where NCCL writes a new handle is memory that lives until NCCL is done, even after an error or a deadline.
+//! Invariant: where NCCL writes a new handle is memory that lives until NCCL is done, even after an
+//! error or a deadline.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -83,8 +84,9 @@ pub(crate) fn init(call: &'static str, joining: Joining<'_>) -> Result<Vec<Commu
     let handles = make_first(call, nccl, &contexts, blocking, rest, move |api, index, out| {
         let (rank, config) = (ranks[index], raw[index].as_mut_ptr());
         match raw_ids.as_mut_slice() {
-            // SAFETY: `make` gives memory for the handle that lives as long as NCCL may write it, and has made the device's context current; NCCL
-            // reads the configuration during the call.
+            // SAFETY: `make` gives memory for the handle that lives as long as NCCL may write it,
+            // and has made the device's context current; NCCL reads the configuration during the
+            // call.
             [id] => unsafe { api.ncclCommInitRankConfig(out, n, *id, rank, config) },
             // SAFETY: as above; the ids are only read, during the call.
             ids => unsafe {
@@ -106,7 +108,8 @@ pub(crate) fn init(call: &'static str, joining: Joining<'_>) -> Result<Vec<Commu
     })
 }
 
-/// Blocking unless something else was asked for, as NCCL says by itself where its environment does not. Gives whether it blocks.
+/// Blocking unless something else was asked for, as NCCL says by itself where its environment does
+/// not. Gives whether it blocks.
 pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     match config.blocking_set() {
         None => (config.blocking(Switch::On), true),
@@ -121,18 +124,21 @@ pub(crate) fn adopt_all(
     parts: impl Fn(Handle, Arc<CudaContext>) -> Parts,
 ) -> Result<Vec<Communicator>, NcclError> {
     let found = handles.into_iter().zip(contexts).filter_map(|(handle, context)| Some((handle?, Arc::clone(context))));
-    // Those made before an error are dropped, which ends them; those after it are made and dropped too.
+    // Those made before an error are dropped, which ends them; those after it are made and dropped
+    // too.
     let made: Vec<_> = found.map(|(handle, context)| Communicator::adopt(parts(handle, context))).collect();
     made.into_iter().collect()
 }
 
-/// Where NCCL writes a handle, perhaps from a thread of its own: never freed, unless NCCL is known to be done with it.
+/// Where NCCL writes a handle, perhaps from a thread of its own: never freed, unless NCCL is known
+/// to be done with it.
 type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
 
 /// As [`make`], for ranks that have no parents.
 ///
-/// On communicators that block, NCCL comes back when all ranks have come, and has no deadline; nobody can abort it, since it gives the handle at the
-/// end. So another thread calls, and is given up at the deadline: what it makes after that is ended at once.
+/// On communicators that block, NCCL comes back when all ranks have come, and has no deadline;
+/// nobody can abort it, since it gives the handle at the end. So another thread calls, and is given
+/// up at the deadline: what it makes after that is ended at once.
 pub(crate) fn make_first(
     call: &'static str,
     nccl: Nccl,
@@ -182,10 +188,11 @@ impl Drop for Unclaimed {
     }
 }
 
-/// Has NCCL make handles, one for each context, and waits until they are ready. In a group if there are several.
+/// Has NCCL make handles, one for each context, and waits until they are ready. In a group if there
+/// are several.
 ///
-/// `parents` are inside their gates: NCCL works on them too. A handle is `None` where NCCL made none
-/// without an error.
+/// `parents` are inside their gates: NCCL works on them too. A handle is `None` where NCCL made
+/// none without an error.
 pub(crate) fn make(
     call: &'static str,
     nccl: Nccl,
@@ -255,7 +262,8 @@ pub(crate) fn make(
         slots.into_iter().for_each(|slot| drop(ManuallyDrop::into_inner(slot)));
         return Ok(handles);
     }
-    // A parent's work ends, or its handles come: what is found then is aborted, and the rest is NCCL's to free with the parent.
+    // A parent's work ends, or its handles come: what is found then is aborted, and the rest is
+    // NCCL's to free with the parent.
     if in_progress && !parents.is_empty() {
         let over = wait_until(Instant::now() + PARENTS_LIMIT, || {
             let idle = |(parent, _): &(&Arc<Inner>, _)| {
@@ -344,8 +352,8 @@ impl Current {
 impl Drop for Current {
     fn drop(&mut self) {
         if let Ok(driver) = Driver::get() {
-            // SAFETY: the context was the thread's current one when the call began; putting back one that was destroyed since is an error of the driver's,
-            // not more.
+            // SAFETY: the context was the thread's current one when the call began; putting back
+            // one that was destroyed since is an error of the driver's, not more.
             let _ = unsafe { driver.api().cuCtxSetCurrent(self.0) };
         }
     }

@@ -1,4 +1,5 @@
-//! Making communicators: with others that have the same id, of one process, by a rendezvous, and of other communicators.
+//! Making communicators: with others that have the same id, of one process, by a rendezvous, and of
+//! other communicators.
 
 pub(crate) mod builder;
 pub(crate) mod init;

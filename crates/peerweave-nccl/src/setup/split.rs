@@ -2,7 +2,8 @@
 //!
 //! Making them from nothing is `init.rs`.
 //!
-//! Invariant: a child's identity follows from its parent's and from calls that all ranks make in the same order.
+//! Invariant: a child's identity follows from its parent's and from calls that all ranks make in
+//! the same order.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -31,28 +32,34 @@ pub enum ShrinkMode {
 }
 
 impl Communicator {
-    /// Divides the ranks: those that give the same color get a communicator of their own, with ranks in the order of `key` (and of their ranks
-    /// here, among equals). `None` takes no part, and gives `None`.
+    /// Divides the ranks: those that give the same color get a communicator of their own, with
+    /// ranks in the order of `key` (and of their ranks here, among equals). `None` takes no part,
+    /// and gives `None`.
     ///
-    /// The child has the configuration of this communicator; [`split_all`](Self::split_all) takes another.
+    /// The child has the configuration of this communicator; [`split_all`](Self::split_all) takes
+    /// another.
     ///
     /// # Collective
-    /// All ranks, from their own threads or processes; ranks of one thread by [`split_all`](Self::split_all).
+    /// All ranks, from their own threads or processes; ranks of one thread by
+    /// [`split_all`](Self::split_all).
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for a color above 2147483647; [`NcclError::Dead`]; [`NcclError::Timeout`] by [`deadline`](Self::deadline); NCCL's own.
+    /// [`NcclError::Misuse`] for a color above 2147483647; [`NcclError::Dead`];
+    /// [`NcclError::Timeout`] by [`deadline`](Self::deadline); NCCL's own.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>, NcclError> {
         Self::split_all(&[(self, color, key)], None).map(|mut made| made.pop().flatten())
     }
 
-    /// As [`split`](Self::split) for several ranks of this thread, each with its color and key, and with a configuration: what it does not set is
-    /// NCCL's default, not the parent's. The result is in the order of `members`.
+    /// As [`split`](Self::split) for several ranks of this thread, each with its color and key, and
+    /// with a configuration: what it does not set is NCCL's default, not the parent's. The result
+    /// is in the order of `members`.
     ///
     /// # Collective
     /// All ranks.
     ///
     /// # Errors
-    /// As [`split`](Self::split); [`NcclError::Misuse`] also if the configuration blocks and the communicators do not, or the reverse.
+    /// As [`split`](Self::split); [`NcclError::Misuse`] also if the configuration blocks and the
+    /// communicators do not, or the reverse.
     pub fn split_all(members: &[(&Self, Option<u32>, i32)], config: Option<&Config>) -> Result<Vec<Option<Self>>, NcclError> {
         const CALL: &str = "split";
         let mut colors = Vec::new();
@@ -68,7 +75,8 @@ impl Communicator {
         let parents: Vec<_> = members.iter().map(|(parent, ..)| *parent).collect();
         let parts = |index: usize, hash: u64| mix(hash, &colors[index].to_le_bytes());
         let made = children(CALL, Call::Split, Allowed::SPLIT, &parents, config, parts, |api, index, comm, out, config| {
-            // SAFETY: the parent is live inside its gate; `out` lives as long as NCCL may write it; the configuration is null or read during the call.
+            // SAFETY: the parent is live inside its gate; `out` lives as long as NCCL may write it;
+            // the configuration is null or read during the call.
             unsafe { api.ncclCommSplit(comm, colors[index], members[index].2, out, config) }
         })?;
         match made.iter().zip(members).any(|(child, (_, color, _))| child.is_none() && color.is_some()) {
@@ -77,25 +85,31 @@ impl Communicator {
         }
     }
 
-    /// A communicator without the excluded ranks, who do not call. The others keep their order. NCCL 2.27.3.
+    /// A communicator without the excluded ranks, who do not call. The others keep their order.
+    /// NCCL 2.27.3.
     ///
-    /// With [`ShrinkMode::Abort`], the excluded may be dead, and what this communicator runs is cut off: waits for it and new calls are
-    /// [`NcclError::Dead`] from then on, whatever becomes of this. It can be shrunk again, aborted or dropped.
+    /// With [`ShrinkMode::Abort`], the excluded may be dead, and what this communicator runs is cut
+    /// off: waits for it and new calls are [`NcclError::Dead`] from then on, whatever becomes of
+    /// this. It can be shrunk again, aborted or dropped.
     ///
-    /// That helps where work is stuck without an error, as it is over NVLink. Where NCCL itself noticed the loss (an asynchronous error, as over a
-    /// network), it refuses: make a communicator anew, of the ranks that are left, with a [`UniqueId`] of its own.
+    /// That helps where work is stuck without an error, as it is over NVLink. Where NCCL itself
+    /// noticed the loss (an asynchronous error, as over a network), it refuses: make a communicator
+    /// anew, of the ranks that are left, with a [`UniqueId`] of its own.
     ///
     /// # Collective
-    /// All ranks that are not excluded, with the same list; ranks of one thread by [`shrink_all`](Self::shrink_all).
+    /// All ranks that are not excluded, with the same list; ranks of one thread by
+    /// [`shrink_all`](Self::shrink_all).
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if this rank is excluded, or a rank is that does not exist or comes twice; [`NcclError::Unsupported`];
-    /// [`NcclError::Timeout`] by [`deadline`](Self::deadline); [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] if this rank is excluded, or a rank is that does not exist or comes
+    /// twice; [`NcclError::Unsupported`]; [`NcclError::Timeout`] by [`deadline`](Self::deadline);
+    /// [`NcclError::Dead`]; NCCL's own.
     pub fn shrink(&self, excluded: &[usize], mode: ShrinkMode) -> Result<Self, NcclError> {
         Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one was asked for"))
     }
 
-    /// As [`shrink`](Self::shrink) for several ranks of this thread, and with a configuration, as [`split_all`](Self::split_all).
+    /// As [`shrink`](Self::shrink) for several ranks of this thread, and with a configuration, as
+    /// [`split_all`](Self::split_all).
     ///
     /// # Collective
     /// As [`shrink`](Self::shrink).
@@ -151,7 +165,9 @@ impl Communicator {
         made.into_iter().map(|child| child.ok_or_else(|| nothing_made(CALL))).collect()
     }
 
-    /// An id by which new ranks join ([`grow`](Self::grow), [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join)). One of the present ranks makes it. NCCL 2.29.2.
+    /// An id by which new ranks join ([`grow`](Self::grow),
+    /// [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join)). One of the present ranks
+    /// makes it. NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
@@ -164,16 +180,18 @@ impl Communicator {
         Ok(UniqueId::from_raw(id))
     }
 
-    /// A communicator of `n_ranks`: those of this one, with their ranks, and new ones, which join by [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). NCCL 2.29.2.
+    /// A communicator of `n_ranks`: those of this one, with their ranks, and new ones, which join
+    /// by [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). NCCL 2.29.2.
     ///
-    /// `id` is given by the rank that made it, and is `None` on the others. This communicator should be dropped afterwards.
+    /// `id` is given by the rank that made it, and is `None` on the others. This communicator
+    /// should be dropped afterwards.
     ///
     /// # Collective
     /// All ranks of this communicator, and all new ones.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless there are more ranks than now; [`NcclError::Unsupported`]; [`NcclError::Timeout`] by
-    /// [`deadline`](Self::deadline); [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] unless there are more ranks than now; [`NcclError::Unsupported`];
+    /// [`NcclError::Timeout`] by [`deadline`](Self::deadline); [`NcclError::Dead`]; NCCL's own.
     pub fn grow(&self, n_ranks: usize, id: Option<&UniqueId>) -> Result<Self, NcclError> {
         const CALL: &str = "grow";
         let n = grown(CALL, n_ranks, self.n_ranks())?;
@@ -181,7 +199,8 @@ impl Communicator {
         let identity = |_, hash| mix(hash, &n.to_le_bytes());
         let mut made = children(CALL, Call::Grow, Allowed::LIVE, &[self], None, identity, |api, _, comm, out, config| {
             let id = id.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-            // SAFETY: as for splitting; the id is null or read during the call; -1 is "the rank that it has".
+            // SAFETY: as for splitting; the id is null or read during the call; -1 is "the rank
+            // that it has".
             unsafe { api.ncclCommGrow(comm, n, id, -1, out, config) }
         })?;
         made.pop().flatten().ok_or_else(|| nothing_made(CALL))
@@ -237,7 +256,8 @@ fn children(
         identities.push(identity(index, mix(mix(inner.identity, counted.name().as_bytes()), &number.to_le_bytes())));
     }
     if allowed == Allowed::SHRINK {
-        // NCCL cuts off what runs and says so to nobody: whoever waits for it must not take it for done.
+        // NCCL cuts off what runs and says so to nobody: whoever waits for it must not take it for
+        // done.
         for (inner, _) in inside.iter() {
             let _ = inner.gate.change(State::Live, State::Failed);
         }
@@ -253,11 +273,14 @@ fn children(
             let _ = parent.gate.set(State::Failed);
         }
     } else if made.is_err() {
-        // NCCL keeps an error, and work that a peer will never come to, with the parent: whatever is called on it next would only find that.
+        // NCCL keeps an error, and work that a peer will never come to, with the parent: whatever
+        // is called on it next would only find that.
         for (parent, inside) in inside.iter() {
-            // Who aborts from here on waits for this thread to leave; who did before may have freed it.
+            // Who aborts from here on waits for this thread to leave; who did before may have freed
+            // it.
             inside.surface();
-            // A rank that NCCL had noted counts its children differently from then on than one that it had not.
+            // A rank that NCCL had noted counts its children differently from then on than one that
+            // it had not.
             let is_partial = parents.len() > 1 && !matches!(made, Err(NcclError::Unsupported(_)));
             if !parent.gate.is_closed() && (is_partial || !matches!(parent.ask(), Ok(ncclResult_t::ncclSuccess))) {
                 let _ = parent.gate.change(State::Live, State::Failed);

@@ -1,6 +1,7 @@
 //! Every function of NCCL, each with the first library that exports it.
 //!
-//! Nothing here checks. The profiling twins (`pnccl...`) are not bound, nor is what headers define inline.
+//! Nothing here checks. The profiling entry points (`pnccl...`) are not bound, nor is what headers
+//! define inline.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -214,7 +215,8 @@ peerweave_dylib::bindings! {
         "2.19.1" fn ncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t;
         /// Undoes it.
         "2.19.1" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t;
-        /// Registers a window. Collective. Success with a null window means that it is not supported here.
+        /// Registers a window. Collective. Success with a null window means that it is not
+        /// supported here.
         "2.27.3" fn ncclCommWindowRegister(
             comm: ncclComm_t, buff: *mut c_void, size: usize, win: *mut ncclWindow_t, winFlags: c_int,
         ) -> ncclResult_t;
@@ -222,7 +224,8 @@ peerweave_dylib::bindings! {
         "2.27.3" fn ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t;
         /// The address that a window was registered with.
         "2.29.2" fn ncclWinGetUserPtr(comm: ncclComm_t, win: ncclWindow_t, outUserPtr: *mut *mut c_void) -> ncclResult_t;
-        /// The address of a rank's window that loads and stores reach, by its index in the LSA team.
+        /// The address of a rank's window that loads and stores reach, by its index in the LSA
+        /// team.
         "2.29.2" fn ncclGetLsaDevicePointer(
             window: ncclWindow_t, offset: usize, lsaRank: c_int, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
@@ -263,7 +266,8 @@ peerweave_dylib::bindings! {
 
         // Device communicators.
 
-        /// Makes a device communicator, of the layout of the version in the requirements. Collective.
+        /// Makes a device communicator, of the layout of the version in the requirements.
+        /// Collective.
         "2.28.3" fn ncclDevCommCreate(
             comm: ncclComm_t, reqs: *const ncclDevCommRequirements_t, outDevComm: *mut c_void,
         ) -> ncclResult_t;

@@ -1,9 +1,11 @@
 //! How much of each struct a version knows.
 //!
-//! NCCL appends to its structs and tells versions apart by the size and version words in front. So an older version's struct is a prefix of ours,
-//! up to the field that it does not know. The one exception is `ncclCommProperties_t` before 2.29.7, which has a struct of its own here.
+//! NCCL appends to its structs and tells versions apart by the size and version words in front. So
+//! an older version's struct is a prefix of ours, up to the field that it does not know. The one
+//! exception is `ncclCommProperties_t` before 2.29.7, which has a struct of its own here.
 //!
-//! Invariant: `cargo xtask abi` compares every size and offset that this gives with those of the vendor's headers.
+//! Invariant: `cargo xtask abi` compares every size and offset that this gives with those of the
+//! vendor's headers.
 
 use std::mem::{align_of, offset_of, size_of};
 
@@ -135,7 +137,8 @@ history!(ncclDevCommRequirements_t as "ncclDevCommRequirements_t" {
     (2, 31, 0) ginCustomStride ginType useRuntimeVersion cftCaps cftBarrierCount;
 });
 
-/// The layout of one struct at that version, by the vendor's name; `None` where the version has no such struct.
+/// The layout of one struct at that version, by the vendor's name; `None` where the version has no
+/// such struct.
 pub fn layout_of(name: &str, version: Version) -> Option<Layout> {
     layouts(version).into_iter().find(|layout| layout.name == name)
 }
@@ -171,7 +174,8 @@ pub fn layouts(version: Version) -> Vec<Layout> {
     all
 }
 
-/// Bytes of `ncclDevComm` as that version writes it; `None` where it is not known here. Since 2.31 the library says it itself.
+/// Bytes of `ncclDevComm` as that version writes it; `None` where it is not known here. Since 2.31
+/// the library says it itself.
 pub fn device_comm_len_bytes(version: Version) -> Option<usize> {
     const KNOWN: [(Version, usize); 5] = [
         (Version::new(2, 30, 3), 240),

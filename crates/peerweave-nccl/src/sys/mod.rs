@@ -1,10 +1,12 @@
 //! NCCL's own names, types and functions, unsafe to call. Public under the feature `raw`.
 //!
-//! Nothing here checks anything, and nothing decides: which library is bound is [`crate::Nccl`]. The structs are those of the newest header
-//! that is bound ([`HEADER`]); `layout.rs` says which prefix of each an older library has.
+//! Nothing here checks anything, and nothing decides: which library is bound is [`crate::Nccl`].
+//! The structs are those of the newest header that is bound ([`HEADER`]); `layout.rs` says which
+//! prefix of each an older library has.
 //!
-//! The versions beside the functions are those of the first *library* that exports them, found in the vendor's wheels; where a header
-//! declared a function later than the library had it, the library counts.
+//! The versions beside the functions are those of the first *library* that exports them, found in
+//! the vendor's wheels; where a header declared a function later than the library had it, the
+//! library counts.
 
 mod api;
 mod constants;
@@ -21,5 +23,6 @@ pub use requirements::*;
 pub use types::*;
 pub use values::values;
 
-/// The version of the header that the structs here follow. A newer library is told this version, and fills in its own defaults for the rest.
+/// The version of the header that the structs here follow. A newer library is told this version,
+/// and fills in its own defaults for the rest.
 pub const HEADER: crate::Version = crate::Version::new(2, 32, 3);

@@ -1,13 +1,15 @@
-//! The structs of NCCL's device API: what a communicator can do, and what a device communicator shall have.
+//! The structs of NCCL's device API: what a communicator can do, and what a device communicator
+//! shall have.
 //!
-//! `ncclDevComm` itself is not here: its layout changes from version to version, so that it is only ever bytes of a size that is known at run
-//! time.
+//! `ncclDevComm` itself is not here: its layout changes from version to version, so that it is only
+//! ever bytes of a size that is known at run time.
 
 use std::ffi::{c_int, c_uint};
 
 use super::types::{ncclGinConnectionType_t, ncclGinType_t};
 
-/// What a communicator can do. 2.29.2; `layout.rs` says how much of it a version knows. See [`ncclCommProperties_v22902`] for the first.
+/// What a communicator can do. 2.29.2; `layout.rs` says how much of it a version knows. See
+/// [`ncclCommProperties_v22902`] for the first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `CommProperties` that reads it")]
@@ -19,7 +21,8 @@ pub struct ncclCommProperties_t {
     pub nRanks: c_int,
     pub cudaDev: c_int,
     pub nvmlDev: c_int,
-    // Numbers, not bool: the library writes them, and a bool of any other value than 0 and 1 would be undefined behaviour.
+    // Numbers, not bool: the library writes them, and a bool of any other value than 0 and 1 would
+    // be undefined behaviour.
     pub deviceApiSupport: u8,
     pub multimemSupport: u8,
     pub ginType: ncclGinType_t,

@@ -1,7 +1,8 @@
-//! Handles, numbers and the structs of `nccl.h`. Those of the device communicator are in `requirements.rs`.
+//! Handles, numbers and the structs of `nccl.h`. Those of the device communicator are in
+//! `requirements.rs`.
 //!
-//! Invariant: every number from the library is a newtype over an integer, never a Rust enum, since a newer library may have values that
-//! nobody here has heard of.
+//! Invariant: every number from the library is a newtype over an integer, never a Rust enum, since
+//! a newer library may have values that nobody here has heard of.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -174,7 +175,8 @@ numbers! {
 }
 
 numbers! {
-    /// What carries communication that kernels start over the network. One byte in 2.29.2 and 2.29.3, four since.
+    /// What carries communication that kernels start over the network. One byte in 2.29.2 and
+    /// 2.29.3, four since.
     ncclGinType_t(c_int) {
         /// None; in requirements, any.
         NCCL_GIN_TYPE_NONE = 0;

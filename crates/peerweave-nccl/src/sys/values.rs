@@ -1,4 +1,5 @@
-//! Every constant that is bound, by the vendor's name, with the version whose header first has it. For the comparison with headers.
+//! Every constant that is bound, by the vendor's name, with the version whose header first has it.
+//! For the comparison with headers.
 
 use super::constants::*;
 use super::types::*;

@@ -1,6 +1,8 @@
-//! Every collective x type x reduction x in and out of place against an oracle on the host. Shared by the tests and `examples/check_nccl`.
+//! Every collective x type x reduction x in and out of place against an oracle on the host. Shared
+//! by the tests and `examples/check_nccl`.
 //!
-//! Values are chosen so that every result is exact in every type, whatever order the library reduces in.
+//! Values are chosen so that every result is exact in every type, whatever order the library
+//! reduces in.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -404,7 +406,8 @@ impl<'a> Check<'a> {
         self.uneven::<T>(count)
     }
 
-    /// A different number of elements for each rank, some of them none; and a ring of sends and receives.
+    /// A different number of elements for each rank, some of them none; and a ring of sends and
+    /// receives.
     fn uneven<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
         let n = self.n();
         let sent = |from: usize, to: usize| (from * 2 + to * 3) % 4 * count / 3;

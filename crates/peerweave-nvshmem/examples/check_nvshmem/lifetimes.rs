@@ -1,4 +1,5 @@
-//! What may be dropped, when, in which order; ending with things alive; starting again. A run of its own: it ends and starts NVSHMEM.
+//! What may be dropped, when, in which order; ending with things alive; starting again. A run of
+//! its own: it ends and starts NVSHMEM.
 
 use std::sync::Arc;
 
@@ -81,7 +82,8 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
 /// Bytes of what is never freed, in the order of allocation.
 const LEFT: [usize; 6] = [100, 200, 300, 400, 64, 64];
 
-/// Each PE drops its buffers and teams in an order of its own, with work on them under way. Gives a buffer that outlives the context's handle.
+/// Each PE drops its buffers and teams in an order of its own, with work on them under way. Gives a
+/// buffer that outlives the context's handle.
 fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvshmem::SymmetricBuffer<u32>, Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let mut parked = Vec::new();
@@ -110,7 +112,8 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     let last = if checks.pe().is_multiple_of(2) { teams.remove(0) } else { teams.remove(1) };
     drop(last);
     drop(teams);
-    // Freeing asks for the same memory on every PE: here it is not, so nobody frees, and both are parked.
+    // Freeing asks for the same memory on every PE: here it is not, so nobody frees, and both are
+    // parked.
     let error = if checks.pe() == 0 { context.free(apart).err() } else { context.free(orphan.clone()).err() };
     if checks.n() > 1 {
         let told = matches!(&error, Some(NvshmemError::Disagree(_) | NvshmemError::Misuse(_)));

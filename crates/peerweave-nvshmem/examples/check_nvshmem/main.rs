@@ -1,17 +1,22 @@
-//! Checks NVSHMEM on the GPUs of this machine: `check_nvshmem [--pes N] [--only PART | --fault FAULT]`.
+//! Checks NVSHMEM on the GPUs of this machine:
+//! `check_nvshmem [--pes N] [--only PART | --fault FAULT]`.
 //!
-//! Starts one process for each GPU; or is one PE of a job that a launcher started, as `peerweave run -n 4 -- check_nvshmem` does. The parts are
-//! `operations` (every operation for every element type, on every kind of team, compared with what the host computes), `blocking` (what the host
-//! waits for), `ordering` (a team's collectives on several streams and threads), `mistakes` (each is a typed error), `outside` (memory that is not
-//! NVSHMEM's own) and `lifetimes` (drops in any order, the end with things alive, starting again). Without `--only` they all run.
+//! Starts one process for each GPU; or is one PE of a job that a launcher started, as
+//! `peerweave run -n 4 -- check_nvshmem` does. The parts are `operations` (every operation for
+//! every element type, on every kind of team, compared with what the host computes), `blocking`
+//! (what the host waits for), `ordering` (a team's collectives on several streams and threads),
+//! `mistakes` (each is a typed error), `outside` (memory that is not NVSHMEM's own) and `lifetimes`
+//! (drops in any order, the end with things alive, starting again). Without `--only` they all run.
 //!
-//! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (one that is killed), `no-library` and `no-plugins` (on the
-//! last PE alone). There the check is that every other PE gets an error that says what happened, in time. The last line is `OK n checks` or
-//! `FAILED ...`, of one PE `PE 0: OK n checks` or `FAILED PE 0: ...`; the exit status says the same. No wait is longer than 20 seconds. Multicast is
-//! switched off whatever the environment says.
+//! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (one that is
+//! killed), `no-library` and `no-plugins` (on the last PE alone). There the check is that every
+//! other PE gets an error that says what happened, in time. The last line is `OK n checks` or
+//! `FAILED ...`, of one PE `PE 0: OK n checks` or `FAILED PE 0: ...`; the exit status says the
+//! same. No wait is longer than 20 seconds. Multicast is switched off whatever the environment
+//! says.
 //!
-//! Before the last line comes a table of the parts: how many PEs passed, how much they checked, and how long the slowest took. The whole ends after 400 seconds,
-//! whatever hangs.
+//! Before the last line comes a table of the parts: how many PEs passed, how much they checked, and
+//! how long the slowest took. The whole ends after 400 seconds, whatever hangs.
 
 mod blocking;
 mod lifetimes;
@@ -45,9 +50,11 @@ const OK: &str = "OK ";
 /// The option by which a PE asks where the library is.
 const WHERE: &str = "where";
 
-/// Checks NVSHMEM on the GPUs of this machine, with a process for each GPU, or as one PE of a launcher's job.
+/// Checks NVSHMEM on the GPUs of this machine, with a process for each GPU, or as one PE of a
+/// launcher's job.
 ///
-/// The last line is `OK n checks` or `FAILED ...`, and the exit status says the same. Multicast is switched off.
+/// The last line is `OK n checks` or `FAILED ...`, and the exit status says the same. Multicast is
+/// switched off.
 #[derive(Parser)]
 #[command(max_term_width = 110)]
 struct Asked {
@@ -130,7 +137,8 @@ impl Passed {
     }
 }
 
-/// As one PE where a launcher started this process, otherwise as the launcher of all. Gives the last line.
+/// As one PE where a launcher started this process, otherwise as the launcher of all. Gives the
+/// last line.
 fn run(asked: &Asked) -> Result<String, Failure> {
     let job = Job::from_env()?;
     if job.launcher == Launcher::Single {
@@ -223,7 +231,8 @@ fn as_pe(asked: &Asked, job: &Job) -> Result<usize, Failure> {
     let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: WAIT, ..Options::default() })?);
     if let Some(fault) = &asked.fault {
         faulty(fault, job, &rendezvous).map_err(with_pe)?;
-        // The GPU, and NVSHMEM's own clean-up, may wait for the one that is gone: there is to be none.
+        // The GPU, and NVSHMEM's own clean-up, may wait for the one that is gone: there is to be
+        // none.
         println!("{}", done(job, 1));
         // SAFETY: it only ends the process.
         unsafe { libc::_exit(0) }
@@ -316,7 +325,7 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Fa
     let made = if last { spoil(fault, job)? } else { None };
     match fault {
         "missing" if last => {
-            // Joined the job, and never starts NVSHMEM. The others must not wait for ever.
+            // Joined the job, and never starts NVSHMEM. The others must not wait forever.
             std::thread::sleep(WAIT + Duration::from_secs(5));
             // SAFETY: it only ends the process.
             unsafe { libc::_exit(0) }

@@ -1,4 +1,5 @@
-//! What the host computes: the numbers that PEs start with, and reductions of them, element by element.
+//! What the host computes: the numbers that PEs start with, and reductions of them, element by
+//! element.
 //!
 //! The numbers are small, so that every sum and product is exact in every type, or wraps alike.
 

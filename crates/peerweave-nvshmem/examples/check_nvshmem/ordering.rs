@@ -1,4 +1,5 @@
-//! The collectives of a team on several streams and from several threads: the library keeps them one after the other.
+//! The collectives of a team on several streams and from several threads: the library keeps them
+//! one after the other.
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     threads(checks)
 }
 
-/// A sum on one stream, a broadcast of the sum on another, and arrivals between them, without a wait of the program's.
+/// A sum on one stream, a broadcast of the sum on another, and arrivals between them, without a
+/// wait of the program's.
 fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, n) = (checks.context, checks.n());
     let streams = [context.device().new_stream()?, context.device().new_stream()?];
@@ -57,7 +59,8 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Threads with a stream each. Which of them comes first differs among the PEs, so all call the same.
+/// Threads with a stream each. Which of them comes first differs among the PEs, so all call the
+/// same.
 fn threads(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let context = checks.context;
     let next = Pe::new((checks.pe() + 1) % checks.n());

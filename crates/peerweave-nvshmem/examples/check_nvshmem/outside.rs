@@ -1,4 +1,5 @@
-//! Memory that is not NVSHMEM's own: made symmetric, or registered as this PE's side of puts and gets.
+//! Memory that is not NVSHMEM's own: made symmetric, or registered as this PE's side of puts and
+//! gets.
 
 use std::sync::Arc;
 
@@ -69,7 +70,8 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
             checks.check("register_symmetric_near", !can && matches!(error, NvshmemError::Unsupported(_)), || error.to_string())
         }
     }
-    // One PE has what can be made symmetric, and the others other memory, or a part: nobody registers, and NVSHMEM, which would be without a heap, is not asked.
+    // One PE has what can be made symmetric, and the others other memory, or a part: nobody
+    // registers, and NVSHMEM, which would be without a heap, is not asked.
     let small = DeviceMemory::<u32>::from_slice(&stream, &[0; 256])?;
     if n > 1 && checks.pe() == 0 {
         let differ = context.register_symmetric(&shareable(checks)?).map(drop);

@@ -1,12 +1,15 @@
-//! Checks how NVSHMEM starts without a rendezvous: `mpirun -n 4 check_start --way pmix|pmi|pmi2|mpi|id [--file PATH]`.
+//! Checks how NVSHMEM starts without a rendezvous: `mpirun -n 4 check_start --way
+//! pmix|pmi|pmi2|mpi|id [--file PATH]`.
 //!
-//! The launcher's own service brings the PEs together (`pmix` as of Open MPI and Slurm, `pmi` and `pmi2` as of Hydra and Slurm), or MPI's communicator of all
-//! (`mpi`: Open MPI, found as `libmpi.so.40` or where `PEERWEAVE_MPI_PATH` says), or an id that travels by a file (`id`, for one machine or a file
-//! system that all share; `--file` says where, the job's name is added). What is not here: what NVSHMEM does once it runs, which is
-//! `check_nvshmem`; only that memory, a put, a barrier and a reduction reach everybody.
+//! The launcher's own service brings the PEs together (`pmix` as of Open MPI and Slurm, `pmi` and
+//! `pmi2` as of Hydra and Slurm), or MPI's communicator of all (`mpi`: Open MPI, found as
+//! `libmpi.so.40` or where `PEERWEAVE_MPI_PATH` says), or an id that travels by a file (`id`, for
+//! one machine or a file system that all share; `--file` says where, the job's name is added). What
+//! is not here: what NVSHMEM does once it runs, which is `check_nvshmem`; only that memory, a put,
+//! a barrier and a reduction reach everybody.
 //!
-//! Each PE has the GPU of its number on its machine. It prints `OK way PE 1 of 4`, or `FAILED way PE 1 of 4: ...`; the exit status says the same. No run is
-//! longer than 40 seconds.
+//! Each PE has the GPU of its number on its machine. It prints `OK way PE 1 of 4`, or
+//! `FAILED way PE 1 of 4: ...`; the exit status says the same. No run is longer than 40 seconds.
 
 mod mpi;
 mod place;
@@ -81,7 +84,8 @@ impl Way {
 
 /// Checks how NVSHMEM starts without a rendezvous: as `mpirun -n 4 check_start --way pmix`.
 ///
-/// Each PE prints `OK ...` or `FAILED ...`, and its exit status says the same. Multicast is switched off.
+/// Each PE prints `OK ...` or `FAILED ...`, and its exit status says the same. Multicast is
+/// switched off.
 #[derive(Parser)]
 #[command(max_term_width = 110)]
 struct Asked {
@@ -118,8 +122,8 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             println!("FAILED {who}: {error}");
-            // The GPU, MPI and NVSHMEM's own clean-up may wait for PEs that failed otherwise; the launcher ends those.
-            // SAFETY: it only ends the process.
+            // The GPU, MPI and NVSHMEM's own clean-up may wait for PEs that failed otherwise; the
+            // launcher ends those. SAFETY: it only ends the process.
             unsafe { libc::_exit(1) }
         }
     }
@@ -127,13 +131,15 @@ fn main() -> ExitCode {
 
 fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     let way = asked.way;
-    // Before anything else: MPI wants to be the first, and what it lacks is to be said before a GPU is touched.
+    // Before anything else: MPI wants to be the first, and what it lacks is to be said before a GPU
+    // is touched.
     let mpi = if way == Way::Mpi { Some(Mpi::start(place)?) } else { None };
     let absent = plugin_that_is_not_beside(way)?;
     let device = peerweave_driver::context(place.local as usize)?;
     let context = match &mpi {
-        // SAFETY: the pointer is to the communicator of all, of the library under whose name NVSHMEM's plug-in finds its MPI; MPI was started with
-        // MPI_THREAD_SERIALIZED, the main thread leaves it alone while NVSHMEM runs, and ends it only after NVSHMEM has ended.
+        // SAFETY: the pointer is to the communicator of all, of the library under whose name
+        // NVSHMEM's plug-in finds its MPI; MPI was started with MPI_THREAD_SERIALIZED, the main
+        // thread leaves it alone while NVSHMEM runs, and ends it only after NVSHMEM has ended.
         Some(mpi) => unsafe { Context::from_mpi(mpi.world(), &device, way.settings()) }.map_err(Failure::from),
         None if way == Way::Id => by_id(&asked.file, place, &device),
         None => Context::from_launcher(&device, way.settings()).map_err(Failure::from),
@@ -159,7 +165,8 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     }
 }
 
-/// Where NVSHMEM's plug-in for that way should lie, if it does not. NVSHMEM may find it elsewhere, and a library that needs no plug-ins goes on without.
+/// Where NVSHMEM's plug-in for that way should lie, if it does not. NVSHMEM may find it elsewhere,
+/// and a library that needs no plug-ins goes on without.
 fn plugin_that_is_not_beside(way: Way) -> Result<Option<PathBuf>, Failure> {
     let path = Nvshmem::load()?.path().parent().map(|directory| directory.join(way.plugin()));
     Ok(path.filter(|path| !path.is_file()))

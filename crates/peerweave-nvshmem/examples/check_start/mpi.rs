@@ -1,4 +1,5 @@
-//! As much of Open MPI as it takes to have a communicator, loaded at run time. Messages are not here.
+//! As much of Open MPI as it takes to have a communicator, loaded at run time. Messages are not
+//! here.
 //!
 //! Invariant: MPI is started and ended by the same thread, once.
 
@@ -63,7 +64,8 @@ impl Mpi {
         }
         let world = world.as_ptr();
         let (mut rank, mut size) = (-1, -1);
-        // SAFETY: the symbol is the communicator of all itself, MPI has been started, and the pointer is to a live integer.
+        // SAFETY: the symbol is the communicator of all itself, MPI has been started, and the
+        // pointer is to a live integer.
         check("MPI_Comm_rank", unsafe { api.MPI_Comm_rank(world, &raw mut rank) }?)?;
         // SAFETY: as above.
         check("MPI_Comm_size", unsafe { api.MPI_Comm_size(world, &raw mut size) }?)?;

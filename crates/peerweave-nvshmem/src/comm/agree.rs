@@ -1,8 +1,10 @@
 //! Collective set-up calls: all PEs come, with the same arguments, or none calls NVSHMEM.
 //!
-//! NVSHMEM's own set-up calls wait forever for a PE that does not come, and corrupt the heap where PEs allocate different sizes. Where the PEs met by a
-//! rendezvous, they first agree there: it names the PEs that are missing, that were lost, and that came with something else. Then each enters, and they agree once
-//! more, so that no PE is inside NVSHMEM for one that is kept out. Without a rendezvous there is only the deadline.
+//! NVSHMEM's own set-up calls wait forever for a PE that does not come, and corrupt the heap where
+//! PEs allocate different sizes. Where the PEs met by a rendezvous, they first agree there: it
+//! names the PEs that are missing, that were lost, and that came with something else. Then each
+//! enters, and they agree once more, so that no PE is inside NVSHMEM for one that is kept out.
+//! Without a rendezvous there is only the deadline.
 //!
 //! Invariant: the outcome is an error on every PE or on none.
 
@@ -19,11 +21,13 @@ use crate::error::{Disagree, NvshmemError, Timeout};
 pub(crate) enum Members<'a> {
     /// All PEs.
     World,
-    /// The PEs of a team, in its order; the number tells teams apart, and is the same on every member.
+    /// The PEs of a team, in its order; the number tells teams apart, and is the same on every
+    /// member.
     Team(&'a [Pe], u64),
 }
 
-/// Comes to a collective call with its arguments, or with why this PE cannot. Gives the way into NVSHMEM, which all others have got by then too.
+/// Comes to a collective call with its arguments, or with why this PE cannot. Gives the way into
+/// NVSHMEM, which all others have got by then too.
 pub(crate) fn arrive<'a>(
     comm: &'a Comm,
     call: &'static str,

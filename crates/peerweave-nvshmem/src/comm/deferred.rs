@@ -1,7 +1,9 @@
-//! Calls of NVSHMEM that destructors have to make. A destructor may wait neither for the thread that is inside nor for a stream: the call is made at once if
-//! nothing is in the way, otherwise by the next thread that enters.
+//! Calls of NVSHMEM that destructors have to make. A destructor may wait neither for the thread
+//! that is inside nor for a stream: the call is made at once if nothing is in the way, otherwise by
+//! the next thread that enters.
 //!
-//! Invariant: what NVSHMEM was not told stays alive forever, unless NVSHMEM has ended; and no destructor of the user's runs inside NVSHMEM.
+//! Invariant: what NVSHMEM was not told stays alive forever, unless NVSHMEM has ended; and no
+//! destructor of the user's runs inside NVSHMEM.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +15,9 @@ use crate::comm::Comm;
 use crate::comm::streams::Streams;
 use crate::error::{DeadState, NvshmemError};
 
-/// Somebody's value that NVSHMEM, or this crate for it, needs. When the last handle goes, the value is dropped by a thread of the driver's crate: its destructor
-/// may panic, wait, or call NVSHMEM, wherever the handle was dropped.
+/// Somebody's value that NVSHMEM, or this crate for it, needs. When the last handle goes, the value
+/// is dropped by a thread of the driver's crate: its destructor may panic, wait, or call NVSHMEM,
+/// wherever the handle was dropped.
 #[derive(Clone)]
 pub(crate) struct Held(Arc<Value>);
 
@@ -28,7 +31,7 @@ impl Held {
         Self(Arc::new(Value { context: Arc::clone(context), keep: Some(keep) }))
     }
 
-    /// It stays for ever.
+    /// It stays forever.
     pub(crate) fn leak(&self) {
         std::mem::forget(Arc::clone(&self.0));
     }
@@ -56,7 +59,8 @@ pub(crate) struct DeferredCall {
 #[derive(Default)]
 pub(crate) struct Deferred {
     calls: Mutex<Vec<DeferredCall>>,
-    /// Whether there may be any: set after one is added, before its destructor tries the gate, whose lock hands it to the thread that enters next.
+    /// Whether there may be any: set after one is added, before its destructor tries the gate,
+    /// whose lock hands it to the thread that enters next.
     any: AtomicBool,
 }
 

@@ -1,4 +1,5 @@
-//! What NVSHMEM has under way on the device: streams, the orders of teams, transfers of its own streams, captured graphs.
+//! What NVSHMEM has under way on the device: streams, the orders of teams, transfers of its own
+//! streams, captured graphs.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -19,14 +20,16 @@ use crate::sys::nvshmem_team_t;
 pub(crate) struct Enqueued {
     /// Every stream that NVSHMEM was given.
     pub(crate) used: Arc<Streams>,
-    /// What the collectives of NVSHMEM's own teams are ordered by, and its set-up calls. One order for all of them: what NVSHMEM does for the world it does,
-    /// in parts, as the teams of a machine and of an index.
+    /// What the collectives of NVSHMEM's own teams are ordered by, and its set-up calls. One order
+    /// for all of them: what NVSHMEM does for the world it does, in parts, as the teams of a
+    /// machine and of an index.
     world_order: Arc<Order>,
     /// What those of teams that were made are ordered by, by the team's handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
     /// Transfers that NVSHMEM does on streams of its own.
     pub(crate) pending: Pending,
-    /// Whether the host has sent something over a network that no quiet from the host has completed since.
+    /// Whether the host has sent something over a network that no quiet from the host has completed
+    /// since.
     pub(crate) sent: AtomicBool,
     /// Captured graphs that call NVSHMEM have clones of it.
     pub(crate) captured: Arc<()>,
@@ -59,8 +62,9 @@ impl Enqueued {
 }
 
 impl Comm {
-    /// Waits for all that this crate knows to be under way on the device: NVSHMEM waits for the whole device where it makes and ends teams, and a wait inside
-    /// of it is the end, where one out here is an error.
+    /// Waits for all that this crate knows to be under way on the device: NVSHMEM waits for the
+    /// whole device where it makes and ends teams, and a wait inside of it is the end, where one
+    /// out here is an error.
     pub(crate) fn drain(&self, call: &'static str) -> Result<(), NvshmemError> {
         pass_all(call, self, &self.enqueued.used)?;
         self.enqueued.orders().iter().try_for_each(|order| order.drain(call, self).map(drop))
@@ -82,8 +86,8 @@ impl Comm {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Whether something has no other owner. What a graph owns is dropped some time after the graph: that is waited for, for as long as a graph may just
-    /// have gone.
+    /// Whether something has no other owner. What a graph owns is dropped some time after the
+    /// graph: that is waited for, for as long as a graph may just have gone.
     pub(crate) fn gone_with_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {
@@ -99,14 +103,16 @@ impl Comm {
     }
 }
 
-/// Whether nobody else has a handle. What others did before they dropped theirs is seen by the caller. Only for a value of which nobody makes a `Weak`.
+/// Whether nobody else has a handle. What others did before they dropped theirs is seen by the
+/// caller. Only for a value of which nobody makes a `Weak`.
 pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
     let is_alone = Arc::strong_count(value) == 1;
     fence(Ordering::Acquire);
     is_alone
 }
 
-/// Runs something of cudarc's that first gives, and forgets, an error that some other object's destructor left in the context: it is put aside meanwhile.
+/// Runs something of cudarc's that first gives, and forgets, an error that some other object's
+/// destructor left in the context: it is put aside meanwhile.
 pub(crate) fn undisturbed<R>(context: &CudaContext, run: impl FnOnce() -> R) -> R {
     let earlier = context.check_err();
     let result = run();

@@ -1,4 +1,5 @@
-//! The way into NVSHMEM: one thread at a time, with a deadline, and not after something left the library unusable.
+//! The way into NVSHMEM: one thread at a time, with a deadline, and not after something left the
+//! library unusable.
 //!
 //! The lock and the thread for calls that wait are `gate.rs`.
 
@@ -107,7 +108,8 @@ impl Comm {
         self.nvshmem.check(call, code)
     }
 
-    /// Calls NVSHMEM for something that waits for others or for the device, with the context's deadline [C2].
+    /// Calls NVSHMEM for something that waits for others or for the device, with the context's
+    /// deadline [C2].
     pub(crate) fn block<R: Send + 'static>(
         &self,
         call: &'static str,
@@ -153,7 +155,8 @@ pub(crate) struct Entered<'a> {
 }
 
 impl Entered<'_> {
-    /// Calls NVSHMEM for something that waits for others or for the device, with the context's deadline [C2].
+    /// Calls NVSHMEM for something that waits for others or for the device, with the context's
+    /// deadline [C2].
     pub(crate) fn block<R: Send + 'static>(
         &mut self,
         call: &'static str,

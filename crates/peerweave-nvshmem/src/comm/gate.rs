@@ -1,9 +1,11 @@
 //! One thread at a time inside NVSHMEM, and a deadline for calls that have none.
 //!
-//! NVSHMEM is serialised: threads may call it, one after the other. Calls that wait for other PEs run on a thread of their own, so that the caller
-//! can give up; the gate then stays shut, since that thread is still inside.
+//! NVSHMEM is serialised: threads may call it, one after the other. Calls that wait for other PEs
+//! run on a thread of their own, so that the caller can give up; the gate then stays shut, since
+//! that thread is still inside.
 //!
-//! Invariant: whoever calls NVSHMEM holds an [`Inside`] or a [`Sent`], and gives it up only when the call has come back.
+//! Invariant: whoever calls NVSHMEM holds an [`Inside`] or a [`Sent`], and gives it up only when
+//! the call has come back.
 
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -116,7 +118,8 @@ impl Worker {
     pub(crate) fn start() -> std::io::Result<Self> {
         let (jobs, todo) = channel::<Job>();
         std::thread::Builder::new().name("peerweave-nvshmem".into()).spawn(move || {
-            // Whatever NVSHMEM asks of the driver here, no other thread's capture is spoilt by it, nor refuses it.
+            // Whatever NVSHMEM asks of the driver here, no other thread's capture is spoilt by it,
+            // nor refuses it.
             peerweave_driver::relaxed(|| {
                 for job in todo {
                     // The caller sees the panic as a missing answer.
@@ -127,8 +130,9 @@ impl Worker {
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Runs a call and waits for its answer, at most so long. `inside`, which calls of NVSHMEM need, comes back with the answer; it is given up when the call
-    /// comes back where nobody waits any more.
+    /// Runs a call and waits for its answer, at most so long. `inside`, which calls of NVSHMEM
+    /// need, comes back with the answer; it is given up when the call comes back where nobody waits
+    /// any more.
     pub(crate) fn run<R: Send + 'static, I: Send + 'static>(
         &self,
         inside: I,
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn call_that_does_not_come_back_keeps_the_gate_shut_until_it_does() {
+    fn call_in_progress_keeps_the_gate_closed() {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("threads are possible");
         let (release, wait) = channel::<()>();

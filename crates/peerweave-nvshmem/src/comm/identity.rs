@@ -1,4 +1,5 @@
-//! Numbers that every PE computes alike, with nothing exchanged, to tell teams, ids and meetings apart.
+//! Numbers that every PE computes alike, with nothing exchanged, to tell teams, ids and meetings
+//! apart.
 
 /// The start of an identity.
 pub(crate) const SEED: u64 = 0xcbf2_9ce4_8422_2325;

@@ -11,7 +11,8 @@
 //!
 //! # Invariants
 //! - **\[C1\]** At most one context is live in a process.
-//! - **\[C2\]** NVSHMEM is called with the device's context current, from one thread at a time, and not after something left it unusable.
+//! - **\[C2\]** NVSHMEM is called with the device's context current, from one thread at a time, and
+//!   not after something left it unusable.
 
 pub(crate) mod agree;
 pub(crate) mod deferred;
@@ -58,7 +59,8 @@ pub(crate) struct Comm {
     pub(crate) enqueued: Enqueued,
     pub(crate) deferred: Deferred,
     counts: Mutex<HashMap<Counted, u64>>,
-    /// Held by the thread that is in a collective set-up call, from before the others are met until it is over.
+    /// Held by the thread that is in a collective set-up call, from before the others are met until
+    /// it is over.
     setup: Mutex<()>,
 }
 
@@ -105,8 +107,9 @@ impl Comm {
         *count
     }
 
-    /// The turn to make a collective set-up call: one thread has it, from before the others are met until NVSHMEM is left, so that no call comes in between
-    /// the meetings of another, and NVSHMEM never waits for PEs that wait for another call.
+    /// The turn to make a collective set-up call: one thread has it, from before the others are met
+    /// until NVSHMEM is left, so that no call comes in between the meetings of another, and NVSHMEM
+    /// never waits for PEs that wait for another call.
     pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
         self.alive(call)?;
         take(&self.setup, call, self)

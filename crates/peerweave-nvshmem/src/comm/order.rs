@@ -1,12 +1,16 @@
 //! One order for the collectives of a team in this process, whatever streams they are on.
 //!
-//! Does not know what the other PEs do: that everybody calls the same ones, in the same order, is theirs to hold.
+//! Does not know what the other PEs do: that everybody calls the same ones, in the same order, is
+//! theirs to hold.
 //!
-//! NVSHMEM keeps one set of counters for each team, by which its PEs find each other. Two collectives of a team that run at once, on two streams, use the
-//! same counters, and corrupt each other: both may hang, or end before everybody came. So a collective on another stream than the last one waits for it.
+//! NVSHMEM keeps one set of counters for each team, by which its PEs find each other. Two
+//! collectives of a team that run at once, on two streams, use the same counters, and corrupt each
+//! other: both may hang, or end before everybody came. So a collective on another stream than the
+//! last one waits for it.
 //!
 //! # Invariant
-//! - **\[O1\]** Of the collectives of a team that this process has enqueued and that are not done, each waits for the one before.
+//! - **\[O1\]** Of the collectives of a team that this process has enqueued and that are not done,
+//!   each waits for the one before.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -28,7 +32,8 @@ pub(crate) struct Turn<'a> {
     _last: MutexGuard<'a, Option<Arc<CudaStream>>>,
 }
 
-/// Takes a lock, at most for the context's deadline: another thread may be in a call with it that waits for other PEs.
+/// Takes a lock, at most for the context's deadline: another thread may be in a call with it that
+/// waits for other PEs.
 pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, comm: &Comm) -> Result<MutexGuard<'a, T>, NvshmemError> {
     let try_take = || match lock.try_lock() {
         Ok(taken) => Some(taken),
@@ -74,7 +79,8 @@ impl Order {
         Ok(Turn { _last: last })
     }
 
-    /// Waits until the team's last collective is done, at most for the context's deadline: for what NVSHMEM does on a stream of its own.
+    /// Waits until the team's last collective is done, at most for the context's deadline: for what
+    /// NVSHMEM does on a stream of its own.
     pub(crate) fn drain(&self, call: &'static str, comm: &Comm) -> Result<Turn<'_>, NvshmemError> {
         let mut last = take(&self.0, call, comm)?;
         if let Some(stream) = &*last {

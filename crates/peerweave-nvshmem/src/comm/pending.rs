@@ -1,10 +1,12 @@
 //! Transfers that were left to NVSHMEM's own streams (`nbi`), until somebody completes them.
 //!
-//! A quiet or a barrier on a stream makes that stream wait for NVSHMEM's own, and NVSHMEM forgets them at once: a later quiet on the host, also the one
-//! inside of a free, waits for nothing more. So from then on that stream is what the memory of those transfers has to wait for.
+//! A quiet or a barrier on a stream makes that stream wait for NVSHMEM's own, and NVSHMEM forgets
+//! them at once: a later quiet on the host, also the one inside of a free, waits for nothing more.
+//! So from then on that stream is what the memory of those transfers has to wait for.
 //!
 //! # Invariant
-//! - **\[N1\]** What an `nbi` transfer reads or writes is known here, or as used by a stream that waits for the transfer, or the transfer is complete.
+//! - **\[N1\]** What an `nbi` transfer reads or writes is known here, or as used by a stream that
+//!   waits for the transfer, or the transfer is complete.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +40,8 @@ impl Default for Open {
 
 impl Open {
     fn note(&mut self, streams: &Arc<Streams>) {
-        // Under this list's lock alone; a row of transfers between the same memory looks, and that is all.
+        // Under this list's lock alone; a row of transfers between the same memory looks, and that
+        // is all.
         if streams.pending.load(Ordering::Relaxed) != self.emptied {
             streams.pending.store(self.emptied, Ordering::Relaxed);
             self.memory.push(Arc::clone(streams));
@@ -57,14 +60,16 @@ impl Pending {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A transfer between pieces of memory is about to be left; the result is to be held until it is.
+    /// A transfer between pieces of memory is about to be left; the result is to be held until it
+    /// is.
     pub(crate) fn add(&self, memory: [Option<&Arc<Streams>>; 3]) -> MutexGuard<'_, Open> {
         let mut open = self.lock();
         memory.into_iter().flatten().for_each(|streams| open.note(streams));
         open
     }
 
-    /// The stream is about to take over everything that was left; the result is to be held until it has, and then [emptied](Open::empty).
+    /// The stream is about to take over everything that was left; the result is to be held until it
+    /// has, and then [emptied](Open::empty).
     pub(crate) fn take_over(
         &self,
         call: &'static str,

@@ -1,4 +1,5 @@
-//! The streams that use something, to be waited for before it is given up; and waiting for one stream.
+//! The streams that use something, to be waited for before it is given up; and waiting for one
+//! stream.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -24,7 +25,8 @@ fn pass_until(
     if wait(stream, deadline)? { Ok(()) } else { Err(comm.late(call, start.elapsed(), Vec::new())) }
 }
 
-/// Waits until all these streams have passed what they have, at most for the context's deadline for all of them together.
+/// Waits until all these streams have passed what they have, at most for the context's deadline for
+/// all of them together.
 pub(crate) fn pass_all(call: &'static str, comm: &Comm, streams: &peerweave_driver::Streams) -> Result<(), NvshmemError> {
     let (start, deadline) = (Instant::now(), deadline_after(comm.deadline));
     streams.all().iter().try_for_each(|stream| pass_until(call, comm, stream, start, deadline))
@@ -33,7 +35,8 @@ pub(crate) fn pass_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
 /// Streams that work was enqueued on. One that is done, and that nobody else has, may be let go.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// When this was last put into the list of what was left to NVSHMEM's own streams: see `pending.rs`.
+    /// When this was last put into the list of what was left to NVSHMEM's own streams: see
+    /// `pending.rs`.
     pub(crate) pending: AtomicU64,
 }
 
@@ -58,7 +61,8 @@ impl Streams {
         self.known.all().iter().all(passed)
     }
 
-    /// Waits until all of them have passed their work, at most for the context's deadline. They stay noted.
+    /// Waits until all of them have passed their work, at most for the context's deadline. They
+    /// stay noted.
     pub(crate) fn drain(&self, call: &'static str, comm: &Comm) -> Result<(), NvshmemError> {
         pass_all(call, comm, &self.known)
     }

@@ -1,6 +1,9 @@
-//! What can go wrong, sorted by who is at fault: the caller, the library, the machine, a peer, time.
+//! What can go wrong, sorted by who is at fault: the caller, the library, the machine, a peer,
+//! time.
 //!
-//! The caller's mistakes are `misuse.rs`, what the machine lacks `machine.rs`. No call fails here. A message is a bug report: it names the call, the value, what was expected, and the library's code where it gave one.
+//! The caller's mistakes are `misuse.rs`, what the machine lacks `machine.rs`. No call fails here.
+//! A message is a bug report: it names the call, the value, what was expected, and the library's
+//! code where it gave one.
 //!
 //! Invariant: the variants that carry much are boxed, so that a result stays small.
 
@@ -24,11 +27,12 @@ use crate::{Version, sys};
 
 /// Any failure of this crate.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
+/// show to people.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvshmemError {
-    /// The call is wrong: reading the code mends it. NVSHMEM was not called.
+    /// A bug in the caller. NVSHMEM was not called.
     #[error(transparent)]
     Misuse(#[from] Misuse),
     /// The library that was found does not do this. NVSHMEM was not called.
@@ -43,7 +47,8 @@ pub enum NvshmemError {
     /// The library was found, and not the plug-ins that it needs beside it.
     #[error(transparent)]
     Plugin(Box<PluginError>),
-    /// This machine, or how the job was started, cannot serve NVSHMEM. It was not called: it would have ended the process, or hung.
+    /// This machine, or how the job was started, cannot serve NVSHMEM. It was not called: it would
+    /// have ended the process, or hung.
     #[error(transparent)]
     Preflight(Box<PreflightError>),
     /// CUDA's driver is missing, or said no.
@@ -52,10 +57,12 @@ pub enum NvshmemError {
     /// A deadline expired.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// The PEs did not make the same collective call, or one of them could not make it. Nobody called NVSHMEM.
+    /// The PEs did not make the same collective call, or one of them could not make it. Nobody
+    /// called NVSHMEM.
     #[error(transparent)]
     Disagree(Box<Disagree>),
-    /// The process is a fork of the one that loaded NVSHMEM, whose threads did not follow it. Only the parent can use NVSHMEM.
+    /// The process is a fork of the one that loaded NVSHMEM, whose threads did not follow it. Only
+    /// the parent can use NVSHMEM.
     #[error("{call}: NVSHMEM was loaded by process {loaded_by}, and this is its fork {process}; start a new program instead")]
     Forked {
         /// The call.
@@ -145,8 +152,8 @@ impl From<CudaError> for NvshmemError {
     }
 }
 
-/// NVSHMEM's answer to a call that failed. What it knows about the cause it prints to the standard error stream; see
-/// [`Settings::debug`](crate::Settings::debug).
+/// NVSHMEM's answer to a call that failed. What it knows about the cause it prints to the standard
+/// error stream; see [`Settings::debug`](crate::Settings::debug).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Failure {
@@ -230,7 +237,8 @@ pub enum DeadState {
     Finalized,
     /// Initialisation failed, and NVSHMEM cannot try it twice in a process.
     InitFailed,
-    /// A call did not come back by its deadline. Its thread is still inside NVSHMEM, which lets no other in.
+    /// A call did not come back by its deadline. Its thread is still inside NVSHMEM, which lets no
+    /// other in.
     Stuck {
         /// The call that did not come back.
         inside: &'static str,

@@ -62,13 +62,15 @@ impl Allocation {
         let (address, bytes) = (self.address as usize, self.bytes);
         match &self.outside {
             None => entered.block("nvshmem_free", move |api, _| {
-                // SAFETY: the address came from the heap and is freed once: the allocation leaves the list with it.
+                // SAFETY: the address came from the heap and is freed once: the allocation leaves
+                // the list with it.
                 unsafe { api.nvshmem_free(std::ptr::without_provenance_mut(address)) }
             }),
             Some(_) => {
                 const CALL: &str = "nvshmemx_buffer_unregister_symmetric";
                 let code = entered.block(CALL, move |api, _| {
-                    // SAFETY: the address and the length are those of one registration, which is ended once.
+                    // SAFETY: the address and the length are those of one registration, which is
+                    // ended once.
                     unsafe { api.nvshmemx_buffer_unregister_symmetric(std::ptr::without_provenance_mut(address), bytes) }
                 })?;
                 self.comm.nvshmem.check(CALL, code)

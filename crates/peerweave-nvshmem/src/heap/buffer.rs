@@ -1,4 +1,5 @@
-//! Symmetric memory in the caller's hand: a handle, its parts, copies from and to the host, its counterparts' addresses.
+//! Symmetric memory in the caller's hand: a handle, its parts, copies from and to the host, its
+//! counterparts' addresses.
 //!
 //! Invariant: a handle keeps its memory: freeing is refused while there is one.
 
@@ -19,12 +20,15 @@ use crate::comm::Comm;
 use crate::comm::streams::pass;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// `len` elements of symmetric memory: this PE's part of what every PE has. Clones and slices are handles of the same memory.
+/// `len` elements of symmetric memory: this PE's part of what every PE has. Clones and slices are
+/// handles of the same memory.
 ///
-/// As the target of a put it names the other PE's memory at the same place. Peers may write it at any time, so it gives no references; it can be
-/// read and written by work on streams, and copied from and to the host.
+/// As the target of a put it names the other PE's memory at the same place. Peers may write it at
+/// any time, so it gives no references; it can be read and written by work on streams, and copied
+/// from and to the host.
 ///
-/// Dropping a handle frees nothing, since freeing is collective: see [`Context::free`](crate::Context::free).
+/// Dropping a handle frees nothing, since freeing is collective: see
+/// [`Context::free`](crate::Context::free).
 pub struct SymmetricBuffer<T> {
     pub(crate) allocation: Handle,
     start_bytes: usize,
@@ -51,7 +55,8 @@ impl<T> SymmetricBuffer<T> {
         self.len == 0
     }
 
-    /// The device address of this PE's first element. Using it is `unsafe` elsewhere; it is valid while a handle lives.
+    /// The device address of this PE's first element. Using it is `unsafe` elsewhere; it is valid
+    /// while a handle lives.
     pub fn address(&self) -> u64 {
         self.allocation.address + self.start_bytes as u64
     }
@@ -77,11 +82,13 @@ impl<T> SymmetricBuffer<T> {
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Copies `values` to this PE's part after what `stream` has before, and waits until that is done, at most for the context's deadline.
+    /// Copies `values` to this PE's part after what `stream` has before, and waits until that is
+    /// done, at most for the context's deadline.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements; [`NvshmemError::Timeout`] where the stream does not come to the copy;
-    /// what the driver says, also of earlier work on the stream.
+    /// [`MisuseKind::Length`] unless both have the same number of elements;
+    /// [`NvshmemError::Timeout`] where the stream does not come to the copy; what the driver says,
+    /// also of earlier work on the stream.
     pub fn copy_from(&self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NvshmemError> {
         const CALL: &str = "SymmetricBuffer::copy_from";
         let comm = self.arrive(CALL, stream, values.len())?;
@@ -89,7 +96,8 @@ impl<T: Element> SymmetricBuffer<T> {
         copy_from_host(CALL, &comm.side, &mut self.clone(), values, deadline).map_err(|error| late(error, comm, CALL, start))
     }
 
-    /// Copies this PE's part to the host after what `stream` has before, and waits for it, at most for the context's deadline.
+    /// Copies this PE's part to the host after what `stream` has before, and waits for it, at most
+    /// for the context's deadline.
     ///
     /// # Errors
     /// As [`copy_from`](Self::copy_from).
@@ -103,8 +111,9 @@ impl<T: Element> SymmetricBuffer<T> {
         copy_to_host(call, &comm.side, self, deadline).map_err(|error| late(error, comm, call, start))
     }
 
-    /// Waits until the stream has done what it has, at most for the deadline. The copy itself, which no deadline can end, is for the context's `side` stream:
-    /// nobody else has that, so that nothing but other copies is before it.
+    /// Waits until the stream has done what it has, at most for the deadline. The copy itself,
+    /// which no deadline can end, is for the context's `side` stream: nobody else has that, so that
+    /// nothing but other copies is before it.
     fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<&Comm, NvshmemError> {
         let comm = &self.allocation.comm;
         comm.alive(call)?;
@@ -120,9 +129,11 @@ impl<T: Element> SymmetricBuffer<T> {
         Ok(comm)
     }
 
-    /// Where another PE's part is mapped in this process, for kernels that load and store there; `None` where it is reached by the network alone.
+    /// Where another PE's part is mapped in this process, for kernels that load and store there;
+    /// `None` where it is reached by the network alone.
     ///
-    /// Using it is `unsafe` elsewhere; it is valid while this PE has a handle. It cannot be given back to puts and gets, which take buffers.
+    /// Using it is `unsafe` elsewhere; it is valid while this PE has a handle. It cannot be given
+    /// back to puts and gets, which take buffers.
     ///
     /// # Errors
     /// [`MisuseKind::Pe`], [`NvshmemError::Dead`].
@@ -177,8 +188,9 @@ impl<T> fmt::Debug for SymmetricBuffer<T> {
     }
 }
 
-// SAFETY: [D1] `slice` keeps ranges inside the allocation, which lives while a handle does; [D2] the stream is noted before work is enqueued, and
-// freeing waits for it; [D3] the allocation itself is what keeps it.
+// SAFETY: [D1] `slice` keeps ranges inside the allocation, which lives while a handle does; [D2]
+// the stream is noted before work is enqueued, and freeing waits for it; [D3] the allocation itself
+// is what keeps it.
 unsafe impl<T> DeviceBuffer<T> for SymmetricBuffer<T> {
     fn len(&self) -> usize {
         self.len

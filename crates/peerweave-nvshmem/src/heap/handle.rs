@@ -1,7 +1,8 @@
 //! Handles of symmetric memory, counted, so that freeing knows whether somebody has one.
 //!
-//! Invariant: a handle is made of a handle, or by the call that allocates. So once the count has come to one, or none, only the owner of that one can make
-//! another. `Arc`'s own count says less: of a `Weak` somebody makes a handle at any time.
+//! Invariant: a handle is made of a handle, or by the call that allocates. So once the count has
+//! come to one, or none, only the owner of that one can make another. `Arc`'s own count says less:
+//! of a `Weak` somebody makes a handle at any time.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use super::allocation::Allocation;
 pub(crate) struct Count(AtomicUsize);
 
 impl Count {
-    /// Whether there are no more than so many. What was done with the others, such as noting a stream, is seen by the caller.
+    /// Whether there are no more than so many. What was done with the others, such as noting a
+    /// stream, is seen by the caller.
     pub(crate) fn is_at_most(&self, handles: usize) -> bool {
         self.0.load(Ordering::Acquire) <= handles
     }
@@ -28,12 +30,14 @@ pub(crate) struct Handle(Arc<Allocation>);
 impl Handle {
     /// To be called where a handle is borrowed, or where the memory has just been made.
     pub(crate) fn new(allocation: &Arc<Allocation>) -> Self {
-        // Whoever makes a handle has one, or nobody knows of the memory yet: there is nothing to be ordered.
+        // Whoever makes a handle has one, or nobody knows of the memory yet: there is nothing to be
+        // ordered.
         allocation.handles.0.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(allocation))
     }
 
-    /// A handle of its own for whatever keeps the memory. A `Weak` of it is worth as much as it: nothing, once that one is dropped.
+    /// A handle of its own for whatever keeps the memory. A `Weak` of it is worth as much as it:
+    /// nothing, once that one is dropped.
     pub(crate) fn keep(&self) -> Keep {
         Arc::new(self.clone())
     }

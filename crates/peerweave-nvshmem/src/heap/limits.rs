@@ -1,4 +1,5 @@
-//! How much the heap can have: what NVSHMEM cannot serve is refused before it is asked, since it would end the process.
+//! How much the heap can have: what NVSHMEM cannot serve is refused before it is asked, since it
+//! would end the process.
 
 use std::sync::PoisonError;
 
@@ -34,7 +35,8 @@ impl Limits {
 }
 
 impl Heap {
-    /// An error where the heap cannot have so much more. NVSHMEM would find that out by itself, and then unmap all of its heap, and end the process.
+    /// An error where the heap cannot have so much more. NVSHMEM would find that out by itself, and
+    /// then unmap all of its heap, and end the process.
     ///
     /// It is not known which holes there are: where one may be large enough, NVSHMEM is asked.
     pub(crate) fn check_room(&self, call: &'static str, bytes: usize, alignment: usize) -> Result<(), NvshmemError> {

@@ -3,7 +3,8 @@
 //! Allocating, freeing and registering, all of it collective, is `ops`.
 //!
 //! # Invariants
-//! - **\[H1\]** Memory is freed only where no handle, no captured graph and no stream uses it any more.
+//! - **\[H1\]** Memory is freed only where no handle, no captured graph and no stream uses it any
+//!   more.
 //! - **\[H2\]** The list of what is allocated is the same on every PE, in the same order.
 
 pub(crate) mod allocation;
@@ -85,8 +86,9 @@ impl Heap {
         Registration(registered)
     }
 
-    /// This PE's own side of a transfer must be reachable by whatever moves it: the GPU's copy engines reach all of the machine, the network what is
-    /// symmetric or registered. Gives the registration where it is one that the transfer needs.
+    /// This PE's own side of a transfer must be reachable by whatever moves it: the GPU's copy
+    /// engines reach all of the machine, the network what is symmetric or registered. Gives the
+    /// registration where it is one that the transfer needs.
     pub(crate) fn check_reach(
         &self,
         call: &'static str,

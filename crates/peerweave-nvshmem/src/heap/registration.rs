@@ -27,7 +27,8 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// The same, for all that need it: the caller's handle, calls that are being made, graphs. The last of them ends it.
+/// The same, for all that need it: the caller's handle, calls that are being made, graphs. The last
+/// of them ends it.
 pub(crate) struct Registered {
     heap: Arc<Heap>,
     address: u64,
@@ -72,7 +73,8 @@ const UNREGISTER: &str = "nvshmemx_buffer_unregister";
 
 fn unregister(comm: &Comm, address: usize) -> Result<(), NvshmemError> {
     let address = std::ptr::without_provenance_mut(address);
-    // SAFETY: the address was registered once, and is unregistered once, by the thread that is inside.
+    // SAFETY: the address was registered once, and is unregistered once, by the thread that is
+    // inside.
     let code = comm.nvshmem.code(UNREGISTER, |api| unsafe { api.nvshmemx_buffer_unregister(address) })?;
     comm.nvshmem.check(UNREGISTER, code)
 }

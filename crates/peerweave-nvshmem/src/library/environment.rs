@@ -1,10 +1,11 @@
 //! The environment of the process, changed without disturbing those who read it.
 //!
-//! `setenv` and `unsetenv` move and free the list that a `getenv` on another thread walks through, and C has no lock for that. So a whole new list is made
-//! and put in place by one store.
+//! `setenv` and `unsetenv` move and free the list that a `getenv` on another thread walks through,
+//! and C has no lock for that. So a whole new list is made and put in place by one store.
 //!
-//! Invariant: a list that was put in place, and the texts in it, are neither changed nor freed by this module: a reader goes on in the list that it found. Those that
-//! are needed again are used again, so that changing back and forth takes no more memory each time.
+//! Invariant: a list that was put in place, and the texts in it, are neither changed nor freed by
+//! this module: a reader goes on in the list that it found. Those that are needed again are used
+//! again, so that changing back and forth takes no more memory each time.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsString, c_char};
@@ -13,15 +14,16 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 unsafe extern "C" {
-    /// The list of the process's variables, each as `NAME=value`, with null at the end. An `AtomicPtr` has the layout of C's `char **`.
+    /// The list of the process's variables, each as `NAME=value`, with null at the end. An
+    /// `AtomicPtr` has the layout of C's `char **`.
     safe static environ: AtomicPtr<*const c_char>;
 }
 
 /// A list that was in place, or is, with the null at its end.
 struct List(&'static [*const c_char]);
 
-// SAFETY: shared are addresses of texts that are never changed nor freed; there is nothing to synchronise. Would be caught by the test
-// `environment_is_readable_through_c_while_it_changes`.
+// SAFETY: shared are addresses of texts that are never changed nor freed; there is nothing to
+// synchronise. Would be caught by the test `environment_is_readable_through_c_while_it_changes`.
 unsafe impl Send for List {}
 
 /// What was put in place so far. Locked by whoever changes the environment.
@@ -32,10 +34,11 @@ struct Made {
 
 static MADE: Mutex<Made> = Mutex::new(Made { texts: BTreeSet::new(), lists: Vec::new() });
 
-/// Gives variables other values; `None` is for no such variable. A name or value with a zero byte in it is left out.
+/// Gives variables other values; `None` is for no such variable. A name or value with a zero byte
+/// in it is left out.
 ///
-/// Threads that read the environment meanwhile, by Rust's standard library or by C's, find all of the changes or none. A change that another thread makes at the
-/// same moment may be lost.
+/// Threads that read the environment meanwhile, by Rust's standard library or by C's, find all of
+/// the changes or none. A change that another thread makes at the same moment may be lost.
 pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
     if changes.is_empty() {
         return;
@@ -55,7 +58,7 @@ pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
 }
 
 impl Made {
-    /// A list of these variables, for ever.
+    /// A list of these variables, forever.
     fn list(&mut self, variables: impl Iterator<Item = (OsString, OsString)>) -> *mut *const c_char {
         let mut list: Vec<*const c_char> = variables.filter_map(|(name, value)| self.text(name, value)).collect();
         list.push(std::ptr::null());

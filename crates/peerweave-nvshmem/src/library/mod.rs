@@ -3,7 +3,8 @@
 //! Starting it is `startup`.
 //!
 //! # Invariants
-//! - **\[L1\]** A library is never unloaded and its record never freed, so that a [`Nvshmem`] is a plain reference for ever.
+//! - **\[L1\]** A library is never unloaded and its record never freed, so that a [`Nvshmem`] is a
+//!   plain reference forever.
 //! - **\[L2\]** No function of a library is called in a fork of the process that loaded it.
 
 mod environment;
@@ -59,7 +60,8 @@ static FIRST: OnceLock<ForkGuard> = OnceLock::new();
 
 /// An NVSHMEM host library, loaded until the process ends.
 ///
-/// A handle: copying it is free, and it may be used from any thread. Two are equal if they are the same library.
+/// A handle: copying it is free, and it may be used from any thread. Two are equal if they are the
+/// same library.
 #[derive(Clone, Copy)]
 pub struct Nvshmem(&'static Loaded);
 
@@ -78,13 +80,15 @@ static LOADED: Mutex<Vec<&'static Loaded>> = Mutex::new(Vec::new());
 impl Nvshmem {
     /// The library of this process: found and loaded by the first call, the same ever after.
     ///
-    /// Tried in order: `PEERWEAVE_NVSHMEM_PATH` (a file or a directory; if it is set, nothing else is), the wheels of the active Python
-    /// (`nvidia/nvshmem/lib`), the dynamic linker's path (`libnvshmem_host.so.3`), well-known directories. Its symbols are visible to libraries that are
-    /// loaded later: its plug-ins need them. No GPU and no driver is needed.
+    /// Tried in order: `PEERWEAVE_NVSHMEM_PATH` (a file or a directory; if it is set, nothing else
+    /// is), the wheels of the active Python (`nvidia/nvshmem/lib`), the dynamic linker's path
+    /// (`libnvshmem_host.so.3`), well-known directories. Its symbols are visible to libraries that
+    /// are loaded later: its plug-ins need them. No GPU and no driver is needed.
     ///
     /// # Errors
-    /// [`NvshmemError::Load`] with every path that was tried; a later call tries again. [`NvshmemError::Unsupported`] for a library older than 3.3.
-    /// [`NvshmemError::Forked`] in a fork of the process that loaded it.
+    /// [`NvshmemError::Load`] with every path that was tried; a later call tries again.
+    /// [`NvshmemError::Unsupported`] for a library older than 3.3. [`NvshmemError::Forked`] in a
+    /// fork of the process that loaded it.
     pub fn load() -> Result<Self, NvshmemError> {
         static DEFAULT: OnceLock<Nvshmem> = OnceLock::new();
         if let Some(nvshmem) = DEFAULT.get() {
@@ -94,13 +98,15 @@ impl Nvshmem {
         Ok(*DEFAULT.get_or_init(|| nvshmem))
     }
 
-    /// One particular library: a file, or the directory that has it. Does not change what [`load`](Self::load) gives.
+    /// One particular library: a file, or the directory that has it. Does not change what
+    /// [`load`](Self::load) gives.
     ///
     /// Plug-ins find the symbols of whichever was loaded first: a process should have one.
     ///
     /// # Safety
-    /// The file is an NVSHMEM. What a library is to do when it is loaded runs, and its functions are called with NVSHMEM's signatures;
-    /// [`load`](Self::load) takes what the machine, its owner or the environment has under NVSHMEM's name.
+    /// The file is an NVSHMEM. What a library is to do when it is loaded runs, and its functions
+    /// are called with NVSHMEM's signatures; [`load`](Self::load) takes what the machine, its owner
+    /// or the environment has under NVSHMEM's name.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -145,7 +151,8 @@ impl Nvshmem {
         self.0.version
     }
 
-    /// The version of the OpenSHMEM specification that the library says it follows, major and minor.
+    /// The version of the OpenSHMEM specification that the library says it follows, major and
+    /// minor.
     ///
     /// # Errors
     /// [`NvshmemError::Forked`], [`NvshmemError::Unsupported`].
@@ -191,19 +198,22 @@ impl Nvshmem {
         Api::SYMBOLS.iter().copied().chain(sys::typed_symbols()).collect()
     }
 
-    /// The functions that this crate can use and that the library lacks, each with the version that brought it.
+    /// The functions that this crate can use and that the library lacks, each with the version that
+    /// brought it.
     pub fn missing(self) -> Vec<SymbolInfo> {
         let mut missing = self.0.api.missing();
         missing.extend(self.0.families.missing());
         missing
     }
 
-    /// Whether the library has an untyped function, by NVSHMEM's name. False for names that this crate does not use.
+    /// Whether the library has an untyped function, by NVSHMEM's name. False for names that this
+    /// crate does not use.
     pub fn has(self, function: &str) -> bool {
         self.0.api.has(function)
     }
 
-    /// NVSHMEM's untyped functions, unsafe to call. Calls through it are not guarded against a fork, nor against other threads.
+    /// NVSHMEM's untyped functions, unsafe to call. Calls through it are not guarded against a
+    /// fork, nor against other threads.
     #[cfg(feature = "raw")]
     pub fn api(self) -> &'static Api {
         &self.0.api
@@ -215,9 +225,11 @@ impl Nvshmem {
         &self.0.families
     }
 
-    /// Whether the plug-ins that initialisation by an id needs lie beside the library, in a version that it can load.
+    /// Whether the plug-ins that initialisation by an id needs lie beside the library, in a version
+    /// that it can load.
     ///
-    /// `remote_transport` is the value of `NVSHMEM_REMOTE_TRANSPORT` that will be used, such as `ibrc` or `none`.
+    /// `remote_transport` is the value of `NVSHMEM_REMOTE_TRANSPORT` that will be used, such as
+    /// `ibrc` or `none`.
     ///
     /// # Errors
     /// [`NvshmemError::Plugin`].
@@ -247,7 +259,8 @@ impl Nvshmem {
         if remote_transport != "none" && !remote_transport.is_empty() {
             let abi = transport_abi(self.0.version);
             let stem = format!("nvshmem_transport_{remote_transport}");
-            // Only a transport of another version is a fault: without one NVSHMEM goes on with what NVLink reaches.
+            // Only a transport of another version is a fault: without one NVSHMEM goes on with what
+            // NVLink reaches.
             if !names_of(directory, &stem).is_empty() {
                 check_plugin(directory, &stem, abi, self.0.version)?;
             }
@@ -255,7 +268,8 @@ impl Nvshmem {
         Ok(())
     }
 
-    /// Calls a function and gives what it returns; only what is wrong before NVSHMEM is reached is an error.
+    /// Calls a function and gives what it returns; only what is wrong before NVSHMEM is reached is
+    /// an error.
     #[inline]
     pub(crate) fn code<R>(
         self,
@@ -421,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_without_plugins_says_what_is_missing_and_what_is_there() {
+    fn missing_plugins_error_lists_missing_and_present_files() {
         let directory = tempfile::tempdir().expect("temporary directory");
         let version = Version::new(3, 4, 5);
         let check = || check_plugin(directory.path(), "nvshmem_bootstrap_uid", Some(3), version);
@@ -455,7 +469,8 @@ mod tests {
     fn library_that_is_no_nvshmem_is_told_from_one() {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
         let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("this test is linked to it");
-        // SAFETY: it is loaded already, and none of its functions is called: it has no version of NVSHMEM's.
+        // SAFETY: it is loaded already, and none of its functions is called: it has no version of
+        // NVSHMEM's.
         let error = unsafe { Nvshmem::open(libc) }.expect_err("libc is no NVSHMEM");
         assert!(matches!(&error, NvshmemError::Load(_)), "{error}");
         assert!(error.to_string().contains("has no nvshmemx_vendor_get_version_info, so it is not NVSHMEM"), "{error}");

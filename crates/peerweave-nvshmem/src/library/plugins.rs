@@ -1,7 +1,9 @@
 //! The plug-in by which PEs meet: whether it loads.
 //!
-//! Whether the one for ids lies beside the library, and networks, are `library.rs`: there it is the version in the name that is wrong. Invariant: NVSHMEM is not started with a plug-in of its own directory that
-//! cannot be loaded: it says so on its output at best, and 3.4.5 ends the process (it frees something twice).
+//! Whether the one for ids lies beside the library, and networks, are `library.rs`: there it is the
+//! version in the name that is wrong. Invariant: NVSHMEM is not started with a plug-in of its own
+//! directory that cannot be loaded: it says so on its output at best, and 3.4.5 ends the process
+//! (it frees something twice).
 
 use std::ffi::{CStr, CString};
 use std::path::Path;
@@ -9,7 +11,8 @@ use std::path::Path;
 use crate::error::{MisuseKind, NvshmemError, PluginError};
 use crate::{Nvshmem, Settings};
 
-/// The plug-in for ids: its name without its end, and the variable by which somebody names another one.
+/// The plug-in for ids: its name without its end, and the variable by which somebody names another
+/// one.
 pub(crate) const OF_IDS: (&str, &str) = ("nvshmem_bootstrap_uid", "NVSHMEM_BOOTSTRAP_UID_PLUGIN");
 
 /// As [`OF_IDS`], for MPI; `None` for what NVSHMEM alone understands.
@@ -20,7 +23,8 @@ pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
 /// As [`of_mpi`], for what a launcher offers.
 ///
 /// # Errors
-/// [`MisuseKind::Text`] for ways to meet that are no launcher's: NVSHMEM would give up, and could not be started any more.
+/// [`MisuseKind::Text`] for ways to meet that are no launcher's: NVSHMEM would give up, and could
+/// not be started any more.
 pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &'static str)>, NvshmemError> {
     let set = |name| settings.effective(name).filter(|value| !value.is_empty()).map(|value| value.to_ascii_uppercase());
     Ok(match set("NVSHMEM_BOOTSTRAP").as_deref().unwrap_or("PMI") {
@@ -40,9 +44,11 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
     })
 }
 
-/// Loads the plug-in that lies beside the library, as NVSHMEM will: with every function that it needs at once.
+/// Loads the plug-in that lies beside the library, as NVSHMEM will: with every function that it
+/// needs at once.
 ///
-/// What does not lie there NVSHMEM may find elsewhere, and who names a plug-in by its variable vouches for it.
+/// What does not lie there NVSHMEM may find elsewhere, and who names a plug-in by its variable
+/// vouches for it.
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's words.
@@ -70,11 +76,12 @@ pub(crate) fn check(
     }
 }
 
-/// Opens it with every function that it needs at once, and leaves it open: NVSHMEM opens it next. `peerweave-dylib` opens lazily, by which a plug-in for another
-/// PMIx would seem to load.
+/// Opens it with every function that it needs at once, and leaves it open: NVSHMEM opens it next.
+/// `peerweave-dylib` opens lazily, by which a plug-in for another PMIx would seem to load.
 fn open(path: &Path) -> Result<(), String> {
     let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
-    // SAFETY: the path ends in a zero byte; what the initialisers of NVSHMEM's own plug-in do, who starts NVSHMEM asks for.
+    // SAFETY: the path ends in a zero byte; what the initialisers of NVSHMEM's own plug-in do, who
+    // starts NVSHMEM asks for.
     if !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) }.is_null() {
         return Ok(());
     }
@@ -83,6 +90,7 @@ fn open(path: &Path) -> Result<(), String> {
     if words.is_null() {
         return Err("the dynamic linker does not say why".to_owned());
     }
-    // SAFETY: the dynamic linker's words end in a zero byte and live until this thread's next call of it.
+    // SAFETY: the dynamic linker's words end in a zero byte and live until this thread's next call
+    // of it.
     Err(unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned())
 }

@@ -1,6 +1,8 @@
-//! What NVSHMEM reads from the environment when it starts, as a typed builder; and setting it for just so long.
+//! What NVSHMEM reads from the environment when it starts, as a typed builder; and setting it for
+//! just so long.
 //!
-//! Invariant: every variable is as it was once initialisation is over, unless NVSHMEM may still be reading.
+//! Invariant: every variable is as it was once initialisation is over, unless NVSHMEM may still be
+//! reading.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,9 +14,11 @@ use crate::error::{MisuseKind, NvshmemError};
 
 /// How NVSHMEM shall start. What is not set keeps the environment's value, or NVSHMEM's default.
 ///
-/// NVSHMEM takes its options from environment variables alone, all of them when it starts or makes an id, once in a process: a second start is to have the same,
-/// or is an error ([`MisuseKind::AlreadyInitialized`]). So initialisation sets these in the process's environment and puts the former values back
-/// afterwards. Threads that read the environment meanwhile, by Rust's standard library or by C's `getenv`, find either; nothing that they may be reading is
+/// NVSHMEM takes its options from environment variables alone, all of them when it starts or makes
+/// an id, once in a process: a second start is to have the same, or is an error
+/// ([`MisuseKind::AlreadyInitialized`]). So initialisation sets these in the process's environment
+/// and puts the former values back afterwards. Threads that read the environment meanwhile, by
+/// Rust's standard library or by C's `getenv`, find either; nothing that they may be reading is
 /// changed or freed. A variable that another thread sets at the same moment may be lost.
 ///
 /// ```
@@ -69,25 +73,29 @@ impl Settings {
         self
     }
 
-    /// Any other variable, by its whole name. It is checked when NVSHMEM starts: it must begin with `NVSHMEM_`.
+    /// Any other variable, by its whole name. It is checked when NVSHMEM starts: it must begin with
+    /// `NVSHMEM_`.
     pub fn variable(self, name: &str, value: &str) -> Self {
         self.set(name, value)
     }
 
-    /// The longest that initialisation, each set-up call (allocating, freeing, making teams) and each blocking call may wait for one thing. 60 seconds unless
-    /// set.
+    /// The longest that initialisation, each set-up call (allocating, freeing, making teams) and
+    /// each blocking call may wait for one thing. 60 seconds unless set.
     ///
-    /// A set-up call waits for the streams that use what it changes, then for the other PEs by the rendezvous (at most for the rendezvous' own deadline), then
-    /// for NVSHMEM: where each comes at the last moment, it takes the sum.
+    /// A set-up call waits for the streams that use what it changes, then for the other PEs by the
+    /// rendezvous (at most for the rendezvous' own deadline), then for NVSHMEM: where each comes at
+    /// the last moment, it takes the sum.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
     numbers! {
-        /// Bytes of the symmetric heap where it is of a fixed size, 1 GiB by default; otherwise its first size.
+        /// Bytes of the symmetric heap where it is of a fixed size, 1 GiB by default; otherwise its
+        /// first size.
         symmetric_size_bytes "NVSHMEM_SYMMETRIC_SIZE";
-        /// Most bytes of a growing heap: addresses that are reserved, not memory. 256 GiB by default.
+        /// Most bytes of a growing heap: addresses that are reserved, not memory. 256 GiB by
+        /// default.
         max_memory_bytes "NVSHMEM_MAX_MEMORY_PER_GPU";
         /// The step by which a growing heap grows, 512 MiB by default.
         heap_step_bytes "NVSHMEM_CUMEM_GRANULARITY";
@@ -102,7 +110,8 @@ impl Settings {
         bootstrap_interface "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
         /// `AF_INET` or `AF_INET6`, for the bootstrap.
         bootstrap_family "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY";
-        /// How PEs meet that a launcher started: `PMI`, `MPI`, or `SHMEM`, which the program has initialised.
+        /// How PEs meet that a launcher started: `PMI`, `MPI`, or `SHMEM`, which the program has
+        /// initialised.
         bootstrap "NVSHMEM_BOOTSTRAP";
         /// Which PMI: `PMI`, `PMI-2`, `PMIX`.
         bootstrap_pmi "NVSHMEM_BOOTSTRAP_PMI";
@@ -121,7 +130,8 @@ impl Settings {
     }
 
     switches! {
-        /// Forbids NVLink multicast. It is forbidden in any case where `peerweave_driver::multicast_switch` says so.
+        /// Forbids NVLink multicast. It is forbidden in any case where
+        /// `peerweave_driver::multicast_switch` says so.
         disable_nvls "NVSHMEM_DISABLE_NVLS";
         /// Forbids direct access to other GPUs of the machine.
         disable_p2p "NVSHMEM_DISABLE_P2P";
@@ -183,8 +193,9 @@ impl Settings {
         }
     }
 
-    /// What is set and has to be equal on every PE, in one line: all of NVSHMEM's variables, but those that are of one process or machine alone. Numbers of
-    /// bytes are compared as numbers, all else as text.
+    /// What is set and has to be equal on every PE, in one line: all of NVSHMEM's variables, but
+    /// those that are of one process or machine alone. Numbers of bytes are compared as numbers,
+    /// all else as text.
     pub(crate) fn symmetric_part(&self) -> String {
         let one = |(name, text): (&String, &String)| {
             let value = bytes_of(text).map_or_else(|| text.escape_debug().to_string(), |bytes| bytes.to_string());
@@ -193,7 +204,8 @@ impl Settings {
         self.all_effective().iter().filter(|(name, _)| !is_local(name)).map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// All that NVSHMEM will find set, by its names. Its plug-ins read for themselves, each time, how PEs are reached to meet.
+    /// All that NVSHMEM will find set, by its names. Its plug-ins read for themselves, each time,
+    /// how PEs are reached to meet.
     fn all_effective(&self) -> BTreeMap<String, String> {
         let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
         let read = known.filter(|name| name.starts_with("NVSHMEM_") && !name.starts_with("NVSHMEM_BOOTSTRAP_UID_"));
@@ -233,7 +245,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets the variables until [`Environment::restore`]. One at a time does so: what it finds is what it puts back.
+    /// Sets the variables until [`Environment::restore`]. One at a time does so: what it finds is
+    /// what it puts back.
     pub(crate) fn apply(&self) -> Environment {
         let alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         READ.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| self.all_effective());
@@ -251,7 +264,8 @@ impl Settings {
     }
 }
 
-/// Whether a variable may have another value on each PE: what is printed, where things lie, which adapters a machine has, how processes are reached.
+/// Whether a variable may have another value on each PE: what is printed, where things lie, which
+/// adapters a machine has, how processes are reached.
 fn is_local(name: &str) -> bool {
     const BEGINNINGS: [&str; 8] =
         ["BOOTSTRAP", "DEBUG", "HCA_", "IB_GID_INDEX", "INFO", "NVTX", "VERSION", "ENABLE_NIC_PE_MAPPING"];
@@ -276,7 +290,8 @@ fn bytes_of(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Held by who changes the environment, for as long as NVSHMEM reads it: at most for the deadline of that call.
+/// Held by who changes the environment, for as long as NVSHMEM reads it: at most for the deadline
+/// of that call.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// What NVSHMEM found when it read its settings: it does so once.

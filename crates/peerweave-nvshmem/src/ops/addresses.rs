@@ -8,10 +8,12 @@ use crate::error::NvshmemError;
 use crate::{SymmetricBuffer, Team};
 
 impl<T> SymmetricBuffer<T> {
-    /// Where the parts of a team are mapped for multicast, for kernels; `None` where NVSHMEM has not set that up.
+    /// Where the parts of a team are mapped for multicast, for kernels; `None` where NVSHMEM has
+    /// not set that up.
     ///
     /// # Errors
-    /// [`NvshmemError::MulticastDisabled`] before NVSHMEM is called; [`MisuseKind::WrongContext`], [`NvshmemError::Dead`].
+    /// [`NvshmemError::MulticastDisabled`] before NVSHMEM is called; [`MisuseKind::WrongContext`],
+    /// [`NvshmemError::Dead`].
     pub fn multicast_address(&self, team: &Team) -> Result<Option<u64>, NvshmemError> {
         const CALL: &str = "nvshmemx_mc_ptr";
         multicast_switch()?;

@@ -26,23 +26,28 @@ enum Kind {
 impl Context {
     /// Allocates `len` elements, with unspecified values, on every PE. Zero elements are allowed.
     ///
-    /// Where the heap has to grow for it, NVSHMEM waits for what the device's default stream has; for longer than the deadline is the end of the context.
+    /// Where the heap has to grow for it, NVSHMEM waits for what the device's default stream has;
+    /// for longer than the deadline is the end of the context.
     ///
     /// # Collective
     /// All PEs, with the same type and length, in the same order of set-up calls.
     ///
     /// # Errors
-    /// [`NvshmemError::Disagree`] on every PE where they differ; [`NvshmemError::Nvshmem`] where the heap, or the device, has too little left;
-    /// [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name who did not come.
+    /// [`NvshmemError::Disagree`] on every PE where they differ; [`NvshmemError::Nvshmem`] where
+    /// the heap, or the device, has too little left; [`NvshmemError::Bootstrap`] and
+    /// [`NvshmemError::Timeout`] name who did not come.
     ///
-    /// A heap that cannot grow NVSHMEM gives up as a whole, and ends the process. So what cannot be is refused before. What is not known: which holes
-    /// the heap has, where something was freed; and what others take of the device meanwhile. There NVSHMEM is asked, and if it gives nothing and the process
-    /// lives on, the context is at its end ([`DeadState::Broken`]). A heap of a fixed size ([`Settings::disable_cuda_vmm`]) refuses without harm.
+    /// A heap that cannot grow NVSHMEM gives up as a whole, and ends the process. So what cannot be
+    /// is refused before. What is not known: which holes the heap has, where something was freed;
+    /// and what others take of the device meanwhile. There NVSHMEM is asked, and if it gives
+    /// nothing and the process lives on, the context is at its end ([`DeadState::Broken`]). A heap
+    /// of a fixed size ([`Settings::disable_cuda_vmm`]) refuses without harm.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_malloc", len, Kind::Malloc)
     }
 
-    /// As [`alloc`](Self::alloc), filled with zeros on every PE when this comes back, whatever streams have to do.
+    /// As [`alloc`](Self::alloc), filled with zeros on every PE when this comes back, whatever
+    /// streams have to do.
     ///
     /// # Collective
     /// As [`alloc`](Self::alloc).
@@ -93,7 +98,8 @@ impl Context {
             // SAFETY: any sizes are allowed; all PEs call, with the same.
             let address = unsafe {
                 match kind {
-                    // NVSHMEM's own zeros come in the order of the default stream, and nothing waits for them: they may overwrite what others have put.
+                    // NVSHMEM's own zeros come in the order of the default stream, and nothing
+                    // waits for them: they may overwrite what others have put.
                     Kind::Malloc | Kind::Zeroed => api.nvshmem_malloc(bytes),
                     Kind::Align(alignment) => api.nvshmem_align(alignment, bytes),
                 }
@@ -110,8 +116,8 @@ impl Context {
         if matches!(kind, Kind::Zeroed)
             && let Some(mut entered) = alone
         {
-            // Nobody may put before everybody's zeros are there: where there is a rendezvous, all have just met.
-            // SAFETY: NVSHMEM is initialised, and all PEs call.
+            // Nobody may put before everybody's zeros are there: where there is a rendezvous, all
+            // have just met. SAFETY: NVSHMEM is initialised, and all PEs call.
             entered.block("nvshmem_barrier_all", |api, _| unsafe { api.nvshmem_barrier_all() })?;
         }
         if address == 0 {
@@ -138,8 +144,9 @@ impl Context {
     /// All PEs, with their handle of the same allocation.
     ///
     /// # Errors
-    /// [`MisuseKind::InUse`] while there are other handles or slices of it, or captured graphs that use it: then nobody frees it, the others get
-    /// [`NvshmemError::Disagree`], and it is freed at [`finalize`](Self::finalize). As [`alloc`](Self::alloc) otherwise.
+    /// [`MisuseKind::InUse`] while there are other handles or slices of it, or captured graphs that
+    /// use it: then nobody frees it, the others get [`NvshmemError::Disagree`], and it is freed at
+    /// [`finalize`](Self::finalize). As [`alloc`](Self::alloc) otherwise.
     pub fn free<T: Element>(&self, buffer: SymmetricBuffer<T>) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_free";
         let allocation = buffer.into_handle();
@@ -152,7 +159,8 @@ impl Context {
         self.heap.release(&allocation, &mut entered)
     }
 
-    /// `allocation` is a handle that nobody else has, so that there is no other one from here on where there is none now.
+    /// `allocation` is a handle that nobody else has, so that there is no other one from here on
+    /// where there is none now.
     fn may_free(&self, call: &'static str, allocation: &Handle) -> Result<(), NvshmemError> {
         if !Arc::ptr_eq(&allocation.comm, &self.comm) {
             return Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what: "the buffer" }));
@@ -165,7 +173,8 @@ impl Context {
     }
 }
 
-/// Where one PE got memory and another did not, the heaps are alike no more, and NVSHMEM cannot be used.
+/// Where one PE got memory and another did not, the heaps are alike no more, and NVSHMEM cannot be
+/// used.
 pub(super) fn everybody_got(
     comm: &Comm,
     call: &'static str,

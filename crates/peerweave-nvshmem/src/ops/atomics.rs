@@ -1,7 +1,8 @@
 //! Atomic operations on another PE's words, as far as NVSHMEM's host library has them.
 //!
-//! It exports 150 typed atomics, and in every release from 3.3.24 to 3.8.0 each of them prints "not implemented" and gives zero. What works are its
-//! signal operations, which set or add to a 64-bit word: the operations here are made of those. Kernels have all of them.
+//! It exports 150 typed atomics, and in every release from 3.3.24 to 3.8.0 each of them prints "not
+//! implemented" and gives zero. What works are its signal operations, which set or add to a 64-bit
+//! word: the operations here are made of those. Kernels have all of them.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use crate::error::NvshmemError;
 use crate::{Signal, SymmetricBuffer};
 
 impl Context {
-    /// Adds to the first element of `word` on another PE, atomically with other additions and signals, in the order of `stream`.
+    /// Adds to the first element of `word` on another PE, atomically with other additions and
+    /// signals, in the order of `stream`.
     ///
     /// # Errors
     /// [`NvshmemError::Unsupported`] for elements of 32 bits; as [`signal`](Self::signal).

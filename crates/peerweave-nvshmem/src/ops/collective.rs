@@ -1,6 +1,7 @@
 //! Collectives on a stream, on any team, by type and operation; arrival.
 //!
-//! A collective has no deadline of its own: where a PE does not call it, the others' streams wait, and the host's waits for those streams expire.
+//! A collective has no deadline of its own: where a PE does not call it, the others' streams wait,
+//! and the host's waits for those streams expire.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,17 +37,21 @@ fn reduced(dtype: DType) -> Option<CType> {
 type Found = Result<sys::CollectiveOnStream, MissingSymbol>;
 
 impl Context {
-    /// NVSHMEM's own barrier of all PEs from the host (`nvshmem_barrier_all`): completes what this PE put or got without a stream and by `nbi`, over a network
-    /// too, and waits until every PE has called it.
+    /// NVSHMEM's own barrier of all PEs from the host (`nvshmem_barrier_all`): completes what this
+    /// PE put or got without a stream and by `nbi`, over a network too, and waits until every PE
+    /// has called it.
     ///
-    /// What streams of this process still have to put is not waited for: see [`Team::barrier`]. No other thread of this PE gets into NVSHMEM meanwhile, so
-    /// that a PE which does not come by the context's deadline is the end of the context; [`Team::barrier_blocking`], which the device waits for, is not.
+    /// What streams of this process still have to put is not waited for: see [`Team::barrier`]. No
+    /// other thread of this PE gets into NVSHMEM meanwhile, so that a PE which does not come by the
+    /// context's deadline is the end of the context; [`Team::barrier_blocking`], which the device
+    /// waits for, is not.
     ///
     /// # Collective
     /// All PEs, in the order of the collectives of the team of all PEs.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`], with who was lost; [`NvshmemError::Dead`], [`NvshmemError::Cuda`] where earlier work failed.
+    /// [`NvshmemError::Timeout`], with who was lost; [`NvshmemError::Dead`], [`NvshmemError::Cuda`]
+    /// where earlier work failed.
     pub fn barrier_all_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_barrier_all";
         let comm = &self.comm;
@@ -61,18 +66,22 @@ impl Context {
 }
 
 impl Team {
-    /// Quiet and arrival, in the order of `stream`: when it is passed, every PE of the team has come, and what they put before is seen.
+    /// Quiet and arrival, in the order of `stream`: when it is passed, every PE of the team has
+    /// come, and what they put before is seen.
     ///
-    /// That holds over a network too: the stream waits for NVSHMEM's own streams, and the kernel that it then runs completes what the PE has sent before it
-    /// arrives (`nvshmemi_transfer_quiet` on all of the device's queues, in NVSHMEM's `barrier.cuh`). What the host itself has sent by
-    /// [`put_blocking`](Context::put_blocking) has a queue of its own: [`barrier_blocking`](Self::barrier_blocking) completes that too.
+    /// That holds over a network too: the stream waits for NVSHMEM's own streams, and the kernel
+    /// that it then runs completes what the PE has sent before it arrives
+    /// (`nvshmemi_transfer_quiet` on all of the device's queues, in NVSHMEM's `barrier.cuh`). What
+    /// the host itself has sent by [`put_blocking`](Context::put_blocking) has a queue of its own:
+    /// [`barrier_blocking`](Self::barrier_blocking) completes that too.
     ///
     /// # Collective
     /// All PEs of the team.
     ///
     /// # Errors
-    /// [`MisuseKind::Device`], [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`]; [`MisuseKind::Context`] on a stream that is being captured while `nbi`
-    /// transfers are under way.
+    /// [`MisuseKind::Device`], [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`];
+    /// [`MisuseKind::Context`] on a stream that is being captured while `nbi` transfers are under
+    /// way.
     pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_barrier_on_stream", stream)?;
         let team = enqueue.team(self)?;
@@ -95,8 +104,9 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Waits until every PE of the team has called it, and what they put before is seen; at most for the context's deadline. That is also what the host has put
-    /// without a stream, over a network too.
+    /// Waits until every PE of the team has called it, and what they put before is seen; at most
+    /// for the context's deadline. That is also what the host has put without a stream, over a
+    /// network too.
     ///
     /// What other streams of this process still have to put is not waited for.
     ///
@@ -108,8 +118,9 @@ impl Team {
     pub fn barrier_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_barrier_on_stream";
         if self.comm.enqueued.sent.load(Ordering::Relaxed) {
-            // The kernel completes what devices have sent, by queues of their own, and not what the host has. First what was left to NVSHMEM's own streams,
-            // whose wait ends by the deadline out here alone.
+            // The kernel completes what devices have sent, by queues of their own, and not what the
+            // host has. First what was left to NVSHMEM's own streams, whose wait ends by the
+            // deadline out here alone.
             self.blocking("nvshmemx_quiet_on_stream", |team, stream| {
                 let mut enqueue = Enqueue::begin(&team.comm, "nvshmemx_quiet_on_stream", stream)?;
                 enqueue.takes_over()?;
@@ -132,7 +143,8 @@ impl Team {
         self.blocking("nvshmemx_team_sync_on_stream", Self::sync)
     }
 
-    /// By the context's own stream, which the caller may be capturing: nothing can be waited for then.
+    /// By the context's own stream, which the caller may be capturing: nothing can be waited for
+    /// then.
     fn blocking(
         &self,
         call: &'static str,
@@ -153,8 +165,9 @@ impl Team {
     /// All PEs of the team, with the same length and root.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements; [`MisuseKind::Rank`], [`MisuseKind::Overlap`],
-    /// [`MisuseKind::WrongContext`], [`MisuseKind::Device`]; [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`].
+    /// [`MisuseKind::Length`] unless both have the same number of elements; [`MisuseKind::Rank`],
+    /// [`MisuseKind::Overlap`], [`MisuseKind::WrongContext`], [`MisuseKind::Device`];
+    /// [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`].
     pub fn broadcast<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -169,18 +182,21 @@ impl Team {
         let count = target.len();
         enqueue.call_status(|_, families| {
             let function = families.broadcast_on_stream(by_width::<T>())?;
-            // SAFETY: both ranges are inside the symmetric heap and kept; the team is live and the root in it.
+            // SAFETY: both ranges are inside the symmetric heap and kept; the team is live and the
+            // root in it.
             Ok(unsafe { function(team, pointer(to), pointer(from), count, root, stream.cu_stream()) })
         })
     }
 
-    /// Puts the sources of all PEs one after the other, in the order of ranks, into `target` on each of them.
+    /// Puts the sources of all PEs one after the other, in the order of ranks, into `target` on
+    /// each of them.
     ///
     /// # Collective
     /// All PEs of the team, with the same length.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless the target has as many elements as all sources together; as [`broadcast`](Self::broadcast).
+    /// [`MisuseKind::Length`] unless the target has as many elements as all sources together; as
+    /// [`broadcast`](Self::broadcast).
     pub fn fcollect<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -193,13 +209,15 @@ impl Team {
         self.run(CALL, target, source, source.len(), InPlace::No, stream, function)
     }
 
-    /// Sends the n-th part of `source` to the PE of rank n, and puts what rank n sent into the n-th part of `target`.
+    /// Sends the n-th part of `source` to the PE of rank n, and puts what rank n sent into the n-th
+    /// part of `target`.
     ///
     /// # Collective
     /// All PEs of the team, with the same length.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements, a multiple of the team's PEs; as [`broadcast`](Self::broadcast).
+    /// [`MisuseKind::Length`] unless both have the same number of elements, a multiple of the
+    /// team's PEs; as [`broadcast`](Self::broadcast).
     pub fn alltoall<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -214,14 +232,16 @@ impl Team {
         self.run(CALL, target, source, count, InPlace::No, stream, function)
     }
 
-    /// Reduces the sources of all PEs, element by element, into `target` on each of them. The target may be the source.
+    /// Reduces the sources of all PEs, element by element, into `target` on each of them. The
+    /// target may be the source.
     ///
     /// # Collective
     /// All PEs of the team, with the same length and operation.
     ///
     /// # Errors
-    /// [`MisuseKind::Reduction`] for what NVSHMEM does not have (the mean, scaled sums, bits of floats); [`MisuseKind::Overlap`] for memory that is
-    /// shared in part; as [`broadcast`](Self::broadcast).
+    /// [`MisuseKind::Reduction`] for what NVSHMEM does not have (the mean, scaled sums, bits of
+    /// floats); [`MisuseKind::Overlap`] for memory that is shared in part; as
+    /// [`broadcast`](Self::broadcast).
     pub fn reduce<T: Number>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -246,14 +266,15 @@ impl Team {
         self.run(CALL, target, source, target.len(), InPlace::Whole, stream, function)
     }
 
-    /// Reduces the sources of all PEs, element by element, and puts the n-th part of the result into `target` on the PE of rank n.
+    /// Reduces the sources of all PEs, element by element, and puts the n-th part of the result
+    /// into `target` on the PE of rank n.
     ///
     /// # Collective
     /// All PEs of the team, with the same length and operation.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless the source has as many elements as all targets together; as [`reduce`](Self::reduce), but source and target must be
-    /// apart.
+    /// [`MisuseKind::Length`] unless the source has as many elements as all targets together; as
+    /// [`reduce`](Self::reduce), but source and target must be apart.
     pub fn reduce_scatter<T: Number>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -292,12 +313,14 @@ impl Team {
         let Some((enqueue, team, to, from)) = self.begin(call, target, source, in_place, stream)? else { return Ok(()) };
         enqueue.call_status(|_, families| {
             let function = function(families)?;
-            // SAFETY: both ranges are inside the symmetric heap, as long as the count and the team's size say, and kept; the team is live.
+            // SAFETY: both ranges are inside the symmetric heap, as long as the count and the
+            // team's size say, and kept; the team is live.
             Ok(unsafe { function(team, pointer(to), pointer(from), count, stream.cu_stream()) })
         })
     }
 
-    /// Checks what all collectives check. Gives the team's handle and both addresses; `None` for nothing to do.
+    /// Checks what all collectives check. Gives the team's handle and both addresses; `None` for
+    /// nothing to do.
     #[allow(clippy::type_complexity, reason = "taken apart at once by its two callers")]
     fn begin<'a, T: Element>(
         &'a self,

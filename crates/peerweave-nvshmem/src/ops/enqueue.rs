@@ -1,7 +1,8 @@
 //! What every call on a stream does first: checks, and keeping alive what it will use.
 //!
-//! Invariant: when NVSHMEM is called, all memory of the call is noted as used by the stream, or owned by the graph that the call is captured into, and the
-//! stream follows the team's last collective.
+//! Invariant: when NVSHMEM is called, all memory of the call is noted as used by the stream, or
+//! owned by the graph that the call is captured into, and the stream follows the team's last
+//! collective.
 
 use std::sync::Arc;
 
@@ -84,7 +85,8 @@ impl<'a> Enqueue<'a> {
         if self.capturing { self.comm.enqueued.pending.check_capture(self.call) } else { Ok(()) }
     }
 
-    /// This PE's side of a transfer can be reached, and is until the stream, or the graph, is done with it; and on this PE itself both sides are apart.
+    /// This PE's side of a transfer can be reached, and is until the stream, or the graph, is done
+    /// with it; and on this PE itself both sides are apart.
     pub(crate) fn reach(
         &mut self,
         heap: &Heap,
@@ -186,7 +188,8 @@ impl<'a> Enqueue<'a> {
         // Also where there is no memory that knows of it, as in a quiet: the end waits for it.
         self.comm.enqueued.used.note(self.stream);
         let result = self.comm.issue(self.call, function);
-        // What was not captured when it was asked for has borrowed memory, or memory that only the streams' list keeps.
+        // What was not captured when it was asked for has borrowed memory, or memory that only the
+        // streams' list keeps.
         let alone = if self.capturing { Ok(()) } else { refuse_capture_begun(self.call, self.stream) };
         let result = result?;
         check(&result)?;

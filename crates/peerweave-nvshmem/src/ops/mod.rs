@@ -1,4 +1,5 @@
-//! What a context and its teams do: memory, transfers, signals, collectives, modules. A call checks, notes what it uses, and then calls NVSHMEM.
+//! What a context and its teams do: memory, transfers, signals, collectives, modules. A call
+//! checks, notes what it uses, and then calls NVSHMEM.
 
 mod addresses;
 mod allocate;

@@ -15,23 +15,28 @@ use crate::ops::allocate::everybody_got;
 use crate::{SymmetricBuffer, Version};
 
 impl Context {
-    /// Makes outside memory symmetric: every PE gives memory of its own, and gets a buffer whose counterparts are the others'.
+    /// Makes outside memory symmetric: every PE gives memory of its own, and gets a buffer whose
+    /// counterparts are the others'.
     ///
-    /// NVSHMEM takes memory that was made by CUDA's virtual memory management with a handle that can be shared: the whole of a mapping, of a multiple of the
-    /// heap's step ([`Settings::heap_step_bytes`]). Others are refused here. The memory is kept until the buffer is freed.
+    /// NVSHMEM takes memory that was made by CUDA's virtual memory management with a handle that
+    /// can be shared: the whole of a mapping, of a multiple of the heap's step
+    /// ([`Settings::heap_step_bytes`]). Others are refused here. The memory is kept until the
+    /// buffer is freed.
     ///
     /// # Collective
     /// As [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] for memory that is only borrowed, is no virtual memory, cannot be shared, or is a part of a mapping; [`MisuseKind::Value`] for
-    /// bytes that are no multiple of the step. [`NvshmemError::Nvshmem`] where NVSHMEM refuses it, which is the end of the context unless the heap is of a fixed
-    /// size. As [`alloc`](Self::alloc) otherwise.
+    /// [`MisuseKind::Context`] for memory that is only borrowed, is no virtual memory, cannot be
+    /// shared, or is a part of a mapping; [`MisuseKind::Value`] for bytes that are no multiple of
+    /// the step. [`NvshmemError::Nvshmem`] where NVSHMEM refuses it, which is the end of the
+    /// context unless the heap is of a fixed size. As [`alloc`](Self::alloc) otherwise.
     pub fn register_symmetric<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.register("nvshmemx_buffer_register_symmetric", memory, None)
     }
 
-    /// As [`register_symmetric`](Self::register_symmetric), at an address of the symmetric heap that the caller would like, where it is free. Since 3.6.
+    /// As [`register_symmetric`](Self::register_symmetric), at an address of the symmetric heap
+    /// that the caller would like, where it is free. Since 3.6.
     ///
     /// # Collective
     /// As [`alloc`](Self::alloc); each PE with an address of its own.
@@ -72,7 +77,8 @@ impl Context {
         let (source, keep) = kept?;
         let address = entered.block(call, move |api, _| {
             let source = std::ptr::without_provenance_mut(source as usize);
-            // SAFETY: the memory has that many bytes and is kept until it is unregistered; all PEs call.
+            // SAFETY: the memory has that many bytes and is kept until it is unregistered; all PEs
+            // call.
             let registered = unsafe {
                 match wish {
                     None => api.nvshmemx_buffer_register_symmetric(source, bytes, 0),
@@ -103,13 +109,16 @@ impl Context {
         Ok(SymmetricBuffer::whole(self.heap.enlist(address as u64, bytes, Some(keep)), memory.len()))
     }
 
-    /// Registers outside memory as a source and target of this PE's own side of puts and gets. Only needed for PEs that are reached by the network.
+    /// Registers outside memory as a source and target of this PE's own side of puts and gets. Only
+    /// needed for PEs that are reached by the network.
     ///
-    /// Not collective. It ends some time after the result is dropped: when the streams that use it have passed. The memory is kept until then.
+    /// Not collective. It ends some time after the result is dropped: when the streams that use it
+    /// have passed. The memory is kept until then.
     ///
     /// # Errors
-    /// [`NvshmemError::Nvshmem`] for memory that is registered already or overlaps such, or that a network does not take: then another one may have it, so
-    /// that it is kept forever. [`MisuseKind::Context`] for memory that is only borrowed.
+    /// [`NvshmemError::Nvshmem`] for memory that is registered already or overlaps such, or that a
+    /// network does not take: then another one may have it, so that it is kept forever.
+    /// [`MisuseKind::Context`] for memory that is only borrowed.
     pub fn register_local<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NvshmemError> {
         const CALL: &str = "nvshmemx_buffer_register";
         let comm = &self.comm;
@@ -142,8 +151,10 @@ fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> R
     Ok((address, Held::new(&comm.context, keep)))
 }
 
-/// An error unless the memory is the whole of one mapping of virtual memory, whose handle can be shared, of the heap's step. NVSHMEM takes the handle, and maps
-/// it from its beginning, whatever part was given; and where it finds out that it cannot, it unmaps all of its heap, and ends the process.
+/// An error unless the memory is the whole of one mapping of virtual memory, whose handle can be
+/// shared, of the heap's step. NVSHMEM takes the handle, and maps it from its beginning, whatever
+/// part was given; and where it finds out that it cannot, it unmaps all of its heap, and ends the
+/// process.
 fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, bytes: usize) -> Result<(), NvshmemError> {
     use CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, CU_POINTER_ATTRIBUTE_MAPPING_SIZE,

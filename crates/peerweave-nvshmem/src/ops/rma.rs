@@ -2,8 +2,9 @@
 //!
 //! Puts with a signal are `signal.rs`, what the host waits for `rma_blocking.rs`.
 //!
-//! A put or get on a stream is complete in the stream's order on this side: its source may be reused, its target read, by later work of that stream. The
-//! other PE sees a put after a quiet or a barrier, or by a signal that came with it.
+//! A put or get on a stream is complete in the stream's order on this side: its source may be
+//! reused, its target read, by later work of that stream. The other PE sees a put after a quiet or
+//! a barrier, or by a signal that came with it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -40,12 +41,13 @@ const NO_CAPTURE: &str =
 impl Context {
     /// Writes `source` to `target` on another PE, in the order of `stream`.
     ///
-    /// `source` is any memory of this device; for a PE that is reached by the network it must be symmetric or
-    /// [registered](Self::register_local).
+    /// `source` is any memory of this device; for a PE that is reached by the network it must be
+    /// symmetric or [registered](Self::register_local).
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements; [`MisuseKind::Pe`], [`MisuseKind::Device`],
-    /// [`MisuseKind::WrongContext`], [`MisuseKind::Unregistered`], [`MisuseKind::Overlap`] (on this PE itself); [`NvshmemError::Dead`].
+    /// [`MisuseKind::Length`] unless both have the same number of elements; [`MisuseKind::Pe`],
+    /// [`MisuseKind::Device`], [`MisuseKind::WrongContext`], [`MisuseKind::Unregistered`],
+    /// [`MisuseKind::Overlap`] (on this PE itself); [`NvshmemError::Dead`].
     pub fn put<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -66,16 +68,19 @@ impl Context {
         let access = enqueue.source("the source", source)?;
         let local = access.address();
         enqueue.reach(&self.heap, ("the source", local), ("the target", remote), bytes, pe)?;
-        // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer; both are kept until the stream has passed.
+        // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer;
+        // both are kept until the stream has passed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_putmem_on_stream(pointer(remote), pointer(local), bytes, to, stream.cu_stream())
         })
     }
 
-    /// As [`put`](Self::put), but complete only after a quiet: until then the source must not be written. It may overtake other work of the stream.
+    /// As [`put`](Self::put), but complete only after a quiet: until then the source must not be
+    /// written. It may overtake other work of the stream.
     ///
-    /// NVSHMEM's own streams wait for what `stream` has before, and its blocking calls for them: with a stream that is kept for longer than the deadline, a
-    /// blocking call after this one is the end of the context.
+    /// NVSHMEM's own streams wait for what `stream` has before, and its blocking calls for them:
+    /// with a stream that is kept for longer than the deadline, a blocking call after this one is
+    /// the end of the context.
     ///
     /// # Errors
     /// As [`put`](Self::put); [`MisuseKind::Context`] on a stream that is being captured.
@@ -88,7 +93,8 @@ impl Context {
     ) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_putmem_nbi_on_stream";
         self.nbi(CALL, ("the target", target), ("the source", source), pe, stream, |api, remote, local, bytes, to, stream| {
-            // SAFETY: both ranges are inside the symmetric heap, whose memory is freed after a quiet.
+            // SAFETY: both ranges are inside the symmetric heap, whose memory is freed after a
+            // quiet.
             unsafe { api.nvshmemx_putmem_nbi_on_stream(remote, local, bytes, to, stream) }
         })
     }
@@ -117,13 +123,15 @@ impl Context {
         let access = enqueue.target("the target", target)?;
         let local = access.address();
         enqueue.reach(&self.heap, ("the target", local), ("the source", remote), bytes, pe)?;
-        // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer; both are kept until the stream has passed.
+        // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer;
+        // both are kept until the stream has passed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_getmem_on_stream(pointer(local), pointer(remote), bytes, from, stream.cu_stream())
         })
     }
 
-    /// As [`get`](Self::get), but complete only after a quiet: until then the target must not be used.
+    /// As [`get`](Self::get), but complete only after a quiet: until then the target must not be
+    /// used.
     ///
     /// # Errors
     /// As [`put_nbi`](Self::put_nbi).
@@ -136,7 +144,8 @@ impl Context {
     ) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_getmem_nbi_on_stream";
         self.nbi(CALL, ("the source", source), ("the target", target), pe, stream, |api, remote, local, bytes, from, stream| {
-            // SAFETY: both ranges are inside the symmetric heap, whose memory is freed after a quiet.
+            // SAFETY: both ranges are inside the symmetric heap, whose memory is freed after a
+            // quiet.
             unsafe { api.nvshmemx_getmem_nbi_on_stream(local, remote, bytes, from, stream) }
         })
     }
@@ -172,12 +181,12 @@ impl Context {
         enqueue.call(|api, _| function(api, pointer(there), pointer(here), bytes, to, stream.cu_stream()))
     }
 
-    /// Writes elements of `source` to `target` on another PE, with steps between them, in the order of `stream`. NVSHMEM has it for PEs that
-    /// are reached without the network.
+    /// Writes elements of `source` to `target` on another PE, with steps between them, in the order
+    /// of `stream`. NVSHMEM has it for PEs that are reached without the network.
     ///
     /// # Errors
-    /// [`MisuseKind::OutOfRange`] where the last element is outside; [`MisuseKind::Unregistered`] for a PE that only the network reaches. As
-    /// [`put`](Self::put) otherwise.
+    /// [`MisuseKind::OutOfRange`] where the last element is outside; [`MisuseKind::Unregistered`]
+    /// for a PE that only the network reaches. As [`put`](Self::put) otherwise.
     pub fn put_strided<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -192,7 +201,8 @@ impl Context {
         })
     }
 
-    /// Reads elements of `source` of another PE into `target`, with steps between them, in the order of `stream`.
+    /// Reads elements of `source` of another PE into `target`, with steps between them, in the
+    /// order of `stream`.
     ///
     /// # Errors
     /// As [`put_strided`](Self::put_strided).
@@ -231,7 +241,8 @@ impl Context {
         enqueue.call(|_, families| {
             let function = function(families, by_width::<T>())?;
             let (target_stride, source_stride) = (strides.dest as isize, strides.source as isize);
-            // SAFETY: every element is inside the symmetric heap on both sides, and kept until the stream has passed.
+            // SAFETY: every element is inside the symmetric heap on both sides, and kept until the
+            // stream has passed.
             unsafe {
                 function(pointer(to), pointer(from), target_stride, source_stride, strides.count, other, stream.cu_stream())
             };
@@ -239,8 +250,8 @@ impl Context {
         })
     }
 
-    /// Every element is inside, both sides are mapped here, and on this PE itself they are apart. Gives the PE, and the steps
-    /// that NVSHMEM is to be given.
+    /// Every element is inside, both sides are mapped here, and on this PE itself they are apart.
+    /// Gives the PE, and the steps that NVSHMEM is to be given.
     pub(crate) fn check_strided<T: Element>(
         &self,
         call: &'static str,
@@ -281,8 +292,8 @@ impl Context {
     /// Writes one value to the first element of `target` on another PE, in the order of `stream`.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless the target has an element; [`MisuseKind::Context`] on a stream that is being captured. As [`put`](Self::put)
-    /// otherwise.
+    /// [`MisuseKind::Length`] unless the target has an element; [`MisuseKind::Context`] on a stream
+    /// that is being captured. As [`put`](Self::put) otherwise.
     pub fn put_value<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -305,7 +316,8 @@ impl Context {
                     let function = unsafe {
                         std::mem::transmute::<sys::ByValue, unsafe extern "C" fn(*mut $bits, $bits, c_int, CUstream)>(function)
                     };
-                    // SAFETY: elements are as many plain bytes as the integer; the address is inside the symmetric heap and kept.
+                    // SAFETY: elements are as many plain bytes as the integer; the address is
+                    // inside the symmetric heap and kept.
                     unsafe { function(pointer(remote), std::mem::transmute_copy::<T, $bits>(&value), to, stream) }
                 }};
             }

@@ -1,6 +1,8 @@
-//! Puts and gets that the host waits for, with the context's deadline: contiguous, strided, single values.
+//! Puts and gets that the host waits for, with the context's deadline: contiguous, strided, single
+//! values.
 //!
-//! They are in no order with work on streams. Invariant: what the call inside NVSHMEM uses is kept until that call is over, however late.
+//! They are in no order with work on streams. Invariant: what the call inside NVSHMEM uses is kept
+//! until that call is over, however late.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -30,11 +32,12 @@ macro_rules! by_bits {
 }
 
 impl Context {
-    /// Reads the first element of `source` of another PE. Blocks, at most for the context's deadline. NVSHMEM has it for PEs that are reached without
-    /// the network.
+    /// Reads the first element of `source` of another PE. Blocks, at most for the context's
+    /// deadline. NVSHMEM has it for PEs that are reached without the network.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`]; [`MisuseKind::Unregistered`] for a PE that only the network reaches. As [`put`](Self::put) otherwise.
+    /// [`NvshmemError::Timeout`]; [`MisuseKind::Unregistered`] for a PE that only the network
+    /// reaches. As [`put`](Self::put) otherwise.
     pub fn get_value_blocking<T: Element>(&self, source: &SymmetricBuffer<T>, pe: Pe) -> Result<T, NvshmemError> {
         const CALL: &str = "nvshmem_g";
         let (remote, from) = self.check_value(CALL, "the source", source, pe)?;
@@ -47,7 +50,8 @@ impl Context {
                     type Function = unsafe extern "C" fn(*const $bits, c_int) -> $bits;
                     // SAFETY: the address is that of the function for integers of this width.
                     let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: the address is inside the symmetric heap; elements are as many plain bytes as the integer, of any value.
+                    // SAFETY: the address is inside the symmetric heap; elements are as many plain
+                    // bytes as the integer, of any value.
                     unsafe { std::mem::transmute_copy::<$bits, T>(&function(pointer(remote), from)) }
                 }};
             }
@@ -55,10 +59,12 @@ impl Context {
         })
     }
 
-    /// As [`get_value_blocking`](Self::get_value_blocking), after what `stream` has before. NVSHMEM gives the value to the host, so this waits for the stream.
+    /// As [`get_value_blocking`](Self::get_value_blocking), after what `stream` has before. NVSHMEM
+    /// gives the value to the host, so this waits for the stream.
     ///
     /// # Errors
-    /// As [`get_value_blocking`](Self::get_value_blocking); [`MisuseKind::Device`], [`NvshmemError::Cuda`] on a stream that is being captured.
+    /// As [`get_value_blocking`](Self::get_value_blocking); [`MisuseKind::Device`],
+    /// [`NvshmemError::Cuda`] on a stream that is being captured.
     pub fn get_value<T: Element>(
         &self,
         source: &SymmetricBuffer<T>,
@@ -91,7 +97,8 @@ impl Context {
         })
     }
 
-    /// Writes one value to the first element of `target` on another PE and waits for it, at most for the context's deadline.
+    /// Writes one value to the first element of `target` on another PE and waits for it, at most
+    /// for the context's deadline.
     ///
     /// # Errors
     /// As [`get_value_blocking`](Self::get_value_blocking).
@@ -107,7 +114,8 @@ impl Context {
                     type Function = unsafe extern "C" fn(*mut $bits, $bits, c_int);
                     // SAFETY: the address is that of the function for integers of this width.
                     let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: elements are as many plain bytes as the integer; the address is inside the symmetric heap.
+                    // SAFETY: elements are as many plain bytes as the integer; the address is
+                    // inside the symmetric heap.
                     unsafe { function(pointer(remote), std::mem::transmute_copy::<T, $bits>(&value), to) }
                 }};
             }
@@ -119,7 +127,8 @@ impl Context {
         self.comm.healthy()
     }
 
-    /// A single value: the PE is there, the element too, and both sides are mapped. Gives the address and the PE.
+    /// A single value: the PE is there, the element too, and both sides are mapped. Gives the
+    /// address and the PE.
     fn check_value<T: Element>(
         &self,
         call: &'static str,
@@ -138,7 +147,8 @@ impl Context {
         Ok((remote.address(), other))
     }
 
-    /// Writes elements of `source` to `target` on another PE, with steps between them, and waits for it, at most for the context's deadline.
+    /// Writes elements of `source` to `target` on another PE, with steps between them, and waits
+    /// for it, at most for the context's deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; as [`put_strided`](Self::put_strided).
@@ -152,7 +162,8 @@ impl Context {
         self.strided_blocking("nvshmem_iput", target, source, strides, ("the target", target, pe))
     }
 
-    /// Reads elements of `source` of another PE into `target`, with steps between them, and waits for it, at most for the context's deadline.
+    /// Reads elements of `source` of another PE into `target`, with steps between them, and waits
+    /// for it, at most for the context's deadline.
     ///
     /// # Errors
     /// As [`put_strided_blocking`](Self::put_strided_blocking).
@@ -186,7 +197,8 @@ impl Context {
             let kind = by_width::<T>();
             let function = if call == "nvshmem_iput" { families.iput(kind)? } else { families.iget(kind)? };
             let (target_stride, source_stride) = (strides.dest as isize, strides.source as isize);
-            // SAFETY: every element is inside the symmetric heap on both sides, and kept until the call is over.
+            // SAFETY: every element is inside the symmetric heap on both sides, and kept until the
+            // call is over.
             unsafe { function(pointer(to), pointer(from), target_stride, source_stride, strides.count, other) };
             // SAFETY: NVSHMEM is initialised.
             unsafe { api.nvshmem_quiet() }
@@ -194,10 +206,14 @@ impl Context {
         self.comm.healthy()
     }
 
-    /// Writes `source` to `target` on another PE and waits until the source may be reused, at most for the context's deadline.
+    /// Writes `source` to `target` on another PE and waits until the source may be reused, at most
+    /// for the context's deadline.
     ///
-    /// Where the PE is reached by the network alone, it may arrive later: [`quiet_blocking`](Self::quiet_blocking), [`Team::barrier_blocking`](crate::Team::barrier_blocking)
-    /// and [`barrier_all_blocking`](Self::barrier_all_blocking) complete it. A quiet and a barrier on a stream do not.
+    /// Where the PE is reached by the network alone, it may arrive later:
+    /// [`quiet_blocking`](Self::quiet_blocking),
+    /// [`Team::barrier_blocking`](crate::Team::barrier_blocking) and
+    /// [`barrier_all_blocking`](Self::barrier_all_blocking) complete it. A quiet and a barrier on a
+    /// stream do not.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; as [`put`](Self::put).
@@ -225,7 +241,8 @@ impl Context {
         self.comm.healthy()
     }
 
-    /// Reads `source` of another PE into `target` and waits for it, at most for the context's deadline.
+    /// Reads `source` of another PE into `target` and waits for it, at most for the context's
+    /// deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; as [`put`](Self::put).
@@ -248,7 +265,8 @@ impl Context {
         self.comm.healthy()
     }
 
-    /// Checks a transfer without a stream. Gives remote and local address, bytes and PE; `None` for nothing to do.
+    /// Checks a transfer without a stream. Gives remote and local address, bytes and PE; `None` for
+    /// nothing to do.
     fn blocking<T: Element>(
         &self,
         call: &'static str,

@@ -2,7 +2,8 @@
 //!
 //! Waiting for words of other types is `words.rs`.
 //!
-//! A wait on a stream has no deadline of its own: what never comes keeps the stream, and the host's waits for that stream expire.
+//! A wait on a stream has no deadline of its own: what never comes keeps the stream, and the host's
+//! waits for that stream expire.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -33,11 +34,12 @@ pub struct Signal<'a> {
 const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may store the value of a set signal from memory that does not outlive the call: add instead";
 
 impl Context {
-    /// Writes `source` to `target` on another PE, then signals there: who sees the signal sees the data. In the order of `stream`.
+    /// Writes `source` to `target` on another PE, then signals there: who sees the signal sees the
+    /// data. In the order of `stream`.
     ///
     /// # Errors
-    /// As [`put`](Self::put); [`MisuseKind::Length`] for a signal without a word; [`MisuseKind::Context`] for a set signal on a stream that is being
-    /// captured.
+    /// As [`put`](Self::put); [`MisuseKind::Length`] for a signal without a word;
+    /// [`MisuseKind::Context`] for a set signal on a stream that is being captured.
     pub fn put_signal<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -60,7 +62,8 @@ impl Context {
         let local = access.address();
         enqueue.reach(&self.heap, ("the source", local), ("the target", remote), bytes, pe)?;
         let (value, op) = (signal.value, signal_op(signal.op));
-        // SAFETY: target and signal are inside the symmetric heap, the source inside its buffer; all are kept until the stream has passed.
+        // SAFETY: target and signal are inside the symmetric heap, the source inside its buffer;
+        // all are kept until the stream has passed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_putmem_signal_on_stream(
                 pointer(remote),
@@ -115,7 +118,8 @@ impl Context {
         })
     }
 
-    /// What puts with a signal check of target and signal. Gives their addresses, the bytes and the PE.
+    /// What puts with a signal check of target and signal. Gives their addresses, the bytes and the
+    /// PE.
     fn signalled<T: Element>(
         &self,
         call: &'static str,
@@ -138,8 +142,9 @@ impl Context {
     /// Signals to another PE without data, in the order of `stream`.
     ///
     /// # Errors
-    /// [`MisuseKind::Pe`], [`MisuseKind::Length`], [`MisuseKind::WrongContext`], [`MisuseKind::Device`]; [`MisuseKind::Context`] for a set signal on a
-    /// stream that is being captured; [`NvshmemError::Dead`].
+    /// [`MisuseKind::Pe`], [`MisuseKind::Length`], [`MisuseKind::WrongContext`],
+    /// [`MisuseKind::Device`]; [`MisuseKind::Context`] for a set signal on a stream that is being
+    /// captured; [`NvshmemError::Dead`].
     pub fn signal(&self, signal: &Signal<'_>, pe: Pe, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_signal_op_on_stream";
         let mut enqueue = Enqueue::begin(&self.comm, CALL, stream)?;
@@ -154,11 +159,14 @@ impl Context {
         enqueue.call(|api, _| unsafe { api.nvshmemx_signal_op_on_stream(pointer(word), value, op, to, stream.cu_stream()) })
     }
 
-    /// Has `stream` wait until this PE's word compares so with `value`. The comparison is of unsigned numbers.
+    /// Has `stream` wait until this PE's word compares so with `value`. The comparison is of
+    /// unsigned numbers.
     ///
-    /// Where the device's streams can wait by themselves, NVSHMEM has them wait for [`Compare::Eq`] and [`Compare::Ge`], and such a stream compares for `Ge` in
-    /// the cycle of all numbers: a word that is 2^63 or more above `value` may not be taken for one that is reached. It never goes on too early. For words as
-    /// far away as that (as one with all bits set), use [`Compare::Gt`]. Other comparisons are a kernel's, as all of [`wait_until`](Self::wait_until) are.
+    /// Where the device's streams can wait by themselves, NVSHMEM has them wait for [`Compare::Eq`]
+    /// and [`Compare::Ge`], and such a stream compares for `Ge` in the cycle of all numbers: a word
+    /// that is 2^63 or more above `value` may not be taken for one that is reached. It never goes
+    /// on too early. For words as far away as that (as one with all bits set), use [`Compare::Gt`].
+    /// Other comparisons are a kernel's, as all of [`wait_until`](Self::wait_until) are.
     ///
     /// # Errors
     /// As [`signal`](Self::signal).
@@ -185,7 +193,8 @@ impl Context {
         })
     }
 
-    /// The value of this PE's word now. Blocks for a copy from the device, at most for the context's deadline.
+    /// The value of this PE's word now. Blocks for a copy from the device, at most for the
+    /// context's deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; as [`signal`](Self::signal).
@@ -193,16 +202,19 @@ impl Context {
         const CALL: &str = "nvshmem_signal_fetch";
         one_at_least(CALL, "the signal", word)?;
         check_context(&self.comm, CALL, "the signal", word)?;
-        // NVSHMEM's own would wait for the default stream, and end the process where CUDA says no: an aligned word is read whole by a copy too.
+        // NVSHMEM's own would wait for the default stream, and end the process where CUDA says no:
+        // an aligned word is read whole by a copy too.
         let values = word.slice(0..1)?.read_by(CALL, &self.comm.side)?;
         Ok(values[0])
     }
 
-    /// Completes, in the order of `stream`: what this PE put or got before in that order, and what was left to NVSHMEM's own streams (`nbi`) and not yet
-    /// completed by a quiet or a barrier on another stream.
+    /// Completes, in the order of `stream`: what this PE put or got before in that order, and what
+    /// was left to NVSHMEM's own streams (`nbi`) and not yet completed by a quiet or a barrier on
+    /// another stream.
     ///
     /// # Errors
-    /// [`MisuseKind::Device`], [`NvshmemError::Dead`]; [`MisuseKind::Context`] on a stream that is being captured while `nbi` transfers are under way.
+    /// [`MisuseKind::Device`], [`NvshmemError::Dead`]; [`MisuseKind::Context`] on a stream that is
+    /// being captured while `nbi` transfers are under way.
     pub fn quiet(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_quiet_on_stream", stream)?;
         enqueue.takes_over()?;
@@ -210,8 +222,9 @@ impl Context {
         enqueue.call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
     }
 
-    /// Completes what was put and got without a stream, and what was left to NVSHMEM's own streams, also where a quiet or a barrier on a stream has yet to
-    /// complete it. Blocks, at most for the context's deadline.
+    /// Completes what was put and got without a stream, and what was left to NVSHMEM's own streams,
+    /// also where a quiet or a barrier on a stream has yet to complete it. Blocks, at most for the
+    /// context's deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
@@ -222,7 +235,8 @@ impl Context {
         self.comm.healthy()
     }
 
-    /// Orders: what was put before is seen by each PE before what is put later. Blocks, at most for the context's deadline.
+    /// Orders: what was put before is seen by each PE before what is put later. Blocks, at most for
+    /// the context's deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
@@ -231,7 +245,8 @@ impl Context {
         self.comm.block("nvshmem_fence", |api, _| unsafe { api.nvshmem_fence() })
     }
 
-    /// In the order of `stream`: the sources of what was put before, also of `nbi` puts, may be reused. Weaker than [`quiet`](Self::quiet). Since 3.8.
+    /// In the order of `stream`: the sources of what was put before, also of `nbi` puts, may be
+    /// reused. Weaker than [`quiet`](Self::quiet). Since 3.8.
     ///
     /// # Errors
     /// [`NvshmemError::Unsupported`]; as [`quiet`](Self::quiet).
@@ -242,7 +257,8 @@ impl Context {
         enqueue.call(|api, _| unsafe { api.nvshmemx_flush_on_stream(stream.cu_stream()) })
     }
 
-    /// As [`flush`](Self::flush), for what was put without a stream. Blocks, at most for the context's deadline. Since 3.8.
+    /// As [`flush`](Self::flush), for what was put without a stream. Blocks, at most for the
+    /// context's deadline. Since 3.8.
     ///
     /// # Errors
     /// [`NvshmemError::Unsupported`]; as [`quiet_blocking`](Self::quiet_blocking).

@@ -1,6 +1,7 @@
 //! Waiting on a stream for words of this PE, of any type that can be waited for.
 //!
-//! A wait on a stream has no deadline of its own: what never comes keeps the stream, and the host's waits for that stream expire.
+//! A wait on a stream has no deadline of its own: what never comes keeps the stream, and the host's
+//! waits for that stream expire.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -40,7 +41,8 @@ impl Context {
             let function = families.wait_until_on_stream(c_type::<T>())?;
             macro_rules! call {
                 ($bits:ty) => {{
-                    // SAFETY: the address is that of the function for an integer of this width, signed or not, which is passed the same way.
+                    // SAFETY: the address is that of the function for an integer of this width,
+                    // signed or not, which is passed the same way.
                     let function = unsafe {
                         std::mem::transmute::<sys::ByValue, unsafe extern "C" fn(*mut $bits, c_int, $bits, CUstream)>(function)
                     };
@@ -82,7 +84,8 @@ impl Context {
                     type Function = unsafe extern "C" fn(*mut $bits, usize, *const c_int, c_int, $bits, CUstream);
                     // SAFETY: as in `wait_until`.
                     let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: the words are inside the symmetric heap and kept; without a mask all of them count.
+                    // SAFETY: the words are inside the symmetric heap and kept; without a mask all
+                    // of them count.
                     unsafe {
                         function(pointer(address), count, std::ptr::null(), compare(condition), value.to_word() as $bits, stream)
                     }
@@ -97,11 +100,13 @@ impl Context {
         })
     }
 
-    /// Has `stream` wait until every element of this PE's `words` compares so with the element of `values` at the same place. `values` is memory of this
-    /// device; it must not change until the stream has passed.
+    /// Has `stream` wait until every element of this PE's `words` compares so with the element of
+    /// `values` at the same place. `values` is memory of this device; it must not change until the
+    /// stream has passed.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements; as [`signal`](Self::signal).
+    /// [`MisuseKind::Length`] unless both have the same number of elements; as
+    /// [`signal`](Self::signal).
     pub fn wait_until_each<T: AtomicInteger>(
         &self,
         words: &SymmetricBuffer<T>,
@@ -120,7 +125,8 @@ impl Context {
         let (count, values) = (words.len(), access.address());
         enqueue.call(|_, families| {
             let function = families.wait_until_all_vector_on_stream(c_type::<T>())?;
-            // SAFETY: the words are inside the symmetric heap, the values inside their buffer, and both are kept; without a mask all count.
+            // SAFETY: the words are inside the symmetric heap, the values inside their buffer, and
+            // both are kept; without a mask all count.
             unsafe {
                 function(pointer(address), count, std::ptr::null(), compare(condition), pointer(values), stream.cu_stream())
             };

@@ -14,9 +14,11 @@ use crate::error::{DeadState, MisuseKind, NvshmemError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FinalizeReport {
-    /// Symmetric memory that was dropped and not freed, in the order of allocation: it was freed now.
+    /// Symmetric memory that was dropped and not freed, in the order of allocation: it was freed
+    /// now.
     pub leaked: Vec<Leak>,
-    /// Other handles of the context in this process. If there are any, NVSHMEM goes on, and this handle is gone.
+    /// Other handles of the context in this process. If there are any, NVSHMEM goes on, and this
+    /// handle is gone.
     pub other_handles: usize,
 }
 
@@ -31,10 +33,12 @@ pub struct Leak {
 }
 
 impl Context {
-    /// Gives this handle up; the last one ends NVSHMEM on every PE. What was dropped without being freed is freed now, and reported.
+    /// Gives this handle up; the last one ends NVSHMEM on every PE. What was dropped without being
+    /// freed is freed now, and reported.
     ///
-    /// First it waits for every stream that NVSHMEM was given work on, at most for the context's deadline. From then on calls by teams and buffers that other
-    /// threads still have are errors ([`MisuseKind::Context`]), unless the end fails.
+    /// First it waits for every stream that NVSHMEM was given work on, at most for the context's
+    /// deadline. From then on calls by teams and buffers that other threads still have are errors
+    /// ([`MisuseKind::Context`]), unless the end fails.
     ///
     /// After a start by an id or a rendezvous NVSHMEM can be started again in this process.
     ///
@@ -42,9 +46,10 @@ impl Context {
     /// All PEs, with as many handles.
     ///
     /// # Errors
-    /// [`MisuseKind::InUse`] while there are handles of symmetric memory in this process, or captured graphs that use it: then nobody ends
-    /// NVSHMEM, the others get [`NvshmemError::Disagree`], and [`current`](Self::current) gives the context again. [`NvshmemError::Timeout`] and
-    /// [`NvshmemError::Bootstrap`] name who did not come.
+    /// [`MisuseKind::InUse`] while there are handles of symmetric memory in this process, or
+    /// captured graphs that use it: then nobody ends NVSHMEM, the others get
+    /// [`NvshmemError::Disagree`], and [`current`](Self::current) gives the context again.
+    /// [`NvshmemError::Timeout`] and [`NvshmemError::Bootstrap`] name who did not come.
     ///
     /// NVSHMEM itself ends the process where its own clean-up fails.
     pub fn finalize(self) -> Result<FinalizeReport, NvshmemError> {
@@ -53,7 +58,8 @@ impl Context {
         let (comm, heap) = (Arc::clone(&self.comm), Arc::clone(&self.heap));
         comm.alive(CALL)?;
         let mut ending = {
-            // Handles are made and given up under this lock, so that of two that go at once one is the last.
+            // Handles are made and given up under this lock, so that of two that go at once one is
+            // the last.
             let mut life = LIFE.lock().unwrap_or_else(PoisonError::into_inner);
             drop(self);
             let other_handles = running.handles();
@@ -83,7 +89,8 @@ impl Context {
                     return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "symmetric memory", by }));
                 }
             }
-            // Nothing can be enqueued any more: nobody gets in, and no graph is left that calls NVSHMEM.
+            // Nothing can be enqueued any more: nobody gets in, and no graph is left that calls
+            // NVSHMEM.
             comm.drain(CALL)
         };
         let _setup = comm.setup_turn(CALL)?;
@@ -101,7 +108,8 @@ impl Context {
                 "symmetric memory was not freed before the end"
             );
             leaked.push(Leak { allocation: allocation.id(), bytes: allocation.bytes() });
-            // One that cannot be released must not keep the others, here and on other PEs; unless nothing can be called any more.
+            // One that cannot be released must not keep the others, here and on other PEs; unless
+            // nothing can be called any more.
             if let Err(error) = heap.release(allocation, &mut entered) {
                 failed.get_or_insert(error);
             }
@@ -109,7 +117,8 @@ impl Context {
         comm.alive(CALL).map_err(|dead| failed.take().unwrap_or(dead))?;
         let ended = Arc::clone(&comm);
         entered.block(CALL, move |api, _| {
-            // SAFETY: NVSHMEM is initialised and all PEs call; nothing of it is used afterwards: the context is marked dead before another call gets in.
+            // SAFETY: NVSHMEM is initialised and all PEs call; nothing of it is used afterwards:
+            // the context is marked dead before another call gets in.
             let result = unsafe { api.nvshmemx_hostlib_finalize() };
             ended.mark_dead(DeadState::Finalized);
             result

@@ -1,7 +1,7 @@
 //! The network interface by which the PEs meet, looked at before NVSHMEM does.
 //!
-//! NVSHMEM takes a list of names, each a beginning unless `=` stands before the list; `^` excludes. Where none is there it says so on the standard error
-//! stream alone.
+//! NVSHMEM takes a list of names, each a beginning unless `=` stands before the list; `^` excludes.
+//! Where none is there it says so on the standard error stream alone.
 
 use crate::error::PreflightError;
 use crate::library::Settings;

@@ -1,4 +1,5 @@
-//! Starting and ending NVSHMEM: by a rendezvous, an id, MPI or a launcher; what a machine must have; what was left at the end.
+//! Starting and ending NVSHMEM: by a rendezvous, an id, MPI or a launcher; what a machine must
+//! have; what was left at the end.
 
 pub(crate) mod finalize;
 mod interface;

@@ -1,7 +1,9 @@
-//! What can be known before NVSHMEM is called: most of what goes wrong inside it is printed, and ends the process or never ends.
+//! What can be known before NVSHMEM is called: most of what goes wrong inside it is printed, and
+//! ends the process or never ends.
 //!
-//! What cannot be known: whether a network works; whether the switch fabric is healthy; whether another process takes the memory meanwhile; whether a
-//! peer dies inside NVSHMEM (then the deadline is what is left).
+//! What cannot be known: whether a network works; whether the switch fabric is healthy; whether
+//! another process takes the memory meanwhile; whether a peer dies inside NVSHMEM (then the
+//! deadline is what is left).
 //!
 //! Invariant: nothing here changes anything.
 
@@ -83,7 +85,8 @@ pub(crate) fn local(nvshmem: Nvshmem, context: &Arc<CudaContext>, settings: &Set
     Ok(Card { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part() })
 }
 
-/// What no PE can do without once it has started: one that found it missing later would leave the others waiting.
+/// What no PE can do without once it has started: one that found it missing later would leave the
+/// others waiting.
 fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     const NEEDED: [&str; 12] = [
         "nvshmemx_get_uniqueid",
@@ -105,7 +108,8 @@ fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     }
 }
 
-/// That NVSHMEM has kernels for the GPU: it looks for them when it starts, and would fail to launch its first one.
+/// That NVSHMEM has kernels for the GPU: it looks for them when it starts, and would fail to launch
+/// its first one.
 fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     use CUdevice_attribute::{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR};
     let (driver, device) = (Driver::get()?, context.ordinal());
@@ -117,7 +121,8 @@ fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     Err(PreflightError::OldGpu { device, major, minor }.into())
 }
 
-/// NVSHMEM counts initialisations, so that one more on top of somebody else's would be taken for success, with that one's PEs.
+/// NVSHMEM counts initialisations, so that one more on top of somebody else's would be taken for
+/// success, with that one's PEs.
 fn not_started(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
         // Of a start that got no further than meeting, NVSHMEM would take the PEs.
@@ -205,7 +210,8 @@ pub(crate) fn reachable(
     let driver = Driver::get()?;
     let mut ordinals: BTreeMap<String, usize> = BTreeMap::new();
     for ordinal in 0..driver.device_count()? {
-        // Making a context of another device would take memory there: ask the driver for the number alone.
+        // Making a context of another device would take memory there: ask the driver for the number
+        // alone.
         if let Ok(uuid) = peerweave_driver::cudarc::driver::result::device::get(ordinal as i32)
             .and_then(peerweave_driver::cudarc::driver::result::device::get_uuid)
         {

@@ -1,6 +1,7 @@
 //! Starting NVSHMEM: by a rendezvous, by an id, by MPI, by the launcher.
 //!
-//! Invariant: NVSHMEM is started once; while it starts, and after it failed to, a second attempt is an error.
+//! Invariant: NVSHMEM is started once; while it starts, and after it failed to, a second attempt is
+//! an error.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,12 +42,15 @@ enum Way {
 impl Context {
     /// Starts NVSHMEM among the PEs of a rendezvous, with the same numbers: the usual way.
     ///
-    /// The PEs first tell each other what they have: one that cannot start, that has another library, other settings, or another PE's GPU is an error on
-    /// every PE before NVSHMEM is called. The id travels by the rendezvous, and NVSHMEM is told to use its interface. Later set-up calls meet there too
-    /// (the context keeps it): they count among its collective calls, which come in the same order on every PE.
+    /// The PEs first tell each other what they have: one that cannot start, that has another
+    /// library, other settings, or another PE's GPU is an error on every PE before NVSHMEM is
+    /// called. The id travels by the rendezvous, and NVSHMEM is told to use its interface. Later
+    /// set-up calls meet there too (the context keeps it): they count among its collective calls,
+    /// which come in the same order on every PE.
     ///
-    /// Where NVSHMEM runs in this process with the same arguments, this gives another handle, and meets nobody. A process that cannot start, since it has another
-    /// context or has had one that cannot be started again, is an error on every PE.
+    /// Where NVSHMEM runs in this process with the same arguments, this gives another handle, and
+    /// meets nobody. A process that cannot start, since it has another context or has had one that
+    /// cannot be started again, is an error on every PE.
     ///
     /// `device` is the device of this PE; each PE needs its own.
     ///
@@ -54,8 +58,10 @@ impl Context {
     /// All PEs of the rendezvous.
     ///
     /// # Errors
-    /// [`NvshmemError::Preflight`], [`NvshmemError::Plugin`], [`NvshmemError::Load`]; [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name who did
-    /// not come; [`MisuseKind::AlreadyInitialized`] where a context runs that was started otherwise: the same arguments give another handle of it.
+    /// [`NvshmemError::Preflight`], [`NvshmemError::Plugin`], [`NvshmemError::Load`];
+    /// [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name who did not come;
+    /// [`MisuseKind::AlreadyInitialized`] where a context runs that was started otherwise: the same
+    /// arguments give another handle of it.
     pub fn from_rendezvous(
         rendezvous: &Arc<Rendezvous>,
         device: &Arc<CudaContext>,
@@ -81,10 +87,12 @@ impl Context {
         let all = rendezvous.exchange("peerweave-nvshmem/init", text.as_bytes()).map_err(NvshmemError::bootstrap(CALL));
         let (ready, _) = own?;
         let cards: Vec<_> = all?.iter().map(|text| Card::from_text(&String::from_utf8_lossy(text))).collect();
-        // All have the same cards, so that this is an error on all or on none: the next exchange has everybody or nobody.
+        // All have the same cards, so that this is an error on all or on none: the next exchange
+        // has everybody or nobody.
         preflight::together(pe, &cards)?;
-        // Reachability is seen by each PE for itself, and who does not get into NVSHMEM must not leave the others there alone: so the outcome is told too. With
-        // the id, which is not made before: NVSHMEM reads its settings then, once for all, and they are compared by now.
+        // Reachability is seen by each PE for itself, and who does not get into NVSHMEM must not
+        // leave the others there alone: so the outcome is told too. With the id, which is not made
+        // before: NVSHMEM reads its settings then, once for all, and they are compared by now.
         let reached = preflight::reachable(pe, &cards, device, &arguments.settings);
         let id = reached.and_then(|()| match pe.get() {
             0 => make_id(CALL, ready.nvshmem, &arguments.settings, &ready.worker).map(Some),
@@ -112,14 +120,16 @@ impl Context {
         start.run(ready, inside, Way::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 
-    /// A new id for PEs to meet with by [`from_unique_id`](Self::from_unique_id). Loads a plug-in, and opens a socket in this process that listens until
-    /// they have met.
+    /// A new id for PEs to meet with by [`from_unique_id`](Self::from_unique_id). Loads a plug-in,
+    /// and opens a socket in this process that listens until they have met.
     ///
-    /// `settings` say on which interface. NVSHMEM reads all of its settings here, and never again in this process: the same are to be given when starting.
+    /// `settings` say on which interface. NVSHMEM reads all of its settings here, and never again
+    /// in this process: the same are to be given when starting.
     ///
     /// # Errors
-    /// [`MisuseKind::AlreadyInitialized`] where it has read others; [`DeadState::InitFailed`] where it was asked for an id in vain before.
-    /// [`NvshmemError::Plugin`], [`NvshmemError::Load`], [`NvshmemError::Nvshmem`] where there is no usable interface, [`NvshmemError::Timeout`].
+    /// [`MisuseKind::AlreadyInitialized`] where it has read others; [`DeadState::InitFailed`] where
+    /// it was asked for an id in vain before. [`NvshmemError::Plugin`], [`NvshmemError::Load`],
+    /// [`NvshmemError::Nvshmem`] where there is no usable interface, [`NvshmemError::Timeout`].
     pub fn unique_id(settings: &Settings) -> Result<UniqueId, NvshmemError> {
         const CALL: &str = "Context::unique_id";
         settings.check(CALL)?;
@@ -139,7 +149,8 @@ impl Context {
     /// All `n_pes` PEs.
     ///
     /// # Errors
-    /// As [`from_rendezvous`](Self::from_rendezvous), but who is missing, other libraries and shared GPUs are not found out: only the deadline helps.
+    /// As [`from_rendezvous`](Self::from_rendezvous), but who is missing, other libraries and
+    /// shared GPUs are not found out: only the deadline helps.
     pub fn from_unique_id(
         id: UniqueId,
         pe: Pe,
@@ -162,11 +173,14 @@ impl Context {
     /// All processes of the communicator.
     ///
     /// # Errors
-    /// As [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in that does not load, as one for another MPI.
+    /// As [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in
+    /// that does not load, as one for another MPI.
     ///
     /// # Safety
-    /// `communicator` points to an `MPI_Comm` of the MPI that NVSHMEM's plug-in is linked to. MPI is initialised, another thread than the main one may call
-    /// it (`MPI_THREAD_SERIALIZED` at least), and both live until NVSHMEM is finalised, or if this call times out, until the process ends.
+    /// `communicator` points to an `MPI_Comm` of the MPI that NVSHMEM's plug-in is linked to. MPI
+    /// is initialised, another thread than the main one may call it (`MPI_THREAD_SERIALIZED` at
+    /// least), and both live until NVSHMEM is finalised, or if this call times out, until the
+    /// process ends.
     pub unsafe fn from_mpi(
         communicator: *mut c_void,
         device: &Arc<CudaContext>,
@@ -178,15 +192,16 @@ impl Context {
         begin_alone(CALL, Way::Mpi(communicator.expose_provenance()), device, arguments)
     }
 
-    /// Starts NVSHMEM among the processes that a launcher started, by the launcher's own service: PMI, PMI-2 or PMIx (`NVSHMEM_BOOTSTRAP`,
-    /// `NVSHMEM_BOOTSTRAP_PMI`).
+    /// Starts NVSHMEM among the processes that a launcher started, by the launcher's own service:
+    /// PMI, PMI-2 or PMIx (`NVSHMEM_BOOTSTRAP`, `NVSHMEM_BOOTSTRAP_PMI`).
     ///
     /// # Collective
     /// All processes of the job.
     ///
     /// # Errors
-    /// As [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in that does not load, as one for another PMIx. Where no launcher
-    /// started the process, NVSHMEM says so in its own words.
+    /// As [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in
+    /// that does not load, as one for another PMIx. Where no launcher started the process, NVSHMEM
+    /// says so in its own words.
     pub fn from_launcher(device: &Arc<CudaContext>, settings: Settings) -> Result<Self, NvshmemError> {
         const CALL: &str = "Context::from_launcher";
         settings.check(CALL)?;
@@ -246,7 +261,8 @@ struct Ready {
 impl Ready {
     fn new(call: &'static str, nvshmem: Nvshmem, device: &Arc<CudaContext>, settings: &Settings) -> Result<Self, NvshmemError> {
         let (worker, context) = (start_worker(call)?, Arc::clone(device));
-        // The caller gets this one too, so it is one that cudarc knows; and the first of those waits for the whole device, for as long as that takes.
+        // The caller gets this one too, so it is one that cudarc knows; and the first of those
+        // waits for the whole device, for as long as that takes.
         let made = worker.run((), settings.deadline_set(), move || undisturbed(&context, || context.new_stream()));
         let stream =
             made.map_err(|error| no_answer(call, "cuCtxSynchronize", error, None))?.0.map_err(CudaError::of("cuStreamCreate"))?;
@@ -278,7 +294,8 @@ fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &W
     }
 }
 
-/// Whether NVSHMEM was asked for an id in vain: it has let go of its plug-in then, and may do so once more if it is asked again, or started (3.4.5).
+/// Whether NVSHMEM was asked for an id in vain: it has let go of its plug-in then, and may do so
+/// again if it is asked again, or started (3.4.5).
 static GAVE_UP: AtomicBool = AtomicBool::new(false);
 
 fn can_still_start(call: &'static str) -> Result<(), NvshmemError> {
@@ -290,7 +307,8 @@ fn enter(call: &'static str, patience: Duration) -> Result<Sent, NvshmemError> {
     let start = Instant::now();
     let inside = GATE.enter(call, patience).map_err(|inside| {
         tracing::warn!(call, inside, "another call is still inside NVSHMEM");
-        // Whether that one ever comes back is not known here: a context that it belongs to says so itself.
+        // Whether that one ever comes back is not known here: a context that it belongs to says so
+        // itself.
         Timeout { call, waited: start.elapsed(), pe: None, missing: Vec::new(), lost: None }
     })?;
     Ok(inside.send(&GATE))
@@ -309,7 +327,8 @@ fn no_answer(call: &'static str, function: &'static str, error: NoAnswer, world:
     }
 }
 
-/// A start that is under way; ends in a context, or in none for ever, or where NVSHMEM was not called, as if nothing had been.
+/// A start that is under way; ends in a context, or in none forever, or where NVSHMEM was not
+/// called, as if nothing had been.
 struct Start {
     call: &'static str,
     outcome: Option<Life>,
@@ -325,7 +344,8 @@ enum Begun {
 
 impl Start {
     /// # Errors
-    /// Where the others are not to hear of it: they are in a call of what this PE started, or starts, with them.
+    /// Where the others are not to hear of it: they are in a call of what this PE started, or
+    /// starts, with them.
     fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a fork, somebody who is not there may have the lock.
         let forked = Nvshmem::is_forked();
@@ -382,15 +402,18 @@ impl Start {
             let place = call_init(nvshmem, &way, ordinal)?;
             match nvshmem.status()? {
                 Status::Initialized | Status::FullSharing => Ok(place),
-                // Half of NVSHMEM's calls end the process where PEs share a GPU without MPS: better it ends at once.
+                // Half of NVSHMEM's calls end the process where PEs share a GPU without MPS: better
+                // it ends at once.
                 Status::LimitedSharing => {
                     let _ = nvshmem.code("nvshmemx_hostlib_finalize", |api| {
-                        // SAFETY: NVSHMEM was initialised just now, nothing of it is used, and all PEs find the same.
+                        // SAFETY: NVSHMEM was initialised just now, nothing of it is used, and all
+                        // PEs find the same.
                         unsafe { api.nvshmemx_hostlib_finalize() }
                     });
                     Err(PreflightError::NotAlone { pe: Pe::new(place.0), device: ordinal }.into())
                 }
-                // It says success where the PEs have met and nothing else went well. Its next call would try again, on this PE alone, and end the process.
+                // It says success where the PEs have met and nothing else went well. Its next call
+                // would try again, on this PE alone, and end the process.
                 status => {
                     let detail =
                         format!("NVSHMEM gave up after the PEs had met ({status:?}); with NVSHMEM_DEBUG=INFO it prints why");
@@ -526,7 +549,8 @@ fn call_init(nvshmem: Nvshmem, way: &Way, device: usize) -> Result<(u32, u32), N
         }
         Way::Launcher => 0,
     };
-    // SAFETY: the struct is stamped for this library, and it and the id live until the call is over; the device's context is current.
+    // SAFETY: the struct is stamped for this library, and it and the id live until the call is
+    // over; the device's context is current.
     let code = nvshmem.code(FUNCTION, |api| unsafe { api.nvshmemx_hostlib_init_attr(flags, &raw mut attr) })?;
     nvshmem.check(FUNCTION, code)?;
     // SAFETY: NVSHMEM is initialised.
@@ -552,7 +576,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_initialisation_with_other_arguments_names_what_differs() {
+    fn second_init_names_the_argument_that_differs() {
         let running =
             Arguments { way: "an id", place: Some((0, 2)), which: 7, device: 0, settings: Settings::default().max_teams(8) };
         let differs = |change: fn(&mut Arguments)| {

@@ -1,4 +1,5 @@
-//! What PEs that want to meet have in common. How it reaches them is the business of `peerweave-bootstrap`, or of the caller.
+//! What PEs that want to meet have in common. How it reaches them is the business of
+//! `peerweave-bootstrap`, or of the caller.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -6,9 +7,11 @@ use std::fmt;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::sys;
 
-/// An id that one process makes ([`Context::unique_id`](crate::Context::unique_id)) and every PE of the job needs.
+/// An id that one process makes ([`Context::unique_id`](crate::Context::unique_id)) and every PE of
+/// the job needs.
 ///
-/// 128 opaque bytes; they hold the address of the process that made it. Who has them can join, so `Debug` shows only a hash.
+/// 128 opaque bytes; they hold the address of the process that made it. Who has them can join, so
+/// `Debug` shows only a hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UniqueId([u8; Self::LEN_BYTES]);
 

@@ -1,6 +1,7 @@
 //! The functions that are not typed, each with the first library that exports it.
 //!
-//! Nothing here checks. Co-resident launches are not bound: they take a kernel of CUDA's runtime, which Rust does not have.
+//! Nothing here checks. Co-resident launches are not bound: they take a kernel of CUDA's runtime,
+//! which Rust does not have.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 

@@ -1,7 +1,8 @@
 //! The typed families: one function for each type of C, 71 families, 1,344 functions.
 //!
-//! A family is a prefix, a suffix and a set of types; its functions differ in the pointers' types alone, which the machine does not see. Where a
-//! value is passed as itself ([`ByValue`]), the caller states the function's type.
+//! A family is a prefix, a suffix and a set of types; its functions differ in the pointers' types
+//! alone, which the machine does not see. Where a value is passed as itself ([`ByValue`]), the
+//! caller states the function's type.
 //!
 //! Invariant: a name in a table is the name of the function that the accessor's type describes.
 
@@ -170,8 +171,8 @@ macro_rules! families {
                 #[allow(clippy::useless_transmute, reason = "some families give the address itself")]
                 pub fn $name(&self, kind: CType) -> Result<$Function, MissingSymbol> {
                     let address = self.$name.address(&self.library, kind)?;
-                    // SAFETY: the address is that of the function of this name, whose arguments and result are as declared, up to the types that
-                    // pointers point to.
+                    // SAFETY: the address is that of the function of this name, whose arguments and
+                    // result are as declared, up to the types that pointers point to.
                     Ok(unsafe { std::mem::transmute::<NonNull<c_void>, $Function>(address) })
                 }
             )*

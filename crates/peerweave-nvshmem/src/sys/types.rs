@@ -1,4 +1,5 @@
-//! NVSHMEM's structs and constants. Each struct has a version word, and grows only inside its padding.
+//! NVSHMEM's structs and constants. Each struct has a version word, and grows only inside its
+//! padding.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 

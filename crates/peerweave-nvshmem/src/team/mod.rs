@@ -28,25 +28,35 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// An ordered set of PEs, this one among them. [`Rank`]s are indexes in it.
 ///
 /// # Order
-/// NVSHMEM keeps one set of counters for each team. So the collectives of a team (barriers, syncs, set-up calls and splits too) must come in the same
-/// order on every PE, which is the caller's to hold, and never two at once in one process, which this crate holds:
+/// NVSHMEM keeps one set of counters for each team. So the collectives of a team (barriers, syncs,
+/// set-up calls and splits too) must come in the same order on every PE, which is the caller's to
+/// hold, and never two at once in one process, which this crate holds:
 ///
-/// - All handles of a team share one order, by the time of the call. Its collectives may come from several threads. NVSHMEM's own teams (all PEs, those whose
-///   memory is mapped, those of a machine, those of an index) share one order too: what NVSHMEM does for all PEs it does in parts, as those.
-/// - One on another stream than the team's last waits, on the device, for all that the last stream had by then; on the host it waits only while another
-///   thread is in a call of the team that does. A stream that waits for something that only comes after the new collective keeps both for ever: give
-///   streams that shall be independent a team each, made by the program.
-/// - Set-up calls (allocating, freeing, registering, making and destroying teams, the end) come in one order over all teams, on every PE that takes part, threads
-///   included: NVSHMEM lets one in at a time. One thread of a process makes them at a time, the others wait for it. Threads that make them in other orders on other
-///   PEs wait for each other until the deadline, outside of NVSHMEM, and get errors.
-/// - What NVSHMEM does on a stream of its own (allocating, freeing, registering) and the blocking forms wait for the team's last stream first, at most for the
-///   context's deadline. Making and destroying teams, and the end, wait for every stream that was used with this context: NVSHMEM itself then waits for the
-///   whole device, so that other work there which waits for a PE keeps it, and for longer than the deadline is the end of the context.
-/// - A collective that is captured waits on the host for a last stream that is outside of the graph, since a graph cannot. While the last stream is being
-///   captured, others are refused ([`MisuseKind::Context`]), unless they are captured into the same graph. Launching a graph is CUDA's call, which this
-///   crate does not see: [`join`](Self::join) orders it.
+/// - All handles of a team share one order, by the time of the call. Its collectives may come from
+///   several threads. NVSHMEM's own teams (all PEs, those whose memory is mapped, those of a
+///   machine, those of an index) share one order too: what NVSHMEM does for all PEs it does in
+///   parts, as those.
+/// - One on another stream than the team's last waits, on the device, for all that the last stream
+///   had by then; on the host it waits only while another thread is in a call of the team that
+///   does. A stream that waits for something that only comes after the new collective keeps both
+///   forever: give streams that shall be independent a team each, made by the program.
+/// - Set-up calls (allocating, freeing, registering, making and destroying teams, the end) come in
+///   one order over all teams, on every PE that takes part, threads included: NVSHMEM lets one in
+///   at a time. One thread of a process makes them at a time, the others wait for it. Threads that
+///   make them in other orders on other PEs wait for each other until the deadline, outside of
+///   NVSHMEM, and get errors.
+/// - What NVSHMEM does on a stream of its own (allocating, freeing, registering) and the blocking
+///   forms wait for the team's last stream first, at most for the context's deadline. Making and
+///   destroying teams, and the end, wait for every stream that was used with this context: NVSHMEM
+///   itself then waits for the whole device, so that other work there which waits for a PE keeps
+///   it, and for longer than the deadline is the end of the context.
+/// - A collective that is captured waits on the host for a last stream that is outside of the
+///   graph, since a graph cannot. While the last stream is being captured, others are refused
+///   ([`MisuseKind::Context`]), unless they are captured into the same graph. Launching a graph is
+///   CUDA's call, which this crate does not see: [`join`](Self::join) orders it.
 ///
-/// A stream that is dropped while it is captured is captured for ever, since its last work is waited for: end captures where an error leaves them, too.
+/// A stream that is dropped while it is captured is captured forever, since its last work is waited
+/// for: end captures where an error leaves them, too.
 ///
 /// The blocking forms use the context's own stream ([`Context::stream`]).
 ///
@@ -59,8 +69,9 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// # }
 /// ```
 ///
-/// Dropping a team that was made here is local: NVSHMEM keeps it until it is finalised, and there are only so many
-/// ([`Settings::max_teams`](crate::Settings::max_teams)). [`destroy`](Self::destroy) gives it back.
+/// Dropping a team that was made here is local: NVSHMEM keeps it until it is finalised, and there
+/// are only so many ([`Settings::max_teams`](crate::Settings::max_teams)).
+/// [`destroy`](Self::destroy) gives it back.
 pub struct Team {
     pub(crate) comm: Arc<Comm>,
     core: Arc<Core>,
@@ -251,7 +262,8 @@ impl Team {
         Ok(index.map(|index| Rank::new(index as u32)))
     }
 
-    /// NVSHMEM's handle of the team, for kernels that call its device library. It is valid on this PE until the team is destroyed.
+    /// NVSHMEM's handle of the team, for kernels that call its device library. It is valid on this
+    /// PE until the team is destroyed.
     pub fn raw(&self) -> i32 {
         self.handle()
     }
@@ -268,14 +280,16 @@ impl Team {
         Ok(TeamConfig { n_contexts: u32::try_from(raw.num_contexts).ok() })
     }
 
-    /// Ends a team that was made here, once the streams that its collectives are on have passed them.
+    /// Ends a team that was made here, once the streams that its collectives are on have passed
+    /// them.
     ///
     /// # Collective
     /// All PEs of the team.
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] for a team that NVSHMEM made; [`MisuseKind::InUse`] while a captured graph uses it; then it lives on, without a name.
-    /// As [`split_strided`](Self::split_strided) otherwise.
+    /// [`MisuseKind::Context`] for a team that NVSHMEM made; [`MisuseKind::InUse`] while a captured
+    /// graph uses it; then it lives on, without a name. As [`split_strided`](Self::split_strided)
+    /// otherwise.
     pub fn destroy(self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_team_destroy";
         if self.core.kind != TeamKind::Made {
@@ -294,13 +308,15 @@ impl Team {
         entered.block(CALL, move |api, _| unsafe { api.nvshmem_team_destroy(handle) })
     }
 
-    /// Has `stream` wait for the team's last collective, and the team's next one for `stream`: to be called before work is put there that does collectives of
-    /// the team and that this crate does not see, such as the launch of a graph or of a kernel.
+    /// Has `stream` wait for the team's last collective, and the team's next one for `stream`: to
+    /// be called before work is put there that does collectives of the team and that this crate
+    /// does not see, such as the launch of a graph or of a kernel.
     ///
     /// Local: other PEs need not call it.
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] where the team's last stream is being captured, [`MisuseKind::Device`], [`NvshmemError::Dead`].
+    /// [`MisuseKind::Context`] where the team's last stream is being captured,
+    /// [`MisuseKind::Device`], [`NvshmemError::Dead`].
     pub fn join(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         const CALL: &str = "Team::join";
         self.comm.alive(CALL)?;

@@ -1,4 +1,5 @@
-//! Making teams: parts of a team, rows and columns of it, and teams of any PEs that have an id in common.
+//! Making teams: parts of a team, rows and columns of it, and teams of any PEs that have an id in
+//! common.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -15,9 +16,11 @@ use crate::error::{MisuseKind, NvshmemError};
 use crate::sys::{self, nvshmem_team_t};
 
 impl Team {
-    /// A team of `count` of this team's PEs: ranks `start`, `start + stride`, and so on, in that order. `None` where this PE is not among them.
+    /// A team of `count` of this team's PEs: ranks `start`, `start + stride`, and so on, in that
+    /// order. `None` where this PE is not among them.
     ///
-    /// A negative stride counts down. NVSHMEM's own split takes positive ones alone, so such a team is made by an id, as [`Context::team_of`] does.
+    /// A negative stride counts down. NVSHMEM's own split takes positive ones alone, so such a team
+    /// is made by an id, as [`Context::team_of`] does.
     ///
     /// ```no_run
     /// # fn f(world: &peerweave_nvshmem::Team) -> Result<(), peerweave_nvshmem::NvshmemError> {
@@ -32,9 +35,10 @@ impl Team {
     /// All PEs of this team, with the same arguments.
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] for ranks that this team does not have; [`NvshmemError::Nvshmem`] where there are too many teams
-    /// ([`Settings::max_teams`](crate::Settings::max_teams)), unless multicast is on: then each team takes many places, and NVSHMEM ends the process where
-    /// they run out; [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
+    /// [`MisuseKind::Value`] for ranks that this team does not have; [`NvshmemError::Nvshmem`]
+    /// where there are too many teams ([`Settings::max_teams`](crate::Settings::max_teams)), unless
+    /// multicast is on: then each team takes many places, and NVSHMEM ends the process where they
+    /// run out; [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
     pub fn split_strided(&self, start: u32, stride: i32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
         const CALL: &str = "nvshmem_team_split_strided";
         let _setup = self.comm.setup_turn(CALL)?;
@@ -54,7 +58,8 @@ impl Team {
             let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
             let mut handle = sys::NVSHMEM_TEAM_INVALID;
             let [start, count] = [start, count].map(|number| number as c_int);
-            // SAFETY: the parent is live [T2], the numbers are inside it, and the pointers are to live values; all of its PEs call.
+            // SAFETY: the parent is live [T2], the numbers are inside it, and the pointers are to
+            // live values; all of its PEs call.
             let code = unsafe { api.nvshmem_team_split_strided(parent, start, stride, count, config, mask, &raw mut handle) }?;
             Ok((code, handle))
         })?;
@@ -85,7 +90,8 @@ impl Team {
         Ok((0..i64::from(count)).map(|index| (i64::from(start) + index * i64::from(stride)) as u32).collect())
     }
 
-    /// Teams of the rows and the columns of this team, laid out in rows of `width`: the row and the column that this PE is in.
+    /// Teams of the rows and the columns of this team, laid out in rows of `width`: the row and the
+    /// column that this PE is in.
     ///
     /// # Collective
     /// All PEs of this team, with the same arguments.
@@ -119,7 +125,8 @@ impl Team {
             let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
             let (mut row, mut column) = (sys::NVSHMEM_TEAM_INVALID, sys::NVSHMEM_TEAM_INVALID);
             let width = c_int::try_from(width).unwrap_or(c_int::MAX);
-            // SAFETY: the parent is live [T2] and the pointers are to live values; all of its PEs call.
+            // SAFETY: the parent is live [T2] and the pointers are to live values; all of its PEs
+            // call.
             let code =
                 unsafe { api.nvshmem_team_split_2d(parent, width, config, mask, &raw mut row, config, mask, &raw mut column) }?;
             Ok((code, row, column))
@@ -132,7 +139,8 @@ impl Team {
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
 
-    /// A part of a team that was made by an id. NVSHMEM's own split of such teams reads beyond its tables, so the part is made by an id too.
+    /// A part of a team that was made by an id. NVSHMEM's own split of such teams reads beyond its
+    /// tables, so the part is made by an id too.
     fn part(
         &self,
         call: &'static str,
@@ -167,7 +175,8 @@ impl Team {
             raw.uniqueid = id.0;
             let mask = mask | sys::NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID;
             let mut handle = sys::NVSHMEM_TEAM_INVALID;
-            // SAFETY: the pointers are to live values, and all members call with the same id and their own rank.
+            // SAFETY: the pointers are to live values, and all members call with the same id and
+            // their own rank.
             let code = unsafe { api.nvshmemx_team_init(&raw mut handle, &raw mut raw, mask, n_pes, rank) }?;
             Ok((code, handle))
         })?;
@@ -205,7 +214,8 @@ impl Team {
 }
 
 impl Context {
-    /// A new id for a team that is made without a parent. It reaches the other members by the caller's care.
+    /// A new id for a team that is made without a parent. It reaches the other members by the
+    /// caller's care.
     ///
     /// # Errors
     /// [`NvshmemError::Nvshmem`], [`NvshmemError::Dead`].
@@ -220,10 +230,12 @@ impl Context {
     /// A team of any PEs in any order, which all have the id.
     ///
     /// # Collective
-    /// The members, with the same list. They meet by the id: those that come with other lists get [`NvshmemError::Disagree`].
+    /// The members, with the same list. They meet by the id: those that come with other lists get
+    /// [`NvshmemError::Disagree`].
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] for a list that does not have this PE, or one PE twice; [`MisuseKind::Pe`]. As [`Team::split_strided`] otherwise.
+    /// [`MisuseKind::Value`] for a list that does not have this PE, or one PE twice;
+    /// [`MisuseKind::Pe`]. As [`Team::split_strided`] otherwise.
     pub fn team_of(&self, id: TeamId, members: &[Pe], config: TeamConfig) -> Result<Team, NvshmemError> {
         const CALL: &str = "nvshmemx_team_init";
         let comm = &self.comm;

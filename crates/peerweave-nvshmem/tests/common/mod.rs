@@ -1,4 +1,5 @@
-//! What the scenarios have in common: fakes, PEs as processes that meet by a rendezvous, a stream that can be held.
+//! What the scenarios have in common: fakes, PEs as processes that meet by a rendezvous, a stream
+//! that can be held.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -14,7 +15,8 @@ use peerweave_vmm::{Exportable, Granularity, MappedMemory, PhysicalMemory, Reser
 
 /// What nothing in a scenario that succeeds comes near.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
-/// What a scenario waits for that waits in vain: long enough for what it does besides, also on a machine that is busy with other work.
+/// What a scenario waits for that waits in vain: long enough for what it does besides, also on a
+/// machine that is busy with other work.
 pub(crate) const SHORT: Duration = Duration::from_secs(2);
 
 pub(crate) fn fakes() -> Fakes {

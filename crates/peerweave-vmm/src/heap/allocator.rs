@@ -1,7 +1,8 @@
 //! Which bytes of the heap are taken. Knows no memory: only numbers.
 //!
-//! The lowest place that fits is taken, so that the same calls give the same offsets on every PE. Invariants: free ranges neither touch nor
-//! overlap; free and taken ranges together are exactly what was added.
+//! The lowest place that fits is taken, so that the same calls give the same offsets on every PE.
+//! Invariants: free ranges neither touch nor overlap; free and taken ranges together are exactly
+//! what was added.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,8 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Every taken range starts and ends at a multiple of it: two cache lines of a GPU, so that PEs never share one.
+    /// Every taken range starts and ends at a multiple of it: two cache lines of a GPU, so that PEs
+    /// never share one.
     pub(crate) const UNIT_BYTES: u64 = 256;
 
     /// Adds free bytes.
@@ -21,7 +23,8 @@ impl Ranges {
         self.put_back(start, bytes);
     }
 
-    /// Takes `bytes` at a multiple of `alignment` (a power of two), at the lowest place that fits. `None` where there is none.
+    /// Takes `bytes` at a multiple of `alignment` (a power of two), at the lowest place that fits.
+    /// `None` where there is none.
     pub(crate) fn take(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(Self::UNIT_BYTES)?;
         let alignment = alignment.max(Self::UNIT_BYTES);
@@ -111,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_next_to_it_joins_the_heap_and_what_is_added_apart_does_not() {
+    fn adjacent_chunk_joins_the_heap_and_distant_one_does_not() {
         let mut ranges = Ranges::default();
         ranges.add(0, 4096);
         ranges.add(4096, 4096);

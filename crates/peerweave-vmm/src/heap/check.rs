@@ -1,6 +1,8 @@
-//! Whether the PEs of a machine really reach each other's memory: by writing and reading, not by asking.
+//! Whether the PEs of a machine really reach each other's memory: by writing and reading, not by
+//! asking.
 //!
-//! Invariant: a way counts as good only after words that exist nowhere else were compared at its end.
+//! Invariant: a way counts as good only after words that exist nowhere else were compared at its
+//! end.
 
 use std::time::Instant;
 
@@ -18,14 +20,16 @@ use crate::{copy, read, write};
 const WORDS: usize = 8192;
 
 impl SymmetricHeap {
-    /// Writes to and reads from every PE of this machine, and compares every word. Takes a few pages of the heap meanwhile, and gives them back also
-    /// where something is found, unless this PE's device is stuck with them.
+    /// Writes to and reads from every PE of this machine, and compares every word. Takes a few
+    /// pages of the heap meanwhile, and gives them back also where something is found, unless this
+    /// PE's device is stuck with them.
     ///
     /// # Collective
     /// All PEs of the job.
     ///
     /// # Errors
-    /// [`VmmError::BrokenPeer`] names the PEs between which data were lost, on the PE that saw it, and [`VmmError::Peer`] tells the others; as [`alloc`](Self::alloc).
+    /// [`VmmError::BrokenPeer`] names the PEs between which data were lost, on the PE that saw it,
+    /// and [`VmmError::Peer`] tells the others; as [`alloc`](Self::alloc).
     pub fn check_peers(&self) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::check_peers";
         let n = self.inner.rendezvous.n_pes() as usize;
@@ -47,7 +51,8 @@ impl SymmetricHeap {
             }
             Err(error) => (Err(error), None),
         };
-        // What all know of is undone by all, with the time that is left: a stream that is stuck gets no more, and keeps the pages parked.
+        // What all know of is undone by all, with the time that is left: a stream that is stuck
+        // gets no more, and keeps the pages parked.
         let until = if checked.is_ok() { self.inner.own_deadline() } else { until };
         let mut freed = Ok(());
         for memory in staging.into_iter().chain([mailbox]) {
@@ -93,7 +98,8 @@ impl SymmetricHeap {
             compare(&found, *pe, me, "written")?;
         }
         for pe in self.members() {
-            // What the peer wrote to itself: no other way than the one that is tried could have lost it.
+            // What the peer wrote to itself: no other way than the one that is tried could have
+            // lost it.
             copy(stream, staging, &mailbox.peer(*pe)?.slice(slot(*pe))?)?;
             let found = came(read(stream, staging, until), me, *pe, "read")?;
             compare_with(&found, (*pe, *pe), (me, *pe), "read")?;
@@ -127,7 +133,8 @@ fn compare(found: &[u64], from: Pe, to: Pe, way: &str) -> Result<(), VmmError> {
     compare_with(found, (from, to), (from, to), way)
 }
 
-/// Compares with what `pattern.0` wrote to `pattern.1`; `blamed` are the ends of the way that was tried.
+/// Compares with what `pattern.0` wrote to `pattern.1`; `blamed` are the ends of the way that was
+/// tried.
 fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), way: &str) -> Result<(), VmmError> {
     let expected = |at| pattern_word(seed(pattern.0, pattern.1), at);
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {

@@ -1,7 +1,8 @@
 //! One step of a heap's growth: a piece of memory of each PE of the machine, mapped in all of them.
 //!
-//! When chunks are made, and that all agree, is `heap.rs`. Invariants: a chunk owns what its addresses need, for as long as it lives; one that was
-//! never given out goes without waiting for the heap's streams, which do not know it.
+//! When chunks are made, and that all agree, is `heap.rs`. Invariants: a chunk owns what its
+//! addresses need, for as long as it lives; one that was never given out goes without waiting for
+//! the heap's streams, which do not know it.
 
 use std::sync::Arc;
 
@@ -31,14 +32,16 @@ pub enum Way {
     FileDescriptor,
     /// As fabric handles.
     Fabric,
-    /// By legacy CUDA IPC: the addresses of peers are no arithmetic then. A heap of this kind is not finalized while a stream of its context is
-    /// being captured: the driver refuses to close peers' memory then, and the capture is spoiled.
+    /// By legacy CUDA IPC: the addresses of peers are no arithmetic then. A heap of this kind is
+    /// not finalized while a stream of its context is being captured: the driver refuses to close
+    /// peers' memory then, and the capture is spoiled.
     Ipc,
 }
 
 impl Way {
-    /// How memory is made that goes this way. Descriptors are asked for wherever they can be had: a multicast object, which goes by
-    /// descriptor, takes no memory that is less exportable than itself.
+    /// How memory is made that goes this way. Descriptors are asked for wherever they can be had: a
+    /// multicast object, which goes by descriptor, takes no memory that is less exportable than
+    /// itself.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
@@ -136,8 +139,8 @@ impl Layout {
         Ok(Made { own: Own::Physical(memory), _entry: entry, fd, blob })
     }
 
-    /// Maps the pieces of all members at `start` of their segments. `blobs` are of all PEs of the job, `fds` of the members. Gives what there is of the
-    /// chunk also where it fails.
+    /// Maps the pieces of all members at `start` of their segments. `blobs` are of all PEs of the
+    /// job, `fds` of the members. Gives what there is of the chunk also where it fails.
     pub(crate) fn join(
         &self,
         call: &str,
@@ -211,7 +214,8 @@ impl Layout {
                 return Ok(PhysicalMemory { inner });
             }
         };
-        // SAFETY: the peer, which knows the job's secret and made the same call, exported its physical memory of that many bytes.
+        // SAFETY: the peer, which knows the job's secret and made the same call, exported its
+        // physical memory of that many bytes.
         unsafe { PhysicalMemory::import(&self.context, shared) }
     }
 
@@ -243,7 +247,8 @@ impl Layout {
         let mut read = || Some((ProcessId(reader.bytes()?), reader.number()?, IpcHandle(reader.bytes()?)));
         let (process, key, handle) = read().ok_or_else(|| unreadable(call, pe))?;
         if process != ProcessId::mine() {
-            // SAFETY: the peer made the same call with that many bytes, and leaks the memory unless all have finalized.
+            // SAFETY: the peer made the same call with that many bytes, and leaks the memory unless
+            // all have finalized.
             let opened = unsafe { IpcPeerMemory::open_for(&self.context, handle, bytes, Arc::clone(&self.streams)) }?;
             return Ok((opened.address(), Part::Opened(opened)));
         }
@@ -275,7 +280,8 @@ impl Made {
     /// Says that no other PE has this piece open, nor will.
     ///
     /// # Safety
-    /// All have learnt that the call failed before anybody opened anything, or have closed it again and said so.
+    /// All have learnt that the call failed before anybody opened anything, or have closed it again
+    /// and said so.
     pub(crate) unsafe fn recall(&self) {
         if let Own::Ipc(memory) = &self.own {
             memory.unused();
@@ -348,7 +354,8 @@ impl Part {
     }
 }
 
-/// Whether a device offers physical memory by fabric handles, tried with the smallest piece, as a heap would make it; if not, why.
+/// Whether a device offers physical memory by fabric handles, tried with the smallest piece, as a
+/// heap would make it; if not, why.
 pub(crate) fn fabric_works(context: &Arc<CudaContext>, file_descriptor: bool) -> Result<Result<(), String>, VmmError> {
     let exportable = Way::Fabric.exportable(file_descriptor);
     if !raw::has(context.ordinal(), raw::Attribute::Fabric)? {

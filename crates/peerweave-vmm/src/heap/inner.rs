@@ -1,7 +1,8 @@
-//! What a heap and every handle of its memory share: the mapped chunks, the allocator, and who is around.
+//! What a heap and every handle of its memory share: the mapped chunks, the allocator, and who is
+//! around.
 //!
-//! The calls that users make are in `heap.rs`. Invariant: [H1] to [H3] of that module; the state is locked during a whole collective call,
-//! and nothing that runs in a destructor takes that lock.
+//! The calls that users make are in `heap.rs`. Invariant: [H1] to [H3] of that module; the state is
+//! locked during a whole collective call, and nothing that runs in a destructor takes that lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -40,7 +41,8 @@ pub(crate) struct HeapInner {
     /// Bytes between a chunk and the next one.
     gap: u64,
     pub(crate) layout: Layout,
-    /// The streams that were handed multicast addresses, of whichever memory: inside the list of the heap.
+    /// The streams that were handed multicast addresses, of whichever memory: inside the list of
+    /// the heap.
     pub(crate) multicast: Arc<Streams>,
     /// Why not as the options wish.
     pub(super) fell_back: Option<String>,
@@ -143,12 +145,14 @@ impl Around {
         whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric, refusal })
     }
 
-    /// The number that names the heap, which is PE 0's. 0 where even that cannot be read: then it is 0 for all.
+    /// The number that names the heap, which is PE 0's. 0 where even that cannot be read: then it
+    /// is 0 for all.
     pub(super) fn id(blobs: &[Vec<u8>]) -> u64 {
         blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
     }
 
-    /// What lies between two chunks, on all machines of the job: something where the PEs of any machine go by legacy IPC.
+    /// What lies between two chunks, on all machines of the job: something where the PEs of any
+    /// machine go by legacy IPC.
     fn gap(all: &[Self], sharing: Sharing, granularity: u64) -> u64 {
         let machines: BTreeSet<u64> = all.iter().map(|pe| pe.machine).collect();
         let any_ipc = machines.into_iter().any(|machine| {
@@ -173,7 +177,8 @@ impl Around {
     }
 }
 
-/// The smallest multiple of a granularity that is one of what the driver recommends for multicast objects too, where there may be such.
+/// The smallest multiple of a granularity that is one of what the driver recommends for multicast
+/// objects too, where there may be such.
 fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usize, VmmError> {
     if multicast_switch().is_err() || multicast::check_device(ordinal).is_err() {
         return Ok(granularity);
@@ -183,7 +188,8 @@ fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usi
     Ok(if recommended.is_multiple_of(granularity) { recommended } else { granularity.saturating_mul(recommended) })
 }
 
-/// Why the wish for fabric handles was not followed on a machine: of the first PE there that cannot.
+/// Why the wish for fabric handles was not followed on a machine: of the first PE there that
+/// cannot.
 fn why_not_fabric(members: &[(Pe, &Around)], sharing: Sharing) -> Option<String> {
     let (pe, around) = members.iter().find(|(_, around)| sharing == Sharing::PreferFabric && !around.fabric)?;
     Some(format!("{pe}: {}", around.refusal))
@@ -219,8 +225,10 @@ impl HeapInner {
             .checked_next_multiple_of(granularity)
             .filter(|bytes| bytes.checked_mul(2 * members.len() as u64).is_some_and(|all| all <= 1 << 57))
             .ok_or_else(too_large)?;
-        // By legacy IPC neighbouring chunks have unrelated addresses: a gap keeps allocations from going across. It is in all segments of the job or in
-        // none, since offsets are the same everywhere. A chunk is no shorter than its gap, so that there is room for all in twice the length.
+        // By legacy IPC neighbouring chunks have unrelated addresses: a gap keeps allocations from
+        // going across. It is in all segments of the job or in none, since offsets are the same
+        // everywhere. A chunk is no shorter than its gap, so that there is room for all in twice
+        // the length.
         let gap = Around::gap(around, options.sharing, granularity);
         let stride = if gap == 0 { max_bytes } else { 2 * max_bytes };
         let reservation = match way {
@@ -302,13 +310,14 @@ impl HeapInner {
         label(self.id, state.calls, what)
     }
 
-    /// Until when this PE may wait for its own device in a collective call: early enough for the others, who wait for this PE meanwhile, to
-    /// hear that it was in vain.
+    /// Until when this PE may wait for its own device in a collective call: early enough for the
+    /// others, who wait for this PE meanwhile, to hear that it was in vain.
     pub(super) fn own_deadline(&self) -> Instant {
         deadline_after(self.rendezvous.deadline() / 4 * 3)
     }
 
-    /// The end of a round: where the PEs may have come to different ends, the heap is of no use any more.
+    /// The end of a round: where the PEs may have come to different ends, the heap is of no use any
+    /// more.
     pub(super) fn settle<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
         agreed.map_err(|disagreement| {
             if let Disagreement::Unknown(error) = &disagreement {
@@ -325,7 +334,8 @@ impl HeapInner {
         let outcome = made.as_ref().map(|made| made.blob.clone()).map_err(Clone::clone);
         let agreed = agree(&self.rendezvous, &self.label(state, "chunk"), call, outcome);
         if let (Err(Disagreement::Known(_)), Ok(made)) = (&agreed, &made) {
-            // SAFETY: all PEs know that this round failed, and open what others made only after one that did not.
+            // SAFETY: all PEs know that this round failed, and open what others made only after one
+            // that did not.
             unsafe { made.recall() };
         }
         let blobs = self.settle(state, call, agreed)?;
@@ -335,7 +345,7 @@ impl HeapInner {
             _ => Ok(Vec::new()),
         };
         let fds = match fds {
-            // Who did not come, or is lost, hears nothing in the next round either.
+            // A PE that is missing or lost gets nothing in the next round either.
             Err(error) if error.is_loss() => self.settle(state, call, Err(Disagreement::Unknown(error)))?,
             fds => fds,
         };
@@ -362,7 +372,8 @@ impl HeapInner {
         Ok(())
     }
 
-    /// Takes back what there is of a chunk that failed somewhere, so that nothing of it is left where it can be known.
+    /// Takes back what there is of a chunk that failed somewhere, so that nothing of it is left
+    /// where it can be known.
     fn undo(&self, state: &mut State, call: &str, chunk: Option<Chunk>, made: Made) {
         let (start, len) = (state.end, made.bytes());
         let mut chunk = chunk;
@@ -373,7 +384,8 @@ impl HeapInner {
             let closed = wait_for_closings(call, &closings, self.own_deadline()).map(|()| Vec::new());
             let agreed = agree(&self.rendezvous, &self.label(state, "undone"), call, closed);
             match self.settle(state, call, agreed) {
-                // SAFETY: all PEs have just said that they closed what they had opened, and nobody opens it any more.
+                // SAFETY: all PEs have just said that they closed what they had opened, and nobody
+                // opens it any more.
                 Ok(_) => unsafe { made.recall() },
                 Err(error) => tracing::warn!(%error, "memory of a chunk that failed is leaked, since others may have it open"),
             }
@@ -382,7 +394,8 @@ impl HeapInner {
         self.wait_for_room(start, len);
     }
 
-    /// Waits until the addresses of a chunk that was dropped are free in all segments, so that the next one finds them so.
+    /// Waits until the addresses of a chunk that was dropped are free in all segments, so that the
+    /// next one finds them so.
     fn wait_for_room(&self, start: u64, len: usize) {
         let Layout { reservation, stride, members, .. } = &self.layout;
         let Some(reservation) = reservation else { return };
@@ -422,7 +435,8 @@ impl HeapInner {
         let address = self.address_of(call, self.layout.members[self.layout.place], offset, bytes)?;
         self.layout.streams.note(&self.stream);
         raw::bind(&self.layout.context)?;
-        // SAFETY: the range is mapped, free on every PE until this call ends, and unmapped only after this stream's work.
+        // SAFETY: the range is mapped, free on every PE until this call ends, and unmapped only
+        // after this stream's work.
         let code = unsafe { raw::api()?.cuMemsetD8Async(address, 0, bytes as usize, self.stream.cu_stream()) };
         raw::done("cuMemsetD8Async", code)?;
         wait_for(&self.stream, call, start, self.own_deadline())
@@ -463,7 +477,8 @@ pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
 }
 
-/// Waits until memory of others is closed. Fails where one could not be: it is still open, and its owner must not free it.
+/// Waits until memory of others is closed. Fails where one could not be: it is still open, and its
+/// owner must not free it.
 pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     if !wait_until(until, || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some())))? {
@@ -531,11 +546,12 @@ mod tests {
     }
 
     #[test]
-    fn offsets_are_the_same_on_machines_that_share_in_different_ways() {
+    fn offsets_agree_across_transports() {
         let here = || around(1, true, true, true);
         let there = |vmm| Around { machine: 3, ..around(2, vmm, vmm, vmm) };
         assert_eq!(Around::gap(&[here(), there(true)], Sharing::Auto, 7), 0);
-        // The machine that goes by legacy IPC needs a gap after each chunk; so the other one has it too.
+        // The machine that goes by legacy IPC needs a gap after each chunk; so the other one has it
+        // too.
         assert_eq!(Around::gap(&[here(), there(false)], Sharing::Auto, 7), 7);
         assert_eq!(Around::gap(&[there(false), here()], Sharing::Auto, 7), 7);
     }

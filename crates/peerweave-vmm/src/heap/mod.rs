@@ -1,14 +1,18 @@
-//! A symmetric heap on the GPUs of one machine: what one PE allocates, all allocate, at the same offset; each reaches every other's.
+//! A symmetric heap on the GPUs of one machine: what one PE allocates, all allocate, at the same
+//! offset; each reaches every other's.
 //!
-//! Typed memory is `symmetric.rs`, one round of a collective call `agree.rs`, one piece of memory `chunk.rs`. Not here: machines beyond this one.
+//! Typed memory is `symmetric.rs`, one round of a collective call `agree.rs`, one piece of memory
+//! `chunk.rs`. Not here: machines beyond this one.
 //!
 //! ```text
 //!   base                stride              stride
 //!   |  place 0: chunk chunk ...  |  place 1: chunk chunk ...  |  ...      one reservation in every process
 //! ```
 //!
-//! Invariants: [H1] the allocators of all PEs have gone through the same calls with the same results; [H2] an offset given out is mapped, at
-//! every place of the machine, until the heap and every handle of its memory is gone; [H3] what is dropped without `free` is never given out again.
+//! Invariants: [H1] the allocators of all PEs have gone through the same calls with the same
+//! results; [H2] an offset given out is mapped, at every place of the machine, until the heap and
+//! every handle of its memory is gone; [H3] what is dropped without `free` is never given out
+//! again.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -48,10 +52,12 @@ const FREE: &str = "SymmetricHeap::free";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sharing {
-    /// Directly among threads of one process; as file descriptors; as fabric handles; by legacy IPC: the first that all can.
+    /// Directly among threads of one process; as file descriptors; as fabric handles; by legacy
+    /// IPC: the first that all can.
     #[default]
     Auto,
-    /// As fabric handles where all PEs of the machine can have them, or else as [`Auto`](Self::Auto): [`SymmetricHeap::fell_back`] tells why.
+    /// As fabric handles where all PEs of the machine can have them, or else as
+    /// [`Auto`](Self::Auto): [`SymmetricHeap::fell_back`] tells why.
     PreferFabric,
     /// By legacy IPC.
     Ipc,
@@ -77,14 +83,16 @@ pub enum Growth {
 pub struct HeapOptions {
     /// Bytes of each PE at the start; rounded up to the granularity.
     pub initial_bytes: usize,
-    /// The most that each PE may ever have: so many addresses are reserved, which costs no memory. `None` for all the memory of the device.
+    /// The most that each PE may ever have: so many addresses are reserved, which costs no memory.
+    /// `None` for all the memory of the device.
     pub max_bytes: Option<usize>,
     /// Whether it grows by itself.
     pub growth: Growth,
     /// How memory gets to the others.
     pub sharing: Sharing,
-    /// Whether the heap is to have multicast addresses too, by [`SymmetricHeap::multicast`]. Then its granularity is a multiple of what the driver recommends for
-    /// multicast objects, which may be 512 MiB, on every PE whose device and switch allow them.
+    /// Whether the heap is to have multicast addresses too, by [`SymmetricHeap::multicast`]. Then
+    /// its granularity is a multiple of what the driver recommends for multicast objects, which may
+    /// be 512 MiB, on every PE whose device and switch allow them.
     pub multicast: bool,
 }
 
@@ -118,11 +126,14 @@ impl HeapOptions {
 /// Memory of every PE's GPU that all PEs of the machine reach, allocated collectively.
 ///
 /// # Collective
-/// [`new`](Self::new), [`alloc`](Self::alloc), [`signal_pad`](Self::signal_pad), [`free`](Self::free), [`grow`](Self::grow) and
-/// [`finalize`](Self::finalize) are called by all PEs of the job in the same order with the same arguments; where they are not, all get
-/// [`Misuse::Diverged`] and nothing has happened. They end by the deadline of the rendezvous and name who did not come.
+/// [`new`](Self::new), [`alloc`](Self::alloc), [`signal_pad`](Self::signal_pad),
+/// [`free`](Self::free), [`grow`](Self::grow) and [`finalize`](Self::finalize) are called by all
+/// PEs of the job in the same order with the same arguments; where they are not, all get
+/// [`Misuse::Diverged`] and nothing has happened. They end by the deadline of the rendezvous and
+/// name who did not come.
 ///
-/// Dropping it, or memory of it, is local. What is dropped without [`free`](Self::free) is parked until the heap is gone, and told by [`finalize`](Self::finalize).
+/// Dropping it, or memory of it, is local. What is dropped without [`free`](Self::free) is parked
+/// until the heap is gone, and told by [`finalize`](Self::finalize).
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -194,14 +205,16 @@ impl fmt::Display for LeakReport {
 }
 
 impl SymmetricHeap {
-    /// Makes a heap on the device of `context`. PEs may be threads with a context each, or processes.
+    /// Makes a heap on the device of `context`. PEs may be threads with a context each, or
+    /// processes.
     ///
     /// # Collective
     /// All PEs of the job. Those of this machine reach each other's memory.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] where devices do not reach each other or memory cannot be shared; [`VmmError::Peer`] for the failure or
-    /// loss of another PE; [`VmmError::Timeout`] names who did not come; what the driver says.
+    /// [`VmmError::Unsupported`] where devices do not reach each other or memory cannot be shared;
+    /// [`VmmError::Peer`] for the failure or loss of another PE; [`VmmError::Timeout`] names who
+    /// did not come; what the driver says.
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: HeapOptions) -> Result<Self, VmmError> {
         let call = format!("SymmetricHeap::new({options:?})");
         let around = agree(
@@ -233,12 +246,14 @@ impl SymmetricHeap {
     /// All PEs, with the same type and length. When it returns, the memory of all PEs is zero.
     ///
     /// # Errors
-    /// [`Misuse::Exhausted`] where there is no room and the heap may not grow; [`Misuse::Diverged`]; as [`new`](Self::new).
+    /// [`Misuse::Exhausted`] where there is no room and the heap may not grow;
+    /// [`Misuse::Diverged`]; as [`new`](Self::new).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricMemory<T>, VmmError> {
         self.alloc_aligned(len, align_of::<T>())
     }
 
-    /// As [`alloc`](Self::alloc), at an offset that is a multiple of `alignment_bytes`, a power of two of at most 2 MiB. (256 is always kept.)
+    /// As [`alloc`](Self::alloc), at an offset that is a multiple of `alignment_bytes`, a power of
+    /// two of at most 2 MiB. (256 is always kept.)
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); [`Misuse::Value`] for another alignment.
@@ -283,7 +298,8 @@ impl SymmetricHeap {
         Ok(SymmetricMemory::new(Arc::new(block), len))
     }
 
-    /// A round in which all PEs must have found the same offset. Gives it back to the allocator otherwise.
+    /// A round in which all PEs must have found the same offset. Gives it back to the allocator
+    /// otherwise.
     fn agree_on_offset(
         &self,
         state: &mut State,
@@ -315,17 +331,20 @@ impl SymmetricHeap {
         Ok(SignalPad::new(self.alloc(words)?, len))
     }
 
-    /// Frees memory on every PE, once this PE's streams have passed the work that uses it, and all work at multicast addresses of the heap.
+    /// Frees memory on every PE, once this PE's streams have passed the work that uses it, and all
+    /// work at multicast addresses of the heap.
     ///
-    /// If it fails, the memory is parked as if it had been dropped. It does where another library gave it to a per-thread stream: nobody can wait for what
-    /// that stream does.
+    /// If it fails, the memory is parked as if it had been dropped. It does where another library
+    /// gave it to a per-thread stream: nobody can wait for what that stream does.
     ///
     /// # Collective
-    /// All PEs, with the handle of the same allocation. Every other handle of it, slices and peers' views included, must be gone.
+    /// All PEs, with the handle of the same allocation. Every other handle of it, slices and peers'
+    /// views included, must be gone.
     ///
     /// # Errors
-    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] where a stream does not pass, as one that is being captured;
-    /// `DriverError::PerThreadStream`; [`Misuse::Diverged`]; as [`new`](Self::new).
+    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] where a stream does
+    /// not pass, as one that is being captured; `DriverError::PerThreadStream`;
+    /// [`Misuse::Diverged`]; as [`new`](Self::new).
     pub fn free<T: Element>(&self, memory: SymmetricMemory<T>) -> Result<(), VmmError> {
         let mut state = self.inner.enter(FREE)?;
         self.free_in(&mut state, memory, self.inner.own_deadline())
@@ -396,7 +415,8 @@ impl SymmetricHeap {
         Ok(at)
     }
 
-    /// Ends the heap, once this PE's streams have passed the work that uses it, and tells what was not freed.
+    /// Ends the heap, once this PE's streams have passed the work that uses it, and tells what was
+    /// not freed.
     ///
     /// The memory goes back to the devices when the last handle is gone.
     ///
@@ -434,23 +454,28 @@ impl SymmetricHeap {
         let closed = inner::wait_for_closings(CALL, &closings, self.inner.own_deadline()).map(|()| Vec::new());
         let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, "closed"), CALL, closed);
         self.inner.settle(state, CALL, agreed)?;
-        // SAFETY: all PEs have just said that they closed what they had of others, and none has a handle left.
+        // SAFETY: all PEs have just said that they closed what they had of others, and none has a
+        // handle left.
         chunks.iter().for_each(|chunk| unsafe { chunk.recall() });
         Ok(())
     }
 
-    /// The address, in this process, of `offset` in the segment of `pe`. The device of this PE's context may read and write there.
+    /// The address, in this process, of `offset` in the segment of `pe`. The device of this PE's
+    /// context may read and write there.
     ///
     /// # Errors
-    /// [`Misuse::NotMapped`] for a PE of another machine; [`Misuse::OutOfRange`] for an offset beyond the heap.
+    /// [`Misuse::NotMapped`] for a PE of another machine; [`Misuse::OutOfRange`] for an offset
+    /// beyond the heap.
     pub fn address_of(&self, pe: Pe, offset: u64) -> Result<CUdeviceptr, VmmError> {
         self.inner.address_of("SymmetricHeap::address_of", pe, offset, 1)
     }
 
-    /// How the segments lie in this address space, for kernels. `my_pe` and `n_pes` count the PEs of this machine.
+    /// How the segments lie in this address space, for kernels. `my_pe` and `n_pes` count the PEs
+    /// of this machine.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] where memory is shared by legacy IPC: then addresses are no arithmetic.
+    /// [`VmmError::Unsupported`] where memory is shared by legacy IPC: then addresses are no
+    /// arithmetic.
     pub fn geometry(&self) -> Result<HeapGeometry, VmmError> {
         let layout = &self.inner.layout;
         let base = layout.reservation.as_ref().map(Reservation::base).ok_or_else(|| VmmError::Unsupported {
@@ -468,14 +493,14 @@ impl SymmetricHeap {
         &self.inner.layout.members
     }
 
-    /// How memory gets from one PE of this machine to the others. With [`Sharing::PreferFabric`] it is [`Way::Fabric`] or [`fell_back`](Self::fell_back)
-    /// says why not.
+    /// How memory gets from one PE of this machine to the others. With [`Sharing::PreferFabric`] it
+    /// is [`Way::Fabric`] or [`fell_back`](Self::fell_back) says why not.
     pub fn way(&self) -> Way {
         self.inner.layout.way
     }
 
-    /// Why the memory goes another way than the options wish: which PE could not, and what its driver said. `None` where it goes as they wish; the same on
-    /// all PEs of a machine.
+    /// Why the memory goes another way than the options wish: which PE could not, and what its
+    /// driver said. `None` where it goes as they wish; the same on all PEs of a machine.
     pub fn fell_back(&self) -> Option<&str> {
         self.inner.fell_back.as_deref()
     }
@@ -485,12 +510,14 @@ impl SymmetricHeap {
         self.inner.with_chunks(|chunks| chunks.iter().map(|chunk| chunk.bytes).sum())
     }
 
-    /// The physical memory of this PE, chunk by chunk, each with its offset: to bind it to a multicast object. Empty where memory is shared by legacy IPC.
+    /// The physical memory of this PE, chunk by chunk, each with its offset: to bind it to a
+    /// multicast object. Empty where memory is shared by legacy IPC.
     pub fn physical(&self) -> Vec<(u64, PhysicalMemory)> {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
 
-    /// A collective call of another module: one at a time, and after one that may have ended differently on the PEs the heap is broken.
+    /// A collective call of another module: one at a time, and after one that may have ended
+    /// differently on the PEs the heap is broken.
     pub(crate) fn collectively<R>(
         &self,
         call: &'static str,

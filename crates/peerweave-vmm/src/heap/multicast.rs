@@ -1,6 +1,8 @@
-//! The symmetric heap at multicast addresses: a store at an offset reaches that offset of every PE's segment.
+//! The symmetric heap at multicast addresses: a store at an offset reaches that offset of every
+//! PE's segment.
 //!
-//! Invariant: what is mapped here is bound to the very memory of the heap's chunks, at the same offsets.
+//! Invariant: what is mapped here is bound to the very memory of the heap's chunks, at the same
+//! offsets.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -21,8 +23,9 @@ use crate::{SymmetricHeap, multicast_switch};
 
 /// A heap's segments at multicast addresses. Covers what the heap had when it was made.
 ///
-/// Dropping it is local, and takes this PE's memory out of the objects once its own streams are through. Before that, the other PEs must have
-/// stopped storing: meet them, by a barrier or another collective call.
+/// Dropping it is local, and takes this PE's memory out of the objects once its own streams are
+/// through. Before that, the other PEs must have stopped storing: meet them, by a barrier or
+/// another collective call.
 pub struct HeapMulticast {
     /// Whose it is. Keeps nothing of it, but its place in memory.
     heap: Weak<HeapInner>,
@@ -36,16 +39,18 @@ pub struct HeapMulticast {
 impl SymmetricHeap {
     /// Makes a multicast object for each chunk of this heap and maps them at the chunks' offsets.
     ///
-    /// The objects are as long as the chunks. Those are multiples of what the driver recommends for multicast objects where the heap was made for it
+    /// The objects are as long as the chunks. Those are multiples of what the driver recommends for
+    /// multicast objects where the heap was made for it
     /// ([`HeapOptions::multicast`](crate::HeapOptions::multicast)).
     ///
     /// # Collective
     /// All PEs of the job.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the others; [`VmmError::Unsupported`] with what it needs; as
-    /// every collective call. Where this PE cannot know how the call ended on the others, the heap is broken, and what is bound already is leaked:
-    /// another may store there.
+    /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the
+    /// others; [`VmmError::Unsupported`] with what it needs; as every collective call. Where this
+    /// PE cannot know how the call ended on the others, the heap is broken, and what is bound
+    /// already is leaked: another may store there.
     pub fn multicast(&self) -> Result<HeapMulticast, VmmError> {
         const CALL: &str = "SymmetricHeap::multicast";
         self.collectively(CALL, |inner| {
@@ -60,7 +65,8 @@ impl SymmetricHeap {
                     Ok(mapping) => mappings.push(mapping),
                     Err(disagreement) => {
                         if let Disagreement::Unknown(_) = &disagreement {
-                            // As for the last one: another PE may have heard that all chunks are mapped, and store.
+                            // As for the last one: another PE may have heard that all chunks are
+                            // mapped, and store.
                             std::mem::forget(mappings);
                         }
                         return Err(disagreement);
@@ -105,7 +111,8 @@ impl Rounds<'_> {
         let team = put_together(rendezvous, context, self.heap.members(), &label, bytes)?;
         let binding = self.agree(&format!("{start}/binding"), team.bind(memory, 0, 0, bytes))?;
         let bound = team.agree_on_bound(rendezvous, &label, vec![binding])?;
-        // Memory of the heap is freed, and what is freed is given out again, only after work at its multicast addresses too.
+        // Memory of the heap is freed, and what is freed is given out again, only after work at its
+        // multicast addresses too.
         let streams = Arc::clone(&self.inner.multicast);
         let mapped = bound.map_for(addresses, start as usize, bytes, &[context.ordinal()], streams);
         let kept = mapped.as_ref().ok().cloned();
@@ -130,8 +137,8 @@ impl HeapMulticast {
 
     /// What a kernel needs to reach memory on every PE, one by one and all at once.
     ///
-    /// Valid while this value and a handle of the memory live. Work on a stream is noted for the memory, by its `read` or `write`, and for the
-    /// [`mappings`](Self::mappings).
+    /// Valid while this value and a handle of the memory live. Work on a stream is noted for the
+    /// memory, by its `read` or `write`, and for the [`mappings`](Self::mappings).
     ///
     /// # Errors
     /// As [`address_of`](Self::address_of); [`Misuse::OtherHeap`] for memory of another heap.
@@ -153,8 +160,8 @@ impl HeapMulticast {
         Ok(MulticastView::new(self.view(memory)?.multicast, memory.len()))
     }
 
-    /// The mappings, chunk by chunk: to note the streams that use them, by [`MulticastMapping::access`]. What is freed of the heap waits for all of
-    /// those.
+    /// The mappings, chunk by chunk: to note the streams that use them, by
+    /// [`MulticastMapping::access`]. What is freed of the heap waits for all of those.
     pub fn mappings(&self) -> &[MulticastMapping] {
         &self.mappings
     }
@@ -170,7 +177,8 @@ impl HeapMulticast {
     }
 }
 
-/// Whether all from `start` to `end` is in chunks, given by offset and length in ascending order. There may be gaps between them.
+/// Whether all from `start` to `end` is in chunks, given by offset and length in ascending order.
+/// There may be gaps between them.
 fn covers(chunks: &[(u64, u64)], start: u64, end: u64) -> bool {
     let reached =
         chunks.iter().fold(start, |at, (chunk, bytes)| if (*chunk..chunk + bytes).contains(&at) { chunk + bytes } else { at });

@@ -1,6 +1,8 @@
-//! Signal pads: words in symmetric memory that one PE sets and another waits for, each in a line of its own.
+//! Signal pads: words in symmetric memory that one PE sets and another waits for, each in a line of
+//! its own.
 //!
-//! Waiting and setting from kernels is `peerweave-device`'s. Invariant: no two signals share a line.
+//! Waiting and setting from kernels is `peerweave-device`'s. Invariant: no two signals share a
+//! line.
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_types::{KernelContext, Pe, SignalWord, SymOffset};

@@ -1,7 +1,8 @@
 //! Typed memory of the symmetric heap: this PE's part, and views of the other PEs' parts.
 //!
-//! Allocated and freed by the heap. Gives no reference to the memory: a peer may write there at any moment. Invariant: handles of a block keep the
-//! heap's mappings; a block that is dropped without being freed is parked.
+//! Allocated and freed by the heap. Gives no reference to the memory: a peer may write there at any
+//! moment. Invariant: handles of a block keep the heap's mappings; a block that is dropped without
+//! being freed is parked.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -66,10 +67,12 @@ impl Drop for Block {
     }
 }
 
-/// `len` elements at the same offset of every PE's segment; as a buffer, this PE's own. Clones and slices are handles of the same allocation.
+/// `len` elements at the same offset of every PE's segment; as a buffer, this PE's own. Clones and
+/// slices are handles of the same allocation.
 ///
-/// Freed by [`SymmetricHeap::free`](crate::SymmetricHeap::free), collectively. Work on different streams and of different PEs may race: then the
-/// elements' values are unspecified, and nothing else is.
+/// Freed by [`SymmetricHeap::free`](crate::SymmetricHeap::free), collectively. Work on different
+/// streams and of different PEs may race: then the elements' values are unspecified, and nothing
+/// else is.
 pub struct SymmetricMemory<T> {
     block: Arc<Block>,
     start: usize,
@@ -86,12 +89,14 @@ impl<T> SymmetricMemory<T> {
         &self.block
     }
 
-    /// Whether nobody else has a handle, nor could make one of a weak handle of what [`keep`](peerweave_driver::DeviceBuffer::keep) gave.
+    /// Whether nobody else has a handle, nor could make one of a weak handle of what
+    /// [`keep`](peerweave_driver::DeviceBuffer::keep) gave.
     pub(crate) fn is_only_handle(&mut self) -> bool {
         Arc::get_mut(&mut self.block).is_some()
     }
 
-    /// The address of the first element of this PE. Using it is `unsafe` elsewhere; it is valid while a handle lives.
+    /// The address of the first element of this PE. Using it is `unsafe` elsewhere; it is valid
+    /// while a handle lives.
     pub fn address(&self) -> CUdeviceptr {
         self.block.address + self.start_bytes()
     }
@@ -143,7 +148,8 @@ impl<T: Element> SymmetricMemory<T> {
     /// Valid while a handle of the memory lives.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] where memory is shared by legacy IPC: then addresses are no arithmetic.
+    /// [`VmmError::Unsupported`] where memory is shared by legacy IPC: then addresses are no
+    /// arithmetic.
     pub fn view(&self) -> Result<SymmetricView, VmmError> {
         let layout = &self.block.heap.layout;
         let reservation = layout.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
@@ -170,9 +176,11 @@ impl<T> Clone for SymmetricMemory<T> {
 
 buffers!(SymmetricMemory);
 
-/// Elements in the segment of another PE, reached by this PE's device. A handle of the same allocation.
+/// Elements in the segment of another PE, reached by this PE's device. A handle of the same
+/// allocation.
 ///
-/// As a device buffer it is memory for this PE's device: copies to it are puts, copies from it are gets.
+/// As a device buffer it is memory for this PE's device: copies to it are puts, copies from it are
+/// gets.
 pub struct PeerMemory<T> {
     block: Arc<Block>,
     pe: Pe,

@@ -6,7 +6,8 @@ use peerweave_types::{Rank, SymOffset};
 
 /// Some bytes at the same offset of every PE's segment, as a kernel reaches them.
 ///
-/// PEs go by their rank among those of the machine: the index in [`SymmetricHeap::members`](crate::SymmetricHeap::members).
+/// PEs go by their rank among those of the machine: the index in
+/// [`SymmetricHeap::members`](crate::SymmetricHeap::members).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SymmetricView {
@@ -16,7 +17,8 @@ pub struct SymmetricView {
     pub stride: u64,
     /// How many bytes there are.
     pub bytes: u64,
-    /// Address at which a store reaches all PEs, and a load that reduces reads all; 0 where there is none.
+    /// Address at which a store reaches all PEs, and a load that reduces reads all; 0 where there
+    /// is none.
     pub multicast: u64,
     /// The rank of this PE.
     pub me: u32,
@@ -25,8 +27,9 @@ pub struct SymmetricView {
 }
 
 impl SymmetricView {
-    /// The address of byte `offset` of the PE with this rank on the machine, which is less than `n_pes`. (Which rank a PE of the job has is its place
-    /// in [`SymmetricHeap::members`](crate::SymmetricHeap::members).)
+    /// The address of byte `offset` of the PE with this rank on the machine, which is less than
+    /// `n_pes`. (Which rank a PE of the job has is its place in
+    /// [`SymmetricHeap::members`](crate::SymmetricHeap::members).)
     #[inline]
     pub const fn address(&self, rank: Rank, offset: SymOffset) -> u64 {
         self.base + self.stride * rank.get() as u64 + offset.0

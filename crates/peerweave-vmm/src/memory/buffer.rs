@@ -1,4 +1,5 @@
-//! What the kinds of memory of this crate share: they are device buffers, and are copied to and from in a stream's order.
+//! What the kinds of memory of this crate share: they are device buffers, and are copied to and
+//! from in a stream's order.
 //!
 //! Where the memory is, and who keeps it, is each kind's own.
 
@@ -36,8 +37,9 @@ macro_rules! buffers {
             }
         }
 
-        // SAFETY: [D1] ranges stay inside what the type stands for, which its device may read and write; [D2] the stream is noted before work is
-        // enqueued, and whoever frees or unmaps the memory waits for the noted streams; [D3] `keep_alive` is what owns the mapping.
+        // SAFETY: [D1] ranges stay inside what the type stands for, which its device may read and
+        // write; [D2] the stream is noted before work is enqueued, and whoever frees or unmaps the
+        // memory waits for the noted streams; [D3] `keep_alive` is what owns the mapping.
         unsafe impl<T> peerweave_driver::DeviceBuffer<T> for $Memory<T> {
             fn len(&self) -> usize {
                 self.len
@@ -78,8 +80,9 @@ pub(crate) use buffers;
 /// With a [`PeerMemory`](crate::PeerMemory) on one side this is a put or a get by a copy engine.
 ///
 /// # Errors
-/// [`DriverError::WrongLength`] unless both have the same number of elements, [`DriverError::WrongDevice`] for buffers of another device's work,
-/// [`DriverError::Capturing`] on a stream that is being captured, [`DriverError::PerThreadStream`]; what the driver says.
+/// [`DriverError::WrongLength`] unless both have the same number of elements,
+/// [`DriverError::WrongDevice`] for buffers of another device's work, [`DriverError::Capturing`] on
+/// a stream that is being captured, [`DriverError::PerThreadStream`]; what the driver says.
 pub fn copy<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -95,18 +98,21 @@ pub fn copy<T: Element>(
     let to = target.write(stream)?;
     // Last: a buffer of somebody else's may make another context current.
     raw::bind(stream.context())?;
-    // SAFETY: both ranges have that many bytes and stay until the stream has passed the copy, which their accesses promise.
+    // SAFETY: both ranges have that many bytes and stay until the stream has passed the copy, which
+    // their accesses promise.
     raw::done("cuMemcpyAsync", unsafe { raw::api()?.cuMemcpyAsync(to.address(), from.address(), bytes, stream.cu_stream()) })?;
     Ok(refuse_capture_begun("copy", stream)?)
 }
 
 /// Copies `values` to a device buffer after what `stream` has before, and waits until that is done.
 ///
-/// The copy begins when the stream is idle, and then it is as long as it is: the driver ends no copy of memory that is not pinned half way. Work that
-/// another thread enqueues there meanwhile is waited for as long as it takes.
+/// The copy begins when the stream is idle, and then it is as long as it is: the driver ends no
+/// copy of memory that is not pinned half way. Work that another thread enqueues there meanwhile is
+/// waited for as long as it takes.
 ///
 /// # Errors
-/// As [`copy`](copy#errors); [`VmmError::Timeout`] if the stream is not idle by the deadline: then nothing is copied.
+/// As [`copy`](copy#errors); [`VmmError::Timeout`] if the stream is not idle by the deadline: then
+/// nothing is copied.
 pub fn write<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -116,10 +122,11 @@ pub fn write<T: Element>(
     copy_from_host("write", stream, target, values, deadline).map_err(timed_out(stream))
 }
 
-/// Copies a device buffer to the host, after what `stream` has before, and waits for it, as [`write()`] does.
+/// Copies a device buffer to the host, after what `stream` has before, and waits for it, as
+/// [`write()`] does.
 ///
-/// From a [`PeerMemory`](crate::PeerMemory) whose way is broken the copy may never end. Where that is possible, [`copy`] it to memory of this device
-/// first.
+/// From a [`PeerMemory`](crate::PeerMemory) whose way is broken the copy may never end. Where that
+/// is possible, [`copy`] it to memory of this device first.
 ///
 /// # Errors
 /// As [`write()`].
@@ -139,7 +146,8 @@ pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBuffer
     }
     let to = target.write(stream)?;
     raw::bind(stream.context())?;
-    // SAFETY: the range has that many bytes and stays until the stream has passed the filling, which its access promises.
+    // SAFETY: the range has that many bytes and stays until the stream has passed the filling,
+    // which its access promises.
     raw::done("cuMemsetD8Async", unsafe { raw::api()?.cuMemsetD8Async(to.address(), 0, bytes, stream.cu_stream()) })?;
     Ok(refuse_capture_begun("zero", stream)?)
 }

@@ -1,4 +1,5 @@
-//! File descriptors, and how they travel, where the system has them; elsewhere each use is an error and not a missing function.
+//! File descriptors, and how they travel, where the system has them; elsewhere each use is an error
+//! and not a missing function.
 //!
 //! Invariant: everything that depends on the system is here.
 
@@ -24,7 +25,8 @@ fn nowhere() -> VmmError {
     VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs: "Linux".to_owned(), found }
 }
 
-/// Takes over a descriptor that the driver has just opened for us, and closes it in programs that this process starts: they would keep the memory.
+/// Takes over a descriptor that the driver has just opened for us, and closes it in programs that
+/// this process starts: they would keep the memory.
 pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     #[cfg(unix)]
     if number >= 0 {
@@ -39,8 +41,8 @@ pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     Err(VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs, found })
 }
 
-/// That this process may open so many descriptors more. For who leads an exchange: it cannot tell a connection that it has no room for from one that does
-/// not come.
+/// That this process may open so many descriptors more. For who leads an exchange: it cannot tell a
+/// connection that it has no room for from one that does not come.
 pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> {
     #[cfg(unix)]
     {
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_driver_opened_is_closed_in_programs_that_are_started() {
+    fn driver_descriptors_are_closed_on_exec() {
         let file = std::fs::File::open("/dev/null").expect("every system has it");
         let inherited = rustix::io::dup(&file).expect("there is room");
         let flags = |fd: &Descriptor| rustix::io::fcntl_getfd(fd).expect("a descriptor");

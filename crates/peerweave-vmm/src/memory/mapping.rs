@@ -1,7 +1,9 @@
-//! Memory at addresses: a mapping keeps its memory and its reservation, and goes when no stream uses it any more.
+//! Memory at addresses: a mapping keeps its memory and its reservation, and goes when no stream
+//! uses it any more.
 //!
-//! Invariants: [M1] what is mapped and the addresses live as long as the mapping; [M2] it is unmapped after all work on every stream that it
-//! was handed to; [M3] nobody gets an address for a device that has no rights.
+//! Invariants: [M1] what is mapped and the addresses live as long as the mapping; [M2] it is
+//! unmapped after all work on every stream that it was handed to; [M3] nobody gets an address for a
+//! device that has no rights.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,9 +25,10 @@ use crate::raw::{self, AccessDescription, Location};
 
 /// Memory that is mapped at addresses. Clones are handles of the same mapping.
 ///
-/// Dropping the last handle does not wait: it is unmapped some time later, when the streams that used it have passed that work. Until then its place
-/// is occupied; [`peerweave_driver::settle`] waits for that. Where a per-thread stream was given to use it, by a call of another library, it stays
-/// for ever.
+/// Dropping the last handle does not wait: it is unmapped some time later, when the streams that
+/// used it have passed that work. Until then its place is occupied; [`peerweave_driver::settle`]
+/// waits for that. Where a per-thread stream was given to use it, by a call of another library, it
+/// stays forever.
 #[derive(Clone)]
 pub struct Mapping {
     inner: Arc<Inner>,
@@ -70,7 +73,8 @@ impl Mapping {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The first address. Using it is `unsafe` elsewhere; it is valid while a handle of the mapping lives, and for devices that have rights.
+    /// The first address. Using it is `unsafe` elsewhere; it is valid while a handle of the mapping
+    /// lives, and for devices that have rights.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
@@ -80,13 +84,15 @@ impl Mapping {
         self.inner.bytes
     }
 
-    /// Gives devices, by ordinal, rights to the whole mapping, or takes them away with [`Rights::None`].
+    /// Gives devices, by ordinal, rights to the whole mapping, or takes them away with
+    /// [`Rights::None`].
     ///
-    /// Taking rights away is refused for a device that memory was handed out for: work may still use it.
+    /// Taking rights away is refused for a device that memory was handed out for: work may still
+    /// use it.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for less rights than a device has while [`memory`](Self::memory) may be in use; what the driver says: then rights that were to be
-    /// taken away count as taken.
+    /// [`Misuse::Value`] for less rights than a device has while [`memory`](Self::memory) may be in
+    /// use; what the driver says: then rights that were to be taken away count as taken.
     pub fn allow(&self, devices: &[usize], rights: Rights) -> Result<(), VmmError> {
         let call = "Mapping::allow";
         if devices.is_empty() {
@@ -107,7 +113,8 @@ impl Mapping {
             .collect();
         raw::bind(&self.inner.context)?;
         let Inner { address, bytes, .. } = *self.inner;
-        // SAFETY: the range is mapped while this mapping lives, and the array has that many entries.
+        // SAFETY: the range is mapped while this mapping lives, and the array has that many
+        // entries.
         let code = unsafe { raw::api()?.cuMemSetAccess(address, bytes, descriptions.as_ptr().cast(), descriptions.len()) };
         let set = raw::done("cuMemSetAccess", code);
         for device in devices {
@@ -162,9 +169,10 @@ impl Mapping {
         }
     }
 
-    /// The address for work of device `device` that is about to be enqueued on `stream`, by its rights: it stays mapped until the stream has passed that
-    /// work. For work that is captured into a graph, the graph must have [`keep`](Self::keep) too. Where a device may write, [`memory`](Self::memory) is
-    /// a buffer.
+    /// The address for work of device `device` that is about to be enqueued on `stream`, by its
+    /// rights: it stays mapped until the stream has passed that work. For work that is captured
+    /// into a graph, the graph must have [`keep`](Self::keep) too. Where a device may write,
+    /// [`memory`](Self::memory) is a buffer.
     ///
     /// # Errors
     /// [`Misuse::Value`] for a device without rights.
@@ -186,7 +194,8 @@ impl Mapping {
         keep_of(&self.inner)
     }
 
-    /// Says that no work was ever given its addresses, so that it goes without waiting for the streams that it shares with others.
+    /// Says that no work was ever given its addresses, so that it goes without waiting for the
+    /// streams that it shares with others.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -210,12 +219,14 @@ impl Drop for Inner {
             &self.context,
             streams,
             Box::new(move || {
-                // SAFETY: the range was mapped by this mapping alone, the last handle is gone, and the streams that used it have passed that work.
+                // SAFETY: the range was mapped by this mapping alone, the last handle is gone, and
+                // the streams that used it have passed that work.
                 let code = raw::api().map(|api| unsafe { api.cuMemUnmap(address, bytes) });
                 match code.and_then(|code| raw::done("cuMemUnmap", code)) {
                     Ok(()) => drop((source, place)),
                     Err(error) => {
-                        // Still mapped: the memory and the addresses must stay, also where logging panics.
+                        // Still mapped: the memory and the addresses must stay, also where logging
+                        // panics.
                         std::mem::forget((source, place));
                         tracing::warn!(%error, "a mapping is leaked");
                     }
@@ -225,9 +236,11 @@ impl Drop for Inner {
     }
 }
 
-/// A mapping seen as `len` elements of `T`, for the work of one device. Clones and slices are handles of the same mapping.
+/// A mapping seen as `len` elements of `T`, for the work of one device. Clones and slices are
+/// handles of the same mapping.
 ///
-/// Two handles may be given to work on different streams; if that work races, the elements' values are unspecified and nothing else is.
+/// Two handles may be given to work on different streams; if that work races, the elements' values
+/// are unspecified and nothing else is.
 pub struct MappedMemory<T> {
     mapping: Arc<Inner>,
     device: usize,
@@ -277,7 +290,8 @@ impl<T> Clone for MappedMemory<T> {
     }
 }
 
-// [D1] `slice` keeps ranges inside the mapping, and the device has rights [M3]; [D2] is [M2]; [D3] the mapping is what keeps it [M1].
+// [D1] `slice` keeps ranges inside the mapping, and the device has rights [M3]; [D2] is [M2]; [D3]
+// the mapping is what keeps it [M1].
 buffers!(MappedMemory);
 
 /// A range of elements, if it is inside.

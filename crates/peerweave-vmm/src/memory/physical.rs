@@ -1,7 +1,7 @@
 //! Physical memory of a device: pieces that have no address until they are mapped.
 //!
-//! Sharing them is `share.rs`, addresses are `reservation.rs`. Invariant: the driver's handle is released when the last value that needs
-//! it is gone, a mapping included.
+//! Sharing them is `share.rs`, addresses are `reservation.rs`. Invariant: the driver's handle is
+//! released when the last value that needs it is gone, a mapping included.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,8 @@ impl Exportable {
     /// As a fabric handle.
     pub const FABRIC: Self = Self { file_descriptor: false, fabric: true };
 
-    /// The ways that a device offers, by its attributes. That a fabric handle can be had is only known when one was made.
+    /// The ways that a device offers, by its attributes. That a fabric handle can be had is only
+    /// known when one was made.
     ///
     /// # Errors
     /// What the driver says.
@@ -59,7 +60,8 @@ impl Granularity {
     /// The granularity of a device's memory.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] where the device has no virtual memory management; what the driver says.
+    /// [`VmmError::Unsupported`] where the device has no virtual memory management; what the driver
+    /// says.
     pub fn of_device(ordinal: usize, exportable: Exportable) -> Result<Self, VmmError> {
         check_supported(ordinal)?;
         let properties = AllocationProperties::on_device(ordinal, exportable.bits(), false);
@@ -81,7 +83,8 @@ impl Granularity {
         Ok(Self { minimum, recommended })
     }
 
-    /// The smallest multiple of the recommended granularity that holds `bytes`, at least one; `None` beyond the address space.
+    /// The smallest multiple of the recommended granularity that holds `bytes`, at least one;
+    /// `None` beyond the address space.
     pub fn round_up(&self, bytes: usize) -> Option<usize> {
         bytes.max(1).checked_next_multiple_of(self.recommended)
     }
@@ -105,8 +108,8 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
 
 /// Physical memory of one device. Clones are handles of the same memory.
 ///
-/// It has no address: see [`Reservation::map`](crate::Reservation::map). The memory goes back to the device when the last handle and the last
-/// mapping are gone, in all processes.
+/// It has no address: see [`Reservation::map`](crate::Reservation::map). The memory goes back to
+/// the device when the last handle and the last mapping are gone, in all processes.
 ///
 /// ```no_run
 /// use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights};
@@ -197,12 +200,14 @@ impl PhysicalMemory {
         self.inner.exportable
     }
 
-    /// The device that it is on, by ordinal; `None` for memory that was imported, which may be on any, even one that this process does not see.
+    /// The device that it is on, by ordinal; `None` for memory that was imported, which may be on
+    /// any, even one that this process does not see.
     pub fn device(&self) -> Option<usize> {
         self.inner.device
     }
 
-    /// The context it was made or imported in. For imported memory the device may be another than the one the memory is on.
+    /// The context it was made or imported in. For imported memory the device may be another than
+    /// the one the memory is on.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }
@@ -215,7 +220,8 @@ impl PhysicalMemory {
 /// What drivers answer where fabric handles are known but not to be had.
 pub(crate) const FABRIC_REFUSED: &[CudaCode] = &[CudaCode::NOT_PERMITTED, CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE];
 
-/// Whether the smallest piece of memory can be made for fabric handles: then whatever else was refused was not refused for them.
+/// Whether the smallest piece of memory can be made for fabric handles: then whatever else was
+/// refused was not refused for them.
 fn is_fabric_to_be_had(context: &Arc<CudaContext>, granularity: &Granularity) -> bool {
     let properties = AllocationProperties::on_device(context.ordinal(), raw::FABRIC.0, false);
     let mut handle = 0;

@@ -1,6 +1,7 @@
 //! Ranges of device addresses, with nothing behind them until something is mapped there.
 //!
-//! Mapping is `mapping.rs`. Invariant: a reservation lives as long as every mapping in it, and no two mappings overlap.
+//! Mapping is `mapping.rs`. Invariant: a reservation lives as long as every mapping in it, and no
+//! two mappings overlap.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +17,8 @@ use crate::memory::mapping::{Mapping, Source};
 use crate::memory::physical::{PhysicalMemory, check_supported};
 use crate::raw;
 
-/// A range of addresses of this process, the same for all its devices. Clones are handles of the same range.
+/// A range of addresses of this process, the same for all its devices. Clones are handles of the
+/// same range.
 #[derive(Clone)]
 pub struct Reservation {
     pub(crate) inner: Arc<Inner>,
@@ -36,7 +38,8 @@ impl Reservation {
     /// Costs no memory of any device.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for 0 bytes or an alignment that is no power of two; what the driver says, above all of a length that is no multiple of its granularity.
+    /// [`Misuse::Value`] for 0 bytes or an alignment that is no power of two; what the driver says,
+    /// above all of a length that is no multiple of its granularity.
     pub fn new(context: &Arc<CudaContext>, bytes: usize, alignment_bytes: usize) -> Result<Self, VmmError> {
         let call = "Reservation::new";
         if bytes == 0 {
@@ -49,7 +52,8 @@ impl Reservation {
         check_supported(context.ordinal())?;
         raw::bind(context)?;
         let mut base: CUdeviceptr = 0;
-        // SAFETY: the pointer is to a live address; no address is wished for and no flags are defined.
+        // SAFETY: the pointer is to a live address; no address is wished for and no flags are
+        // defined.
         let code = unsafe { raw::api()?.cuMemAddressReserve(&raw mut base, bytes, alignment_bytes, 0, 0) };
         raw::done("cuMemAddressReserve", code)?;
         let inner = Inner { base, bytes, context: Arc::clone(context), mapped: Mutex::default() };
@@ -66,21 +70,24 @@ impl Reservation {
         self.inner.bytes
     }
 
-    /// Maps the first `bytes` of `memory` at `offset` of this range: both in bytes, both multiples of the granularity. (The driver maps no
-    /// memory from its middle on.)
+    /// Maps the first `bytes` of `memory` at `offset` of this range: both in bytes, both multiples
+    /// of the granularity. (The driver maps no memory from its middle on.)
     ///
     /// Nobody may read or write there before [`Mapping::allow`].
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`] for bytes outside either; [`Misuse::Occupied`] where something is mapped, which a mapping is for a while after it was
-    /// dropped (wait by [`peerweave_driver::settle`]); what the driver says, above all of offsets that are no multiples of the granularity.
+    /// [`Misuse::OutOfRange`] for bytes outside either; [`Misuse::Occupied`] where something is
+    /// mapped, which a mapping is for a while after it was dropped (wait by
+    /// [`peerweave_driver::settle`]); what the driver says, above all of offsets that are no
+    /// multiples of the granularity.
     pub fn map(&self, offset: usize, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let call = "Reservation::map";
         range_of(call, 0, bytes, memory.bytes())?;
         self.map_source(call, offset, Source::Physical(memory.clone()), bytes, Arc::default())
     }
 
-    /// As [`map`](Self::map), of anything that has a handle, with the streams that unmapping must wait for.
+    /// As [`map`](Self::map), of anything that has a handle, with the streams that unmapping must
+    /// wait for.
     pub(crate) fn map_source(
         &self,
         call: &'static str,
@@ -93,7 +100,8 @@ impl Reservation {
         let place = self.inner.occupy(call, range)?;
         raw::bind(&self.inner.context)?;
         let address = self.inner.base + offset as u64;
-        // SAFETY: the range is inside this reservation, nothing is mapped there, and the source's handle is live.
+        // SAFETY: the range is inside this reservation, nothing is mapped there, and the source's
+        // handle is live.
         let code = unsafe { raw::api()?.cuMemMap(address, bytes, 0, source.handle(), 0) };
         raw::done("cuMemMap", code)?;
         Ok(Mapping::new(place, address, bytes, source, streams))
@@ -101,7 +109,8 @@ impl Reservation {
 }
 
 impl Reservation {
-    /// Waits until nothing is mapped in a range, for what was dropped already. Gives whether it is so by the deadline.
+    /// Waits until nothing is mapped in a range, for what was dropped already. Gives whether it is
+    /// so by the deadline.
     pub(crate) fn wait_for_room(&self, range: Range<usize>, deadline: Instant) -> bool {
         let is_free = || {
             let mapped = self.inner.mapped.lock().unwrap_or_else(PoisonError::into_inner);

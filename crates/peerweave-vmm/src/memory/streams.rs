@@ -1,6 +1,7 @@
 //! Waiting for the streams that a piece of memory was handed to.
 //!
-//! The list of them is `peerweave_driver`'s. Invariant: a stream is noted before work that uses the memory is enqueued on it.
+//! The list of them is `peerweave_driver`'s. Invariant: a stream is noted before work that uses the
+//! memory is enqueued on it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,8 +10,9 @@ use peerweave_driver::{CudaStream, DriverError, Streams, refuse_per_thread, wait
 
 use crate::VmmError;
 
-/// Waits until the work that the streams have now is done. Fails with what the work of one failed with, and where a stream is that of each thread:
-/// what another thread gave it to do cannot be known. One that is being captured, for something else, is not done yet.
+/// Waits until the work that the streams have now is done. Fails with what the work of one failed
+/// with, and where a stream is that of each thread: what another thread gave it to do cannot be
+/// known. One that is being captured, for something else, is not done yet.
 pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     for stream in streams.all() {

@@ -1,7 +1,7 @@
 //! Memory behind a multicast object: bound while the value lives.
 //!
-//! Invariants: the memory and the object outlive the binding; it is unbound after every mapping of the object that could reach it is gone, since
-//! those keep it.
+//! Invariants: the memory and the object outlive the binding; it is unbound after every mapping of
+//! the object that could reach it is gone, since those keep it.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,7 +22,8 @@ use crate::raw;
 /// Memory of one device behind a part of a multicast object. Dropping it unbinds.
 #[must_use = "dropping it unbinds the memory"]
 pub struct Binding {
-    /// What is taken and by what memory: goes to the reaper when this is dropped, so that the range is free no sooner than it is unbound.
+    /// What is taken and by what memory: goes to the reaper when this is dropped, so that the range
+    /// is free no sooner than it is unbound.
     parts: Option<(Place, Keep)>,
     device: usize,
     range: Range<usize>,
@@ -43,13 +44,18 @@ impl Drop for Place {
 }
 
 impl Team {
-    /// Puts `bytes` of `memory`, from `memory_offset` on, behind the object at `offset`. All in bytes, all multiples of the granularity.
+    /// Puts `bytes` of `memory`, from `memory_offset` on, behind the object at `offset`. All in
+    /// bytes, all multiples of the granularity.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Unaligned`](crate::Misuse::Unaligned), [`Misuse::OutOfRange`](crate::Misuse::OutOfRange); [`Misuse::Occupied`](crate::Misuse::Occupied) where something is bound, which a
-    /// binding is for a while after it was dropped (wait by [`peerweave_driver::settle`]); [`Misuse::Value`](crate::Misuse::Value) for memory of a
-    /// device that this process did not add, that was imported (its device is known for sure only where it was made), or that is less exportable
-    /// than the object; what the driver says.
+    /// [`MulticastDisabled`](super::MulticastDisabled);
+    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned),
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange);
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) where something is bound, which a binding is
+    /// for a while after it was dropped (wait by [`peerweave_driver::settle`]);
+    /// [`Misuse::Value`](crate::Misuse::Value) for memory of a device that this process did not
+    /// add, that was imported (its device is known for sure only where it was made), or that is
+    /// less exportable than the object; what the driver says.
     pub fn bind(&self, memory: &PhysicalMemory, offset: usize, memory_offset: usize, bytes: usize) -> Result<Binding, VmmError> {
         let call = "Team::bind";
         multicast_switch()?;
@@ -58,14 +64,16 @@ impl Team {
         let context = memory.context();
         let place = self.place(call, memory, offset, bytes)?;
         raw::bind(context)?;
-        // SAFETY: both handles are live, and the team is complete, so that the call does not wait for devices.
+        // SAFETY: both handles are live, and the team is complete, so that the call does not wait
+        // for devices.
         let code =
             unsafe { raw::api()?.cuMulticastBindMem(self.object.handle(), offset, memory.handle(), memory_offset, bytes, 0) };
         raw::done("cuMulticastBindMem", code)?;
         Ok(Binding::new(place, Arc::new(memory.clone()), context))
     }
 
-    /// As [`bind`](Self::bind), for memory that is mapped: `bytes` of `mapping`, from `mapping_offset` on.
+    /// As [`bind`](Self::bind), for memory that is mapped: `bytes` of `mapping`, from
+    /// `mapping_offset` on.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -87,24 +95,30 @@ impl Team {
         let place = self.place(call, memory, offset, bytes)?;
         raw::bind(context)?;
         let address = mapping.address() + mapping_offset as u64;
-        // SAFETY: the handle is live and the range is mapped while the mapping lives, which the binding keeps; the team is complete.
+        // SAFETY: the handle is live and the range is mapped while the mapping lives, which the
+        // binding keeps; the team is complete.
         let code = unsafe { raw::api()?.cuMulticastBindAddr(self.object.handle(), offset, address, bytes, 0) };
         raw::done("cuMulticastBindAddr", code)?;
         Ok(Binding::new(place, mapping.keep(), context))
     }
 
-    /// As [`bind`](Self::bind), for memory that this crate does not know: `bytes` at `address`, on the device of `context`.
+    /// As [`bind`](Self::bind), for memory that this crate does not know: `bytes` at `address`, on
+    /// the device of `context`.
     ///
-    /// `keep` is dropped when the memory is unbound: after every mapping of the object that reaches it is gone, with its streams' work.
+    /// `keep` is dropped when the memory is unbound: after every mapping of the object that reaches
+    /// it is gone, with its streams' work.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not add;
-    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned), [`Misuse::OutOfRange`](crate::Misuse::OutOfRange), [`Misuse::Occupied`](crate::Misuse::Occupied)
-    /// as by [`bind`](Self::bind); what the driver says.
+    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for
+    /// a device that this process did not add; [`Misuse::Unaligned`](crate::Misuse::Unaligned),
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange),
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as by [`bind`](Self::bind); what the driver
+    /// says.
     ///
     /// # Safety
-    /// The range is mapped, by CUDA's virtual memory management, to physical memory of the device of `context` that is as exportable as the object; and it
-    /// stays mapped while a clone of `keep` lives.
+    /// The range is mapped, by CUDA's virtual memory management, to physical memory of the device
+    /// of `context` that is as exportable as the object; and it stays mapped while a clone of
+    /// `keep` lives.
     pub unsafe fn bind_address(
         &self,
         context: &Arc<CudaContext>,
@@ -122,24 +136,29 @@ impl Team {
         }
         let place = self.place_on(call, context.ordinal(), offset, bytes)?;
         raw::bind(context)?;
-        // SAFETY: the handle is live and the team is complete; the range is mapped and stays so, by the caller's promise.
+        // SAFETY: the handle is live and the team is complete; the range is mapped and stays so, by
+        // the caller's promise.
         let code = unsafe { raw::api()?.cuMulticastBindAddr(self.object.handle(), offset, address, bytes, 0) };
         raw::done("cuMulticastBindAddr", code)?;
         Ok(Binding::new(place, keep, context))
     }
 
-    /// Unbinds memory that was bound through the driver's handle ([`as_raw`](Self::as_raw)): `bytes` of the device's part of the object, from `offset` on. What
-    /// this crate has bound is unbound by [`Binding::unbind`], or by dropping it.
+    /// Unbinds memory that was bound through the driver's handle ([`as_raw`](Self::as_raw)):
+    /// `bytes` of the device's part of the object, from `offset` on. What this crate has bound is
+    /// unbound by [`Binding::unbind`], or by dropping it.
     ///
     /// Does not ask the switch: what is bound may always be unbound.
     ///
     /// # Errors
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) where a [`Binding`] of this process is behind a part of the range;
-    /// [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not add; [`Misuse::Unaligned`](crate::Misuse::Unaligned),
-    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange); what the driver says, above all where nothing is bound there.
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) where a [`Binding`] of this process is behind
+    /// a part of the range; [`Misuse::Value`](crate::Misuse::Value) for a device that this process
+    /// did not add; [`Misuse::Unaligned`](crate::Misuse::Unaligned),
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange); what the driver says, above all where
+    /// nothing is bound there.
     ///
     /// # Safety
-    /// No work, on any device of the team, uses a multicast address that reaches this range, now or later, unless memory is bound there again before.
+    /// No work, on any device of the team, uses a multicast address that reaches this range, now or
+    /// later, unless memory is bound there again before.
     pub unsafe fn unbind(&self, device: usize, offset: usize, bytes: usize) -> Result<(), VmmError> {
         let call = "Team::unbind";
         self.check_added(call, device)?;
@@ -192,7 +211,8 @@ impl Team {
 /// Takes memory of a device out of an object.
 fn unbind(object: &Object, device: usize, range: &Range<usize>) -> Result<(), VmmError> {
     let number = CUdevice::try_from(device).unwrap_or(CUdevice::MAX);
-    // SAFETY: the handle is live; the driver refuses a range that nothing is bound behind. That nobody stores there any more is the caller's to know.
+    // SAFETY: the handle is live; the driver refuses a range that nothing is bound behind. That
+    // nobody stores there any more is the caller's to know.
     let code = unsafe { raw::api()?.cuMulticastUnbind(object.handle(), number, range.start, range.len()) };
     raw::done("cuMulticastUnbind", code)
 }
@@ -213,7 +233,8 @@ impl Binding {
         self.range.clone()
     }
 
-    /// Unbinds the memory now, and says whether that worked. Dropping does the same some time later, and only logs an error.
+    /// Unbinds the memory now, and says whether that worked. Dropping does the same some time
+    /// later, and only logs an error.
     ///
     /// # Errors
     /// What the driver says: then the memory is still bound, and it and the object are leaked.
@@ -244,7 +265,8 @@ impl Drop for Binding {
                 match unbind(&place.object, place.device, &place.range) {
                     Ok(()) => drop((place, memory)),
                     Err(error) => {
-                        // Still bound: the memory and the object must stay, also where logging panics.
+                        // Still bound: the memory and the object must stay, also where logging
+                        // panics.
                         std::mem::forget((place, memory));
                         tracing::warn!(%error, "a multicast binding is leaked");
                     }

@@ -1,7 +1,8 @@
 //! A multicast object with memory behind all of it, and its addresses.
 //!
-//! Invariant: an address exists only while every device of this process has memory bound behind every byte of the object, by bindings that the value
-//! owns; that the other processes have is learnt by a collective call, after which nobody who told so takes its own back by itself.
+//! Invariant: an address exists only while every device of this process has memory bound behind
+//! every byte of the object, by bindings that the value owns; that the other processes have is
+//! learnt by a collective call, after which nobody who told so takes its own back by itself.
 
 use std::fmt;
 use std::ops::Range;
@@ -25,8 +26,9 @@ use crate::memory::reservation::{Reservation, range_of};
 
 /// A multicast object with memory of every device behind it. Clones are handles of the same.
 ///
-/// Dropping the last handle and mapping is local, and takes this process's memory out of the object. Before that, the other processes must have
-/// stopped storing: a store that finds no memory on some device is a fault.
+/// Dropping the last handle and mapping is local, and takes this process's memory out of the
+/// object. Before that, the other processes must have stopped storing: a store that finds no memory
+/// on some device is a fault.
 #[derive(Clone)]
 pub struct Bound {
     inner: Arc<Inner>,
@@ -48,8 +50,9 @@ impl Team {
     /// The object with what was bound to it, where this process added all devices.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, a device with a
-    /// gap in what `bindings` are behind (others do not count, though they live), or a team with devices of other processes. The bindings are
+    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for
+    /// a binding of another object, a device with a gap in what `bindings` are behind (others do
+    /// not count, though they live), or a team with devices of other processes. The bindings are
     /// dropped then.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
@@ -63,12 +66,15 @@ impl Team {
     /// The object with what was bound to it, once all PEs of the job have bound theirs.
     ///
     /// # Collective
-    /// All PEs of the job, also those that hold other objects. `label` is the same on all and names the objects.
+    /// All PEs of the job, also those that hold other objects. `label` is the same on all and names
+    /// the objects.
     ///
     /// # Errors
-    /// As [`bound`](Self::bound), told to all; [`Misuse::Diverged`](crate::Misuse::Diverged) on all where PEs that made an object together hold
-    /// different ones; and the bindings are dropped; as every collective call. Where this PE cannot know whether the others were told that all is
-    /// bound (it did not hear of them by the deadline), its bindings are leaked: another may store already.
+    /// As [`bound`](Self::bound), told to all; [`Misuse::Diverged`](crate::Misuse::Diverged) on all
+    /// where PEs that made an object together hold different ones; and the bindings are dropped; as
+    /// every collective call. Where this PE cannot know whether the others were told that all is
+    /// bound (it did not hear of them by the deadline), its bindings are leaked: another may store
+    /// already.
     pub fn bound_with(self, rendezvous: &Rendezvous, label: &str, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         Ok(self.agree_on_bound(rendezvous, label, bindings)?)
     }
@@ -120,8 +126,8 @@ impl Team {
     }
 }
 
-/// The first byte of a device's part of an object of `bytes` that none of these bindings is behind. What is bound and was not handed over does not count:
-/// it may go at any moment.
+/// The first byte of a device's part of an object of `bytes` that none of these bindings is behind.
+/// What is bound and was not handed over does not count: it may go at any moment.
 fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize> {
     let mut ranges: Vec<Range<usize>> =
         bindings.iter().filter(|binding| binding.device() == device).map(Binding::range).collect();
@@ -136,13 +142,15 @@ impl Bound {
         self.inner.handle()
     }
 
-    /// Takes this process's memory out of the object now, binding by binding, and says whether that worked; dropping does it later, and only logs.
+    /// Takes this process's memory out of the object now, binding by binding, and says whether that
+    /// worked; dropping does it later, and only logs.
     ///
     /// Before that, the other processes must have stopped storing.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) where there are other handles, or mappings, or what was dropped of them is not gone yet (wait by
-    /// [`peerweave_driver::settle`]): then this handle is dropped, and nothing is unbound by this call. Otherwise the first error of
+    /// [`Misuse::Value`](crate::Misuse::Value) where there are other handles, or mappings, or what
+    /// was dropped of them is not gone yet (wait by [`peerweave_driver::settle`]): then this handle
+    /// is dropped, and nothing is unbound by this call. Otherwise the first error of
     /// [`Binding::unbind`]; the other bindings are unbound all the same.
     pub fn unbind(self) -> Result<(), VmmError> {
         let handles = Arc::strong_count(&self.inner) - 1;
@@ -153,11 +161,15 @@ impl Bound {
         inner.bindings.into_iter().map(Binding::unbind).fold(Ok(()), Result::and)
     }
 
-    /// Maps the first `bytes` of the object at `offset` of a reservation, for reading and writing by these devices of this process.
+    /// Maps the first `bytes` of the object at `offset` of a reservation, for reading and writing
+    /// by these devices of this process.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::OutOfRange`](crate::Misuse::OutOfRange), [`Misuse::Unaligned`](crate::Misuse::Unaligned),
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as by [`Reservation::map`]; what the driver says.
+    /// [`MulticastDisabled`](super::MulticastDisabled);
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange),
+    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned),
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as by [`Reservation::map`]; what the driver
+    /// says.
     pub fn map(
         &self,
         addresses: &Reservation,
@@ -189,9 +201,11 @@ impl Bound {
     }
 }
 
-/// Addresses at which a store reaches the memory of every device of the team, and a reducing load reads them all.
+/// Addresses at which a store reaches the memory of every device of the team, and a reducing load
+/// reads them all.
 ///
-/// No device buffer: a plain load or a copy from it means nothing. Clones are handles of the same mapping.
+/// No device buffer: a plain load or a copy from it means nothing. Clones are handles of the same
+/// mapping.
 #[derive(Clone, Debug)]
 pub struct MulticastMapping {
     mapping: Mapping,
@@ -208,8 +222,9 @@ impl MulticastMapping {
         self.mapping.bytes()
     }
 
-    /// The address for work that is about to be enqueued on `stream`: it stays mapped until the stream has passed that work. For work that is captured
-    /// into a graph, the graph must have [`keep`](Self::keep) too.
+    /// The address for work that is about to be enqueued on `stream`: it stays mapped until the
+    /// stream has passed that work. For work that is captured into a graph, the graph must have
+    /// [`keep`](Self::keep) too.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.mapping.note(stream);
         Access::new(self.address())

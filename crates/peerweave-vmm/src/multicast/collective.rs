@@ -1,6 +1,8 @@
-//! The PEs of a machine put a multicast object together: one creates it, the others import it, each adds its device.
+//! The PEs of a machine put a multicast object together: one creates it, the others import it, each
+//! adds its device.
 //!
-//! Invariants: nothing is created before all PEs have said that they allow and can; a failure of any PE is told to all, and then none keeps the object.
+//! Invariants: nothing is created before all PEs have said that they allow and can; a failure of
+//! any PE is told to all, and then none keeps the object.
 
 use std::sync::Arc;
 
@@ -22,13 +24,16 @@ const CALL: &str = "multicast::collective";
 /// A multicast object of `bytes` with the device of each member, as a complete team.
 ///
 /// # Collective
-/// All PEs of the job, with the same length and the same label, which names the object. `members` are the PEs of one machine in ascending order; each
-/// PE is in its own list, and all members have the same list. PEs of other machines make an object of their own, so that a job has as many objects as
-/// lists, and goes on with [`Team::bound_with`] together. Nothing is created unless the switch of every PE allows it.
+/// All PEs of the job, with the same length and the same label, which names the object. `members`
+/// are the PEs of one machine in ascending order; each PE is in its own list, and all members have
+/// the same list. PEs of other machines make an object of their own, so that a job has as many
+/// objects as lists, and goes on with [`Team::bound_with`] together. Nothing is created unless the
+/// switch of every PE allows it.
 ///
 /// # Errors
-/// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the others; [`Misuse::Diverged`] on all where the lists differ;
-/// [`Misuse::Value`] on all where two members have the same device; as [`Building::create`] and every collective call.
+/// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the
+/// others; [`Misuse::Diverged`] on all where the lists differ; [`Misuse::Value`] on all where two
+/// members have the same device; as [`Building::create`] and every collective call.
 pub fn collective(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
@@ -68,11 +73,12 @@ pub(crate) fn put_together(
     let added = match begun.map_err(Disagreement::Known)? {
         Some((building, None)) => Ok(building),
         Some((building, fd)) => descriptor::share(rendezvous, members, fd).map(|_| building),
-        // SAFETY: the first member made the same call, with the same members and length, and exported its multicast object under this id.
+        // SAFETY: the first member made the same call, with the same members and length, and
+        // exported its multicast object under this id.
         None => descriptor::share(rendezvous, members, None)
             .and_then(|fd| unsafe { Building::import(context, SharedMulticast::FileDescriptor { fd, properties, id }) }),
     };
-    // Who did not come, or is lost, hears nothing in the next round either.
+    // A PE that is missing or lost gets nothing in the next round either.
     let added = match added {
         Err(error) if error.is_loss() => return Err(Disagreement::Unknown(error)),
         added => added,
@@ -130,7 +136,8 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
 /// A PE and its words.
 type Said<'a> = (Pe, &'a str);
 
-/// That every member of any list has that list, and what is to hold of the words of any two members.
+/// That every member of any list has that list, and what is to hold of the words of any two
+/// members.
 fn check_members(
     call: &str,
     statements: &[Vec<u8>],
@@ -160,7 +167,8 @@ fn check_members(
     Ok(())
 }
 
-/// That every member has a device of its own: the driver would wait, without end, for the device that nobody adds.
+/// That every member has a device of its own: the driver would wait, without end, for the device
+/// that nobody adds.
 fn check_devices(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     check_members(call, statements, |(one, device), (other, theirs)| match device == theirs {
         true => Err(wrong_value(CALL, "members", format!("{one} and {other} on device {device}"), "PEs with a device each")),

@@ -7,16 +7,18 @@
 //!      |       bound, bound_with
 //!   Bound      map -> MulticastMapping            an address, once something is behind it on every device
 //! ```
-//! Each step is a type, so that one that is out of order is no program. What follows keeps what precedes: a mapping its bindings, a binding
-//! its memory and the object; they go in that order, when no stream uses the address any more.
+//! Each step is a type, so that one that is out of order is no program. What follows keeps what
+//! precedes: a mapping its bindings, a binding its memory and the object; they go in that order,
+//! when no stream uses the address any more.
 //!
-//! With [`collective`] a job's PEs go through the first steps together, and [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) does all
-//! for a heap.
+//! With [`collective`] a job's PEs go through the first steps together, and
+//! [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) does all for a heap.
 //!
-//! **Never created on a real GPU by the authors of this crate**, and forbidden by one variable: see [`multicast_switch`]. Every step above, the
-//! granularity and an export ask it first, each anew: what was begun before it was set goes no further. What there is already
-//! stays mapped until it is dropped, and is then unmapped, unbound and released whatever the switch says. [`check_device`] alone does not ask: it
-//! reads the driver's version and an attribute.
+//! **Never created on a real GPU by the authors of this crate**, and forbidden by one variable: see
+//! [`multicast_switch`]. Every step above, the granularity and an export ask it first, each anew:
+//! what was begun before it was set goes no further. What there is already stays mapped until it is
+//! dropped, and is then unmapped, unbound and released whatever the switch says. [`check_device`]
+//! alone does not ask: it reads the driver's version and an attribute.
 //!
 //! Binding needs a complete team:
 //! ```compile_fail,E0599
@@ -103,17 +105,20 @@ pub struct MulticastGranularity {
 }
 
 impl MulticastGranularity {
-    /// The smallest multiple of the recommended granularity that holds `bytes`, at least one; `None` beyond the address space.
+    /// The smallest multiple of the recommended granularity that holds `bytes`, at least one;
+    /// `None` beyond the address space.
     pub fn round_up(&self, bytes: usize) -> Option<usize> {
         bytes.max(1).checked_next_multiple_of(self.recommended)
     }
 }
 
 impl MulticastProperties {
-    /// The same, with the length rounded up to a multiple of the granularity that the driver recommends. Memory of that length is to be bound on every device.
+    /// The same, with the length rounded up to a multiple of the granularity that the driver
+    /// recommends. Memory of that length is to be bound on every device.
     ///
     /// # Errors
-    /// As [`granularity`](Self::granularity); [`Misuse::Value`] for a length beyond the address space.
+    /// As [`granularity`](Self::granularity); [`Misuse::Value`] for a length beyond the address
+    /// space.
     ///
     /// ```no_run
     /// use peerweave_vmm::multicast::{Building, MulticastProperties};
@@ -137,7 +142,8 @@ impl MulticastProperties {
     /// In which steps memory is bound to such an object. Creates nothing.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`VmmError::Unsupported`] for an older driver; what the driver says.
+    /// [`VmmError::MulticastDisabled`]; [`VmmError::Unsupported`] for an older driver; what the
+    /// driver says.
     pub fn granularity(&self) -> Result<MulticastGranularity, VmmError> {
         multicast_switch()?;
         check_version()?;
@@ -166,7 +172,8 @@ impl MulticastProperties {
         MulticastDescription { devices, bytes, handles: u64::from(exportable.bits()), flags }
     }
 
-    /// Checks what can be checked without the driver's help, and then the length; gives the granularity.
+    /// Checks what can be checked without the driver's help, and then the length; gives the
+    /// granularity.
     fn check(&self, call: &'static str) -> Result<MulticastGranularity, VmmError> {
         if self.devices == 0 {
             return Err(wrong_value(call, "devices", 0, "at least 1"));
@@ -183,10 +190,12 @@ impl MulticastProperties {
     }
 }
 
-/// That a device can take part in multicast objects, through this driver. Creates nothing, and does not ask the switch.
+/// That a device can take part in multicast objects, through this driver. Creates nothing, and does
+/// not ask the switch.
 ///
 /// # Errors
-/// [`VmmError::Unsupported`] with the version of CUDA that it needs and the one that the driver serves, or with the attribute that the device lacks.
+/// [`VmmError::Unsupported`] with the version of CUDA that it needs and the one that the driver
+/// serves, or with the attribute that the device lacks.
 pub fn check_device(ordinal: usize) -> Result<(), VmmError> {
     check_version()?;
     let count = Driver::get()?.device_count()?;

@@ -1,7 +1,8 @@
 //! A multicast object that is being put together, and the complete team.
 //!
-//! What is bound is `binding.rs`. Invariants: the switch is asked before the driver in every function here, but for what gives a handle back; a [`Team`]
-//! exists only when every device has been added to that very object, so that binding does not wait.
+//! What is bound is `binding.rs`. Invariants: the switch is asked before the driver in every
+//! function here, but for what gives a handle back; a [`Team`] exists only when every device has
+//! been added to that very object, so that binding does not wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -34,9 +35,11 @@ pub(super) struct Object {
     bound: Mutex<BTreeMap<(usize, usize), usize>>,
 }
 
-/// Tells a multicast object from every other one, in all processes: drawn at random by [`Building::create`].
+/// Tells a multicast object from every other one, in all processes: drawn at random by
+/// [`Building::create`].
 ///
-/// Goes with the descriptor or fabric handle, as plain bytes, so that PEs find out by themselves when they hold different objects.
+/// Goes with the descriptor or fabric handle, as plain bytes, so that PEs find out by themselves
+/// when they hold different objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MulticastId(pub [u8; 16]);
 
@@ -60,7 +63,8 @@ impl MulticastId {
 pub enum SharedMulticast {
     /// As a file descriptor, for a process of this machine.
     FileDescriptor {
-        /// Hand it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or a Unix socket of your own.
+        /// Hand it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or a
+        /// Unix socket of your own.
         fd: Descriptor,
         /// What the object is.
         properties: MulticastProperties,
@@ -98,8 +102,9 @@ impl Building {
     /// Creates an object. The device of `context` is not added by that.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`] before any call of the driver; [`VmmError::Unsupported`] with the version or attribute that it needs; [`Misuse`] for
-    /// properties that cannot be; what the driver says.
+    /// [`VmmError::MulticastDisabled`] before any call of the driver; [`VmmError::Unsupported`]
+    /// with the version or attribute that it needs; [`Misuse`] for properties that cannot be; what
+    /// the driver says.
     pub fn create(context: &Arc<CudaContext>, properties: MulticastProperties) -> Result<Self, VmmError> {
         multicast_switch()?;
         check_device(context.ordinal())?;
@@ -148,8 +153,8 @@ impl Building {
     /// Adds a device. Each is added once, by one process.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for a device that this process has added already, or one more than there may be;
-    /// [`VmmError::Unsupported`]; what the driver says.
+    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for a device that this process has added
+    /// already, or one more than there may be; [`VmmError::Unsupported`]; what the driver says.
     pub fn add_device(&mut self, context: &Arc<CudaContext>) -> Result<(), VmmError> {
         let call = "Building::add_device";
         multicast_switch()?;
@@ -174,7 +179,8 @@ impl Building {
     /// A file descriptor for another process of this machine, which adds its own devices.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for an object that was not made for it; what the driver says.
+    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for an object that was not made for it;
+    /// what the driver says.
     pub fn export_file_descriptor(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
@@ -203,8 +209,8 @@ impl Building {
         self.object.id
     }
 
-    /// The driver's handle, for calls that this crate does not make. It is valid while this value, or what is made of it, lives; whoever uses it keeps to
-    /// the driver's rules.
+    /// The driver's handle, for calls that this crate does not make. It is valid while this value,
+    /// or what is made of it, lives; whoever uses it keeps to the driver's rules.
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }
@@ -217,7 +223,8 @@ impl Building {
     /// The team, where this process has added all devices.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] if devices are missing. The object is dropped then.
+    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] if devices are missing. The object is
+    /// dropped then.
     pub fn complete(self) -> Result<Team, VmmError> {
         multicast_switch()?;
         let (found, expected) = (self.devices.len(), self.object.properties.devices);
@@ -235,12 +242,14 @@ impl Building {
     /// The team, once the PEs of the job have added all devices together.
     ///
     /// # Collective
-    /// All PEs of the job, each with its handle of the one object. `label` is the same on all and names the object. Where groups of PEs are to have
-    /// an object each, as those of each machine, use [`collective`](super::collective).
+    /// All PEs of the job, each with its handle of the one object. `label` is the same on all and
+    /// names the object. Where groups of PEs are to have an object each, as those of each machine,
+    /// use [`collective`](super::collective).
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`], and [`VmmError::Peer`] on the others; [`Misuse::Value`] on all if devices are missing, or were added by two
-    /// PEs; [`Misuse::Diverged`] on all if the PEs hold different objects; as every collective call.
+    /// [`VmmError::MulticastDisabled`], and [`VmmError::Peer`] on the others; [`Misuse::Value`] on
+    /// all if devices are missing, or were added by two PEs; [`Misuse::Diverged`] on all if the PEs
+    /// hold different objects; as every collective call.
     pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
         let Object { properties, id, .. } = *self.object;
         // Devices of different objects are no team, whatever their number.
@@ -279,8 +288,9 @@ impl Team {
         self.object.granularity
     }
 
-    /// The driver's handle, as [`Building::as_raw`]. Memory that is bound through it is unknown to this crate: it does not count for
-    /// [`bound`](Self::bound), and is unbound by [`unbind`](Self::unbind).
+    /// The driver's handle, as [`Building::as_raw`]. Memory that is bound through it is unknown to
+    /// this crate: it does not count for [`bound`](Self::bound), and is unbound by
+    /// [`unbind`](Self::unbind).
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }
@@ -335,7 +345,8 @@ impl Drop for Object {
             &self.context,
             [],
             Box::new(move || {
-                // SAFETY: this value owned the handle, and every binding and mapping kept this value.
+                // SAFETY: this value owned the handle, and every binding and mapping kept this
+                // value.
                 let code = raw::api().map(|api| unsafe { api.cuMemRelease(handle) });
                 if let Err(error) = code.and_then(|code| raw::done("cuMemRelease", code)) {
                     tracing::warn!(%error, "a multicast object was not released");

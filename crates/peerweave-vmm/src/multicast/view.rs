@@ -1,7 +1,7 @@
 //! Elements at multicast addresses, as kernels receive them: plain data of a fixed layout.
 //!
-//! Dereferences nothing, keeps nothing. Invariants: the layout is part of the interface, and is checked below; an address that is given out is that of
-//! one of the elements.
+//! Dereferences nothing, keeps nothing. Invariants: the layout is part of the interface, and is
+//! checked below; an address that is given out is that of one of the elements.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,10 +13,12 @@ use super::MulticastMapping;
 use crate::error::VmmError;
 use crate::memory::mapping::elements_of;
 
-/// `len` elements at a multicast address. A store of a kernel there (`multimem.st`, or a plain one) reaches every device of the team, and a load that
-/// reduces (`multimem.ld_reduce`) reads them all; another load, and a copy, mean nothing.
+/// `len` elements at a multicast address. A store of a kernel there (`multimem.st`, or a plain one)
+/// reaches every device of the team, and a load that reduces (`multimem.ld_reduce`) reads them all;
+/// another load, and a copy, mean nothing.
 ///
-/// Valid while the mapping that it was taken of lives: see [`MulticastMapping::access`] for work on a stream, also for memory of a heap.
+/// Valid while the mapping that it was taken of lives: see [`MulticastMapping::access`] for work on
+/// a stream, also for memory of a heap.
 #[repr(C)]
 pub struct MulticastView<T> {
     address: u64,

@@ -1,6 +1,7 @@
 //! The probe's kernels in one context: loaded from their text, launched with checked arguments.
 //!
-//! Invariant: the module stays loaded until the streams that its kernels were launched on have passed them.
+//! Invariant: the module stays loaded until the streams that its kernels were launched on have
+//! passed them.
 
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::Arc;
@@ -25,9 +26,10 @@ pub(super) struct Kernels {
 #[derive(Clone, Copy)]
 struct Module(CUmodule);
 
-// SAFETY: shared is a handle of the driver, whose functions may be called from any thread; synchronised by ownership: `Kernels` alone has it, and
-// gives it up once, to the thread that unloads. Would be caught by the test program examples/check_vmm.rs on GPUs, whose probe is unloaded by
-// another thread; the fake driver has no kernels.
+// SAFETY: shared is a handle of the driver, whose functions may be called from any thread;
+// synchronised by ownership: `Kernels` alone has it, and gives it up once, to the thread that
+// unloads. Would be caught by the test program examples/check_vmm.rs on GPUs, whose probe is
+// unloaded by another thread; the fake driver has no kernels.
 unsafe impl Send for Module {}
 
 impl Kernels {
@@ -46,7 +48,8 @@ impl Kernels {
         };
         let function = |name: &CStr| {
             let mut function: CUfunction = std::ptr::null_mut();
-            // SAFETY: the pointer is to a live handle, the module is loaded, and the name is ended by zero.
+            // SAFETY: the pointer is to a live handle, the module is loaded, and the name is ended
+            // by zero.
             let code = unsafe { raw::extra()?.cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
             raw::done("cuModuleGetFunction", code).map(|()| function)
         };
@@ -55,7 +58,8 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Copies `pieces` of 16 bytes. Both ranges are mapped for this device until the stream has passed the kernel: the caller noted the stream.
+    /// Copies `pieces` of 16 bytes. Both ranges are mapped for this device until the stream has
+    /// passed the kernel: the caller noted the stream.
     pub(super) fn copy(
         &self,
         stream: &Arc<CudaStream>,
@@ -103,8 +107,8 @@ impl Kernels {
         raw::bind(&self.context)?;
         let (one, none) = (1, std::ptr::null_mut());
         let arguments = arguments.as_ptr().cast_mut();
-        // SAFETY: the function is of a loaded module of this context, the arguments are of the kernel's types in its order and are read before the
-        // call returns.
+        // SAFETY: the function is of a loaded module of this context, the arguments are of the
+        // kernel's types in its order and are read before the call returns.
         let code = unsafe {
             raw::extra()?.cuLaunchKernel(function, blocks, one, one, threads, one, one, 0, stream.cu_stream(), arguments, none)
         };
@@ -121,7 +125,8 @@ impl Drop for Kernels {
             Box::new(move || {
                 // The whole value moves, and not the pointer in it, which no thread may send.
                 let whole: Module = module;
-                // SAFETY: this value loaded the module, and the streams that its kernels were launched on have passed them.
+                // SAFETY: this value loaded the module, and the streams that its kernels were
+                // launched on have passed them.
                 let code = raw::extra().map(|extra| unsafe { extra.cuModuleUnload(whole.0) });
                 if let Err(error) = code.and_then(|code| raw::done("cuModuleUnload", code)) {
                     tracing::warn!(%error, "the probe's kernels were not unloaded");

@@ -1,6 +1,7 @@
 //! Points in a stream whose distance in time can be asked.
 //!
-//! Not cudarc's events: those give, instead of doing anything, an error that others have left in the context.
+//! Not cudarc's events: those give, instead of doing anything, an error that others have left in
+//! the context.
 
 use std::sync::Arc;
 

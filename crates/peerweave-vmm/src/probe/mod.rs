@@ -1,7 +1,9 @@
-//! Measures the way between two devices: bandwidth by stores, by loads and by copy engine, and the latency of a flag.
+//! Measures the way between two devices: bandwidth by stores, by loads and by copy engine, and the
+//! latency of a flag.
 //!
-//! Prints nothing: `peerweave bench p2p` does. The kernels are PTX text that the driver compiles when it is loaded (`kernels.ptx`).
-//! Invariant: every wait has a deadline, on the host by a clock and in a kernel by a count, and what arrived is compared.
+//! Prints nothing: `peerweave bench p2p` does. The kernels are PTX text that the driver compiles
+//! when it is loaded (`kernels.ptx`). Invariant: every wait has a deadline, on the host by a clock
+//! and in a kernel by a count, and what arrived is compared.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -97,11 +99,13 @@ const COMPARED_WORDS: usize = 1 << 17;
 const LINE_BYTES: u64 = 128;
 
 impl Probe {
-    /// Takes `bytes`, rounded up to the largest granularity, twice on each device, for all devices that reach it.
+    /// Takes `bytes`, rounded up to the largest granularity, twice on each device, for all devices
+    /// that reach it.
     ///
     /// # Errors
-    /// What the driver says; [`VmmError::Timeout`] where a device has not filled its memory by the deadline. That a device does not reach another's memory
-    /// is told by [`way`](Self::way), and that kernels cannot be loaded by [`kernels`](Self::kernels).
+    /// What the driver says; [`VmmError::Timeout`] where a device has not filled its memory by the
+    /// deadline. That a device does not reach another's memory is told by [`way`](Self::way), and
+    /// that kernels cannot be loaded by [`kernels`](Self::kernels).
     pub fn new(contexts: &[Arc<CudaContext>], bytes: usize, deadline: Instant) -> Result<Self, VmmError> {
         let step = contexts
             .iter()
@@ -140,13 +144,15 @@ impl Probe {
         self.no_kernels.as_ref().map_or(Ok(()), Err)
     }
 
-    /// Moves the whole memory `repeats` times along each way, all ways at once, and compares what came. A way is a pair of indices into the
-    /// contexts that the probe was made of; its first works. No device may be first twice, or second twice.
+    /// Moves the whole memory `repeats` times along each way, all ways at once, and compares what
+    /// came. A way is a pair of indices into the contexts that the probe was made of; its first
+    /// works. No device may be first twice, or second twice.
     ///
     /// `shape` is blocks and threads of the kernels.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) for other ways; [`VmmError::Timeout`]; why there is no kernel, or [no way](Self::way); what the driver says.
+    /// [`Misuse::Value`](crate::Misuse::Value) for other ways; [`VmmError::Timeout`]; why there is
+    /// no kernel, or [no way](Self::way); what the driver says.
     pub fn bandwidth(
         &self,
         method: Method,
@@ -298,7 +304,8 @@ impl Probe {
 }
 
 impl Station {
-    /// Fills the source: at both ends with words that are compared, between them with copies of the first, which the device makes.
+    /// Fills the source: at both ends with words that are compared, between them with copies of the
+    /// first, which the device makes.
     fn fill(&self, deadline: Instant) -> Result<(), VmmError> {
         let memory: MappedMemory<u64> = self.source.memory(self.context.ordinal())?;
         let write = |range: Range<usize>| {

@@ -1,7 +1,7 @@
 //! Who shares what with this process: the machine, and the process itself where PEs are threads.
 //!
-//! Invariant: two PEs with the same process identity have one address space and one registry; with the same machine identity they can
-//! pass descriptors to each other.
+//! Invariant: two PEs with the same process identity have one address space and one registry; with
+//! the same machine identity they can pass descriptors to each other.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -32,7 +32,8 @@ impl ProcessId {
     }
 }
 
-/// A number for this boot of this machine and this network namespace, in which abstract sockets are found.
+/// A number for this boot of this machine and this network namespace, in which abstract sockets are
+/// found.
 pub(crate) fn machine() -> u64 {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();

@@ -1,7 +1,9 @@
-//! The older way to share device memory between processes, for devices or drivers where virtual memory cannot be shared.
+//! The older way to share device memory between processes, for devices or drivers where virtual
+//! memory cannot be shared.
 //!
-//! An importer gets an address of the driver's choice, so nothing here lies at a stride. Invariant: memory that was exported is freed only after its
-//! owner has said that nobody has it open any more; otherwise it is leaked, since freeing it under an importer is undefined.
+//! An importer gets an address of the driver's choice, so nothing here lies at a stride. Invariant:
+//! memory that was exported is freed only after its owner has said that nobody has it open any
+//! more; otherwise it is leaked, since freeing it under an importer is undefined.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -26,7 +28,8 @@ impl fmt::Debug for IpcHandle {
     }
 }
 
-// Every call below that makes or opens memory is `relaxed`: it would spoil the capture of any other thread.
+// Every call below that makes or opens memory is `relaxed`: it would spoil the capture of any other
+// thread.
 
 /// A plain allocation that other processes can open. Clones are handles of the same allocation.
 #[derive(Clone)]
@@ -46,13 +49,15 @@ struct Inner {
 }
 
 impl IpcMemory {
-    /// The driver's own unit of allocations: a multiple of it is an allocation by itself, and not a part of one that holds other people's data.
+    /// The driver's own unit of allocations: a multiple of it is an allocation by itself, and not a
+    /// part of one that holds other people's data.
     pub const STEP_BYTES: usize = 2 << 20;
 
     /// Allocates `bytes` on the device of `context`.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) unless it is a multiple of [`STEP_BYTES`](Self::STEP_BYTES) above 0; what the driver says.
+    /// [`Misuse::Value`](crate::Misuse::Value) unless it is a multiple of
+    /// [`STEP_BYTES`](Self::STEP_BYTES) above 0; what the driver says.
     pub fn alloc(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, VmmError> {
         Self::alloc_for(context, bytes, Arc::default())
     }
@@ -74,7 +79,8 @@ impl IpcMemory {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// A handle for other processes. From now on the memory is leaked when it is dropped, unless [`recall`](Self::recall) comes first.
+    /// A handle for other processes. From now on the memory is leaked when it is dropped, unless
+    /// [`recall`](Self::recall) comes first.
     ///
     /// # Errors
     /// What the driver says.
@@ -92,7 +98,8 @@ impl IpcMemory {
     /// Says that no other process has the memory open, nor will open it.
     ///
     /// # Safety
-    /// It is so: all have dropped their [`IpcPeerMemory`], their streams have passed its use, and this was learnt from them.
+    /// It is so: all have dropped their [`IpcPeerMemory`], their streams have passed its use, and
+    /// this was learnt from them.
     pub unsafe fn recall(&self) {
         self.inner.lent.store(false, Ordering::Release);
     }
@@ -107,8 +114,9 @@ impl IpcMemory {
         self.inner.bytes
     }
 
-    /// The address for work that is about to be enqueued on `stream`: it stays allocated until the stream has passed that work. For work that is
-    /// captured into a graph, the graph must have [`keep`](Self::keep) too.
+    /// The address for work that is about to be enqueued on `stream`: it stays allocated until the
+    /// stream has passed that work. For work that is captured into a graph, the graph must have
+    /// [`keep`](Self::keep) too.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)
@@ -123,7 +131,8 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Says that no work was ever given its address, so that it goes without waiting for the streams that it shares with others.
+    /// Says that no work was ever given its address, so that it goes without waiting for the
+    /// streams that it shares with others.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -141,8 +150,9 @@ impl Drop for Inner {
             &self.context,
             streams,
             Box::new(move || {
-                // Not at once by `cuMemFree`, which waits for the whole device and keeps the process from launching meanwhile.
-                // SAFETY: the last handle is gone, nobody else has it open, and the streams that used it have passed that work.
+                // Not at once by `cuMemFree`, which waits for the whole device and keeps the
+                // process from launching meanwhile. SAFETY: the last handle is gone, nobody else
+                // has it open, and the streams that used it have passed that work.
                 if let Err(error) = unsafe { peerweave_driver::free(&context, address) } {
                     tracing::warn!(%error, "memory was not freed");
                 }
@@ -170,14 +180,16 @@ struct PeerInner {
 pub(crate) type Closing = OnceLock<Result<(), VmmError>>;
 
 impl IpcPeerMemory {
-    /// Opens memory of another process for the device of `context`, with peer access where it is on another device.
+    /// Opens memory of another process for the device of `context`, with peer access where it is on
+    /// another device.
     ///
     /// # Errors
     /// What the driver says; legacy IPC refuses a handle of the same process.
     ///
     /// # Safety
-    /// The handle is of an allocation of `bytes`. Its owner keeps that until it has learnt that every handle of this value is gone, and that the streams which used
-    /// it have passed that work.
+    /// The handle is of an allocation of `bytes`. Its owner keeps that until it has learnt that
+    /// every handle of this value is gone, and that the streams which used it have passed that
+    /// work.
     pub unsafe fn open(context: &Arc<CudaContext>, handle: IpcHandle, bytes: usize) -> Result<Self, VmmError> {
         // SAFETY: promised by the caller.
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
@@ -219,8 +231,9 @@ impl IpcPeerMemory {
 }
 
 impl IpcPeerMemory {
-    /// The address for work that is about to be enqueued on `stream`: it stays open until the stream has passed that work. For work that is
-    /// captured into a graph, the graph must have [`keep`](Self::keep) too.
+    /// The address for work that is about to be enqueued on `stream`: it stays open until the
+    /// stream has passed that work. For work that is captured into a graph, the graph must have
+    /// [`keep`](Self::keep) too.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)
@@ -250,7 +263,8 @@ impl Drop for PeerInner {
             &self.context,
             streams,
             Box::new(move || {
-                // SAFETY: it was opened by this value, which was the last handle, and the streams that used it have passed that work.
+                // SAFETY: it was opened by this value, which was the last handle, and the streams
+                // that used it have passed that work.
                 let code = raw::api().map(|api| unsafe { api.cuIpcCloseMemHandle(address) });
                 let closed = code.and_then(|code| raw::done("cuIpcCloseMemHandle", code));
                 if let Err(error) = &closed {

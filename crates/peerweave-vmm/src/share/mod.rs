@@ -1,7 +1,8 @@
 //! Physical memory from one process to another: as a POSIX file descriptor, or as a fabric handle.
 //!
-//! How the handles travel is the caller's, or the heap's, which uses the rendezvous. Multicast objects have calls of their own, behind the switch.
-//! Invariant: what is imported as memory was exported as memory, of the length that it says.
+//! How the handles travel is the caller's, or the heap's, which uses the rendezvous. Multicast
+//! objects have calls of their own, behind the switch. Invariant: what is imported as memory was
+//! exported as memory, of the length that it says.
 
 pub(crate) mod history;
 pub(crate) mod identity;
@@ -36,7 +37,8 @@ impl fmt::Debug for FabricHandle {
 pub enum SharedMemory {
     /// As a file descriptor, for a process of this machine.
     FileDescriptor {
-        /// Hand it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or a Unix socket of your own.
+        /// Hand it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or a
+        /// Unix socket of your own.
         fd: Descriptor,
         /// The memory's length.
         bytes: usize,
@@ -51,17 +53,20 @@ pub enum SharedMemory {
 }
 
 impl PhysicalMemory {
-    /// A file descriptor by which another process of this machine can import this memory. The memory lives as long as any of its descriptors.
+    /// A file descriptor by which another process of this machine can import this memory. The
+    /// memory lives as long as any of its descriptors.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) for memory that was not made for it; what the driver says.
+    /// [`Misuse::Value`](crate::Misuse::Value) for memory that was not made for it; what the driver
+    /// says.
     pub fn export_file_descriptor(&self) -> Result<SharedMemory, VmmError> {
         let exportable = self.exportable();
         check_way("PhysicalMemory::export_file_descriptor", exportable, exportable.file_descriptor)?;
         Ok(SharedMemory::FileDescriptor { fd: export_file_descriptor(self.handle())?, bytes: self.bytes() })
     }
 
-    /// A fabric handle by which another process of the NVLink domain can import this memory, while it lives.
+    /// A fabric handle by which another process of the NVLink domain can import this memory, while
+    /// it lives.
     ///
     /// # Errors
     /// As [`export_file_descriptor`](Self::export_file_descriptor).
@@ -77,7 +82,8 @@ impl PhysicalMemory {
     /// What the driver says.
     ///
     /// # Safety
-    /// `shared` was exported as physical memory of that many bytes, and not as a multicast object: those are behind a switch.
+    /// `shared` was exported as physical memory of that many bytes, and not as a multicast object:
+    /// those are behind a switch.
     pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMemory) -> Result<Self, VmmError> {
         check_supported(context.ordinal())?;
         raw::bind(context)?;

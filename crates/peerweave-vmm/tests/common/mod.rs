@@ -98,7 +98,8 @@ fn fake(name: &std::ffi::CStr) -> std::ptr::NonNull<c_void> {
     Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
 }
 
-/// Orders calls to fail from now on: `function:nth=code,...`, counted from 1; an empty text ends that.
+/// Orders calls to fail from now on: `function:nth=code,...`, counted from 1; an empty text ends
+/// that.
 pub(crate) fn fail(orders: &str) {
     let orders = CString::new(orders).expect("no zero");
     // SAFETY: the fake declares it so.

@@ -1,6 +1,8 @@
-//! The CUDA driver of the process, found when it is first needed: streams, capture, contexts and memory.
+//! The CUDA driver of the process, found when it is first needed: streams, capture, contexts and
+//! memory.
 //!
-//! What is not here: any decision. Invariant: every failure of the driver is an error with the call's name.
+//! What is not here: any decision. Invariant: every failure of the driver is an error with the
+//! call's name.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ffi::CStr;
@@ -59,7 +61,8 @@ macro_rules! functions {
                         let name = concat!(stringify!($name), "\0");
                         // SAFETY: the library is open and the name ends with a zero.
                         let address = unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) };
-                        // SAFETY: the driver's function of this name has this signature; null becomes `None`.
+                        // SAFETY: the driver's function of this name has this signature; null
+                        // becomes `None`.
                         unsafe { core::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($type),*) -> c_int>>(address) }
                     },)*
                 }
@@ -72,7 +75,8 @@ macro_rules! functions {
                 let Some(function) = FUNCTIONS.as_ref().and_then(|functions| functions.$name) else {
                     return Err(Broken::Absent(stringify!($name)));
                 };
-                // SAFETY: the pointers that this module passes are to variables of the caller that outlive the call.
+                // SAFETY: the pointers that this module passes are to variables of the caller that
+                // outlive the call.
                 match unsafe { function($($arg),*) } {
                     0 => Ok(()),
                     code => Err(Broken::Code(stringify!($name), code)),
@@ -123,7 +127,8 @@ functions! {
 static FUNCTIONS: LazyLock<Option<Functions>> = LazyLock::new(|| {
     let open = |flags| {
         let name: &CStr = c"libcuda.so.1";
-        // SAFETY: the name is a C string; opening a driver runs its initialisers, which is what the program wants too.
+        // SAFETY: the name is a C string; opening a driver runs its initialisers, which is what the
+        // program wants too.
         unsafe { libc::dlopen(name.as_ptr(), flags) }
     };
     let mut library = open(libc::RTLD_NOW | libc::RTLD_NOLOAD);
@@ -145,7 +150,8 @@ pub fn current_device() -> Result<Option<(c_int, usize)>> {
     Ok(Some((device, context)))
 }
 
-/// The device that the calling thread has chosen and its primary context; device 0 if it has chosen none.
+/// The device that the calling thread has chosen and its primary context; device 0 if it has chosen
+/// none.
 pub fn chosen_device() -> Result<(c_int, usize)> {
     current_device()?.map_or_else(|| device_of_ordinal(0), Ok)
 }
@@ -195,7 +201,8 @@ pub fn launch(stream: usize, function: HostFunction, data: *mut c_void) -> Resul
     cuLaunchHostFunc(stream, function, data)
 }
 
-/// Zeros memory in the order of the default stream of the calling thread's context, and does not wait for that.
+/// Zeros memory in the order of the default stream of the calling thread's context, and does not
+/// wait for that.
 pub fn zero(address: usize, bytes: usize) -> Result {
     const DEFAULT: usize = 0;
     cuMemsetD8Async(address as u64, 0, bytes, DEFAULT)
@@ -321,8 +328,9 @@ pub fn record(event: usize, stream: usize) -> Result {
     cuEventRecord(event, stream)
 }
 
-/// Fails, and spoils the capture, where another thread captures in the global mode and the calling one is not in the relaxed mode: as
-/// allocating, freeing and everything that synchronises do on GPUs.
+/// Fails, and spoils the capture, where another thread captures in the global mode and the calling
+/// one is not in the relaxed mode: as allocating, freeing and everything that synchronises do on
+/// GPUs.
 pub fn as_allocations_do() -> Result {
     let (_, context) = chosen_device()?;
     with_context(context, || {

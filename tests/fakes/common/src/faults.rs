@@ -10,7 +10,8 @@ use crate::{Rule, Rules};
 /// How many calls each rule has seen, by the rule's address.
 static SEEN: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
 
-/// Counts a call of a rank or PE, and returns the rule that means it. `rules` stay where they are for as long as the process.
+/// Counts a call of a rank or PE, and returns the rule that means it. `rules` stay where they are
+/// for as long as the process.
 pub fn hit(rules: &'static Rules, function: &str, place: Option<i32>) -> Option<&'static Rule> {
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = None;

@@ -1,4 +1,5 @@
-//! What the fake NCCL and the fake NVSHMEM have in common: reading settings, counting faults, the log, versions, the driver below.
+//! What the fake NCCL and the fake NVSHMEM have in common: reading settings, counting faults, the
+//! log, versions, the driver below.
 //!
 //! What is not here: anything of a vendor's interface, which each fake has to itself.
 #![allow(non_snake_case, reason = "the driver's names")]

@@ -1,7 +1,7 @@
 //! What the environment asks of a fake.
 //!
-//! Invariant: a setting that cannot be understood ends the process with its text, so that a test never passes because its fault was
-//! misspelled.
+//! Invariant: a setting that cannot be understood ends the process with its text, so that a test
+//! never passes because its fault was misspelled.
 
 use std::collections::HashMap;
 use std::str::FromStr;

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::str::FromStr;
 
-/// Reads a fake's `since.txt`: lines of a function and the version that brought it; `#` begins a comment.
+/// Reads a fake's `since.txt`: lines of a function and the version that brought it; `#` begins a
+/// comment.
 ///
 /// # Panics
 /// Where a line is anything else.

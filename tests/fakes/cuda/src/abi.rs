@@ -1,5 +1,6 @@
-//! The C side: result codes, handles, structures and the pointers that a caller hands in.
-//! What the functions do is not here. Invariant: sizes and offsets are those of `cuda.h` for 64-bit Linux (checked below).
+//! The C side: result codes, handles, structures and the pointers that a caller hands in. What the
+//! functions do is not here. Invariant: sizes and offsets are those of `cuda.h` for 64-bit Linux
+//! (checked below).
 
 use core::ffi::{c_int, c_void};
 
@@ -133,7 +134,8 @@ pub(crate) type StreamCallback = Option<unsafe extern "C" fn(CuStream, c_int, *m
 /// A pointer to which a function of the driver writes.
 ///
 /// # Invariants
-/// Made only by a C caller, who promises by the driver's interface that it is null or valid for one `T`.
+/// Made only by a C caller, who promises by the driver's interface that it is null or valid for one
+/// `T`.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -205,7 +207,8 @@ impl<T> Out<T> {
 /// A pointer from which a function of the driver reads.
 ///
 /// # Invariants
-/// Made only by a C caller, who promises by the driver's interface that it is null or valid for the elements it counts.
+/// Made only by a C caller, who promises by the driver's interface that it is null or valid for the
+/// elements it counts.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 

@@ -1,5 +1,6 @@
-//! What every address means: which allocation it is of, whose memory it is, who may access it. Moving bytes is in [`crate::transfer`].
-//! Invariant: ranges do not overlap, and every byte of a live range may be touched by the copies that [`AddressMap::place`] allows.
+//! What every address means: which allocation it is of, whose memory it is, who may access it.
+//! Moving bytes is in [`crate::transfer`]. Invariant: ranges do not overlap, and every byte of a
+//! live range may be touched by the copies that [`AddressMap::place`] allows.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -77,7 +78,8 @@ pub(crate) struct Access {
     pub(crate) need: Need,
     /// Whether memory that the driver does not know, of the host's own, is welcome.
     pub(crate) pageable: bool,
-    /// The work was accepted before and is about to be done, so that a free that is behind it does not matter.
+    /// The work was accepted before and is about to be done, so that a free that is behind it does
+    /// not matter.
     pub(crate) queued: bool,
 }
 
@@ -124,7 +126,8 @@ impl AddressMap {
         (base.checked_add(size)? <= start + length).then_some((start, length))
     }
 
-    /// Mapped ranges that lie in these addresses, where they fill them without a gap; `None` otherwise.
+    /// Mapped ranges that lie in these addresses, where they fill them without a gap; `None`
+    /// otherwise.
     pub(crate) fn mapped_exactly(&self, base: u64, size: u64) -> Option<Vec<u64>> {
         let mut at = base;
         let mut found = Vec::new();
@@ -175,7 +178,8 @@ impl AddressMap {
                 return Err(Code::INVALID_VALUE);
             }
             if mapped.physical.is_multicast() {
-                // Loads through a multicast address are for the reducing instructions of kernels only.
+                // Loads through a multicast address are for the reducing instructions of kernels
+                // only.
                 if access.need == Need::Read || end > range.base + range.size {
                     return Err(Code::INVALID_VALUE);
                 }

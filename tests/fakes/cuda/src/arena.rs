@@ -1,6 +1,7 @@
-//! Addresses and bytes of a device's plain allocations: one shared mapping from which pieces are cut.
-//! The budget is in [`crate::device`], what an address means in [`crate::address`].
-//! Invariant: bytes outside every live piece can be neither read nor written, and a piece is followed by such bytes.
+//! Addresses and bytes of a device's plain allocations: one shared mapping from which pieces are
+//! cut. The budget is in [`crate::device`], what an address means in [`crate::address`]. Invariant:
+//! bytes outside every live piece can be neither read nor written, and a piece is followed by such
+//! bytes.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};

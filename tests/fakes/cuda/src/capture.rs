@@ -1,5 +1,6 @@
-//! Capture: streams whose work becomes the nodes of a graph instead of being done. Graphs are in [`crate::graph`].
-//! Invariant: a stream is part of at most one capture, and its position is the nodes that its next one depends on.
+//! Capture: streams whose work becomes the nodes of a graph instead of being done. Graphs are in
+//! [`crate::graph`]. Invariant: a stream is part of at most one capture, and its position is the
+//! nodes that its next one depends on.
 
 use core::ffi::{c_int, c_uint};
 use std::collections::{BTreeSet, HashMap};
@@ -50,7 +51,8 @@ static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static THREAD_MODE: core::cell::Cell<c_int> = const { core::cell::Cell::new(GLOBAL) };
-    /// The last question whether a stream is captured whose answer was no: after how many changes, which stream, in which context.
+    /// The last question whether a stream is captured whose answer was no: after how many changes,
+    /// which stream, in which context.
     static NOT_CAPTURING: core::cell::Cell<Option<(u64, usize, usize)>> = const { core::cell::Cell::new(None) };
 }
 
@@ -65,7 +67,8 @@ fn with<T>(run: impl FnOnce(&mut Captures) -> T) -> Result<T> {
     Ok(run(&mut lock(&driver()?.captures)))
 }
 
-/// Makes the work a node where the stream is captured; `None` where it is not and the work is to be done.
+/// Makes the work a node where the stream is captured; `None` where it is not and the work is to be
+/// done.
 pub(crate) fn add(stream: &Arc<Stream>, work: &Work) -> Option<Result<usize>> {
     if ACTIVE.load(Ordering::Acquire) == 0 {
         return None;
@@ -139,7 +142,8 @@ pub(crate) fn refuse(stream: &Arc<Stream>, code: Code) -> Result {
     Err(code)
 }
 
-/// Waiting for, or asking about, an event that was recorded in a capture, which ends the capture's usefulness if it still goes on.
+/// Waiting for, or asking about, an event that was recorded in a capture, which ends the capture's
+/// usefulness if it still goes on.
 pub(crate) fn refuse_event(capture: u64) -> Result {
     with(|captures| {
         if let Some(capture) = captures.active.get_mut(&capture) {
@@ -370,7 +374,8 @@ exports! {
     }
 
     10000 fn cuStreamIsCapturing(stream: CuStream, status: Out<c_int>) {
-        // As cheap as the real driver's, so that what others measure is not this: the answer that this thread had, while nothing has changed since.
+        // As cheap as the real driver's, so that what others measure is not this: the answer that
+        // this thread had, while nothing has changed since.
         let asked = (handles::changes(), stream.0, context::current_handle());
         if ACTIVE.load(Ordering::Acquire) == 0 && NOT_CAPTURING.get() == Some(asked) {
             return status.set(0);

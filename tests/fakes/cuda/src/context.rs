@@ -1,5 +1,6 @@
-//! Contexts, which of them is current in a thread, and the error that stays in one. Queries about devices are in [`crate::device`].
-//! Invariant: once a context holds an error, every call that uses the context gives that error.
+//! Contexts, which of them is current in a thread, and the error that stays in one. Queries about
+//! devices are in [`crate::device`]. Invariant: once a context holds an error, every call that uses
+//! the context gives that error.
 
 use core::ffi::{c_int, c_uint};
 use std::cell::RefCell;
@@ -312,9 +313,11 @@ exports! {
     }
 }
 
-/// Fake only: something went wrong on the device of the current context, as a kernel's illegal address does. The code stays.
+/// Fake only: something went wrong on the device of the current context, as a kernel's illegal
+/// address does. The code stays.
 ///
-/// Work that is queued is not done any more; every call that uses the context gives the code. 0 is refused.
+/// Work that is queued is not done any more; every call that uses the context gives the code. 0 is
+/// refused.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_context_fail(code: c_int) -> c_int {
     crate::faults::call("peerweave_fake_context_fail", || {

@@ -36,7 +36,8 @@ fn check(stream: &Arc<Stream>, copy: &Copy, sides: Sides) -> Result {
     Ok(())
 }
 
-/// A copy that returns when it is ordered, except where pageable memory of the host makes it wait as the driver does.
+/// A copy that returns when it is ordered, except where pageable memory of the host makes it wait
+/// as the driver does.
 fn order(stream: CuStream, mut copy: Copy, sides: Sides) -> Result {
     let current = context::current()?;
     let stream = stream::resolve(stream)?;

@@ -1,5 +1,6 @@
-//! The state of the process: its devices and the tables of what was made. How each thing works is in its own module.
-//! Invariant: made once, by the first `cuInit` that succeeds, and never taken down.
+//! The state of the process: its devices and the tables of what was made. How each thing works is
+//! in its own module. Invariant: made once, by the first `cuInit` that succeeds, and never taken
+//! down.
 
 use std::sync::{Mutex, OnceLock, RwLock};
 
@@ -105,7 +106,8 @@ impl Driver {
     }
 }
 
-/// The machine's devices that this process sees, in its order: all, or those of `CUDA_VISIBLE_DEVICES` up to the first that is none.
+/// The machine's devices that this process sees, in its order: all, or those of
+/// `CUDA_VISIBLE_DEVICES` up to the first that is none.
 fn visible_slots() -> Vec<usize> {
     let count = faults::number(variable::DEVICES).unwrap_or(8) as usize;
     match std::env::var("CUDA_VISIBLE_DEVICES") {

@@ -1,5 +1,6 @@
-//! The ways in: initialisation, version, texts of errors, and finding functions by name. Devices are in [`crate::device`].
-//! Invariant: a name that a test takes away is found by no call of `cuGetProcAddress`.
+//! The ways in: initialisation, version, texts of errors, and finding functions by name. Devices
+//! are in [`crate::device`]. Invariant: a name that a test takes away is found by no call of
+//! `cuGetProcAddress`.
 
 use core::ffi::{c_char, c_int, c_uint};
 
@@ -47,7 +48,8 @@ fn is_missing(name: &str) -> bool {
     setting(variable::MISSING).is_some_and(|names| names.split(',').any(|missing| missing.trim() == name))
 }
 
-/// The newest form of a function that a program of `version` may use: `cuMemAlloc` is found as `cuMemAlloc_v2`.
+/// The newest form of a function that a program of `version` may use: `cuMemAlloc` is found as
+/// `cuMemAlloc_v2`.
 fn find(name: &str, version: c_int) -> core::result::Result<&'static Symbol, c_int> {
     let version = version.min(driver::version());
     let form = |symbol: &Symbol| match symbol.name.strip_prefix(name) {

@@ -1,5 +1,6 @@
-//! Events: moments of streams that others can wait for. Waits inside a capture are in [`crate::capture`].
-//! Invariant: a recording, once begun, is finished by its stream, even where the context has failed.
+//! Events: moments of streams that others can wait for. Waits inside a capture are in
+//! [`crate::capture`]. Invariant: a recording, once begun, is finished by its stream, even where
+//! the context has failed.
 
 use core::ffi::c_uint;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

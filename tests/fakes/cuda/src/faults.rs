@@ -1,5 +1,6 @@
-//! What every call passes on its way in: the log, the faults that a test ordered, and the ban on calls from host functions.
-//! The functions themselves are not here. Invariant: a call that the log does not show did not reach the driver.
+//! What every call passes on its way in: the log, the faults that a test ordered, and the ban on
+//! calls from host functions. The functions themselves are not here. Invariant: a call that the log
+//! does not show did not reach the driver.
 
 use core::cell::Cell;
 use core::ffi::{c_char, c_int};
@@ -12,7 +13,8 @@ use std::time::Duration;
 
 use crate::abi::{Code, In, Result};
 
-/// The variables, read once, at the first call (`PEERWEAVE_FAKE_CUDA_FAIL` and `_LOG`) or at `cuInit` (the others).
+/// The variables, read once, at the first call (`PEERWEAVE_FAKE_CUDA_FAIL` and `_LOG`) or at
+/// `cuInit` (the others).
 pub(crate) mod variable {
     pub(crate) const DEVICES: &str = "PEERWEAVE_FAKE_CUDA_DEVICES";
     pub(crate) const MEMORY_BYTES: &str = "PEERWEAVE_FAKE_CUDA_MEMORY_BYTES";
@@ -164,7 +166,8 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a function of the caller's that must not call the driver: calls from within it get `CUDA_ERROR_NOT_PERMITTED`.
+/// Runs a function of the caller's that must not call the driver: calls from within it get
+/// `CUDA_ERROR_NOT_PERMITTED`.
 pub(crate) fn as_host_function<T>(run: impl FnOnce() -> T) -> T {
     let before = IN_HOST_FUNCTION.replace(true);
     let value = run();

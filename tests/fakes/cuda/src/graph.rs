@@ -1,5 +1,6 @@
-//! Graphs, their instances, and how an instance runs. Making a graph out of what streams are given is in [`crate::capture`].
-//! Invariant: a node's dependencies come before it in the list, so that the order of the list is an order to run in.
+//! Graphs, their instances, and how an instance runs. Making a graph out of what streams are given
+//! is in [`crate::capture`]. Invariant: a node's dependencies come before it in the list, so that
+//! the order of the list is an order to run in.
 
 use core::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

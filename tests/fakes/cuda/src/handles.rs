@@ -10,7 +10,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often anything was made, ended or spoiled: while it stays the same, what was found stays true.
+/// How often anything was made, ended or spoiled: while it stays the same, what was found stays
+/// true.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// The number of changes so far, to be asked before what is then remembered is found.

@@ -1,5 +1,6 @@
-//! Pinned memory of the host: allocating, registering what the caller has. Copies from and to it are in [`crate::copy`].
-//! Invariant: registered memory is the caller's; this library only remembers it.
+//! Pinned memory of the host: allocating, registering what the caller has. Copies from and to it
+//! are in [`crate::copy`]. Invariant: registered memory is the caller's; this library only
+//! remembers it.
 
 use core::ffi::{c_uint, c_void};
 

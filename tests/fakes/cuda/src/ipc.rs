@@ -1,5 +1,6 @@
-//! Legacy sharing between processes: handles of plain memory, and events that several processes see.
-//! Sharing of virtual memory is in [`crate::vmm`]. Invariant: a handle of a process that is gone opens nothing.
+//! Legacy sharing between processes: handles of plain memory, and events that several processes
+//! see. Sharing of virtual memory is in [`crate::vmm`]. Invariant: a handle of a process that is
+//! gone opens nothing.
 
 use core::ffi::c_uint;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -25,7 +26,8 @@ const EVENT: u64 = 0x7065_7674;
 struct Ticket {
     kind: u64,
     pid: u32,
-    /// With the number of the process, so that a later process of the same number is not mistaken for it.
+    /// With the number of the process, so that a later process of the same number is not mistaken
+    /// for it.
     start: u64,
     fd: i32,
     offset: u64,
@@ -112,7 +114,8 @@ impl SharedEvent {
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: the page is mapped for as long as `words` lives, and all processes use its words as atomics only.
+        // SAFETY: the page is mapped for as long as `words` lives, and all processes use its words
+        // as atomics only.
         unsafe { AtomicU64::from_ptr((self.words.address as *mut u64).add(index)) }
     }
 

@@ -1,5 +1,6 @@
-//! Plain memory of devices: allocating and freeing, in order of the host or of a stream. Virtual memory is in [`crate::vmm`].
-//! Invariant: what is charged to a device's budget is the sum over its live ranges.
+//! Plain memory of devices: allocating and freeing, in order of the host or of a stream. Virtual
+//! memory is in [`crate::vmm`]. Invariant: what is charged to a device's budget is the sum over its
+//! live ranges.
 
 use core::ffi::c_uint;
 use std::sync::{Arc, PoisonError, RwLockWriteGuard};
@@ -79,7 +80,8 @@ pub(crate) fn finish_free(base: u64, id: u64) -> Result {
     Ok(())
 }
 
-/// All plain memory of a context that is going away, that of pools included: they go with the primary context.
+/// All plain memory of a context that is going away, that of pools included: they go with the
+/// primary context.
 pub(crate) fn free_all_of_context(context: usize) {
     let Ok(driver) = driver() else { return };
     let mut map = change(driver);

@@ -1,6 +1,7 @@
-//! Modules and kernels. There is no compiler here: a kernel is a function of the host that the program has registered under the kernel's name.
-//! Parameter lists are in [`crate::entries`], work that needs no kernel in [`crate::work`].
-//! Invariant: an image is loaded only if every kernel in it is registered, so that no program believes that a kernel ran.
+//! Modules and kernels. There is no compiler here: a kernel is a function of the host that the
+//! program has registered under the kernel's name. Parameter lists are in [`crate::entries`], work
+//! that needs no kernel in [`crate::work`]. Invariant: an image is loaded only if every kernel in
+//! it is registered, so that no program believes that a kernel ran.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::collections::BTreeMap;
@@ -31,7 +32,8 @@ type HostKernel = unsafe extern "C" fn(*const FakeLaunch);
 
 static REGISTERED: Mutex<BTreeMap<String, HostKernel>> = Mutex::new(BTreeMap::new());
 
-/// Fake only: kernels of this name in images that are loaded from now on run this function, once for each launch, on the stream's thread.
+/// Fake only: kernels of this name in images that are loaded from now on run this function, once
+/// for each launch, on the stream's thread.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_kernel(name: In<c_char>, function: Option<HostKernel>) -> c_int {
     faults::call("peerweave_fake_kernel", || {
@@ -85,10 +87,12 @@ pub(crate) struct Config {
     n_attributes: c_uint,
 }
 
-// SAFETY: shared is a pointer into the caller's memory, which only the call reads that the configuration was given to; synchronised by not being
-// read later. Would be caught by the test `kernel_is_launched_from_several_threads`.
+// SAFETY: shared is a pointer into the caller's memory, which only the call reads that the
+// configuration was given to; synchronised by not being read later. Would be caught by the test
+// `kernel_is_launched_from_several_threads`.
 unsafe impl Send for Config {}
-// SAFETY: shared is the same pointer, synchronised as above. Would be caught by the test `kernel_is_launched_from_several_threads`.
+// SAFETY: shared is the same pointer, synchronised as above. Would be caught by the test
+// `kernel_is_launched_from_several_threads`.
 unsafe impl Sync for Config {}
 
 /// `CUlaunchAttribute`.
@@ -203,7 +207,8 @@ impl Launched {
             device: context.device as c_int,
         };
         let kernel = self.function.kernel;
-        // SAFETY: who registered the function promised that it may be called with what this kernel's launches have.
+        // SAFETY: who registered the function promised that it may be called with what this
+        // kernel's launches have.
         faults::as_host_function(|| unsafe { kernel(&raw const launch) });
         Ok(())
     }

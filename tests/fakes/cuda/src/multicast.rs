@@ -1,7 +1,8 @@
 //! Multicast objects: a team of devices, memory that each binds, and stores that go to all of it.
-//! Handles and mappings are in [`crate::vmm`]. What the hardware does with a store of a kernel is done here by the driver's copies
-//! and fills, and by `peerweave_fake_multicast_store`; a plain store of the host to a multicast address faults.
-//! Invariant: the table in the object's file is changed only under the file's lock, and every process reads the same table.
+//! Handles and mappings are in [`crate::vmm`]. What the hardware does with a store of a kernel is
+//! done here by the driver's copies and fills, and by `peerweave_fake_multicast_store`; a plain
+//! store of the host to a multicast address faults. Invariant: the table in the object's file is
+//! changed only under the file's lock, and every process reads the same table.
 
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -24,7 +25,8 @@ use crate::vmm::{aligned, available, check_handle_types, find, new_number, publi
 /// What the driver recommends: larger than what it demands, so that nobody takes one for the other.
 const RECOMMENDED_BYTES: u64 = 16 << 20;
 
-/// How long binding and mapping wait for devices that others still have to add. A driver waits without end.
+/// How long binding and mapping wait for devices that others still have to add. A driver waits
+/// without end.
 fn wait_for_team() -> Duration {
     Duration::from_millis(faults::number(faults::variable::TEAM_WAIT_MS).unwrap_or(2000))
 }
@@ -107,7 +109,8 @@ impl Drop for Locked<'_> {
 
 impl Locked<'_> {
     fn word(&self, index: usize) -> u64 {
-        // SAFETY: the index is inside the table, which is mapped while the team lives; the lock keeps writers away.
+        // SAFETY: the index is inside the table, which is mapped while the team lives; the lock
+        // keeps writers away.
         unsafe { (self.0.table as *const u64).add(index).read_volatile() }
     }
 
@@ -265,7 +268,8 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        // The last that this process had of the object, by handle or mapping, takes the process's bindings along.
+        // The last that this process had of the object, by handle or mapping, takes the process's
+        // bindings along.
         let last = {
             let mut open = lock(&OPEN);
             let place = open.iter().position(|number| *number == self.number);
@@ -425,10 +429,12 @@ exports! {
     }
 }
 
-/// Fake only: what a store of a kernel of the current context's device to a multicast address does, done at once.
+/// Fake only: what a store of a kernel of the current context's device to a multicast address does,
+/// done at once.
 ///
-/// `CUDA_ERROR_INVALID_VALUE` where the bytes are not of one multicast mapping to which the device has the right to write;
-/// `CUDA_ERROR_ILLEGAL_ADDRESS` where some device of the team has bound nothing there, or its process is gone.
+/// `CUDA_ERROR_INVALID_VALUE` where the bytes are not of one multicast mapping to which the device
+/// has the right to write; `CUDA_ERROR_ILLEGAL_ADDRESS` where some device of the team has bound
+/// nothing there, or its process is gone.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_multicast_store(address: CuPtr, bytes: *const c_void, length_bytes: usize) -> c_int {
     faults::call("peerweave_fake_multicast_store", || {

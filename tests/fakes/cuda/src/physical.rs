@@ -1,5 +1,6 @@
-//! Memory behind a handle: the file that holds it, and what an importer may know of it. Mapping it is in [`crate::vmm`].
-//! Invariant: what a device is charged for a piece of memory is refunded when the last handle and the last mapping are gone.
+//! Memory behind a handle: the file that holds it, and what an importer may know of it. Mapping it
+//! is in [`crate::vmm`]. Invariant: what a device is charged for a piece of memory is refunded when
+//! the last handle and the last mapping are gone.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +14,8 @@ pub(crate) const POSIX_FD: i32 = 1;
 /// `CU_MEM_HANDLE_TYPE_FABRIC`.
 pub(crate) const FABRIC: i32 = 8;
 
-/// The unit of memory behind handles, of its size, of its offsets, of addresses: as on the hardware.
+/// The unit of memory behind handles, of its size, of its offsets, of addresses: as on the
+/// hardware.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
 /// Memory, or a multicast object, behind a handle.

@@ -1,5 +1,5 @@
-//! Queries about an address: what memory, which device, which range. The map itself is in [`crate::address`].
-//! Invariant: an answer says what a copy with the address would find.
+//! Queries about an address: what memory, which device, which range. The map itself is in
+//! [`crate::address`]. Invariant: an answer says what a copy with the address would find.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -14,7 +14,8 @@ const DEVICE: c_uint = 2;
 
 fn device_of(range: &Range) -> c_int {
     let ordinal = match &range.kind {
-        // A multicast object, or memory of a device that this process does not see: the driver's word for no device.
+        // A multicast object, or memory of a device that this process does not see: the driver's
+        // word for no device.
         Kind::Mapped(mapped) => return mapped.physical.device.map_or(-2, |device| device as c_int),
         Kind::Device(memory) => memory.device,
         Kind::Host(memory) => memory.device,
@@ -89,7 +90,7 @@ fn answer(driver: &Driver, range: &Range, attribute: c_int, address: CuPtr, out:
 }
 
 fn reservation_of(driver: &Driver, range: &Range) -> Option<(u64, u64)> {
-    // Called without the map: taken once more for a moment.
+    // Called without the map: locked again, briefly.
     change(driver).reservation(range.base, range.size)
 }
 
@@ -130,7 +131,8 @@ exports! {
     }
 
     6000 fn cuPointerSetAttribute(value: In<c_uint>, attribute: c_int, address: CuPtr) {
-        // SYNC_MEMOPS is the only one that can be set; memory operations here have no other order anyway.
+        // SYNC_MEMOPS is the only one that can be set; memory operations here have no other order
+        // anyway.
         value.get()?;
         if attribute != 6 {
             return Err(Code::INVALID_VALUE);
@@ -165,7 +167,7 @@ fn copy_of(driver: &Driver, address: CuPtr) -> Option<Range> {
             managed: false,
             charged_bytes: 0,
             freeing: false,
-            // Cannot be shared once more.
+            // Cannot be shared a second time.
             of_graph: true,
         }),
         Kind::Mapped(mapped) => Kind::Mapped(MappedRange {

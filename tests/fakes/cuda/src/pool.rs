@@ -1,5 +1,6 @@
-//! Pools of memory: which device they are of and what they count. Allocating from one is in [`crate::memory`].
-//! Invariant: a pool keeps nothing back, so that what is reserved is what is used.
+//! Pools of memory: which device they are of and what they count. Allocating from one is in
+//! [`crate::memory`]. Invariant: a pool keeps nothing back, so that what is reserved is what is
+//! used.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Mutex;

@@ -1,5 +1,6 @@
-//! Memory of the operating system: files without a name, mappings, and reaching a file of another process.
-//! What they are used for is not here. Invariant: every mapping is made over addresses that this library reserved or was given by the kernel.
+//! Memory of the operating system: files without a name, mappings, and reaching a file of another
+//! process. What they are used for is not here. Invariant: every mapping is made over addresses
+//! that this library reserved or was given by the kernel.
 
 use core::ffi::c_void;
 use std::ffi::CString;
@@ -30,7 +31,8 @@ pub(crate) fn memory_file(label: &str, length_bytes: u64) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// The label of a file made by [`memory_file`], in this process or another; `None` for any other file.
+/// The label of a file made by [`memory_file`], in this process or another; `None` for any other
+/// file.
 pub(crate) fn label(file: &OwnedFd) -> Option<String> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
     let text = link.to_str()?.strip_prefix("/memfd:")?.strip_prefix(PREFIX)?;
@@ -54,7 +56,7 @@ pub(crate) fn duplicate(file: &OwnedFd) -> Result<OwnedFd> {
     file.as_fd().try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)
 }
 
-/// The start time of a process, which with its number names it for ever; `None` where it is gone.
+/// The start time of a process, which with its number names it forever; `None` where it is gone.
 pub(crate) fn process_start(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name may hold spaces and brackets: fields are counted behind the last bracket.
@@ -77,7 +79,8 @@ pub(crate) fn map(at: Option<u64>, length_bytes: u64, protection: i32, file: Opt
     if at.is_some() {
         flags |= libc::MAP_FIXED;
     }
-    // SAFETY: without `at` the kernel chooses free addresses; with it they are of a reservation of this library (module invariant).
+    // SAFETY: without `at` the kernel chooses free addresses; with it they are of a reservation of
+    // this library (module invariant).
     let address = unsafe {
         libc::mmap(at.unwrap_or(0) as *mut c_void, length_bytes as usize, protection, flags, fd, offset as libc::off_t)
     };

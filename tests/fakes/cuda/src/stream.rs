@@ -1,5 +1,6 @@
-//! Streams: queues of work, each with a thread that does it in order. What the work is, is in [`crate::work`]; events are in [`crate::event`].
-//! Invariant: `completed <= submitted`, and the n-th submission is done exactly when `completed >= n`.
+//! Streams: queues of work, each with a thread that does it in order. What the work is, is in
+//! [`crate::work`]; events are in [`crate::event`]. Invariant: `completed <= submitted`, and the
+//! n-th submission is done exactly when `completed >= n`.
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::collections::VecDeque;
@@ -287,7 +288,8 @@ exports! {
         capture::forbid_in_stream(&stream)?;
         let data = data as usize;
         stream.push(Run::Always(Box::new(move |error| {
-            // SAFETY: the caller promised that the callback may be called once, on any thread, with this data.
+            // SAFETY: the caller promised that the callback may be called once, on any thread, with
+            // this data.
             faults::as_host_function(|| unsafe { callback(given, error, data as *mut c_void) });
         })));
         Ok(())
@@ -358,7 +360,8 @@ fn write_value(stream: CuStream, address: u64, value: u64, bytes: u64, flags: c_
     stream.submit(Work::Write { address, value, bytes })
 }
 
-/// Fake only: the stream stops at this point until [`peerweave_fake_stream_unblock`], as one whose kernel never ends.
+/// Fake only: the stream stops at this point until [`peerweave_fake_stream_unblock`], as one whose
+/// kernel never ends.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_stream_block(stream: CuStream) -> c_int {
     faults::call("peerweave_fake_stream_block", || {

@@ -1,5 +1,6 @@
-//! Moving bytes: copies, fills, single words. Which functions ask for it is in [`crate::copy`]; who may, in [`crate::address`].
-//! Invariant: bytes are touched only while the map of addresses is held, so that no memory goes away under a copy.
+//! Moving bytes: copies, fills, single words. Which functions ask for it is in [`crate::copy`]; who
+//! may, in [`crate::address`]. Invariant: bytes are touched only while the map of addresses is
+//! held, so that no memory goes away under a copy.
 
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
@@ -71,7 +72,8 @@ fn write(driver: &Driver, map: &AddressMap, device: usize, address: u64, from: *
             if owner.is_some_and(|owner| driver.loses_writes(driver.slot(device), owner)) {
                 return Ok(());
             }
-            // SAFETY: `place` found the destination live, `from` was found so by the caller, and the map is held meanwhile.
+            // SAFETY: `place` found the destination live, `from` was found so by the caller, and
+            // the map is held meanwhile.
             unsafe { core::ptr::copy(from, address as *mut u8, bytes as usize) };
             Ok(())
         }
@@ -96,7 +98,8 @@ pub(crate) fn load(device: usize, address: u64, bytes: u64) -> Result<u64> {
     let driver = driver()?;
     let map = map(driver);
     place(driver, &map, device, address, bytes, Need::Read)?;
-    // SAFETY: the word is live while the map is held, and its address is a multiple of its size (checked when it was queued).
+    // SAFETY: the word is live while the map is held, and its address is a multiple of its size
+    // (checked when it was queued).
     Ok(unsafe {
         if bytes == 4 {
             u64::from(AtomicU32::from_ptr(address as *mut u32).load(Ordering::Acquire))

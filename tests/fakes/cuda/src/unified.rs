@@ -1,5 +1,6 @@
-//! Managed memory's hints, and memory of other interfaces. Allocating managed memory is in [`crate::memory`].
-//! Invariant: a hint changes nothing that a program can see but its order in the stream.
+//! Managed memory's hints, and memory of other interfaces. Allocating managed memory is in
+//! [`crate::memory`]. Invariant: a hint changes nothing that a program can see but its order in the
+//! stream.
 
 use core::ffi::{c_int, c_uint};
 

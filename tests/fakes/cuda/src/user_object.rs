@@ -47,7 +47,8 @@ impl UserObject {
         }
         let (destroy, data) = (self.destroy, self.data);
         let run = move || {
-            // SAFETY: the caller promised that the destructor may be called with this data on any thread; the count makes it once.
+            // SAFETY: the caller promised that the destructor may be called with this data on any
+            // thread; the count makes it once.
             faults::as_host_function(|| unsafe { destroy(data as *mut c_void) });
         };
         // Not in the call that released: the driver promises no such order either.

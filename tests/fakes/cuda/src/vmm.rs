@@ -1,6 +1,7 @@
-//! Virtual memory: memory behind handles, reservations of addresses, mappings, rights, and sharing all of that between processes.
-//! Multicast objects are in [`crate::multicast`]. Invariant: addresses of a reservation can be touched exactly where memory is
-//! mapped and some device has a right to it; a mapping keeps its memory, whatever becomes of the handle.
+//! Virtual memory: memory behind handles, reservations of addresses, mappings, rights, and sharing
+//! all of that between processes. Multicast objects are in [`crate::multicast`]. Invariant:
+//! addresses of a reservation can be touched exactly where memory is mapped and some device has a
+//! right to it; a mapping keeps its memory, whatever becomes of the handle.
 
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::collections::BTreeMap;
@@ -355,7 +356,8 @@ exports! {
         let Some(Kind::Mapped(mapped)) = map.find(address).map(|range| &range.kind) else {
             return Err(Code::INVALID_VALUE);
         };
-        // The same handle that it was mapped by, says the manual, even where that was released meanwhile.
+        // The same handle that it was mapped by, says the manual, even where that was released
+        // meanwhile.
         mapped.physical.retain();
         driver.physical.insert(mapped.handle, Arc::clone(&mapped.physical));
         handle.set(mapped.handle as CuMemHandle)

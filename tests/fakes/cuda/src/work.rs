@@ -1,5 +1,6 @@
-//! The kinds of work that a stream does and a graph replays. Queues are in [`crate::stream`], bytes in [`crate::transfer`].
-//! Invariant: running a piece of work a second time does the same again, since graphs do so.
+//! The kinds of work that a stream does and a graph replays. Queues are in [`crate::stream`], bytes
+//! in [`crate::transfer`]. Invariant: running a piece of work a second time does the same again,
+//! since graphs do so.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -40,7 +41,8 @@ pub(crate) enum Work {
         address: u64,
         id: u64,
     },
-    /// An allocation that belongs to a graph begins or ends; its address is the graph's for as long as the graph lives.
+    /// An allocation that belongs to a graph begins or ends; its address is the graph's for as long
+    /// as the graph lives.
     GraphAlloc(Arc<GraphMemory>),
     GraphFree,
     Graph(Arc<Plan>),
@@ -60,7 +62,8 @@ impl Work {
             Work::Copy(copy) => copy.run(context),
             Work::Fill(fill) => fill.run(context),
             Work::Host { function, data } => {
-                // SAFETY: the caller promised that the function may be called with this data on any thread, once per launch.
+                // SAFETY: the caller promised that the function may be called with this data on any
+                // thread, once per launch.
                 faults::as_host_function(|| unsafe { function(*data as *mut c_void) });
                 Ok(())
             }

@@ -1,4 +1,5 @@
-//! Faults that a test orders: failing calls, missing functions, lies about versions and features, the log of calls.
+//! Faults that a test orders: failing calls, missing functions, lies about versions and features,
+//! the log of calls.
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use peerweave_fakes::{Fakes, child};

@@ -51,7 +51,7 @@ fn soon(what: &str, is: impl Fn() -> bool) {
 
 /// The driver remembers its last answer; it must not outlive what it was about.
 #[test]
-fn whether_a_stream_is_captured_is_found_anew_when_anything_has_changed() {
+fn capture_state_is_refreshed_after_every_change() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -83,7 +83,8 @@ fn whether_a_stream_is_captured_is_found_anew_when_anything_has_changed() {
 fn captured_work_is_done_at_every_launch_and_not_before() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
-        // SAFETY: one stream only. Waits for events from before a capture are not part of any capture.
+        // SAFETY: one stream only. Waits for events from before a capture are not part of any
+        // capture.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().unwrap();
         let mut from = stream.clone_htod(&[1_u32; 256]).unwrap();
@@ -191,7 +192,8 @@ fn what_a_capture_cannot_hold_ends_it() {
         assert!(one.end_capture(no_flags()).is_ok());
         assert_eq!(call!(cuMemFree_v2(pointer)), CUDA_SUCCESS);
 
-        // The default stream waits for streams that were made as plain ones, so that it cannot be used meanwhile.
+        // The default stream waits for streams that were made as plain ones, so that it cannot be
+        // used meanwhile.
         let mut plain = core::ptr::null_mut();
         assert_eq!(call!(cuStreamCreate(&mut plain, 0)), CUDA_SUCCESS);
         let event = context.new_event(None).unwrap();
@@ -302,7 +304,7 @@ fn a_destroyed_graph_finds_nothing() {
 }
 
 #[test]
-fn a_question_from_another_thread_ends_a_global_capture_unless_it_asks_relaxed() {
+fn query_from_another_thread_ends_a_global_capture() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

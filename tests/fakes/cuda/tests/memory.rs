@@ -13,7 +13,8 @@ fn fakes() -> Fakes {
 /// Calls a raw function.
 macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: pointers given are to live places of the right types, or deliberately wrong numbers that the fake looks up.
+        // SAFETY: pointers given are to live places of the right types, or deliberately wrong
+        // numbers that the fake looks up.
         unsafe { sys::$name($($argument),*) }
     };
 }
@@ -79,7 +80,7 @@ fn freed_memory_cannot_be_used() {
 }
 
 #[test]
-fn a_free_on_another_stream_under_a_copy_is_an_illegal_address_for_ever() {
+fn free_under_a_copy_leaves_an_illegal_address_error() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());

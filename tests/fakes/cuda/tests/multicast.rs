@@ -1,4 +1,5 @@
-//! Multicast objects: stores that go to every device, in one process and across several, and what is refused.
+//! Multicast objects: stores that go to every device, in one process and across several, and what
+//! is refused.
 
 mod common;
 
@@ -32,7 +33,8 @@ fn store(address: u64, values: &[u32]) -> i32 {
     }
 }
 
-/// A team of devices of this process: the object, its address for device 0, and each device's own view.
+/// A team of devices of this process: the object, its address for device 0, and each device's own
+/// view.
 fn team(devices: i32) -> (u64, u64, Vec<u64>) {
     let object = create_object(devices as u32, 2 * PIECE).unwrap();
     for device in 0..devices {

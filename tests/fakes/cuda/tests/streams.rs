@@ -246,7 +246,7 @@ fn a_stream_waits_for_a_word_that_another_writes() {
 }
 
 #[test]
-fn a_source_on_the_host_may_change_as_soon_as_the_copy_is_ordered() {
+fn pageable_source_may_change_after_the_copy_is_enqueued() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -323,7 +323,7 @@ fn rows_are_copied_with_their_pitches() {
 }
 
 #[test]
-fn a_callback_learns_of_the_error_that_a_host_function_never_sees() {
+fn callback_receives_the_error_that_a_host_function_misses() {
     /// # Safety
     /// `data` is a live `AtomicU32`.
     unsafe extern "C" fn keep(_stream: sys::CUstream, status: sys::CUresult, data: *mut core::ffi::c_void) {
@@ -335,7 +335,7 @@ fn a_callback_learns_of_the_error_that_a_host_function_never_sees() {
         let stream = context.new_stream().unwrap();
         let seen: &'static AtomicU32 = Box::leak(Box::new(AtomicU32::new(12345)));
         let data = (seen as *const AtomicU32).cast_mut().cast();
-        // SAFETY: the callback's data lives for ever.
+        // SAFETY: the callback's data lives forever.
         unsafe { sys::cuStreamAddCallback(stream.cu_stream(), Some(keep), data, 0) }.result().unwrap();
         stream.synchronize().unwrap();
         assert_eq!(seen.load(Ordering::SeqCst), 0);

@@ -1,4 +1,5 @@
-//! Virtual memory: mapping, rights, sharing between processes by descriptors and by fabric, and the legacy way.
+//! Virtual memory: mapping, rights, sharing between processes by descriptors and by fabric, and the
+//! legacy way.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Where the fake libraries are, and building them where they are not or are older than their source.
-//! Invariant: a library that is used is not older than any file of its package.
+//! Where the fake libraries are, and building them where they are not or are older than their
+//! source. Invariant: a library that is used is not older than any file of its package.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +11,8 @@ use std::time::SystemTime;
 /// A directory of libraries that were built elsewhere: nothing is built then.
 const PREBUILT: &str = "PEERWEAVE_FAKES_DIR";
 
-/// How the test binary was built, read off its own path: `<target>[/<triple>]/<profile>/deps/<name>`.
+/// How the test binary was built, read off its own path:
+/// `<target>[/<triple>]/<profile>/deps/<name>`.
 struct Layout {
     target: PathBuf,
     triple: Option<String>,
@@ -73,7 +74,8 @@ fn find_or_build(package: &str) -> PathBuf {
     if !is_fresh(&path, &source) {
         build(package, &layout, &source);
         assert!(path.exists(), "cargo built {package}, but there is no {}", path.display());
-        // Cargo leaves alone what it takes for fresh; say so to the next one who looks at the times.
+        // Cargo leaves alone what it takes for fresh; say so to the next one who looks at the
+        // times.
         let _ = File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
     }
     path

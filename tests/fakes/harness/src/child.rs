@@ -1,5 +1,6 @@
-//! Children: this test binary again, for one test. Which libraries they find is in the crate's head.
-//! Invariant: a child is reaped before its output is given, and killed before that if its time is over.
+//! Children: this test binary again, for one test. Which libraries they find is in the crate's
+//! head. Invariant: a child is reaped before its output is given, and killed before that if its
+//! time is over.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -46,7 +47,8 @@ pub fn child() -> Option<Child> {
     })
 }
 
-/// How often this process has called a function of the fake driver, calls that are still held up included.
+/// How often this process has called a function of the fake driver, calls that are still held up
+/// included.
 ///
 /// # Panics
 /// In a process that no [`crate::Fakes`] started, or that keeps no log.
@@ -63,7 +65,8 @@ pub fn entered(function: &str) -> usize {
     log.lines().filter(entry).count()
 }
 
-/// Waits until this process has called a function of the fake driver so many times, all in all. The limit of the child is the wait's limit.
+/// Waits until this process has called a function of the fake driver so many times, all in all. The
+/// limit of the child is the wait's limit.
 ///
 /// # Panics
 /// As [`entered`].
@@ -79,7 +82,8 @@ pub(crate) fn call() -> Option<usize> {
 }
 
 impl Child {
-    /// Waits until a file of the shared directory is there, and gives its path. The limit of the child is the wait's limit.
+    /// Waits until a file of the shared directory is there, and gives its path. The limit of the
+    /// child is the wait's limit.
     #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         let path = self.directory.join(name);

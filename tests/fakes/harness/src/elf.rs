@@ -1,10 +1,12 @@
-//! Taking functions out of a copy of a library, by changing their names in its table. Nothing else of the file is touched.
-//! Invariant: a name that is changed is found under no other name, since the hash of the table stays that of the old one.
+//! Taking functions out of a copy of a library, by changing their names in its table. Nothing else
+//! of the file is touched. Invariant: a name that is changed is found under no other name, since
+//! the hash of the table stays that of the old one.
 
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader, Sym};
 use object::{Endianness, elf};
 
-/// The bytes of the library without the functions; those that it does not export are left out of account.
+/// The bytes of the library without the functions; those that it does not export are left out of
+/// account.
 ///
 /// # Panics
 /// Where the bytes are no library.

@@ -1,11 +1,13 @@
-//! Runs a test against the fake vendors' libraries: builds them where needed, and starts the test again with them in its path.
+//! Runs a test against the fake vendors' libraries: builds them where needed, and starts the test
+//! again with them in its path.
 //!
-//! What the libraries do is not here: see `peerweave-fake-cuda`, `peerweave-fake-nccl` and `peerweave-fake-nvshmem`,
-//! which a test never links.
-//! Invariant: a child that does not end within its limit is killed, and the test that started it fails.
+//! What the libraries do is not here: see `peerweave-fake-cuda`, `peerweave-fake-nccl` and
+//! `peerweave-fake-nvshmem`, which a test never links. Invariant: a child that does not end within
+//! its limit is killed, and the test that started it fails.
 //!
-//! A test is one function, run twice. [`Fakes::run`] starts the test's own binary again for this one test, with the libraries
-//! in `LD_LIBRARY_PATH`; the child comes to the same call, and there the body runs:
+//! A test is one function, run twice. [`Fakes::run`] starts the test's own binary again for this
+//! one test, with the libraries in `LD_LIBRARY_PATH`; the child comes to the same call, and there
+//! the body runs:
 //!
 //! ```no_run
 //! # use peerweave_fakes::Fakes;
@@ -52,7 +54,8 @@ impl Default for Fakes {
 }
 
 impl Fakes {
-    /// No library at all: a child finds an empty directory. What the machine itself has further down its path stays there.
+    /// No library at all: a child finds an empty directory. What the machine itself has further
+    /// down its path stays there.
     #[must_use]
     pub fn new() -> Fakes {
         Fakes {
@@ -80,15 +83,17 @@ impl Fakes {
         self
     }
 
-    /// The fake NVSHMEM, as `libnvshmem_host.so.3` and `libnvshmem_host.so`, also through `PEERWEAVE_NVSHMEM_PATH`; beside it
-    /// `nvshmem_bootstrap_uid.so.3`, which is the same file: the library itself does what that plug-in would do.
+    /// The fake NVSHMEM, as `libnvshmem_host.so.3` and `libnvshmem_host.so`, also through
+    /// `PEERWEAVE_NVSHMEM_PATH`; beside it `nvshmem_bootstrap_uid.so.3`, which is the same file:
+    /// the library itself does what that plug-in would do.
     #[must_use]
     pub fn nvshmem(mut self) -> Fakes {
         self.nvshmem = true;
         self
     }
 
-    /// As [`Fakes::nvshmem`], a library as old as this, such as `3.4.5`: it says so, and lacks the functions that are newer.
+    /// As [`Fakes::nvshmem`], a library as old as this, such as `3.4.5`: it says so, and lacks the
+    /// functions that are newer.
     ///
     /// # Panics
     /// Where the version is not three numbers.
@@ -102,7 +107,8 @@ impl Fakes {
 
     /// A function that no library has: neither `dlsym` nor `cuGetProcAddress` finds it.
     ///
-    /// The child gets copies of the libraries in whose tables the name is changed. May be called for several functions.
+    /// The child gets copies of the libraries in whose tables the name is changed. May be called
+    /// for several functions.
     #[must_use]
     pub fn without(mut self, function: &str) -> Fakes {
         self.without.push(function.to_owned());
@@ -130,15 +136,17 @@ impl Fakes {
         self
     }
 
-    /// What the scenarios need beside the libraries: with an error they are not run, which [`Fakes::can_run`] says, and pass.
+    /// What the scenarios need beside the libraries: with an error they are not run, which
+    /// [`Fakes::can_run`] says, and pass.
     #[must_use]
     pub fn needs(mut self, found: Result<(), String>) -> Fakes {
         self.missing = found.err();
         self
     }
 
-    /// Whether what was said to be needed is there. Where it is not, writes a line to standard error, which no harness captures:
-    /// `not run: ` and the name of the scenario, with what is missing.
+    /// Whether what was said to be needed is there. Where it is not, writes a line to standard
+    /// error, which no harness captures: `not run: ` and the name of the scenario, with what is
+    /// missing.
     #[must_use]
     pub fn can_run(&self, scenario: &str) -> bool {
         use std::io::Write as _;
@@ -150,18 +158,21 @@ impl Fakes {
 
     /// Runs the body in a child with these libraries, and passes if the child does.
     ///
-    /// To be called directly in a test function, since the test to start is found by the body's type. A test may do so several
-    /// times, in an order that does not differ between runs: each body has a child of its own.
+    /// To be called directly in a test function, since the test to start is found by the body's
+    /// type. A test may do so several times, in an order that does not differ between runs: each
+    /// body has a child of its own.
     ///
     /// # Panics
-    /// Where the child fails, never comes to the body, does not end within its limit, or cannot be started; its output is in the message.
+    /// Where the child fails, never comes to the body, does not end within its limit, or cannot be
+    /// started; its output is in the message.
     pub fn run<F: FnOnce()>(&self, body: F) {
         self.run_scenario(1, &scenario_of::<F>(), |_| body());
     }
 
     /// As [`Fakes::run`], in `count` children at once, each of which learns who it is.
     ///
-    /// All of them share the directory [`Child::directory`] and the moment when they start, and nothing else.
+    /// All of them share the directory [`Child::directory`] and the moment when they start, and
+    /// nothing else.
     ///
     /// # Panics
     /// Where any child fails, does not end within its limit, or cannot be started.
@@ -175,7 +186,8 @@ impl Fakes {
         }
         let call = next_call(scenario);
         if let Some(me) = child().filter(|me| me.scenario == scenario) {
-            // A test may run several bodies, with other libraries or settings: this child was started for one of them.
+            // A test may run several bodies, with other libraries or settings: this child was
+            // started for one of them.
             if child::call() == Some(call) {
                 me.tell_of_its_body();
                 body(me);
@@ -191,9 +203,11 @@ impl Fakes {
         }
     }
 
-    /// Starts this test binary again for one test, and gives back what came of it, whatever that is.
+    /// Starts this test binary again for one test, and gives back what came of it, whatever that
+    /// is.
     ///
-    /// `scenario` is the test's full name, as the harness of tests prints it. In the child, [`child`] says that it is one.
+    /// `scenario` is the test's full name, as the harness of tests prints it. In the child,
+    /// [`child`] says that it is one.
     ///
     /// # Panics
     /// Where the child cannot be started or a library cannot be built.
@@ -202,7 +216,8 @@ impl Fakes {
         self.spawn_children(1, scenario).pop().expect("one child was asked for")
     }
 
-    /// As [`Fakes::run_child`], with `count` children at once; their outputs are in order of their ranks.
+    /// As [`Fakes::run_child`], with `count` children at once; their outputs are in order of their
+    /// ranks.
     ///
     /// # Panics
     /// Where a child cannot be started or a library cannot be built.
@@ -285,7 +300,8 @@ fn next_call(scenario: &str) -> usize {
     *count
 }
 
-/// The full name of the test in which the closure is written: its type's path, without the crate and without itself.
+/// The full name of the test in which the closure is written: its type's path, without the crate
+/// and without itself.
 fn scenario_of<F>() -> String {
     let path = std::any::type_name::<F>();
     let path = path.split("::{{closure}}").next().unwrap_or(path);

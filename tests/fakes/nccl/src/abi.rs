@@ -1,6 +1,7 @@
 //! NCCL's types as C sees them: result codes, data types, the structs of its headers.
 //!
-//! What is not here: what any of them means. Invariant: sizes and offsets are those of NCCL 2.32's headers (asserted below).
+//! What is not here: what any of them means. Invariant: sizes and offsets are those of NCCL 2.32's
+//! headers (asserted below).
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 

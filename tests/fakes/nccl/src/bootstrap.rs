@@ -2,8 +2,9 @@
 //!
 //! With several ids, each gathers its share of the ranks and hands it on to the first, as in NCCL.
 //!
-//! What is not here: communicators made from others, which know their ranks already (`derive`). Invariant: the process that made an
-//! id serves it once: it collects the ranks, and the one of the first id answers all of them together.
+//! What is not here: communicators made from others, which know their ranks already (`derive`).
+//! Invariant: the process that made an id serves it once: it collects the ranks, and the one of the
+//! first id answers all of them together.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -106,7 +107,8 @@ impl Reader<'_> {
     }
 }
 
-/// Which of the ids a rank goes to: shares differ by one at most, and the first are the larger ones.
+/// Which of the ids a rank goes to: shares differ by one at most, and the first are the larger
+/// ones.
 fn id_of(rank: i32, ranks: i32, ids: i32) -> i32 {
     let (small, larger) = (ranks / ids, ranks % ids);
     let in_larger = larger * (small + 1);
@@ -120,7 +122,7 @@ pub(crate) fn join(ids: &[UniqueId], ranks: i32, rank: i32, device: i32, stop: &
     let ((number, first), (own_number, root)) = (parse(&ids[0])?, parse(&ids[mine as usize])?);
     let share = if count == 1 { ranks } else { (0..ranks).filter(|rank| id_of(*rank, ranks, count) == mine).count() as i32 };
     let nonce = crate::random::word();
-    // The first id hears of all ranks, in the end.
+    // All ranks report to the first id in the end.
     let join = Join { ranks, share: if mine == 0 { ranks } else { share }, device, address: wire::own()?.clone(), number, first };
     post::send(&root, Slot { comm: own_number, to: -1, from: rank, channel: Channel::Join, tag: nonce }, join.bytes().into())?;
     let slot = Slot { comm: number, to: rank, from: -1, channel: Channel::Table, tag: nonce };
@@ -198,7 +200,8 @@ pub(crate) fn joined(slot: Slot, bytes: &[u8]) {
         Some(Served::Open(waiting)) => {
             let waiting = waiting.get_or_insert_with(|| Waiting { ranks: join.ranks, share: join.share, came: BTreeMap::new() });
             if (waiting.ranks, waiting.share) != (join.ranks, join.share) || waiting.came.contains_key(&slot.from) {
-                // As in NCCL, whose root only prints a warning: the communicator never comes into being.
+                // As in NCCL, whose root only prints a warning: the communicator never comes into
+                // being.
                 crate::log::line(&format!("mismatch in a unique id: rank {} of {} does not fit", slot.from, join.ranks));
                 return;
             }

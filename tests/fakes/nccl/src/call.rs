@@ -1,6 +1,8 @@
-//! What happens around the body of every exported function: its faults, its line in the log, its error's text.
+//! What happens around the body of every exported function: its faults, its line in the log, its
+//! error's text.
 //!
-//! What is not here: the bodies. Invariant: no panic leaves an exported function; one ends the process with its message.
+//! What is not here: the bodies. Invariant: no panic leaves an exported function; one ends the
+//! process with its message.
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -124,7 +126,8 @@ fn is_enqueued(function: &str) -> bool {
     is_grouped(function) && !function.starts_with("ncclComm")
 }
 
-/// A communicator that does not block keeps what such a function has failed with: every later call finds it, as in NCCL.
+/// A communicator that does not block keeps what such a function has failed with: every later call
+/// finds it, as in NCCL.
 fn keep(arguments: Arguments<'_>, code: Code) {
     let comms = arguments.iter().filter_map(|(_, argument)| argument.comm()?.peek());
     comms.filter(|comm| !comm.config.blocking).for_each(|comm| comm.set_async_error(code));
@@ -133,7 +136,8 @@ fn keep(arguments: Arguments<'_>, code: Code) {
 /// Functions that may be called on a communicator beside others.
 const BESIDE_OTHERS: &[&str] = &["ncclCommAbort", "ncclCommRevoke", "ncclGetLastError"];
 
-/// A function that is called on communicators alone: NCCL lets no two threads do that at once. Ends the process where they do.
+/// A function that is called on communicators alone: NCCL lets no two threads do that at once. Ends
+/// the process where they do.
 struct Alone(Vec<(&'static Comm, bool)>);
 
 impl Alone {
@@ -141,7 +145,8 @@ impl Alone {
         if BESIDE_OTHERS.contains(&function) || settings::get().noop != settings::Noop::Off {
             return Self(Vec::new());
         }
-        // On a communicator that blocks, the question only reads; on others it frees the job of the last group.
+        // On a communicator that blocks, the question only reads; on others it frees the job of the
+        // last group.
         let reads = |comm: &Comm| function == "ncclCommGetAsyncError" && comm.config.blocking;
         let comms = arguments.iter().filter_map(|(_, argument)| argument.comm()?.peek()).filter(|comm| !reads(comm));
         Self(comms.map(|comm| (comm, comm.come_alone(function))).collect())

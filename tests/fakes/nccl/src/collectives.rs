@@ -1,6 +1,7 @@
 //! The collectives and point-to-point calls: their argument checks, and the operation each makes.
 //!
-//! What is not here: running it (`execute`). Invariant: what NCCL refuses is refused with its code, before anything is enqueued.
+//! What is not here: running it (`execute`). Invariant: what NCCL refuses is refused with its code,
+//! before anything is enqueued.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -38,7 +39,8 @@ pub(crate) fn check_peer(comm: &Comm, peer: c_int, what: &str) -> Result {
     Ok(())
 }
 
-/// The mode without work. What is called on a non-blocking communicator still is in progress until a thread has looked at it, as in NCCL.
+/// The mode without work. What is called on a non-blocking communicator still is in progress until
+/// a thread has looked at it, as in NCCL.
 pub(crate) fn without_work(comm: CommPtr, stream: Stream) -> Result {
     match comm.peek().filter(|comm| !comm.config.blocking) {
         Some(_) => submit(comm.usable()?, stream, Work::Nothing, None),
@@ -77,8 +79,9 @@ fn collective(call: Call, config: Option<*const CollConfig>) -> Result {
     }
     let gives_nothing = matches!(call.kind, Kind::Broadcast | Kind::Scatter) && call.send.is_null();
     if gives_nothing && !comm.state().registered.is_empty() {
-        // NCCL (seen in 2.28.9 and 2.32.3) looks for both buffers of each rank among those that are registered. Ranks that find them and ranks that do not
-        // go different ways and never meet. To be told is better.
+        // NCCL (seen in 2.28.9 and 2.32.3) looks for both buffers of each rank among those that are
+        // registered. Ranks that find them and ranks that do not go different ways and never meet.
+        // To be told is better.
         return invalid("a rank that gives a null buffer never meets those whose buffers are registered");
     }
     let (send, receive) = (call.send.expose_provenance(), call.receive.expose_provenance());

@@ -1,8 +1,8 @@
 //! The communicator: one rank's state, its life, and the handle that programs hold.
 //!
 //! What is not here: how one is made (`lifecycle`, `derive`) and what it runs (`execute`).
-//! Invariant: a communicator's memory is never given back, so that every use after its end is recognised; and it ends the process,
-//! since in NCCL it would be undefined.
+//! Invariant: a communicator's memory is never given back, so that every use after its end is
+//! recognised; and it ends the process, since in NCCL it would be undefined.
 
 use core::ffi::c_void;
 use std::collections::HashMap;
@@ -122,7 +122,8 @@ impl CommPtr {
         if self.0.is_null() || !self.0.is_aligned() {
             return None;
         }
-        // SAFETY: a program passes what it got from this library, and that memory is never given back.
+        // SAFETY: a program passes what it got from this library, and that memory is never given
+        // back.
         let comm = unsafe { &*self.0 };
         (comm.mark == MARK).then_some(comm)
     }
@@ -244,7 +245,8 @@ impl Comm {
 
     /// What `ncclCommGetAsyncError` says.
     pub(crate) fn async_state(&self) -> Code {
-        // First: a job sets its error before it counts itself as done, so that none is missed in between.
+        // First: a job sets its error before it counts itself as done, so that none is missed in
+        // between.
         let is_pending = self.pending.load(Ordering::Acquire) > 0;
         match Code::from_number(self.async_error.load(Ordering::Acquire)) {
             Code::Success if is_pending => Code::InProgress,
@@ -315,14 +317,17 @@ impl Comm {
 #[derive(Clone, Copy)]
 pub(crate) struct Out<T>(pub(crate) *mut T);
 
-// SAFETY: shared is an address of the program's, which promises that it stays valid until the call's work is complete, on whichever thread it is done;
-// synchronised by that promise: nobody else touches it until then. Would be caught by the tests of non-blocking calls in tests/lifecycle.rs.
+// SAFETY: shared is an address of the program's, which promises that it stays valid until the
+// call's work is complete, on whichever thread it is done; synchronised by that promise: nobody
+// else touches it until then. Would be caught by the tests of non-blocking calls in
+// tests/lifecycle.rs.
 unsafe impl<T> Send for Out<T> {}
 
 impl<T> Out<T> {
     /// Writes where the program wants it.
     pub(crate) fn set(&self, value: T) {
-        // SAFETY: the callers have checked that the pointer is not null; the program promises that it is writable.
+        // SAFETY: the callers have checked that the pointer is not null; the program promises that
+        // it is writable.
         unsafe { self.0.write(value) }
     }
 }

@@ -1,7 +1,7 @@
 //! The arithmetic of reductions, for every type and operator of NCCL.
 //!
-//! What is not here: who contributes what (`execute`). Invariant: contributions are combined in the order of ranks and rounded to the
-//! type after each, so that every rank computes the same bits.
+//! What is not here: who contributes what (`execute`). Invariant: contributions are combined in the
+//! order of ranks and rounded to the type after each, so that every rank computes the same bits.
 
 use core::ffi::c_int;
 
@@ -80,7 +80,8 @@ impl Op {
 /// What an element can do.
 trait Element: Copy {
     const SIZE: usize;
-    /// Averages divide the sum; the others multiply each contribution by the inverse of the number of ranks.
+    /// Averages divide the sum; the others multiply each contribution by the inverse of the number
+    /// of ranks.
     const DIVIDES: bool;
     fn load(bytes: &[u8]) -> Self;
     fn store(self, bytes: &mut [u8]);

@@ -1,7 +1,8 @@
-//! `ncclConfig_t` as the pretended version reads it, and the other versioned structs that a call takes.
+//! `ncclConfig_t` as the pretended version reads it, and the other versioned structs that a call
+//! takes.
 //!
-//! What is not here: what a device communicator requires (`device_comm`). Invariant: only the prefix that both sides know is read,
-//! and a field newer than the caller's version is as if unset.
+//! What is not here: what a device communicator requires (`device_comm`). Invariant: only the
+//! prefix that both sides know is read, and a field newer than the caller's version is as if unset.
 
 use core::ffi::{c_char, c_int};
 use core::mem::offset_of;
@@ -55,7 +56,8 @@ const FIELDS: &[(&str, usize, Kind, i32)] = &[
     ("nvlsHostMode", offset_of!(ConfigStruct, nvls_host_mode), Kind::Int, 23200),
 ];
 
-/// The values of the integer fields, after the rules of versions; what the log shows of a configuration.
+/// The values of the integer fields, after the rules of versions; what the log shows of a
+/// configuration.
 struct Values {
     bytes: [u8; size_of::<ConfigStruct>()],
 }
@@ -183,7 +185,8 @@ fn log_values(values: &Values) {
     crate::log::line(&format!("config {}", shown.join(" ")));
 }
 
-/// What a per-call configuration asks for that the library acts on: an event to record when the call is launched.
+/// What a per-call configuration asks for that the library acts on: an event to record when the
+/// call is launched.
 pub(crate) fn read_call(config: *const CollConfig, max_ctas: c_int) -> Result<Option<usize>> {
     if config.is_null() {
         return Ok(None);

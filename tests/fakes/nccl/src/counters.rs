@@ -1,6 +1,7 @@
 //! What tests count: what is alive, and how often the library was called.
 //!
-//! What is not here: deciding what is a leak. Invariant: a count of what is alive is taken from the objects themselves.
+//! What is not here: deciding what is a leak. Invariant: a count of what is alive is taken from the
+//! objects themselves.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +11,14 @@ use crate::{comm, memory, window};
 /// Collectives and point-to-point calls, in the mode without work too.
 pub(crate) static COLLECTIVES: AtomicU64 = AtomicU64::new(0);
 
-/// Windows, operators, registrations and device communicators that were there when their communicator ended.
+/// Windows, operators, registrations and device communicators that were there when their
+/// communicator ended.
 pub(crate) static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
 
-/// A count by its name: `communicators`, `windows`, `redops`, `registrations`, `device_comms`, `allocations`,
-/// `allocated_bytes`, `graph_launches` (in graphs that exist), `left_behind` (what was not given back before its communicator
-/// ended), `collectives` (calls so far) and `busy` (communicators that a thread is in a call on). -1 for another name.
+/// A count by its name: `communicators`, `windows`, `redops`, `registrations`, `device_comms`,
+/// `allocations`, `allocated_bytes`, `graph_launches` (in graphs that exist), `left_behind` (what
+/// was not given back before its communicator ended), `collectives` (calls so far) and `busy`
+/// (communicators that a thread is in a call on). -1 for another name.
 ///
 /// # Safety
 /// The name is a C string.

@@ -1,7 +1,8 @@
 //! Communicators made from others: split, shrink, grow; and communicators put to sleep.
 //!
-//! What is not here: ids that no communicator made (`bootstrap`). Invariant: ranks that derive together agree on the new communicator's
-//! number without anybody's say, from the old number and from what they derive.
+//! What is not here: ids that no communicator made (`bootstrap`). Invariant: ranks that derive
+//! together agree on the new communicator's number without anybody's say, from the old number and
+//! from what they derive.
 
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -173,7 +174,8 @@ exports! {
         Ok(())
     }
 
-    /// Makes a communicator with more ranks: of those of an old one, and of new ones that have none.
+    /// Makes a communicator with more ranks: of those of an old one, and of new ones that have
+    /// none.
     fn ncclCommGrow(comm: CommPtr, n_ranks: c_int, unique_id: *const UniqueId, rank: c_int, newcomm: *mut CommPtr,
         config: *const ConfigStruct) {
         not_null(newcomm, "newcomm")?;
@@ -240,7 +242,8 @@ exports! {
         Ok(())
     }
 
-    /// How much memory a communicator has: figures of this library's own, which add up as NCCL's do.
+    /// How much memory a communicator has: figures of this library's own, which add up as NCCL's
+    /// do.
     fn ncclCommMemStats(comm: CommPtr, stat: c_int, value: *mut u64) {
         let comm = comm.ready()?;
         not_null(value, "value")?;

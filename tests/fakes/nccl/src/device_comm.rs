@@ -1,7 +1,9 @@
-//! Device communicators: what a kernel gets, laid out for the version that it was compiled for; and a communicator's properties.
+//! Device communicators: what a kernel gets, laid out for the version that it was compiled for; and
+//! a communicator's properties.
 //!
-//! What is not here: kernels, GIN and CFT, which this library says are not supported. Invariant: no byte beyond what the caller's
-//! version has is written, and a version newer than the library is refused.
+//! What is not here: kernels, GIN and CFT, which this library says are not supported. Invariant: no
+//! byte beyond what the caller's version has is written, and a version newer than the library is
+//! refused.
 
 use core::ffi::{c_int, c_void};
 
@@ -74,7 +76,8 @@ struct TeamRequirements {
     out_multimem: *mut usize,
 }
 
-/// What all layouts of `ncclDevComm` since 2.30.3 begin with; before, the first two fields are not there.
+/// What all layouts of `ncclDevComm` since 2.30.3 begin with; before, the first two fields are not
+/// there.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Head {
@@ -157,7 +160,8 @@ fn read_requirements(from: *const c_void) -> Result<Requirements> {
         cft_barriers: 0,
     };
     let length = header.size.min(size_of::<Requirements>());
-    // SAFETY: the program's struct is as long as it says, and ours is not shorter than what is copied.
+    // SAFETY: the program's struct is as long as it says, and ours is not shorter than what is
+    // copied.
     unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut all).cast(), length) };
     let counts = [
         all.barriers,
@@ -266,7 +270,8 @@ fn create(comm: &'static Comm, all: &Requirements, out: *mut c_void) -> Result {
         let skipped = if version >= HAS_MAGIC { 0 } else { 8 };
         let known = if version >= NEWEST_LAYOUT { size_of::<Head>() } else { 32 };
         let whole = if version >= NEWEST_LAYOUT { DEVICE_COMM_BYTES } else { 32 - skipped };
-        // SAFETY: the program promises the struct of the version that it asked for, of which this is at most the length.
+        // SAFETY: the program promises the struct of the version that it asked for, of which this
+        // is at most the length.
         unsafe {
             out.0.write_bytes(0, whole);
             std::ptr::copy_nonoverlapping((&raw const head).cast::<u8>().add(skipped), out.0, known - skipped);
@@ -311,7 +316,8 @@ exports! {
             device_comm_bytes: if version >= 23100 { DEVICE_COMM_BYTES } else { 0 },
             cft: [false; 3],
         };
-        // The oldest form has 40 bytes: the type of GIN is a byte after the flags, and the number of teams in its place.
+        // The oldest form has 40 bytes: the type of GIN is a byte after the flags, and the number
+        // of teams in its place.
         let longest = if header.version < 22907 { 40 } else { size_of::<Properties>() };
         let gin_type = if longest == 40 { all.lsa_teams } else { all.gin_type };
         let all = Properties { gin_type, ..all };

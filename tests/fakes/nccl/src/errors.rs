@@ -1,6 +1,7 @@
 //! `ncclGetErrorString` and `ncclGetLastError`.
 //!
-//! What is not here: who sets the text (`call`). Invariant: a text once given out stays where it is for as long as the process.
+//! What is not here: who sets the text (`call`). Invariant: a text once given out stays where it is
+//! for as long as the process.
 
 use core::ffi::{c_char, c_int};
 use std::collections::HashSet;

@@ -1,7 +1,8 @@
 //! What a launch does when its stream reaches it: the ranks meet, exchange and compute.
 //!
-//! What is not here: when it is launched (`group`) and what windows do (`window`). Invariant: a communicator's launches run one after
-//! another in the order in which they were given to streams, on whatever streams, as NCCL's do.
+//! What is not here: when it is launched (`group`) and what windows do (`window`). Invariant: a
+//! communicator's launches run one after another in the order in which they were given to streams,
+//! on whatever streams, as NCCL's do.
 
 use core::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -74,7 +75,8 @@ pub(crate) struct Launch {
     pub(crate) turn: Option<u64>,
 }
 
-/// What stops a launch early: an abort, a revocation, or a fault that the test asked for and an abort ended.
+/// What stops a launch early: an abort, a revocation, or a fault that the test asked for and an
+/// abort ended.
 struct Stopped;
 
 type Step<T = ()> = Result<T, Stopped>;
@@ -135,7 +137,8 @@ fn run(launch: &Launch) {
     mailbox::interrupt();
 }
 
-/// Sends first, since they may be for receives of the same group; then collectives in their order; then what waits for others.
+/// Sends first, since they may be for receives of the same group; then collectives in their order;
+/// then what waits for others.
 fn all(comm: &Comm, items: &[Item]) -> Step {
     for item in items {
         faults(comm, item.effect)?;
@@ -204,7 +207,8 @@ fn mismatch(comm: &Comm, what: &str) -> Step {
 pub(crate) fn read(address: usize, bytes: usize) -> Vec<u8> {
     let mut copy = vec![0; bytes];
     if bytes > 0 {
-        // SAFETY: the program promised so many readable bytes until the operation is complete; device memory is host memory here.
+        // SAFETY: the program promised so many readable bytes until the operation is complete;
+        // device memory is host memory here.
         unsafe { std::ptr::copy(std::ptr::with_exposed_provenance::<u8>(address), copy.as_mut_ptr(), bytes) };
     }
     copy
@@ -212,7 +216,8 @@ pub(crate) fn read(address: usize, bytes: usize) -> Vec<u8> {
 
 pub(crate) fn write(address: usize, bytes: &[u8]) {
     if !bytes.is_empty() {
-        // SAFETY: the program promised so many writable bytes until the operation is complete; device memory is host memory here.
+        // SAFETY: the program promised so many writable bytes until the operation is complete;
+        // device memory is host memory here.
         unsafe { std::ptr::copy(bytes.as_ptr(), std::ptr::with_exposed_provenance_mut::<u8>(address), bytes.len()) };
     }
 }

@@ -1,6 +1,8 @@
-//! Counts the calls that a rule looks at, and says which call fails, sticks, is slow or ends in an asynchronous error.
+//! Counts the calls that a rule looks at, and says which call fails, sticks, is slow or ends in an
+//! asynchronous error.
 //!
-//! What is not here: what an operation then does (`execute`). The counting is `peerweave_fake_common`'s.
+//! What is not here: what an operation then does (`execute`). The counting is
+//! `peerweave_fake_common`'s.
 
 use peerweave_fake_common::{Rule, hit};
 
@@ -24,7 +26,8 @@ impl Effect {
     pub(crate) const NONE: Self = Self { stuck: false, async_error: None, slow_ms: 0 };
 }
 
-/// Counts a call: what its operation shall do, and the code that it returns at once if it shall fail.
+/// Counts a call: what its operation shall do, and the code that it returns at once if it shall
+/// fail.
 pub(crate) fn next(function: &str, arguments: Arguments<'_>) -> (Effect, Option<Code>) {
     let settings = settings::get();
     let comm = arguments.iter().find_map(|(_, argument)| argument.comm());

@@ -1,6 +1,8 @@
-//! Groups: what is called between `ncclGroupStart` and the outermost `ncclGroupEnd` is done together; a call outside is a group of one.
+//! Groups: what is called between `ncclGroupStart` and the outermost `ncclGroupEnd` is done
+//! together; a call outside is a group of one.
 //!
-//! What is not here: what a job or an operation does. Invariant: after a call failed inside a group, nothing of the group is launched.
+//! What is not here: what a job or an operation does. Invariant: after a call failed inside a
+//! group, nothing of the group is launched.
 
 use core::ffi::c_int;
 use std::cell::RefCell;
@@ -78,8 +80,9 @@ pub(crate) fn submit_job(job: Job) -> Result {
     alone.map_or(Ok(()), |job| finish(vec![job], Vec::new()))
 }
 
-/// As [`submit_job`], for functions that drop the answer of the end of their own group, as NCCL's do (2.28 to 2.32): on a non-blocking communicator they
-/// say success, and a thread does the work a little later.
+/// As [`submit_job`], for functions that drop the answer of the end of their own group, as NCCL's
+/// do (2.28 to 2.32): on a non-blocking communicator they say success, and a thread does the work a
+/// little later.
 pub(crate) fn submit_job_silently(job: Job) -> Result {
     let run = job.run;
     let is_late = job.parent.is_some_and(|parent| !parent.config.blocking);
@@ -217,7 +220,8 @@ fn check_sends_to_self(operations: &[Operation]) -> Result {
     Ok(())
 }
 
-/// Waits for the other ranks of communicators whose first collective this is, if that was asked for.
+/// Waits for the other ranks of communicators whose first collective this is, if that was asked
+/// for.
 fn connect(operations: &[Operation]) -> Result {
     if !settings::get().connect {
         return Ok(());
@@ -239,7 +243,8 @@ fn connect(operations: &[Operation]) -> Result {
     Ok(())
 }
 
-/// Gives each communicator's operations to its stream; if there are several streams, they wait for each other as in NCCL.
+/// Gives each communicator's operations to its stream; if there are several streams, they wait for
+/// each other as in NCCL.
 fn launch(operations: Vec<Operation>) -> Result {
     let mut parts: Vec<(&'static Comm, Vec<Operation>)> = Vec::new();
     for operation in operations.into_iter().filter(|operation| !matches!(operation.item.work, Work::Nothing)) {
@@ -307,7 +312,8 @@ fn end(simulate: Option<*mut SimInfo>) -> Result {
         return Err(Fail { code, text: "a call inside the group failed".into() });
     }
     let Some(info) = simulate else { return finish(group.jobs, group.operations) };
-    // NCCL forgets what it was asked, and launches; what a rank does alone it has done when it was called.
+    // NCCL forgets what it was asked, and launches; what a rank does alone it has done when it was
+    // called.
     if group.operations.iter().any(|operation| !operation.comm.config.blocking || operation.comm.who().ranks() == 1) {
         return finish(group.jobs, group.operations);
     }
@@ -355,7 +361,8 @@ exports! {
         end(None)
     }
 
-    /// Ends a level; the outermost end does nothing but say how long it would have taken, in microseconds.
+    /// Ends a level; the outermost end does nothing but say how long it would have taken, in
+    /// microseconds.
     fn ncclGroupSimulateEnd(sim_info: *mut SimInfo) {
         not_null(sim_info, "simInfo").and_then(|()| {
             // SAFETY: the pointer is not null, and every version's struct begins with this header.

@@ -1,50 +1,70 @@
-//! A libnccl.so.2 without a GPU: NCCL 2.32's C interface over the memory of a host, for tests of programs that use NCCL.
+//! A libnccl.so.2 without a GPU: NCCL 2.32's C interface over the memory of a host, for tests of
+//! programs that use NCCL.
 //!
-//! What is not here: speed, kernels, networks. It stands in for nothing in a claim about hardware. Everything else is really done:
-//! every collective is enqueued as a host function on its CUDA stream (of whatever driver `libcuda.so.1` is), in which the ranks of the
-//! communicator meet, exchange their data and compute. Ranks may be threads of one process or processes of one machine.
+//! What is not here: speed, kernels, networks. It stands in for nothing in a claim about hardware.
+//! Everything else is really done: every collective is enqueued as a host function on its CUDA
+//! stream (of whatever driver `libcuda.so.1` is), in which the ranks of the communicator meet,
+//! exchange their data and compute. Ranks may be threads of one process or processes of one
+//! machine.
 //!
-//! Invariant: what NCCL leaves undefined (a destroyed communicator is used) ends the process with a line that begins with
-//! `fake nccl:`; where NCCL would hang (ranks disagree, a rank is dead, a graph outlives its communicator), so does this.
+//! Invariant: what NCCL leaves undefined (a destroyed communicator is used) ends the process with a
+//! line that begins with `fake nccl:`; where NCCL would hang (ranks disagree, a rank is dead, a
+//! graph outlives its communicator), so does this.
 
 //!
 //! # Settings
-//! All names begin with `PEERWEAVE_FAKE_NCCL_`. A rule is `function[@rank][:nth][=number]`; rules are separated by commas; only calls on
-//! communicators of that rank count, if one is given; `nth` counts from 1 over the process, and every call is meant without it or with `*`.
-//! A setting that cannot be understood ends the process.
+//! All names begin with `PEERWEAVE_FAKE_NCCL_`. A rule is `function[@rank][:nth][=number]`; rules
+//! are separated by commas; only calls on communicators of that rank count, if one is given; `nth`
+//! counts from 1 over the process, and every call is meant without it or with `*`. A setting that
+//! cannot be understood ends the process.
 //!
-//! - `VERSION=21805`: what `ncclGetVersion` says (2.18 to 2.32), how `ncclConfig_t` and the structs of the device interface are read, which
-//!   types there are. `since.txt` says which functions are newer; the harness takes their names out of a copy of the library, and one
-//!   that is called nevertheless ends the process.
+//! - `VERSION=21805`: what `ncclGetVersion` says (2.18 to 2.32), how `ncclConfig_t` and the structs
+//!   of the device interface are read, which types there are. `since.txt` says which functions are
+//!   newer; the harness takes their names out of a copy of the library, and one that is called
+//!   nevertheless ends the process.
 //! - `FAIL=ncclAllReduce:3=2`: the third call returns code 2 and does nothing.
-//! - `STUCK=ncclAllReduce:2`: the second call's operation runs until its communicator is aborted or revoked. `ncclCommRevoke`,
-//!   `ncclCommFinalize` and `ncclCommMemStats` themselves do not return, or are not done, until it is aborted.
+//! - `STUCK=ncclAllReduce:2`: the second call's operation runs until its communicator is aborted or
+//!   revoked. `ncclCommRevoke`, `ncclCommFinalize` and `ncclCommMemStats` themselves do not return,
+//!   or are not done, until it is aborted.
 //! - `ASYNC_ERROR=ncclAllReduce:2=6`: the same, and `ncclCommGetAsyncError` says 6 once it runs.
-//! - `SLOW=ncclAllReduce=50`: operations wait so many milliseconds on their stream before they begin; other functions wait when they
-//!   are called, before they look at anything.
-//! - `INIT_STUCK=*` or a rank (of the parent where there is one): that rank's communicators are never ready, until they are aborted.
+//! - `SLOW=ncclAllReduce=50`: operations wait so many milliseconds on their stream before they
+//!   begin; other functions wait when they are called, before they look at anything.
+//! - `INIT_STUCK=*` or a rank (of the parent where there is one): that rank's communicators are
+//!   never ready, until they are aborted.
 //! - `INIT_SLOW=100`: milliseconds before each initialisation.
 //! - `NULL_WINDOW=1`: windows are registered with success and are null.
-//! - `MULTIMEM=1`: says that multicast is there; the pointers that it gives fault if they are touched by the host.
-//! - `DEATH=hang` (as NCCL over shared memory, if not set) or `error`: whether the end of a process shows as `ncclRemoteError` in the
-//!   communicators of others that it had sent to.
-//! - `NOOP=1`: a collective, send, receive or put only counts: for the cost of a wrapper. On a non-blocking communicator it is in progress until
-//!   a thread has looked at it, as in NCCL from 2.23.4 on; with `NOOP=questions` until it was asked once, without a thread, which costs the same each time.
-//! - `CONNECT=1`: a communicator's first collective waits on the host until all ranks have issued theirs, as in NCCL, which connects them then.
-//! - `LOG=file`: a line `process function(name=value, ...) = code` per call; `process config field=value ...` for each configuration
-//!   that was read, with what had an effect; `process collective config ...` for one of a call; `process mismatch ...` where ranks disagree and hang.
+//! - `MULTIMEM=1`: says that multicast is there; the pointers that it gives fault if they are
+//!   touched by the host.
+//! - `DEATH=hang` (as NCCL over shared memory, if not set) or `error`: whether the end of a process
+//!   shows as `ncclRemoteError` in the communicators of others that it had sent to.
+//! - `NOOP=1`: a collective, send, receive or put only counts: for the cost of a wrapper. On a
+//!   non-blocking communicator it is in progress until a thread has looked at it, as in NCCL from
+//!   2.23.4 on; with `NOOP=questions` until it was asked once, without a thread, which costs the
+//!   same each time.
+//! - `CONNECT=1`: a communicator's first collective waits on the host until all ranks have issued
+//!   theirs, as in NCCL, which connects them then.
+//! - `LOG=file`: a line `process function(name=value, ...) = code` per call;
+//!   `process config field=value ...` for each configuration that was read, with what had an
+//!   effect; `process collective config ...` for one of a call; `process mismatch ...` where ranks
+//!   disagree and hang.
 //!
 //! # Functions of the fake only
-//! `int64_t peerweave_fake_nccl_count(const char *what)`: `communicators`, `windows`, `redops`, `registrations`, `device_comms`,
-//! `allocations`, `allocated_bytes`, `graph_launches`, `left_behind`, `collectives`, `busy`.
-//! `int peerweave_fake_nccl_group_depth(void)`: how deep the calling thread is in groups.
+//! `int64_t peerweave_fake_nccl_count(const char *what)`: `communicators`, `windows`, `redops`,
+//! `registrations`, `device_comms`, `allocations`, `allocated_bytes`, `graph_launches`,
+//! `left_behind`, `collectives`, `busy`. `int peerweave_fake_nccl_group_depth(void)`: how deep the
+//! calling thread is in groups.
 //!
 //! # Where it is stricter or simpler than NCCL
-//! - A send is complete when its receive is, however small it is. Data is compared: a mismatch of kind, type, operator, root or count hangs.
-//! - Reductions are done in the order of ranks and rounded after each step. Averages of floating-point numbers multiply by the inverse first.
-//! - Two ranks of one process on one device are refused; of different processes they are not, since each may see other devices.
-//! - Ranks of different processes cannot reach each other's windows by a pointer (they are different LSA teams), only by puts.
-//! - A communicator that ends while a captured graph holds its operations ends the process after five seconds; NCCL waits for ever.
+//! - A send is complete when its receive is, however small it is. Data is compared: a mismatch of
+//!   kind, type, operator, root or count hangs.
+//! - Reductions are done in the order of ranks and rounded after each step. Averages of
+//!   floating-point numbers multiply by the inverse first.
+//! - Two ranks of one process on one device are refused; of different processes they are not, since
+//!   each may see other devices.
+//! - Ranks of different processes cannot reach each other's windows by a pointer (they are
+//!   different LSA teams), only by puts.
+//! - A communicator that ends while a captured graph holds its operations ends the process after
+//!   five seconds; NCCL waits forever.
 //! - GIN, CFT and vendor options are not there. Encryption is checked and not done.
 //! - It logs its errors and initialisations only (`NCCL_DEBUG`, `NCCL_DEBUG_FILE`).
 

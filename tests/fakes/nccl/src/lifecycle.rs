@@ -1,7 +1,7 @@
 //! How communicators are made from unique ids, and how they end.
 //!
-//! What is not here: communicators made from others (`derive`). Invariant: the handle is given out before the ranks have met, so that
-//! a non-blocking program can abort an initialisation.
+//! What is not here: communicators made from others (`derive`). Invariant: the handle is given out
+//! before the ranks have met, so that a non-blocking program can abort an initialisation.
 
 use core::ffi::c_int;
 
@@ -80,11 +80,12 @@ fn destroy(comm: CommPtr) -> Result {
     Ok(())
 }
 
-/// NCCL waits for ever until the graphs that hold its operations are gone; this ends the process with the reason.
+/// NCCL waits forever until the graphs that hold its operations are gone; this ends the process
+/// with the reason.
 fn wait_for_graphs(comm: &Comm) {
     let gone = || comm.persistent.load(Ordering::Acquire) == 0;
     if !mailbox::wait_until(&gone, Some(Duration::from_secs(5))) {
-        undefined("a communicator ends while captured graphs still hold its operations: NCCL would wait for ever");
+        undefined("a communicator ends while captured graphs still hold its operations: NCCL would wait forever");
     }
 }
 

@@ -1,7 +1,9 @@
-//! Messages between ranks: every exchange of the library is one rank's message in another rank's mailbox.
+//! Messages between ranks: every exchange of the library is one rank's message in another rank's
+//! mailbox.
 //!
-//! What is not here: how a message reaches another process (`wire`). Invariant: messages of one slot are taken in the order in
-//! which they were delivered, and whoever waits wakes at every delivery and every interruption.
+//! What is not here: how a message reaches another process (`wire`). Invariant: messages of one
+//! slot are taken in the order in which they were delivered, and whoever waits wakes at every
+//! delivery and every interruption.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -93,8 +95,8 @@ pub(crate) fn take(slot: Slot, stop: &dyn Fn() -> bool) -> Option<Bytes> {
     }
 }
 
-/// Waits until a condition over the library's state holds, which whoever makes it hold announces by [`interrupt`].
-/// Gives false if the time is over first.
+/// Waits until a condition over the library's state holds, which whoever makes it hold announces by
+/// [`interrupt`]. Gives false if the time is over first.
 pub(crate) fn wait_until(condition: &dyn Fn() -> bool, limit: Option<Duration>) -> bool {
     let end = limit.map(|limit| Instant::now() + limit);
     let mut guard = boxes();

@@ -1,6 +1,7 @@
 //! `ncclMemAlloc` and registered buffers.
 //!
-//! What is not here: windows. Invariant: what is freed or deregistered was allocated or registered before, by its start or handle.
+//! What is not here: windows. Invariant: what is freed or deregistered was allocated or registered
+//! before, by its start or handle.
 
 use core::ffi::c_void;
 use std::collections::HashMap;

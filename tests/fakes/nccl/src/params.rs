@@ -1,9 +1,11 @@
-//! NCCL's runtime parameters: the published ones with the values of a fresh process, and some of this library's own.
+//! NCCL's runtime parameters: the published ones with the values of a fresh process, and some of
+//! this library's own.
 //!
-//! What is not here: any effect of a parameter. Invariant: a value is read from the environment once, as NCCL caches it.
+//! What is not here: any effect of a parameter. Invariant: a value is read from the environment
+//! once, as NCCL caches it.
 //!
-//! `NCCL_FAKE_I8`, `_I16` ... `_U64` are integers that NCCL does not have, so that the typed reads can be tested: they are 0 unless
-//! the environment sets them, and are listed by nobody.
+//! `NCCL_FAKE_I8`, `_I16` ... `_U64` are integers that NCCL does not have, so that the typed reads
+//! can be tested: they are 0 unless the environment sets them, and are listed by nobody.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use std::cell::RefCell;
@@ -101,7 +103,8 @@ fn read_into(handle: *const c_void, out: *mut c_void, kind: Type) -> Result {
     if param.kind != kind {
         return invalid(format!("{} is of another type", param.key.to_string_lossy()));
     }
-    // SAFETY: the program promises a value of the function's type there, which is as long as the parameter.
+    // SAFETY: the program promises a value of the function's type there, which is as long as the
+    // parameter.
     unsafe { std::ptr::copy_nonoverlapping(param.raw.as_ptr(), out.cast(), param.raw.len()) };
     Ok(())
 }

@@ -1,6 +1,8 @@
-//! Where messages go: into a mailbox of this process, over the wire, or to the part of the library that acts on them at once.
+//! Where messages go: into a mailbox of this process, over the wire, or to the part of the library
+//! that acts on them at once.
 //!
-//! What is not here: waiting (`mailbox`). Invariant: a message to a rank of the same process never touches a socket.
+//! What is not here: waiting (`mailbox`). Invariant: a message to a rank of the same process never
+//! touches a socket.
 
 use crate::abi::{Code, Result};
 use crate::mailbox::{self, Bytes, Channel, Slot};
@@ -26,7 +28,8 @@ pub(crate) fn arrived(slot: Slot, bytes: Bytes) {
     }
 }
 
-/// A process that had sent messages is gone. NCCL over shared memory would not notice; over a network it would.
+/// A process that had sent messages is gone. NCCL over shared memory would not notice; over a
+/// network it would.
 pub(crate) fn process_died(address: &Address) {
     if settings::get().death_is_error {
         for comm in comm::live() {

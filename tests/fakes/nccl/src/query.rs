@@ -1,7 +1,7 @@
 //! What a program may ask of the library and of a communicator.
 //!
-//! What is not here: the properties for kernels (`device_comm`). Invariant: an answer that depends on the ranks is given only once they
-//! have met.
+//! What is not here: the properties for kernels (`device_comm`). Invariant: an answer that depends
+//! on the ranks is given only once they have met.
 
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -53,7 +53,8 @@ exports! {
         Ok(())
     }
 
-    /// Sets how the processes' own connections are encrypted; connections within a machine's memory need none.
+    /// Sets how the processes' own connections are encrypted; connections within a machine's memory
+    /// need none.
     fn ncclSetEncryption(config: *const EncryptionConfig) {
         not_null(config, "config")?;
         // SAFETY: the pointer is not null, and every version's struct begins with this header.

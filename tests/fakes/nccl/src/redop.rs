@@ -1,6 +1,7 @@
 //! Reduction operators: the built-in ones, and those that multiply by a scalar first.
 //!
-//! What is not here: the arithmetic (`compute`). Invariant: an operator that was made belongs to one communicator and one type.
+//! What is not here: the arithmetic (`compute`). Invariant: an operator that was made belongs to
+//! one communicator and one type.
 
 use core::ffi::{c_int, c_void};
 
@@ -39,7 +40,8 @@ impl Scalar {
 
 fn read(from: *const u8, dtype: DType) -> [u8; 8] {
     let mut bytes = [0; 8];
-    // SAFETY: the program promises one value of the type there, and no type is longer than eight bytes.
+    // SAFETY: the program promises one value of the type there, and no type is longer than eight
+    // bytes.
     unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), dtype.size()) };
     bytes
 }

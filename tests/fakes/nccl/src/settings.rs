@@ -1,7 +1,7 @@
 //! What the environment asks of the library, read once.
 //!
-//! What is not here: counting the calls (`faults`). Invariant: a setting that cannot be understood ends the process with its text,
-//! so that a test never passes because its fault was misspelled.
+//! What is not here: counting the calls (`faults`). Invariant: a setting that cannot be understood
+//! ends the process with its text, so that a test never passes because its fault was misspelled.
 
 use std::sync::LazyLock;
 
@@ -14,7 +14,8 @@ pub(crate) enum Noop {
     Off,
     /// On a blocking communicator nothing, on another one a thread is started.
     Threads,
-    /// As `Threads`, but where a thread would be started, the next question is answered as if one still ran.
+    /// As `Threads`, but where a thread would be started, the next question is answered as if one
+    /// still ran.
     Questions,
 }
 

@@ -1,7 +1,7 @@
 //! The teams of a communicator, and what kernels' resources need.
 //!
-//! What is not here: device communicators (`device_comm`). Invariant: a rank's LSA team are the ranks whose memory it can reach, and its
-//! rail team those at the same place in other LSA teams.
+//! What is not here: device communicators (`device_comm`). Invariant: a rank's LSA team are the
+//! ranks whose memory it can reach, and its rail team those at the same place in other LSA teams.
 
 use core::ffi::c_int;
 

@@ -1,7 +1,7 @@
 //! Which version the library pretends to be, and which functions that version has.
 //!
-//! What is not here: the fields of a version's structs (`config`, `device_comm`). Invariant: `since.txt` names every function of
-//! NCCL that this library exports, once.
+//! What is not here: the fields of a version's structs (`config`, `device_comm`). Invariant:
+//! `since.txt` names every function of NCCL that this library exports, once.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -15,7 +15,8 @@ pub(crate) fn known(function: &str) -> bool {
     SINCE.contains_key(function)
 }
 
-/// Ends the process if the version that is pretended does not have the function: it should have been made to look absent.
+/// Ends the process if the version that is pretended does not have the function: it should have
+/// been made to look absent.
 #[inline]
 pub(crate) fn check(function: &str) {
     let version = crate::settings::get().version;

@@ -1,7 +1,9 @@
-//! Windows: memory that every rank of a communicator has registered, and one-sided operations on it.
+//! Windows: memory that every rank of a communicator has registered, and one-sided operations on
+//! it.
 //!
-//! What is not here: access from kernels. Invariant: a window's handle is never given out twice, so that the use of one that was
-//! deregistered is recognised; and it ends the process, since in NCCL it would be undefined.
+//! What is not here: access from kernels. Invariant: a window's handle is never given out twice, so
+//! that the use of one that was deregistered is recognised; and it ends the process, since in NCCL
+//! it would be undefined.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::HashMap;
@@ -77,7 +79,8 @@ fn of(comm: &'static Comm, window: *mut c_void) -> Result<Arc<Window>> {
     if window.comm == comm.handle().address() { Ok(window) } else { invalid("the window is another communicator's") }
 }
 
-/// The ranks that can reach each other's memory: blocks of ranks of one process, if all blocks are of one size.
+/// The ranks that can reach each other's memory: blocks of ranks of one process, if all blocks are
+/// of one size.
 pub(crate) fn lsa_size(comm: &Comm) -> i32 {
     let addresses = &comm.who().addresses;
     let block = addresses.iter().take_while(|address| *address == &addresses[0]).count();
@@ -208,7 +211,8 @@ pub(crate) fn apply(slot: Slot, bytes: &[u8]) {
         let all = windows();
         let found = all.values().find(|window| window.comm == comm.handle().address() && window.number == word(0));
         let Some(window) = found else { undefined("a put into a deregistered window") };
-        // The sender has checked the bounds. The lock keeps the window from being deregistered under the write.
+        // The sender has checked the bounds. The lock keeps the window from being deregistered
+        // under the write.
         write(window.base + word(1) as usize, data);
     }
     *comm.state().signals.entry((slot.from, word(2) as i32, word(3) as i32)).or_default() += 1;

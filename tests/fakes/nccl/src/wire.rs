@@ -1,7 +1,8 @@
 //! Messages to other processes of the machine, over Unix sockets in the abstract namespace.
 //!
-//! What is not here: what a message means (`post`). Invariant: sending never blocks; messages from one process to another arrive in
-//! the order in which they were sent, or not at all once the receiver is dead.
+//! What is not here: what a message means (`post`). Invariant: sending never blocks; messages from
+//! one process to another arrive in the order in which they were sent, or not at all once the
+//! receiver is dead.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -158,7 +159,8 @@ pub(crate) fn send(address: &Address, slot: Slot, bytes: Bytes) -> Result {
     Ok(())
 }
 
-/// Waits until the system has what was sent to some processes: it arrives even if this process ends now.
+/// Waits until the system has what was sent to some processes: it arrives even if this process ends
+/// now.
 pub(crate) fn flush(addresses: &[Address], stop: &dyn Fn() -> bool) {
     let waiting: Vec<_> = {
         let peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);

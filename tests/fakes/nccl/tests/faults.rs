@@ -163,7 +163,7 @@ fn without_work_a_collective_only_counts() {
 }
 
 #[test]
-fn without_work_a_call_on_a_non_blocking_communicator_is_in_progress_at_first() {
+fn non_blocking_call_without_work_starts_in_progress() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NOOP", "1").run(|| {
         use_device(0);
         let (mut id, mut comm, stream, data) = (UniqueId([0; 128]), 0, stream(), buffer(&[5]));
@@ -185,7 +185,7 @@ fn without_work_a_call_on_a_non_blocking_communicator_is_in_progress_at_first() 
 }
 
 #[test]
-fn the_newest_version_has_every_function_but_two_without_a_declaration() {
+fn newest_version_has_all_declared_functions() {
     fakes().run(|| {
         let names = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#'));
         let missing: Vec<_> = names.filter_map(|line| line.split(' ').next()).filter(|name| !has(name)).collect();
@@ -213,7 +213,8 @@ fn an_old_version_lacks_what_is_newer() {
     });
 }
 
-/// Makes a communicator with a configuration that sets three fields, and gives what the library took of it.
+/// Makes a communicator with a configuration that sets three fields, and gives what the library
+/// took of it.
 fn taken(version: i32, header_version: u32, size: usize) -> String {
     let place = std::env::temp_dir().join(format!("peerweave-config-{}-{version}-{header_version}-{size}", std::process::id()));
     let scenario = "a_configuration_is_read_as_the_version_would";

@@ -142,7 +142,7 @@ fn a_failed_member_fails_the_group_and_launches_nothing() {
 }
 
 #[test]
-fn a_simulated_group_gives_a_time_and_does_nothing_but_where_a_rank_is_alone() {
+fn simulated_group_returns_a_time_and_launches_nothing() {
     #[repr(C)]
     struct Info(usize, u32, u32, f32);
     fn simulated(comms: &[Handle]) -> (f32, Vec<i32>) {
@@ -179,7 +179,7 @@ fn a_simulated_group_gives_a_time_and_does_nothing_but_where_a_rank_is_alone() {
 }
 
 #[test]
-fn several_streams_of_one_communicator_in_one_group_wait_for_each_other() {
+fn streams_of_one_communicator_in_a_group_are_joined() {
     fakes().run(|| {
         ranks(2, |rank, comm, first| {
             let second = stream();

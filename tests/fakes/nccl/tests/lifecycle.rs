@@ -1,4 +1,5 @@
-//! How communicators come and go: non-blocking, derived from others, aborted, revoked, used too late.
+//! How communicators come and go: non-blocking, derived from others, aborted, revoked, used too
+//! late.
 
 mod common;
 

@@ -117,7 +117,7 @@ fn int(words: &[u64], at: usize) -> i32 {
 }
 
 #[test]
-fn properties_and_device_communicators_have_the_layout_of_their_version() {
+fn device_communicators_have_the_layout_of_their_version() {
     fakes().run(|| {
         ranks(2, |rank, comm, _| {
             let mut properties = versioned(152, 0xcafe_beef, 23203);

@@ -1,4 +1,5 @@
-//! NVSHMEM's structs, version words, status codes and constants, as the library's callers lay them out.
+//! NVSHMEM's structs, version words, status codes and constants, as the library's callers lay them
+//! out.
 //!
 //! What is not here: what they mean. Invariant: sizes are those that the vendor's headers assert.
 

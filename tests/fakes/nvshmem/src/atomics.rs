@@ -1,7 +1,8 @@
 //! Atomics from the host, by type.
 //!
-//! What is not here: atomics of streams, of which NVSHMEM has only signals. Invariant: unless a test asks for more, they are what they are in
-//! every release of NVSHMEM that is known: exported, and "not implemented".
+//! What is not here: atomics of streams, of which NVSHMEM has only signals. Invariant: unless a
+//! test asks for more, they are what they are in every release of NVSHMEM that is known: exported,
+//! and "not implemented".
 
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};

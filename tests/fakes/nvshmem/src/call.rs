@@ -1,6 +1,8 @@
-//! What happens around the body of every exported function: its faults, its line in the log, its error's text.
+//! What happens around the body of every exported function: its faults, its line in the log, its
+//! error's text.
 //!
-//! What is not here: the bodies. Invariant: no panic leaves an exported function; one ends the process with its message.
+//! What is not here: the bodies. Invariant: no panic leaves an exported function; one ends the
+//! process with its message.
 
 use core::ffi::c_int;
 use std::cell::Cell;
@@ -143,7 +145,9 @@ pub(crate) fn enter<R: Outcome>(name: &'static str, arguments: Arguments<'_>, bo
     let outside = FUNCTION.replace(name);
     let asks_for_an_id = name == "nvshmemx_get_uniqueid";
     if (asks_for_an_id || name == "nvshmemx_hostlib_init_attr") && GAVE_UP.load(Ordering::Relaxed) {
-        log::undefined(&format!("{name}: the plug-in was let go of when an id was asked for in vain, and is once more (3.4.5)"));
+        log::undefined(&format!(
+            "{name}: the plug-in was released when a request for an id failed, and is released again (3.4.5)"
+        ));
     }
     let mut injected = None;
     if settings.any_rule && name != "nvshmemx_hostlib_init_attr" {

@@ -1,7 +1,9 @@
-//! Collectives over data: what the members of a team exchange and compute, at once or in the order of a stream.
+//! Collectives over data: what the members of a team exchange and compute, at once or in the order
+//! of a stream.
 //!
-//! What is not here: their typed names (`typed_collectives`), barriers (`order`). Invariant: every member's source is read by all before any
-//! member's target is written, so that both may be the same memory.
+//! What is not here: their typed names (`typed_collectives`), barriers (`order`). Invariant: every
+//! member's source is read by all before any member's target is written, so that both may be the
+//! same memory.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -66,7 +68,8 @@ impl Collective {
             // Again: it may have been freed while the others were waited for.
             memory.symmetric(function, "the source", self.source, source_bytes);
             let part = |rank: usize, index: usize| {
-                // SAFETY: the source was found live on this PE and so on all, and stays so while the memory is held.
+                // SAFETY: the source was found live on this PE and so on all, and stays so while
+                // the memory is held.
                 unsafe { std::slice::from_raw_parts(memory.of(team.members[rank], source).add(index * self.bytes), self.bytes) }
             };
             let reduce = |combine: Combine, index: usize| {
@@ -86,7 +89,8 @@ impl Collective {
         if places.is_some() {
             let memory = world.memory();
             let target = memory.symmetric(function, "the target", self.target, target_bytes);
-            // SAFETY: the target was found live and stays so while the memory is held; it has so many bytes.
+            // SAFETY: the target was found live and stays so while the memory is held; it has so
+            // many bytes.
             unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), memory.of(world.pe, target), result.len()) };
         }
     }

@@ -1,7 +1,8 @@
-//! The memory that all PEs of a job share besides their heaps: who they are, and a place for each team to meet in.
+//! The memory that all PEs of a job share besides their heaps: who they are, and a place for each
+//! team to meet in.
 //!
-//! What is not here: meeting (`meet`). Invariant: fresh memory, all zeros, is a valid beginning of everything in it, and it stays mapped for
-//! as long as the process lives.
+//! What is not here: meeting (`meet`). Invariant: fresh memory, all zeros, is a valid beginning of
+//! everything in it, and it stays mapped for as long as the process lives.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
@@ -49,7 +50,8 @@ pub(crate) struct Record {
 pub(crate) struct Member {
     /// How many meetings it has come to.
     pub(crate) count: AtomicU64,
-    /// What it brought to the last two: who is one ahead has not yet overwritten what others still read.
+    /// What it brought to the last two: who is one ahead has not yet overwritten what others still
+    /// read.
     pub(crate) records: [UnsafeCell<Record>; 2],
 }
 
@@ -86,8 +88,9 @@ pub(crate) struct Control {
     pub(crate) teams: [TeamSlot; MAX_TEAMS],
 }
 
-// SAFETY: shared is mapped memory, with threads and with other processes; everything in it is atomic but the records, which are synchronised by their
-// member's count: written by that member alone before it counts a meeting, read by others after that (`meet`). The test
+// SAFETY: shared is mapped memory, with threads and with other processes; everything in it is
+// atomic but the records, which are synchronised by their member's count: written by that member
+// alone before it counts a meeting, read by others after that (`meet`). The test
 // `collectives_move_and_compute_in_order_of_a_stream`, with three processes, would catch a mistake.
 unsafe impl Sync for Control {}
 
@@ -106,7 +109,7 @@ pub(crate) fn random() -> u64 {
     u64::from_ne_bytes(bytes) | 1
 }
 
-/// The start time of a process, which with its number names it for ever; `None` where it is gone.
+/// The start time of a process, which with its number names it forever; `None` where it is gone.
 fn process_start(process: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name may hold spaces and brackets: fields are counted behind the last bracket.
@@ -188,7 +191,8 @@ pub(crate) fn of_directory(directory: &str) -> Result<&'static Control> {
 
 fn map(file: &OwnedFd) -> Result<&'static Control> {
     let address = map_bytes(file, size_of::<Control>())?;
-    // SAFETY: so many bytes are mapped there for ever, page-aligned, and any bytes that PEs of this library write are valid.
+    // SAFETY: so many bytes are mapped there forever, page-aligned, and any bytes that PEs of this
+    // library write are valid.
     Ok(unsafe { &*(address as *const Control) })
 }
 

@@ -1,6 +1,7 @@
 //! What tests count: what is alive, and how often the library was called.
 //!
-//! What is not here: deciding what is a leak. Invariant: a count of what is alive is taken from the objects themselves.
+//! What is not here: deciding what is a leak. Invariant: a count of what is alive is taken from the
+//! objects themselves.
 
 use std::ffi::{CStr, c_char};
 use std::sync::PoisonError;

@@ -1,4 +1,5 @@
-//! The driver below, with this library's errors: every failure of it becomes an internal error with the call's name.
+//! The driver below, with this library's errors: every failure of it becomes an internal error with
+//! the call's name.
 
 pub(crate) use peerweave_fake_common::driver::*;
 

@@ -1,6 +1,7 @@
 //! Work in the order of a stream: a host function that the CUDA driver runs.
 //!
-//! What is not here: the work. Invariant: work is freed once, when it has run, or with the graph that it was captured into.
+//! What is not here: the work. Invariant: work is freed once, when it has run, or with the graph
+//! that it was captured into.
 
 use core::ffi::c_void;
 use std::sync::Arc;

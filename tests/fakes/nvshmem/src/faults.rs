@@ -1,4 +1,5 @@
-//! Counts the calls that a rule looks at, and says which call fails, sticks, is slow or ends the process.
+//! Counts the calls that a rule looks at, and says which call fails, sticks, is slow or ends the
+//! process.
 //!
 //! What is not here: what an operation then does. The counting is `peerweave_fake_common`'s.
 
@@ -37,7 +38,8 @@ impl Effect {
     }
 }
 
-/// Counts a call: what its operation shall do, and the code that it returns at once if it shall fail.
+/// Counts a call: what its operation shall do, and the code that it returns at once if it shall
+/// fail.
 pub(crate) fn next(function: &str, pe: Option<i32>) -> (Effect, Option<Code>) {
     let settings = settings::get();
     if hit(&settings.abort, function, pe).is_some() {

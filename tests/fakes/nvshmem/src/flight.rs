@@ -1,7 +1,9 @@
-//! Collectives of a team that are in flight in this process: at most one may be, since NVSHMEM has one set of counters for each team.
+//! Collectives of a team that are in flight in this process: at most one may be, since NVSHMEM has
+//! one set of counters for each team.
 //!
-//! What is not here: meeting the others (`meet`). Invariant: a collective begins when every one that was called before it on its team is done; who begins
-//! earlier, or on a stream of NVSHMEM's own while one is in flight, ends the process.
+//! What is not here: meeting the others (`meet`). Invariant: a collective begins when every one
+//! that was called before it on its team is done; who begins earlier, or on a stream of NVSHMEM's
+//! own while one is in flight, ends the process.
 
 use core::ffi::c_void;
 use std::sync::Arc;
@@ -57,7 +59,8 @@ impl Team {
         Flight { turn, team: self, place }
     }
 
-    /// Ends the process if a collective is in flight: the running call uses the team's counters on a stream of NVSHMEM's own.
+    /// Ends the process if a collective is in flight: the running call uses the team's counters on
+    /// a stream of NVSHMEM's own.
     pub(crate) fn idle(&self) {
         if self.flights.in_flight() || self.try_turn(Channel::Data).is_none() {
             undefined(&format!("{} while a collective of team {} was in flight", call::function(), self.handle));

@@ -1,6 +1,7 @@
 //! Symmetric memory: allocating, freeing, where others' parts are; registering outside memory.
 //!
-//! What is not here: the book of it (`memory`). Invariant: PEs that allocate differently end here, with both calls named.
+//! What is not here: the book of it (`memory`). Invariant: PEs that allocate differently end here,
+//! with both calls named.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -28,7 +29,8 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
     let mut turn = world.team.turn(Channel::Setup);
     let found = {
         let mut memory = world.change_memory();
-        // The heap of this PE alone could not grow: NVSHMEM gives null here, and memory on the others.
+        // The heap of this PE alone could not grow: NVSHMEM gives null here, and memory on the
+        // others.
         let found = if effect.full { None } else { memory.find_room(bytes, alignment) };
         if let Some(offset) = found {
             memory.allocations.insert(offset, bytes);
@@ -36,7 +38,8 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
             // SAFETY: nobody has these bytes yet, and they are mapped.
             unsafe { std::ptr::write_bytes((base + offset) as *mut u8, POISON, bytes.min(POISONED)) };
             if zero {
-                // As NVSHMEM does, which waits for it no more than for anything else on the default stream.
+                // As NVSHMEM does, which waits for it no more than for anything else on the default
+                // stream.
                 call::or_abort(driver::with_context(world.context, || Ok(driver::zero(base + offset, bytes)?)));
             }
         }

@@ -1,6 +1,8 @@
-//! Beginning and end: ids, attributes, meeting, the heap, the predefined teams; and what can be asked before.
+//! Beginning and end: ids, attributes, meeting, the heap, the predefined teams; and what can be
+//! asked before.
 //!
-//! What is not here: MPI, SHMEM and PMI themselves. Invariant: either all PEs of a job have begun, or none gets out of its initialisation with success.
+//! What is not here: MPI, SHMEM and PMI themselves. Invariant: either all PEs of a job have begun,
+//! or none gets out of its initialisation with success.
 
 use core::ffi::{c_char, c_int, c_void};
 use std::collections::HashMap;
@@ -18,7 +20,8 @@ use crate::version::INIT_LAYOUT_2;
 use crate::world::{Growth, Parts, State, World, state};
 use crate::{call, counters, driver, settings, teams};
 
-/// NVSHMEM's own variables, read when an id is made or when it starts, whichever is first, and never again.
+/// NVSHMEM's own variables, read when an id is made or when it starts, whichever is first, and
+/// never again.
 static OPTIONS: LazyLock<HashMap<String, String>> =
     LazyLock::new(|| std::env::vars().filter(|(name, _)| name.starts_with("NVSHMEM_")).collect());
 

@@ -1,4 +1,5 @@
-//! The log of calls: one line per call with all its arguments and its result, and what ends the process.
+//! The log of calls: one line per call with all its arguments and its result, and what ends the
+//! process.
 //!
 //! What is not here: what tests read from it.
 
@@ -28,7 +29,8 @@ pub(crate) fn complain(text: &str) {
     eprintln!("fake nvshmem: {text}");
 }
 
-/// Ends the process over what NVSHMEM leaves undefined, or over what it ends the process for itself.
+/// Ends the process over what NVSHMEM leaves undefined, or over what it ends the process for
+/// itself.
 pub(crate) fn undefined(text: &str) -> ! {
     complain(text);
     line(&format!("abort {text}"));

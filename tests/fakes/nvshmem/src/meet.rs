@@ -1,7 +1,10 @@
-//! Meeting: every member of a team brings a record, waits for all, and reads theirs. Everything collective is made of meetings.
+//! Meeting: every member of a team brings a record, waits for all, and reads theirs. Everything
+//! collective is made of meetings.
 //!
-//! What is not here: what is done before and after. Invariants: meetings of one channel of a team follow one another in the same order on
-//! every member; who comes for something else ends the process and says who; every wait ends within the time that the settings give, by ending the process.
+//! What is not here: what is done before and after. Invariants: meetings of one channel of a team
+//! follow one another in the same order on every member; who comes for something else ends the
+//! process and says who; every wait ends within the time that the settings give, by ending the
+//! process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -47,7 +50,8 @@ pub(crate) struct Turn<'a> {
     count: MutexGuard<'a, u64>,
 }
 
-/// Waits until something holds; ends the process when the time for that is over, or when a PE has asked all to exit.
+/// Waits until something holds; ends the process when the time for that is over, or when a PE has
+/// asked all to exit.
 pub(crate) fn wait_for(control: &Control, mut holds: impl FnMut() -> bool, what: impl FnOnce() -> String) {
     let mut end = None;
     let mut rounds = 0_u32;
@@ -156,7 +160,8 @@ impl Turn<'_> {
         let count = *self.count;
         let which = (count % 2) as usize;
         let own = &sides[team.me];
-        // SAFETY: only this PE writes here, its meetings follow one another, and nobody reads what is for this meeting before it is counted.
+        // SAFETY: only this PE writes here, its meetings follow one another, and nobody reads what
+        // is for this meeting before it is counted.
         unsafe { own.records[which].get().write(record) };
         own.count.store(count, Ordering::Release);
         let mut all = Vec::with_capacity(team.members.len());
@@ -167,7 +172,8 @@ impl Turn<'_> {
                 || side.count.load(Ordering::Acquire) >= count,
                 || format!("PE {pe} of team {} in {}", team.handle, describe(&record)),
             );
-            // SAFETY: that member has counted this meeting, and writes here again only at the next but one, to which it comes after this PE.
+            // SAFETY: that member has counted this meeting, and writes here again only at the next
+            // but one, to which it comes after this PE.
             let theirs = unsafe { side.records[which].get().read() };
             if theirs.name != record.name || theirs.same != record.same {
                 let (own, theirs) = (describe(&record), describe(&theirs));

@@ -1,7 +1,8 @@
-//! What memory is symmetric: the heap and what was registered, where each PE's part is mapped, and what of it is allocated.
+//! What memory is symmetric: the heap and what was registered, where each PE's part is mapped, and
+//! what of it is allocated.
 //!
-//! What is not here: the functions that allocate (`heap`). Invariant: what is live here is live on every PE, at the same offset; bytes are
-//! touched only while this is held.
+//! What is not here: the functions that allocate (`heap`). Invariant: what is live here is live on
+//! every PE, at the same offset; bytes are touched only while this is held.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;

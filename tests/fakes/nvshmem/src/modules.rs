@@ -108,7 +108,8 @@ exports! {
             if count < 1 || handles.is_null() {
                 return invalid(format!("{count} queue pairs"));
             }
-            // The first are the host's and the default one. They live as long as the process, as NVSHMEM's do.
+            // The first are the host's and the default one. They live as long as the process, as
+            // NVSHMEM's do.
             let pairs: &'static mut [c_int] = Vec::leak((2..count + 2).collect());
             // SAFETY: the caller's promise: it points to a pointer.
             unsafe { handles.write(pairs.as_mut_ptr()) };

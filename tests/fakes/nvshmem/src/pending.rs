@@ -1,7 +1,9 @@
-//! Transfers that were left to the library, or that the host has sent over the network: done some time later, at the latest when somebody asks for quiet.
+//! Transfers that were left to the library, or that the host has sent over the network: done some
+//! time later, at the latest when somebody asks for quiet.
 //!
-//! What is not here: what a transfer does (`transfer`). Invariant: those of one queue are done in the order in which they were left, one at a time; what the host
-//! has sent is not completed by work on a stream, whose quiet is about other queues of the network.
+//! What is not here: what a transfer does (`transfer`). Invariant: those of one queue are done in
+//! the order in which they were left, one at a time; what the host has sent is not completed by
+//! work on a stream, whose quiet is about other queues of the network.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! Transfers by type: put, get, nbi, strided, single values, put with signal; from the host and on streams.
+//! Transfers by type: put, get, nbi, strided, single values, put with signal; from the host and on
+//! streams.
 //!
 //! What is not here: what they do (`transfer`). Invariant: counts and strides are in elements.
 

@@ -1,7 +1,8 @@
 //! What the environment asks of the library, read once.
 //!
-//! What is not here: counting the calls (`faults`); what NVSHMEM's own variables say is read when it starts (`init`). Invariant: a setting
-//! that cannot be understood ends the process with its text, so that a test never passes because its fault was misspelled.
+//! What is not here: counting the calls (`faults`); what NVSHMEM's own variables say is read when
+//! it starts (`init`). Invariant: a setting that cannot be understood ends the process with its
+//! text, so that a test never passes because its fault was misspelled.
 
 use std::sync::LazyLock;
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! Signals: 64-bit words that are set or added to atomically; and waiting for words.
 //!
-//! What is not here: the typed waits' exported forms (`waits`). Invariant: a word is read and written in one piece.
+//! What is not here: the typed waits' exported forms (`waits`). Invariant: a word is read and
+//! written in one piece.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,7 +81,8 @@ fn holds<T: PartialOrd>(found: T, comparison: c_int, wanted: T) -> bool {
     }
 }
 
-/// As a stream of the device compares, by which NVSHMEM waits for signals that are equal or greater: the difference is a signed number.
+/// As a stream of the device compares, by which NVSHMEM waits for signals that are equal or
+/// greater: the difference is a signed number.
 fn holds_in_the_cycle(found: u64, comparison: c_int, wanted: u64) -> bool {
     const GREATER_OR_EQUAL: c_int = 5;
     match comparison {
@@ -131,7 +133,8 @@ fn wait_on_stream_by<T: Word>(
             let memory = world.memory();
             memory.symmetric(function, "the words", words, count * size_of::<T>());
             left.retain(|index| {
-                // SAFETY: the words were found live, stay so while the memory is held, and are aligned.
+                // SAFETY: the words were found live, stay so while the memory is held, and are
+                // aligned.
                 let found = unsafe { T::load((words + index * size_of::<T>()) as *const u8) };
                 !holds(found, comparison, values[if values.len() == 1 { 0 } else { *index }])
             });

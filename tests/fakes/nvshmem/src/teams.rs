@@ -1,7 +1,7 @@
 //! Teams: the predefined ones, splitting, by id, asking, ending.
 //!
-//! What is not here: what they do together (`meet`). Invariant: a team's place in the shared memory is taken by its first member and given
-//! back by the last that destroys it.
+//! What is not here: what they do together (`meet`). Invariant: a team's place in the shared memory
+//! is taken by its first member and given back by the last that destroys it.
 
 use core::ffi::{c_int, c_long};
 use std::sync::Arc;
@@ -24,7 +24,8 @@ pub(crate) fn predefine(world: &World) {
         let reaches = |pe: &i32| memory.given(*pe, crate::memory::Place { region: 0, offset: 0 }).is_some();
         if all().iter().all(reaches) { all() } else { vec![world.pe] }
     };
-    // What is done for the world is done in parts, as these teams, with their counters: so they are one for the question of who is in flight.
+    // What is done for the world is done in parts, as these teams, with their counters: so they are
+    // one for the question of who is in flight.
     let own = |handle: i32, members| {
         let mut team = Team::new(world.control, handle, handle as usize, members, world.pe);
         team.flights = Arc::clone(&world.team.flights);
@@ -61,7 +62,8 @@ fn config(config: *const TeamConfig, mask: c_long) -> Result<(c_int, u64)> {
     Ok((contexts, if mask & MASK_ID != 0 { config.id } else { u64::MAX }))
 }
 
-/// Makes one team of members of a parent, whose members all call, each with those of its own new team. `None` where this PE is in none.
+/// Makes one team of members of a parent, whose members all call, each with those of its own new
+/// team. `None` where this PE is in none.
 fn make(world: &World, parent: &Team, members: Option<Vec<i32>>, same: &[u64], contexts: c_int) -> Result<c_int> {
     parent.idle();
     let mut turn = parent.turn(Channel::Setup);
@@ -128,7 +130,8 @@ fn by_id(ranks: c_int, rank: c_int, id: u64, contexts: c_int) -> Result<c_int> {
         return fail(Code::INTERNAL, format!("no more teams than {}: NVSHMEM_MAX_TEAMS", world.max_teams));
     }
     let slots = &world.control.ids;
-    // Everybody looks in the same order, and a slot that is taken keeps its id until the last member has left.
+    // Everybody looks in the same order, and a slot that is taken keeps its id until the last
+    // member has left.
     let slot = slots.iter().find(|slot| match slot.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => true,
         Err(found) => found == id,

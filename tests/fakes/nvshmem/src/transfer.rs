@@ -1,6 +1,7 @@
 //! One-sided transfers: what a put or a get does, at once, later, or in the order of a stream.
 //!
-//! What is not here: their exported forms (`rma`, `widths`). Invariant: the remote side is symmetric memory that is live when the bytes move.
+//! What is not here: their exported forms (`rma`, `widths`). Invariant: the remote side is
+//! symmetric memory that is live when the bytes move.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -128,12 +129,14 @@ impl Transfer {
             return;
         }
         for row in 0..self.rows {
-            // SAFETY: the symmetric side was found live and stays so while the memory is held; the other is the caller's promise.
+            // SAFETY: the symmetric side was found live and stays so while the memory is held; the
+            // other is the caller's promise.
             unsafe { copy(from.add(row * self.source_step), to.add(row * self.target_step), self.row) };
         }
     }
 
-    /// Ends the process where the PE is reached by the network alone, which knows this PE's side not.
+    /// Ends the process where the PE is reached by the network alone, which knows this PE's side
+    /// not.
     fn by_network(&self, memory: &Memory, function: &str, place: Place, local: usize, bytes: usize) {
         if memory.given(self.pe, place).is_some() || self.local == Local::Value {
             return;
@@ -186,7 +189,8 @@ impl Transfer {
         self.row > 0 && self.rows > 0 && memory.given(self.pe, place).is_none()
     }
 
-    /// Takes what lies together at the source, which may be changed once the call is back, and sends that.
+    /// Takes what lies together at the source, which may be changed once the call is back, and
+    /// sends that.
     fn send(self, world: &Arc<World>, function: &'static str) {
         // SAFETY: the source was found there, by `checked`.
         let staged: Box<[u8]> =

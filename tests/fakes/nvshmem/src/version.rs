@@ -1,7 +1,7 @@
 //! Which version the library pretends to be, and which functions that version has.
 //!
-//! What is not here: the version words of structs (`init`). Invariant: `since.txt` names every function that this library exports and
-//! that 3.3.24 lacks.
+//! What is not here: the version words of structs (`init`). Invariant: `since.txt` names every
+//! function that this library exports and that 3.3.24 lacks.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -47,7 +47,8 @@ pub(crate) fn known(function: &str) -> bool {
     function.starts_with("nvshmem") && !library.is_null() && !unsafe { libc::dlsym(library, name.as_ptr()) }.is_null()
 }
 
-/// Ends the process if the version that is pretended does not have the function: it should have been made to look absent.
+/// Ends the process if the version that is pretended does not have the function: it should have
+/// been made to look absent.
 #[inline]
 pub(crate) fn check(function: &str) {
     let version = crate::settings::get().version;

@@ -1,6 +1,7 @@
 //! The job that this process is a PE of.
 //!
-//! What is not here: how it starts and ends (`init`). Invariant: there is at most one; who asks for it while there is none ends the process.
+//! What is not here: how it starts and ends (`init`). Invariant: there is at most one; who asks for
+//! it while there is none ends the process.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -43,7 +44,8 @@ pub(crate) struct World {
 pub(crate) enum Growth {
     /// Not at all: what does not fit is refused.
     Fixed,
-    /// By so many bytes; where that fails all of it is unmapped, and the process ends at the barrier that follows.
+    /// By so many bytes; where that fails all of it is unmapped, and the process ends at the
+    /// barrier that follows.
     By(usize),
 }
 
@@ -125,7 +127,8 @@ impl World {
         }
     }
 
-    /// The streams of the library's own are waited for, by the host or by a stream; one that is being captured cannot.
+    /// The streams of the library's own are waited for, by the host or by a stream; one that is
+    /// being captured cannot.
     pub(crate) fn quiesce(&self, captured: bool) {
         if self.left.swap(false, Ordering::AcqRel) && captured {
             undefined(&format!(

@@ -410,7 +410,7 @@ fn multicast_is_there_if_a_test_says_so() {
 }
 
 #[test]
-fn a_heap_of_a_fixed_size_that_is_full_on_one_pe_gives_null_there_alone() {
+fn full_fixed_heap_returns_null_on_its_pe_alone() {
     fakes().env("NVSHMEM_DISABLE_CUDA_VMM", "1").env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:1").run_many(2, |me| {
         init(&me);
         assert_eq!(nvshmem_malloc(64) == 0, me.rank == 1);

@@ -62,7 +62,7 @@ fn strided_single_and_wide_transfers_move_what_they_say() {
 }
 
 #[test]
-fn symmetric_memory_is_the_devices_and_is_the_same_through_pointers_to_it() {
+fn symmetric_memory_is_the_same_through_peer_pointers() {
     fakes().run_many(2, |me| {
         init(&me);
         let other = 1 - me.rank as i32;
@@ -82,7 +82,7 @@ fn symmetric_memory_is_the_devices_and_is_the_same_through_pointers_to_it() {
 }
 
 #[test]
-fn peers_that_cannot_be_reached_have_no_pointer_and_still_get_data() {
+fn unmapped_peers_have_no_pointer_and_still_receive_data() {
     let apart = fakes().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1,1-0");
     apart.run_many(2, |me| {
         init(&me);
@@ -125,7 +125,7 @@ fn allocations_are_fresh_zero_or_aligned_and_come_back() {
 }
 
 #[test]
-fn transfers_that_were_left_are_done_at_quiet_and_at_the_latest_soon() {
+fn pending_transfers_complete_at_quiet() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "100000").run_many(2, |me| {
         let stream = init(&me);
         let other = 1 - me.rank as i32;
@@ -188,7 +188,7 @@ fn streams_wait_for_words_of_any_kind() {
 }
 
 #[test]
-fn a_stream_waits_for_signals_that_are_equal_or_greater_in_the_cycle_of_all_numbers() {
+fn stream_signal_wait_compares_cyclically() {
     fakes().run_many(1, |me| {
         let stream = init(&me);
         let word = symmetric(&[0_u64]);
@@ -263,7 +263,7 @@ fn a_job_may_follow_a_job() {
         nvshmemx_hostlib_finalize();
         let id = shared_id(&me, "another");
         assert_eq!(init_with(&me, &id, 1), 0);
-        assert_eq!(init_with(&me, &id, 1), 0, "once more is counted");
+        assert_eq!(init_with(&me, &id, 1), 0, "a second start is counted");
         nvshmemx_hostlib_finalize();
         let memory = symmetric(&[me.rank as i32]);
         assert_eq!(read::<i32>(memory, 1), [me.rank as i32]);
@@ -274,7 +274,7 @@ fn a_job_may_follow_a_job() {
 }
 
 #[test]
-fn atomics_are_done_if_a_test_asks_and_otherwise_do_nothing_as_nvshmems() {
+fn atomics_do_nothing_unless_a_test_enables_them() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ATOMICS", "1").run_many(2, |me| {
         init(&me);
         let word = symmetric(&[0_i64, 0]);

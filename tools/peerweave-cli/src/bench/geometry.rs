@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_and_results_lie_in_their_buffers_and_results_do_not_overlap() {
+    fn inputs_and_results_fit_their_buffers_without_overlap() {
         for view in views() {
             let (send_len, recv_len) = lengths(&view);
             let input = input(&view);

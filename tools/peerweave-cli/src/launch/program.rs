@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn path_comes_before_the_directory_of_the_command_and_its_examples() {
+    fn path_precedes_the_directory_of_the_command() {
         let root = tempfile::tempdir().unwrap();
         let (path, beside) = (root.path().join("path"), root.path().join("beside"));
         fs::create_dir_all(&path).unwrap();

@@ -1,4 +1,5 @@
-//! One death: a job is started, one of its PEs dies, and what the others say and leave is looked at.
+//! One death: a job is started, one of its PEs dies, and what the others say and leave is looked
+//! at.
 
 use std::fs::File;
 use std::path::Path;
@@ -23,9 +24,11 @@ pub(crate) const DIRECTORY: &str = "PEERWEAVE_KILLS_DIRECTORY";
 /// The command that starts jobs, where it is not the one that was built with this test.
 const COMMAND: &str = "PEERWEAVE_KILLS_COMMAND";
 
-/// Every wait of the job ends after this. Only a wait that no death ends lasts so long: on a busy machine a live PE may stand still for seconds.
+/// Every wait of the job ends after this. Only a wait that no death ends lasts so long: on a busy
+/// machine a live PE may stand still for seconds.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
-/// A job that has not ended by then hangs: its PEs may wait for the whole deadline twice, as they join and later.
+/// A job that has not ended by then hangs: its PEs may wait for the whole deadline twice, as they
+/// join and later.
 const HANGS: Duration = Duration::from_secs(30);
 /// Within this a death has to be known to everybody.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
@@ -110,7 +113,8 @@ pub(crate) struct Found {
     pub(crate) others: Vec<String>,
     /// How long after the death each of the others knew.
     pub(crate) known_after: Vec<Duration>,
-    /// The victim died before the rendezvous knew it, and without a launcher of ours nobody else could know.
+    /// The victim died before the rendezvous knew it, and without a launcher of ours nobody else
+    /// could know.
     pub(crate) died_unknown: bool,
 }
 
@@ -284,7 +288,8 @@ impl Case {
                     found.wrong_names.push(format!("{self:?}: PE {pe} after {after:?}: {rest}"));
                 }
             } else if line(pe, "fine").is_none() || self.rounds == 0 {
-                // A PE that the launcher ended is told why by no error; but all others have to say something.
+                // A PE that the launcher ended is told why by no error; but all others have to say
+                // something.
                 found.others.push(format!("{self:?}: PE {pe} says {:?}", notes(pe)));
             }
         }

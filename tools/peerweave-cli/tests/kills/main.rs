@@ -1,4 +1,5 @@
-//! A campaign of random deaths, by `peerweave run` and by torchrun's variables: every PE ends, names the PE that died, and does so soon; nothing is left.
+//! A campaign of random deaths, by `peerweave run` and by torchrun's variables: every PE ends,
+//! names the PE that died, and does so soon; nothing is left.
 //!
 //! | variable | meaning |
 //! |---|---|

@@ -78,7 +78,8 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Works until it fails, or to the end of all rounds. `false`: this PE is the victim and goes with an error of its own.
+/// Works until it fails, or to the end of all rounds. `false`: this PE is the victim and goes with
+/// an error of its own.
 fn work(world: World, death: Option<Death>) -> Result<bool> {
     let (seed, rounds): (u64, u64) = (var(SEED).parse().expect("a number"), var(ROUNDS).parse().expect("a number"));
     let mut mixture = Workload::seeded(&world, seed);
@@ -189,7 +190,8 @@ fn other(world: &World, random: u64, round: u64) -> Result<()> {
             data.release()
         }
         _ => {
-            // Two teams at once, of which each PE waits in the one for a PE that may fail in the other.
+            // Two teams at once, of which each PE waits in the one for a PE that may fail in the
+            // other.
             let (parity, half) = (team.split(Some((me % 2) as u64), 0)?, team.split(Some((me / 2) as u64), 0)?);
             let (parity, half) = (parity.expect("all take part"), half.expect("all take part"));
             half.barrier_blocking()?;

@@ -30,7 +30,8 @@ pub fn grid_dim() -> Dim3 {
     executor().grid_dim()
 }
 
-/// Waits until all threads of the block have called it. What each wrote before is visible to all after.
+/// Waits until all threads of the block have called it. What each wrote before is visible to all
+/// after.
 #[inline]
 pub fn sync_threads() {
     executor().sync_threads_or(false);
@@ -42,13 +43,15 @@ pub fn sync_threads_or(value: bool) -> bool {
     executor().sync_threads_or(value)
 }
 
-/// Waits until all threads of the warp in `mask` have called it. What each wrote before is visible to all after.
+/// Waits until all threads of the warp in `mask` have called it. What each wrote before is visible
+/// to all after.
 #[inline]
 pub fn sync_warp(mask: u32) {
     executor().exchange(mask, 0);
 }
 
-/// Gives a value to the warp and returns the one that lane `from` gave; this thread's own where `from` is not in `mask`.
+/// Gives a value to the warp and returns the one that lane `from` gave; this thread's own where
+/// `from` is not in `mask`.
 #[inline]
 pub(super) fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
     let values = executor().exchange(mask, u64::from(value));
@@ -61,19 +64,22 @@ pub fn shuffle_idx(mask: u32, value: u32, from: u32) -> u32 {
     shuffle(mask, value, from % WARP_SIZE)
 }
 
-/// The value of the lane `by` below this one; its own where there is none. All threads in `mask` call it.
+/// The value of the lane `by` below this one; its own where there is none. All threads in `mask`
+/// call it.
 #[inline]
 pub fn shuffle_up(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane().wrapping_sub(by))
 }
 
-/// The value of the lane `by` above this one; its own where there is none. All threads in `mask` call it.
+/// The value of the lane `by` above this one; its own where there is none. All threads in `mask`
+/// call it.
 #[inline]
 pub fn shuffle_down(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane().saturating_add(by))
 }
 
-/// The value of the lane whose number is this one's exclusive or `by`. All threads in `mask` call it.
+/// The value of the lane whose number is this one's exclusive or `by`. All threads in `mask` call
+/// it.
 #[inline]
 pub fn shuffle_xor(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane() ^ by)

@@ -1,7 +1,7 @@
 //! The executor that runs the threads of a kernel on the host, seen from inside a kernel.
 //!
-//! Without an executor a kernel is one block of one thread: the thread that called it. `peerweave-grid` sets one that runs
-//! whole grids.
+//! Without an executor a kernel is one block of one thread: the thread that called it.
+//! `peerweave-grid` sets one that runs whole grids.
 
 use core::cell::RefCell;
 use core::ptr;
@@ -11,12 +11,14 @@ use std::sync::OnceLock;
 use std::time::Instant;
 use std::vec::Vec;
 
-/// What a thread of a kernel asks of whoever runs it. Every method has a default: that of one block of one thread.
+/// What a thread of a kernel asks of whoever runs it. Every method has a default: that of one block
+/// of one thread.
 ///
-/// An executor is set once for the process and is called on every thread that runs device code; a thread that it does not run
-/// must get the answers of [`Single`].
+/// An executor is set once for the process and is called on every thread that runs device code; a
+/// thread that it does not run must get the answers of [`Single`].
 ///
-/// Each wait, each strong access and each fence calls [`Self::step`], where the executor may run another thread of the grid.
+/// Each wait, each strong access and each fence calls [`Self::step`], where the executor may run
+/// another thread of the grid.
 pub trait Executor: Sync {
     /// The index of this thread in its block.
     fn thread_idx(&self) -> Dim3 {
@@ -38,14 +40,15 @@ pub trait Executor: Sync {
         Dim3::ONE
     }
 
-    /// Waits until all threads of the block that have not ended have called it, and returns whether any gave `true`. What each
-    /// wrote before is visible to all after.
+    /// Waits until all threads of the block that have not ended have called it, and returns whether
+    /// any gave `true`. What each wrote before is visible to all after.
     fn sync_threads_or(&self, value: bool) -> bool {
         value
     }
 
-    /// Gives `value` to the threads of the warp in `mask` and returns what each of them gave, by lane; other entries are
-    /// unspecified. All threads in `mask` call it. What each wrote before is visible to all after.
+    /// Gives `value` to the threads of the warp in `mask` and returns what each of them gave, by
+    /// lane; other entries are unspecified. All threads in `mask` call it. What each wrote before
+    /// is visible to all after.
     fn exchange(&self, mask: u32, value: u64) -> [u64; 32] {
         let _ = mask;
         let mut values = [0; 32];
@@ -53,14 +56,16 @@ pub trait Executor: Sync {
         values
     }
 
-    /// The block's shared memory whose size was given at the launch: where it begins, aligned to 128 bytes, and its bytes.
+    /// The block's shared memory whose size was given at the launch: where it begins, aligned to
+    /// 128 bytes, and its bytes.
     fn dynamic_shared(&self) -> (*mut u8, usize) {
         (ptr::dangling_mut::<u128>().cast(), 0)
     }
 
-    /// The block's shared memory that the program declares at `site`: the same address for all threads of the block, with
-    /// unspecified content. It lives as long as the block. `site` identifies the declaration: no other declaration has the same.
-    /// `align` is a power of two, at most 128.
+    /// The block's shared memory that the program declares at `site`: the same address for all
+    /// threads of the block, with unspecified content. It lives as long as the block. `site`
+    /// identifies the declaration: no other declaration has the same. `align` is a power of two, at
+    /// most 128.
     fn fixed_shared(&self, site: usize, bytes: usize, align: usize) -> *mut u8 {
         let _ = align;
         OWN_SHARED.with_borrow_mut(|declared| {
@@ -90,7 +95,8 @@ pub trait Executor: Sync {
 struct SharedLine([u8; 128]);
 
 std::thread_local! {
-    /// The shared memory of a block that is this thread alone, by declaration. Never freed while the thread lives.
+    /// The shared memory of a block that is this thread alone, by declaration. Never freed while
+    /// the thread lives.
     static OWN_SHARED: RefCell<BTreeMap<usize, Vec<SharedLine>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
@@ -114,7 +120,8 @@ impl core::fmt::Display for AlreadySet {
 
 impl core::error::Error for AlreadySet {}
 
-/// Sets the executor of this process, which stays until it ends. Setting the same again does nothing.
+/// Sets the executor of this process, which stays until it ends. Setting the same again does
+/// nothing.
 ///
 /// # Errors
 /// [`AlreadySet`] where another was set.

@@ -1,7 +1,8 @@
-//! Words that several threads access, by the atomics of the language. A reach is always the whole machine.
+//! Words that several threads access, by the atomics of the language. A reach is always the whole
+//! machine.
 //!
-//! Each strong access and each fence is a point where the executor may run another thread, so that a seeded schedule can vary
-//! what the threads of a grid see of each other.
+//! Each strong access and each fence is a point where the executor may run another thread, so that
+//! a seeded schedule can vary what the threads of a grid see of each other.
 
 use super::executor::executor;
 use crate::arch::ops::{for_each_reach_and_order, for_each_reach_and_reduce_order};
@@ -39,11 +40,13 @@ impl Order for AcqRel {
 /// The atomic at a pointer, after a step of the executor.
 ///
 /// # Safety
-/// The pointer is that of an aligned word that this thread can access, and that others access by atomic accesses alone, for `'a`.
+/// The pointer is that of an aligned word that this thread can access, and that others access by
+/// atomic accesses alone, for `'a`.
 macro_rules! atomic {
     ($atomic:ty, $pointer:expr) => {{
         executor().step();
-        // SAFETY: the caller of the operation promises an aligned, accessible word that is accessed atomically.
+        // SAFETY: the caller of the operation promises an aligned, accessible word that is accessed
+        // atomically.
         unsafe { <$atomic>::from_ptr($pointer) }
     }};
 }
@@ -124,7 +127,8 @@ macro_rules! integer {
 
 macro_rules! float {
     ($reach:ident, $order:ident: $($t:ty as $atomic:ty),*) => {$(
-        // SAFETY: one atomic access of the type's width changes the word; those before it only read.
+        // SAFETY: one atomic access of the type's width changes the word; those before it only
+        // read.
         unsafe impl FloatAdd<$reach, $order> for $t {
             #[inline]
             unsafe fn fetch_add(word: *mut Self, value: Self) -> Self {
@@ -177,7 +181,8 @@ for_each_reach_and_reduce_order!(reductions);
 /// Reads 16 bytes, each half by one atomic access. Orders nothing.
 ///
 /// # Safety
-/// The pointer is that of 16 bytes, aligned to 16, that this thread can access, and that others access atomically.
+/// The pointer is that of 16 bytes, aligned to 16, that this thread can access, and that others
+/// access atomically.
 #[inline]
 pub unsafe fn load_line_relaxed(from: *const u128) -> [u64; 2] {
     let halves = from.cast::<u64>();

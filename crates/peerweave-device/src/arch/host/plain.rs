@@ -1,6 +1,7 @@
 //! What copies are made of: relaxed atomic accesses of the width that the copy asks for.
 //!
-//! A peer may write what is read here: with atomic accesses that gives unspecified values and never undefined behaviour.
+//! A peer may write what is read here: with atomic accesses that gives unspecified values and never
+//! undefined behaviour.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 

@@ -1,4 +1,5 @@
-//! Words of the protocols in memory that threads or processes of this machine share: the atomics of the language.
+//! Words of the protocols in memory that threads or processes of this machine share: the atomics of
+//! the language.
 //!
 //! How the memory came to be shared is not told here.
 
@@ -8,7 +9,8 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 crate::arch::word_by_atomic!(AtomicU64, Ordering, fence);
 
-/// A 64-bit word that several PEs access, as a kernel sees it: each access is a step of the executor.
+/// A 64-bit word that several PEs access, as a kernel sees it: each access is a step of the
+/// executor.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Word64(AtomicU64);
@@ -17,7 +19,8 @@ impl Word64 {
     /// The word at an address.
     ///
     /// # Safety
-    /// The address is that of an aligned word that this thread can access for `'a`, and that is accessed atomically alone meanwhile.
+    /// The address is that of an aligned word that this thread can access for `'a`, and that is
+    /// accessed atomically alone meanwhile.
     #[inline]
     pub unsafe fn at<'a>(address: u64) -> &'a Self {
         // SAFETY: the caller promises an accessible word; an atomic allows others to change it.

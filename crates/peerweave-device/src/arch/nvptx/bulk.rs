@@ -1,10 +1,11 @@
-//! Bulk copies between global and shared memory by the copy unit of sm_90, and the barrier in shared memory that awaits them.
+//! Bulk copies between global and shared memory by the copy unit of sm_90, and the barrier in
+//! shared memory that awaits them.
 //!
-//! Addresses of shared memory are 32-bit numbers in its window. Where the PTX is for an older architecture, [`AVAILABLE`] is
-//! false and nothing here may be called.
+//! Addresses of shared memory are 32-bit numbers in its window. Where the PTX is for an older
+//! architecture, [`AVAILABLE`] is false and nothing here may be called.
 //!
-//! The copy unit accesses memory beside the thread that asks it to. [`fence_shared`] and [`fence_global`]
-//! order the thread's own accesses before copies that it starts afterwards.
+//! The copy unit accesses memory beside the thread that asks it to. [`fence_shared`] and
+//! [`fence_global`] order the thread's own accesses before copies that it starts afterwards.
 
 use core::arch::asm;
 
@@ -21,7 +22,8 @@ pub const ALIGN: usize = 16;
 #[inline(always)]
 pub unsafe fn shared_address(pointer: *const u8) -> u32 {
     let address: u64;
-    // SAFETY: converts an address, which the caller promises to be of shared memory; touches no memory.
+    // SAFETY: converts an address, which the caller promises to be of shared memory; touches no
+    // memory.
     unsafe { asm!("cvta.to.shared.u64 {a}, {p};", a = out(reg64) address, p = in(reg64) pointer, options(pure, nomem, nostack)) };
     address as u32
 }
@@ -53,7 +55,8 @@ pub fn is_global(pointer: *const u8) -> bool {
 /// Makes a barrier that one arrival and the bytes it expects complete.
 ///
 /// # Safety
-/// `barrier` is the address of 8 aligned bytes of shared memory of this block that nothing else uses until [`invalidate`].
+/// `barrier` is the address of 8 aligned bytes of shared memory of this block that nothing else
+/// uses until [`invalidate`].
 #[inline(always)]
 pub unsafe fn init(barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -101,11 +104,13 @@ pub fn fence_global() {
     }
 }
 
-/// Starts a copy of global memory to shared memory. The barrier's current phase completes when it is done.
+/// Starts a copy of global memory to shared memory. The barrier's current phase completes when it
+/// is done.
 ///
 /// # Safety
-/// [`AVAILABLE`]; both addresses and `bytes` are multiples of [`ALIGN`]; the memory is accessible, `to` in shared memory of this
-/// block, `from` in global memory; nobody else accesses `to` until the phase is complete; the barrier is idle.
+/// [`AVAILABLE`]; both addresses and `bytes` are multiples of [`ALIGN`]; the memory is accessible,
+/// `to` in shared memory of this block, `from` in global memory; nobody else accesses `to` until
+/// the phase is complete; the barrier is idle.
 #[inline(always)]
 pub unsafe fn start_load(to: u32, from: *const u8, bytes: u32, barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -121,7 +126,8 @@ pub unsafe fn start_load(to: u32, from: *const u8, bytes: u32, barrier: u32) {
     let _ = (to, from, bytes, barrier);
 }
 
-/// Whether the phase with this parity is complete. What the copy wrote is then visible to this thread.
+/// Whether the phase with this parity is complete. What the copy wrote is then visible to this
+/// thread.
 ///
 /// # Safety
 /// [`AVAILABLE`]; a barrier that [`init`] has made.
@@ -172,21 +178,25 @@ pub fn commit() {
     }
 }
 
-/// Waits until all but the `PENDING` newest groups of this thread have been read: their shared memory may be used again.
+/// Waits until all but the `PENDING` newest groups of this thread have been read: their shared
+/// memory may be used again.
 #[inline(always)]
 pub fn wait_read<const PENDING: usize>() {
     #[cfg(target_feature = "sm_90")]
-    // SAFETY: waits; memory counts as changed. The copy unit ends by itself: its groups wait for no other thread.
+    // SAFETY: waits; memory counts as changed. The copy unit ends by itself: its groups wait for no
+    // other thread.
     unsafe {
         asm!("cp.async.bulk.wait_group.read {n};", n = const PENDING, options(nostack));
     }
 }
 
-/// Waits until all groups of this thread are complete: what they wrote counts as written by this thread.
+/// Waits until all groups of this thread are complete: what they wrote counts as written by this
+/// thread.
 #[inline(always)]
 pub fn wait_written() {
     #[cfg(target_feature = "sm_90")]
-    // SAFETY: waits; memory counts as changed. The copy unit ends by itself: its groups wait for no other thread.
+    // SAFETY: waits; memory counts as changed. The copy unit ends by itself: its groups wait for no
+    // other thread.
     unsafe {
         asm!("cp.async.bulk.wait_group 0;", options(nostack));
     }

@@ -40,7 +40,8 @@ pub fn grid_dim() -> Dim3 {
     Dim3 { x: constant_register!("nctaid.x"), y: constant_register!("nctaid.y"), z: constant_register!("nctaid.z") }
 }
 
-/// Waits until all threads of the block have called it. What each wrote before is visible to all after.
+/// Waits until all threads of the block have called it. What each wrote before is visible to all
+/// after.
 #[inline(always)]
 pub fn sync_threads() {
     // SAFETY: a barrier; memory counts as changed.
@@ -63,7 +64,8 @@ pub fn sync_threads_or(value: bool) -> bool {
     *any != 0
 }
 
-/// Waits until all threads of the warp in `mask` have called it. What each wrote before is visible to all after.
+/// Waits until all threads of the warp in `mask` have called it. What each wrote before is visible
+/// to all after.
 #[inline(always)]
 pub fn sync_warp(mask: u32) {
     // SAFETY: a barrier; memory counts as changed.
@@ -76,7 +78,8 @@ macro_rules! shuffle {
         #[inline(always)]
         pub fn $name(mask: u32, value: u32, $parameter: u32) -> u32 {
             let got: u32;
-            // SAFETY: exchanges registers among the threads of the mask; not pure, since all of them must execute it.
+            // SAFETY: exchanges registers among the threads of the mask; not pure, since all of
+            // them must execute it.
             unsafe {
                 asm!(
                     concat!("shfl.sync.", $mode, ".b32 {got}, {value}, {lane}, ", $clamp, ", {mask};"),
@@ -97,15 +100,18 @@ shuffle!(
     shuffle_idx, "idx", from, "31"
 );
 shuffle!(
-    /// The value of the lane `by` below this one; its own where there is none. All threads in `mask` call it. `by` is at most 31.
+    /// The value of the lane `by` below this one; its own where there is none. All threads in
+    /// `mask` call it. `by` is at most 31.
     shuffle_up, "up", by, "0"
 );
 shuffle!(
-    /// The value of the lane `by` above this one; its own where there is none. All threads in `mask` call it. `by` is at most 31.
+    /// The value of the lane `by` above this one; its own where there is none. All threads in
+    /// `mask` call it. `by` is at most 31.
     shuffle_down, "down", by, "31"
 );
 shuffle!(
-    /// The value of the lane whose number is this one's exclusive or `by`. All threads in `mask` call it.
+    /// The value of the lane whose number is this one's exclusive or `by`. All threads in `mask`
+    /// call it.
     shuffle_xor, "bfly", by, "31"
 );
 
@@ -113,7 +119,8 @@ shuffle!(
 #[inline(always)]
 pub fn vote_ballot(mask: u32, value: bool) -> u32 {
     let ballot: u32;
-    // SAFETY: exchanges predicates among the threads of the mask; not pure, since all of them must execute it.
+    // SAFETY: exchanges predicates among the threads of the mask; not pure, since all of them must
+    // execute it.
     unsafe {
         asm!(
             "{{ .reg .pred p; setp.ne.u32 p, {value}, 0; vote.sync.ballot.b32 {ballot}, p, {mask}; }}",
@@ -128,7 +135,8 @@ pub fn vote_ballot(mask: u32, value: bool) -> u32 {
 
 /// The block's shared memory whose size was given at the launch: where it begins, and its bytes.
 ///
-/// The symbol is declared by [`crate::kernel_preamble`], which `#[kernel]` writes into the crate of the kernel.
+/// The symbol is declared by [`crate::kernel_preamble`], which `#[kernel]` writes into the crate of
+/// the kernel.
 #[inline(always)]
 pub fn dynamic_shared() -> (*mut u8, usize) {
     let address: u64;

@@ -1,7 +1,8 @@
-//! Accesses to a multicast address: one instruction reaches the memory of every GPU that is bound to it. Needs sm_90.
+//! Accesses to a multicast address: one instruction reaches the memory of every GPU that is bound
+//! to it. Needs sm_90.
 //!
-//! Where the PTX is for an older architecture, [`AVAILABLE`] is false and nothing here may be called. All accesses are relaxed
-//! and of system scope: order them by fences and signals.
+//! Where the PTX is for an older architecture, [`AVAILABLE`] is false and nothing here may be
+//! called. All accesses are relaxed and of system scope: order them by fences and signals.
 
 /// Whether the PTX is for an architecture that has multicast accesses.
 pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");

@@ -1,7 +1,9 @@
-//! Weak accesses of vectors, and the strong vector loads by which a peer's memory is read: what copies are made of.
+//! Weak accesses of vectors, and the strong vector loads by which a peer's memory is read: what
+//! copies are made of.
 //!
-//! A vector is 16 bytes in two registers. `global` forms take addresses of global memory, `generic` forms any address. Memory
-//! that is accessed by weak forms must not be written by others meanwhile.
+//! A vector is 16 bytes in two registers. `global` forms take addresses of global memory, `generic`
+//! forms any address. Memory that is accessed by weak forms must not be written by others
+//! meanwhile.
 
 use core::arch::asm;
 
@@ -131,11 +133,12 @@ piece!(u64, u64, reg64: "ld.global.b64" "ld.b64" "ld.relaxed.sys.global.b64" "st
 
 /// Reads a word that nobody writes while the kernel runs. May be moved out of loops.
 ///
-/// A weak load, not one of the read-only path (`.nc`): ptxas moves that one into loops, where it saves registers and costs an access
-/// to the L2 cache after each fence.
+/// A weak load, not one of the read-only path (`.nc`): ptxas moves that one into loops, where it
+/// saves registers and costs an access to the L2 cache after each fence.
 ///
 /// # Safety
-/// The pointer is that of an aligned word in global memory, readable by this thread, that nobody writes until the kernel ends.
+/// The pointer is that of an aligned word in global memory, readable by this thread, that nobody
+/// writes until the kernel ends.
 #[inline(always)]
 pub unsafe fn load_constant(from: *const u64) -> u64 {
     let value: u64;
@@ -164,7 +167,8 @@ pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
 #[inline(always)]
 pub fn advance(pointer: *mut u8, bytes: usize) -> *mut u8 {
     let sum: u64;
-    // SAFETY: an addition; touches no memory. Not pure, so that it is neither moved out of a loop nor joined with others.
+    // SAFETY: an addition; touches no memory. Not pure, so that it is neither moved out of a loop
+    // nor joined with others.
     unsafe {
         asm!("add.s64 {sum}, {p}, {n};", sum = out(reg64) sum, p = in(reg64) pointer, n = in(reg64) bytes, options(nomem, nostack));
     }

@@ -1,4 +1,5 @@
-//! Read-modify-writes of words of global memory: `atom` where the old value is wanted, `red` where it is not.
+//! Read-modify-writes of words of global memory: `atom` where the old value is wanted, `red` where
+//! it is not.
 
 use crate::arch::ops::{for_each_reach_and_order, for_each_reach_and_reduce_order};
 use crate::arch::{AcqRel, Acquire, Cta, FloatAdd, Gpu, Reduce, Relaxed, Release, Rmw, Sys};

@@ -4,24 +4,26 @@ use crate::Word;
 use crate::arch::{Access, AcqRel, Fence, Reduce, Release, Rmw, Sys};
 use core::cell::UnsafeCell;
 
-/// A 64-bit word of global memory that several PEs access: what the protocols of this crate run on in kernels.
+/// A 64-bit word of global memory that several PEs access: what the protocols of this crate run on
+/// in kernels.
 ///
 /// Every access is one instruction of system scope.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Word64(UnsafeCell<u64>);
 
-// SAFETY: shared is the word in the cell; the memory system of the GPUs synchronises: every access is a strong instruction of
-// system scope, so that two threads that access the word do not race. The protocols over it are tested under loom, in `tests/loom/`; that
-// each access is the instruction that it must be is a test of `cargo xtask ptx`.
+// SAFETY: shared is the word in the cell; the memory system of the GPUs synchronises: every access
+// is a strong instruction of system scope, so that two threads that access the word do not race.
+// The protocols over it are tested under loom, in `tests/loom/`; that each access is the
+// instruction that it must be is a test of `cargo xtask ptx`.
 unsafe impl Sync for Word64 {}
 
 impl Word64 {
     /// The word at an address.
     ///
     /// # Safety
-    /// The address is that of an aligned word of global memory that this thread can access for `'a`, and that is accessed by strong
-    /// instructions of system scope alone meanwhile.
+    /// The address is that of an aligned word of global memory that this thread can access for
+    /// `'a`, and that is accessed by strong instructions of system scope alone meanwhile.
     #[inline(always)]
     pub unsafe fn at<'a>(address: u64) -> &'a Self {
         // SAFETY: the caller promises an accessible word; the cell allows others to change it.

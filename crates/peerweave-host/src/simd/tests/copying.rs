@@ -64,7 +64,7 @@ fn every_short_length_is_copied_at_every_kind_of_alignment() {
 }
 
 #[test]
-fn lengths_around_the_change_to_string_instructions_are_copied_whole() {
+fn copies_around_the_rep_movsb_threshold_are_whole() {
     let mut random = Random(5);
     let borders: &[usize] = if FEW {
         &[257]

@@ -19,7 +19,7 @@ fn at(memory: &[AtomicU8]) -> *mut u8 {
 }
 
 #[test]
-fn a_copy_that_races_with_writers_reads_only_bytes_that_somebody_wrote() {
+fn racing_copy_reads_only_written_bytes() {
     let memory = shared();
     std::thread::scope(|scope| {
         for value in [0x11u8, 0x22] {
@@ -42,7 +42,7 @@ fn a_copy_that_races_with_writers_reads_only_bytes_that_somebody_wrote() {
 }
 
 #[test]
-fn a_reduction_that_races_with_a_writer_still_gives_all_outputs_the_same_bits() {
+fn racing_reduction_gives_all_outputs_the_same_bits() {
     let memory = shared();
     std::thread::scope(|scope| {
         let memory = &memory;
@@ -64,7 +64,7 @@ fn a_reduction_that_races_with_a_writer_still_gives_all_outputs_the_same_bits() 
 }
 
 #[test]
-fn streaming_stores_are_published_by_the_release_store_that_follows() {
+fn release_store_publishes_earlier_streaming_stores() {
     let (memory, round_written, round_read) = (shared(), AtomicUsize::new(0), AtomicUsize::new(0));
     let deadline = Instant::now() + Duration::from_secs(120);
     let wait_for = |word: &AtomicUsize, round| {

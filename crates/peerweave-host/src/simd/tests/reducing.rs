@@ -135,7 +135,7 @@ fn reducible() -> impl Iterator<Item = (DType, ReduceOp)> {
 const FEW: bool = cfg!(miri);
 
 #[test]
-fn every_type_and_operation_is_right_at_the_borders_of_vectors_and_groups() {
+fn reductions_are_right_at_vector_boundaries() {
     let mut random = Random(1);
     let counts: Vec<usize> = if FEW { vec![1, 67] } else { (0..=130).chain(255..=258).chain(511..=513).collect() };
     for (dtype, op) in reducible() {
@@ -176,7 +176,7 @@ fn hundreds_of_inputs_average_as_their_number_says() {
 }
 
 #[test]
-fn min_and_max_order_the_zeros_and_prefer_numbers_to_nans_in_any_order() {
+fn min_and_max_order_zeros_and_ignore_nans() {
     let zeros = |a: f32, b: f32| [(a.to_le_bytes().to_vec(), 0), (b.to_le_bytes().to_vec(), 0)];
     for (op, a, b, expected) in [
         (ReduceOp::Min, 0.0, -0.0, -0.0f32),
@@ -232,7 +232,7 @@ fn every_binary16_and_bfloat16_survives_the_way_to_f32_and_back() {
 }
 
 #[test]
-fn rounding_to_sixteen_bits_is_to_nearest_even_for_all_magnitudes() {
+fn rounding_to_16_bits_is_nearest_even_at_all_magnitudes() {
     use super::super::float16::{narrow, narrow_bf16, widen, widen_bf16};
     let (step, high_step) = if FEW { (100_000_007, 2039) } else { (509, 1) };
     let high = || (0..=u16::MAX).step_by(high_step);

@@ -1,4 +1,5 @@
-//! Collectives with options of their own: each form with each option, at once and in groups, on windows and on other memory.
+//! Collectives with options of their own: each form with each option, at once and in groups, on
+//! windows and on other memory.
 //!
 //! What the options do inside NCCL cannot be seen from here; what must not change is the result.
 
@@ -94,7 +95,8 @@ fn forms(
             }
         };
     }
-    // `given` goes into the first of `send`, zeros into `recv`; compared is what begins `recv`, unless nothing is expected.
+    // `given` goes into the first of `send`, zeros into `recv`; compared is what begins `recv`,
+    // unless nothing is expected.
     macro_rules! apart {
         ($name:ident, $given:expr, $of:expr, $expected:expr, |$from:ident, $to:ident| $($argument:expr),*) => {{
             let (given, expected): (Vec<f32>, Option<Vec<f32>>) = ($given, $expected);

@@ -1,7 +1,9 @@
-//! Device communicators: made on every rank in the layouts that the library can give, and given back.
+//! Device communicators: made on every rank in the layouts that the library can give, and given
+//! back.
 //!
-//! No kernel runs: what is checked is that NCCL takes the requirements as this crate lays them out, and that what it writes is of the version, rank
-//! and size that it should be. Asks for no multicast object.
+//! No kernel runs: what is checked is that NCCL takes the requirements as this crate lays them out,
+//! and that what it writes is of the version, rank and size that it should be. Asks for no
+//! multicast object.
 
 use peerweave_nccl::{
     CftTeam, Communicator, Config, DeviceCommLayout, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, NcclError,

@@ -1,4 +1,5 @@
-//! Communicators that are made of others: shrunk, split, grown by one, and what can still be made of one that was revoked.
+//! Communicators that are made of others: shrunk, split, grown by one, and what can still be made
+//! of one that was revoked.
 //!
 //! A rank that dies is `--kill` in `main.rs`.
 
@@ -75,7 +76,8 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     part.computes(&all, "grown")?;
     part.step("the smaller one ends");
     few.map_or(Ok(()), |few| few.finalize(super::DEADLINE))?;
-    // Seen on hardware: while one thread of the process still frees what was mapped, another's kernel must not wait for it.
+    // Seen on hardware: while one thread of the process still frees what was mapped, another's
+    // kernel must not wait for it.
     part.meet()?;
     part.computes(&all, "grown, without its parent")?;
     part.meet()?;

@@ -1,5 +1,6 @@
-//! Mistakes: each gives an error of a type, nothing is enqueued, and the communicator works afterwards. What NCCL itself refuses comes last, each on a
-//! communicator of its own, since NCCL keeps such an error with the communicator.
+//! Mistakes: each gives an error of a type, nothing is enqueued, and the communicator works
+//! afterwards. What NCCL itself refuses comes last, each on a communicator of its own, since NCCL
+//! keeps such an error with the communicator.
 
 use std::sync::Arc;
 

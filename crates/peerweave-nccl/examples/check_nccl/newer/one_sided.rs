@@ -1,9 +1,12 @@
-//! Put with a signal, signal, and wait for signals: in rings, both ways, in groups, with several signals and contexts, by graphs.
+//! Put with a signal, signal, and wait for signals: in rings, both ways, in groups, with several
+//! signals and contexts, by graphs.
 //!
-//! On one machine NCCL does these with copy engines and memory operations of streams: a wait that is never answered cannot be aborted. So each rank
-//! meets the others on the host before it waits for them.
+//! On one machine NCCL does these with copy engines and memory operations of streams: a wait that
+//! is never answered cannot be aborted. So each rank meets the others on the host before it waits
+//! for them.
 //!
-//! NCCL before 2.31 has one signal and one context, and sets both up at the first call of all ranks.
+//! NCCL before 2.31 has one signal and one context, and sets both up at the first call of all
+//! ranks.
 
 use peerweave_nccl::{Communicator, Config, NcclMem, Signal, SignalWait, Switch, Version, Window, WindowKind};
 use peerweave_types::{F8E4M3, F8E5M2, bf16, f16};
@@ -47,7 +50,8 @@ impl<T: Sample> Room<T> {
         part.meet()
     }
 
-    /// Compares what was got, all of which is expected, when this rank's stream is done; returns when every rank has.
+    /// Compares what was got, all of which is expected, when this rank's stream is done; returns
+    /// when every rank has.
     fn verify(&self, part: &Part<'_>, comm: &Communicator, expected: &[T], what: &str) -> Outcome {
         part.wait(comm)?;
         let found = self.memory.slice(self.half..2 * self.half)?.to_vec(&part.stream)?;
@@ -217,7 +221,8 @@ fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
 
 /// A put and its wait in a graph, launched again and again; between them calls without a graph.
 ///
-/// One put before each wait: inside a graph NCCL holds the second back until the receiver has waited for the first.
+/// One put before each wait: inside a graph NCCL holds the second back until the receiver has
+/// waited for the first.
 pub(super) fn captured(part: &Part<'_>) -> Outcome {
     const LEN: usize = 20_000;
     if !part.is_since("one-sided calls in graphs", Version::new(2, 30, 3)) {

@@ -1,4 +1,5 @@
-//! Addresses at which a rank reaches the others' windows: the driver copies from there and to there.
+//! Addresses at which a rank reaches the others' windows: the driver copies from there and to
+//! there.
 //!
 //! Nothing of a multicast is asked for: where it is forbidden, the call must not reach NCCL.
 
@@ -16,7 +17,8 @@ const LEN: usize = 100_003;
 /// Copies between addresses that this rank's device reaches, and waits.
 ///
 /// # Safety
-/// Both ranges are mapped for the device until the copy is done, and nobody writes the one or reads the other meanwhile.
+/// Both ranges are mapped for the device until the copy is done, and nobody writes the one or reads
+/// the other meanwhile.
 unsafe fn copy(part: &Part<'_>, stream: &Arc<CudaStream>, to: u64, from: u64, len: usize) -> Outcome {
     bind(&part.all.context)?;
     // SAFETY: the caller's promise.
@@ -48,7 +50,8 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
                 part.check(registered.lsa_pointer(index, offset)? == Some(address), || format!("index {index} in the LSA team"));
             }
             let len = LEN - offset;
-            // SAFETY: the window is registered, of that length and filled; nobody writes the first half. The other side is this function's own.
+            // SAFETY: the window is registered, of that length and filled; nobody writes the first
+            // half. The other side is this function's own.
             unsafe { copy(part, stream, mine.address(), address, len) }?;
             let found = mine.slice(0..len)?.to_vec(stream)?;
             part.same(&found, &moved::<u32>(peer, LEN)[offset..], || format!("from rank {peer}, element {offset} on"));
@@ -57,7 +60,8 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         let place = LEN + rank * (LEN / n);
         if let Some(address) = registered.peer_pointer(peer, place)? {
             let word = DeviceMemory::from_slice(stream, &[(1000 + 100 * rank + peer) as u32])?;
-            // SAFETY: inside of the window, where only this rank writes and nobody reads before all have met.
+            // SAFETY: inside of the window, where only this rank writes and nobody reads before all
+            // have met.
             unsafe { copy(part, stream, address, word.address(), 1) }?;
         }
     }

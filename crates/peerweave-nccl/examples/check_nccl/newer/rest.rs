@@ -48,7 +48,8 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
 
 const NO_ONE_SIDED: &str = "no one-sided calls";
 
-/// Each option of a communicator that is newer than NCCL 2.19, on a communicator of its own that computes.
+/// Each option of a communicator that is newer than NCCL 2.19, on a communicator of its own that
+/// computes.
 pub(super) fn options(part: &Part<'_>) -> Outcome {
     let options = [
         ("a name", Config::new().name("newer")),

@@ -1,6 +1,8 @@
-//! Collectives on memory that is registered as windows: in and out of place, parts of windows, several types and sizes, by graphs.
+//! Collectives on memory that is registered as windows: in and out of place, parts of windows,
+//! several types and sizes, by graphs.
 //!
-//! What is put into windows is `one_sided.rs`. Every result is compared with the host's, and the element behind it must be untouched.
+//! What is put into windows is `one_sided.rs`. Every result is compared with the host's, and the
+//! element behind it must be untouched.
 
 use std::time::{Duration, Instant};
 
@@ -86,7 +88,8 @@ pub(super) fn alloc<T: Sample>(part: &Part<'_>, len: usize) -> Result<NcclMem<T>
     Ok(NcclMem::alloc(part.nccl(), &part.all.context, len)?)
 }
 
-/// Fills `len` elements of `memory` from `start` on, with one more behind them that must stay as it is; gives handles of both.
+/// Fills `len` elements of `memory` from `start` on, with one more behind them that must stay as it
+/// is; gives handles of both.
 fn filled<T: Sample>(
     part: &Part<'_>,
     memory: &NcclMem<T>,
@@ -100,7 +103,8 @@ fn filled<T: Sample>(
     Ok((memory.slice(start..start + len)?, with_guard))
 }
 
-/// All-reduce, all-gather and reduce-scatter of so many elements (of the longer side), in and out of place.
+/// All-reduce, all-gather and reduce-scatter of so many elements (of the longer side), in and out
+/// of place.
 fn sized<T: Sample>(
     part: &Part<'_>,
     comm: &Communicator,
@@ -215,7 +219,8 @@ fn graphs(part: &Part<'_>, comm: &Communicator) -> Outcome {
             part.same(&part_of.to_vec(stream)?, mine, || format!("captured reduce_scatter of {share}, round {round}"));
         }
         drop(graph);
-        // A graph that is gone lets go of the windows some time later; that they stay registered is no fault.
+        // A graph that is gone lets go of the windows some time later; that they stay registered is
+        // no fault.
         drop(windows);
     }
     Ok(())

@@ -1,17 +1,20 @@
-//! All orders in which calls, an abort and a look can meet, by the model checker. Not how long anybody waits.
+//! All orders in which calls, an abort and a look can meet, by the model checker. Not how long
+//! anybody waits.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: what is guarded is freed in no order that lets anybody still
-//! use it.
+//! `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: what is
+//! guarded is freed in no order that lets anybody still use it.
 
 use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
-/// A gate, and whether what it guards was freed: the model fails if that is looked at and written in no order.
+/// A gate, and whether what it guards was freed: the model fails if that is looked at and written
+/// in no order.
 #[derive(Default)]
 struct Guarded(Gate, UnsafeCell<bool>);
 
-// SAFETY: shared is a cell that the model checker watches; synchronised by the gate, which is what every test here is about.
+// SAFETY: shared is a cell that the model checker watches; synchronised by the gate, which is what
+// every test here is about.
 unsafe impl Sync for Guarded {}
 
 impl Guarded {
@@ -163,7 +166,8 @@ fn revoking_meets_who_finalizes() {
 #[test]
 fn two_calls_take_turns_and_see_what_the_other_did() {
     struct Counted(Gate, UnsafeCell<u32>);
-    // SAFETY: shared is a cell that the model checker watches; synchronised by the gate, which this test is about.
+    // SAFETY: shared is a cell that the model checker watches; synchronised by the gate, which this
+    // test is about.
     unsafe impl Sync for Counted {}
     fn call(shared: &Counted) -> u32 {
         let Some(_inside) = shared.0.plunge() else { return 0 };

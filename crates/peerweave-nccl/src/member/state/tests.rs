@@ -1,6 +1,7 @@
 //! The gate with real threads: who gets in, who waits, who is told, who is given up.
 //!
-//! Every order of steps is `model.rs`, weak memory `weak.rs`. Invariant: no test depends on who is first.
+//! Every order of steps is `model.rs`, weak memory `weak.rs`. Invariant: no test depends on who is
+//! first.
 
 use super::*;
 use std::sync::Barrier;
@@ -28,7 +29,8 @@ fn one_thread_at_a_time_and_nobody_is_forgotten() {
     assert_eq!(gate.hungry.into_inner(), 0);
 }
 
-/// What a call does, and what who aborts does, again and again at the same moment: who got in before the gate was closed is waited for.
+/// What a call does, and what who aborts does, again and again at the same moment: who got in
+/// before the gate was closed is waited for.
 #[test]
 fn nobody_is_inside_what_was_closed_and_drained() {
     let (mut got_in, mut refused) = (0, 0);
@@ -73,7 +75,7 @@ fn turn_that_is_taken_is_kept_whoever_tries_to_get_in() {
 }
 
 #[test]
-fn who_plunges_gets_into_what_is_live_only_and_leaves_nothing_behind() {
+fn blocking_entry_succeeds_only_on_live_communicators() {
     for state in [State::Suspended, State::Failed, State::Revoked] {
         let gate = Gate::default();
         gate.set(state).expect("open");
@@ -90,7 +92,7 @@ fn who_plunges_gets_into_what_is_live_only_and_leaves_nothing_behind() {
 
 /// The other thread leaves for no longer than it takes to ask again.
 #[test]
-fn who_has_waited_gets_the_turn_before_one_who_takes_it_again_and_again() {
+fn waiter_gets_the_turn_before_a_repeating_caller() {
     let (gate, taken, done) = (Gate::default(), AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -150,7 +152,7 @@ fn who_waits_is_told_when_the_gate_closes() {
 }
 
 #[test]
-fn who_is_stuck_is_given_up_and_who_passes_through_is_waited_for() {
+fn stuck_caller_is_given_up_and_brief_one_is_awaited() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
     inside.dive().expect("it is open");

@@ -1,7 +1,9 @@
-//! The gate under weak memory: with Miri, which lets loads see old values, as the orderings themselves allow it and without a fence.
+//! The gate under weak memory: with Miri, which lets loads see old values, as the orderings
+//! themselves allow it and without a fence.
 //!
-//! `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test -p peerweave-nccl --lib state::weak`. Not every order:
-//! those of the seeds. Invariant: as `model.rs`, which goes through every order of a few switches, but believes in fences only.
+//! `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test -p
+//! peerweave-nccl --lib state::weak`. Not every order: those of the seeds. Invariant: as `model.rs
+//! `, which goes through every order of a few switches, but believes in fences only.
 
 use super::*;
 use std::cell::UnsafeCell;
@@ -10,11 +12,13 @@ use std::sync::Arc;
 /// How often each scenario is run with one seed.
 const ROUNDS: usize = 3;
 
-/// A gate, and whether what it guards was freed: a data race if that is looked at and written in no order.
+/// A gate, and whether what it guards was freed: a data race if that is looked at and written in no
+/// order.
 #[derive(Default)]
 struct Guarded(Gate, UnsafeCell<bool>);
 
-// SAFETY: shared is a cell that Miri watches; synchronised by the gate, which is what every test here is about.
+// SAFETY: shared is a cell that Miri watches; synchronised by the gate, which is what every test
+// here is about.
 unsafe impl Sync for Guarded {}
 
 impl Guarded {
@@ -106,7 +110,8 @@ fn surfacing_meets_an_abort_that_gave_up() {
 #[test]
 fn two_calls_take_turns_and_see_what_the_other_did() {
     struct Counted(Gate, UnsafeCell<u32>);
-    // SAFETY: shared is a cell that Miri watches; synchronised by the gate, which this test is about.
+    // SAFETY: shared is a cell that Miri watches; synchronised by the gate, which this test is
+    // about.
     unsafe impl Sync for Counted {}
     fn call(shared: &Counted) -> u32 {
         let Some(_inside) = shared.0.plunge() else { return 0 };

@@ -1,4 +1,5 @@
-//! What several test files need: raw calls, memory behind handles, descriptors passed between processes.
+//! What several test files need: raw calls, memory behind handles, descriptors passed between
+//! processes.
 #![allow(dead_code)] // Each file uses its own part.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -13,7 +14,8 @@ use sys::CUresult::*;
 /// Calls a raw function.
 macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: pointers given are to live places of the right types, or deliberately wrong numbers that the fake looks up.
+        // SAFETY: pointers given are to live places of the right types, or deliberately wrong
+        // numbers that the fake looks up.
         unsafe { sys::$name($($argument),*) }
     };
 }

@@ -1,6 +1,7 @@
 //! Raw calls of the fake libraries, as a program in C would make them.
 //!
-//! What is not here: any check of results but the codes. Invariant: every pointer that a call gets comes from the same test.
+//! What is not here: any check of results but the codes. Invariant: every pointer that a call gets
+//! comes from the same test.
 
 #![allow(dead_code, non_snake_case, unreachable_pub, clippy::too_many_arguments)]
 
