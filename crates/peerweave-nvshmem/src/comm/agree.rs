@@ -3,7 +3,7 @@
 //! NVSHMEM's own set-up calls wait forever for a PE that does not come, and corrupt the heap where
 //! PEs allocate different sizes. Where the PEs met by a rendezvous, they first agree there: it
 //! names the PEs that are missing, that were lost, and that came with something else. Then each
-//! enters, and they agree once more, so that no PE is inside NVSHMEM for one that is kept out.
+//! enters, and they agree again, so that no PE is inside NVSHMEM for one that is kept out.
 //! Without a rendezvous there is only the deadline.
 //!
 //! Invariant: the outcome is an error on every PE or on none.
