@@ -78,7 +78,7 @@ impl fmt::Display for Problem {
 impl std::error::Error for Problem {}
 
 /// Compiles the kernels of the crate whose `build.rs` calls this, for GPUs from sm_70 on and again
-///  for sm_90 on.
+/// for sm_90 on.
 ///
 /// # Panics
 /// Outside of a build script. With `PEERWEAVE_PTX=require`, also if the PTX cannot be built.
