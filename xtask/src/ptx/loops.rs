@@ -37,8 +37,8 @@ const WITHOUT_COPIES: [&str; 8] = [
 ];
 
 const COPIES: [Copies; 21] = [
-    copies("all_gather", PUT, true),
-    copies("pipeline", PUT, true),
+    copies("all_gather", PUT, false),
+    copies("pipeline", PUT, false),
     copies("bench_put_thread", PUT, false),
     copies("bench_put_thread_lent", PUT, true),
     copies("bench_put_warp", PUT, false),
