@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use peerweave_cuda::{CudaError, Gpu, GpuOptions, Transport};
+use peerweave_cuda::{CudaError, GpuOptions, Transport};
 use peerweave_fakes::{Child, Fakes};
 use peerweave_nvshmem::Settings;
 use peerweave_test_kernels::{barriers, count_up, meet_in_team, ring, sum_in_team, wait_for_ever};
@@ -24,7 +24,7 @@ fn options(transport: Transport) -> GpuOptions {
     GpuOptions::new(1 << 20).transport(transport).deadline(common::LONG).slots(4).teams(3)
 }
 
-fn gpu(child: &Child) -> Gpu {
+fn gpu(child: &Child) -> common::ProcessGpu {
     common::process(child, options(Transport::Nvshmem(settings())))
 }
 

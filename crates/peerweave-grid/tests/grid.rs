@@ -345,7 +345,7 @@ fn warp_masks_that_differ_are_divergent() {
         .unwrap_err();
         assert!(error.to_string().contains("mask"), "{error}");
         let error = go(seed, 1, 32, &|| gpu::sync_warp(0x3)).unwrap_err();
-        assert!(error.to_string().contains("lacks its own lane"), "{error}");
+        assert!(error.to_string().contains("expected a mask with its own lane"), "{error}");
     }
 }
 

@@ -140,7 +140,7 @@ fn failed_pe_is_named_and_ends_the_measurement() {
     command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_HEAP_BYTES", "1M");
     let output = command.args(["bench", "all-reduce", "-n", "2", "-b", "64M", "-e", "64M", "--timeout", "30"]).output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("bytes asked for"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("bytes requested"), "{}", text(&output.stderr));
 }
 
 #[test]

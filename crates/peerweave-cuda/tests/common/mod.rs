@@ -64,8 +64,34 @@ pub(crate) fn pes_that_may_fail<T: Send>(
     })
 }
 
+/// A GPU of a PE that is a process. Leaves the job in order when it is dropped: PE 0 holds the
+/// server, which the others need until they have left too.
+pub(crate) struct ProcessGpu {
+    gpu: Option<Gpu>,
+    rendezvous: Option<Arc<Rendezvous>>,
+}
+
+impl std::ops::Deref for ProcessGpu {
+    type Target = Gpu;
+
+    fn deref(&self) -> &Gpu {
+        self.gpu.as_ref().expect("it is dropped with this")
+    }
+}
+
+impl Drop for ProcessGpu {
+    fn drop(&mut self) {
+        drop(self.gpu.take());
+        let rendezvous = self.rendezvous.take().and_then(Arc::into_inner);
+        // A PE that panics has failed, and the others are to see that.
+        if let Some(rendezvous) = rendezvous.filter(|_| !std::thread::panicking()) {
+            let _ = rendezvous.leave();
+        }
+    }
+}
+
 /// This child as a PE of a job whose PEs are processes; the first one holds the server.
-pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> Gpu {
+pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> ProcessGpu {
     register();
     if child.rank == 0 {
         let endpoint = Endpoint::random_unix().expect("random numbers");
@@ -79,7 +105,9 @@ pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> Gp
     let job = Job { served: Served::ByPe0, ..job };
     let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, ..Options::default() }).expect("everybody joins");
     let context = peerweave_driver::context(child.rank).expect("the fake has devices");
-    Gpu::new(&Arc::new(rendezvous), &context, options).expect("it is set up")
+    let rendezvous = Arc::new(rendezvous);
+    let gpu = Gpu::new(&rendezvous, &context, options).expect("it is set up");
+    ProcessGpu { gpu: Some(gpu), rendezvous: Some(rendezvous) }
 }
 
 /// What the fake driver hands to a function that stands for a kernel.

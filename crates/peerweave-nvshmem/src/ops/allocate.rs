@@ -41,7 +41,8 @@ impl Context {
     /// is refused before. What is not known: which holes the heap has, where something was freed;
     /// and what others take of the device meanwhile. There NVSHMEM is asked, and if it gives
     /// nothing and the process lives on, the context is at its end ([`DeadState::Broken`]). A heap
-    /// of a fixed size ([`Settings::disable_cuda_vmm`]) refuses without harm.
+    /// of a fixed size ([`Settings::disable_cuda_vmm`](crate::Settings::disable_cuda_vmm)) refuses
+    /// without harm.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_malloc", len, Kind::Malloc)
     }

@@ -20,8 +20,8 @@ impl Context {
     ///
     /// NVSHMEM takes memory that was made by CUDA's virtual memory management with a handle that
     /// can be shared: the whole of a mapping, of a multiple of the heap's step
-    /// ([`Settings::heap_step_bytes`]). Others are refused here. The memory is kept until the
-    /// buffer is freed.
+    /// ([`Settings::heap_step_bytes`](crate::Settings::heap_step_bytes)). Others are refused here.
+    /// The memory is kept until the buffer is freed.
     ///
     /// # Collective
     /// As [`alloc`](Self::alloc).

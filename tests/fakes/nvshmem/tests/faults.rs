@@ -195,7 +195,7 @@ aborts! {
         assert_eq!(nvshmemx_barrier_on_stream(2, other), 0);
         finish(other);
     };
-    an_id_is_not_asked_for_again_after_it_was_in_vain: 1 "the plug-in was let go of",
+    an_id_is_not_asked_for_again_after_it_was_in_vain: 1 "the plug-in was released",
     quick().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_get_uniqueid:1"), |_| {
         let mut id = UniqueId { version: (1 << 16) + 128, internal: [0; 124] };
         assert_ne!(nvshmemx_get_uniqueid(&mut id), 0);
