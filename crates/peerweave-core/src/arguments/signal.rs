@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// One word of symmetric memory by which PEs notify each other.
 ///
-/// Made by [`Symmetric::<u64>::signal`](Symmetric::signal). A clone is the same word.
+/// Made by [`Symmetric::<u64>::signal`](crate::Symmetric::signal). A clone is the same word.
 ///
 /// Change a word that another PE waits for only by signals and atomics: puts and local stores to it
 /// are not ordered after data.
