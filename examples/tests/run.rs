@@ -228,7 +228,7 @@ fn readmes_show_the_expected_output() {
 fn examples_forbid_unsafe_code() {
     for (program, example) in EXAMPLES {
         let source = text(&folder(example).join("main.rs"));
-        // Rust cannot check the parameters of a kernel in CUDA C++: its launch is the one exception.
+        // Rust cannot check the parameters of a kernel in CUDA C++: only its launch is unsafe.
         if *program == "kernel-cuda-cpp" {
             assert_eq!(source.matches("unsafe").count(), 1, "{example}/main.rs has more than its launch");
             continue;
