@@ -130,13 +130,14 @@ fn by_id(ranks: c_int, rank: c_int, id: u64, contexts: c_int) -> Result<c_int> {
         return fail(Code::INTERNAL, format!("no more teams than {}: NVSHMEM_MAX_TEAMS", world.max_teams));
     }
     let slots = &world.control.ids;
-    // Everybody looks in the same order, and a slot that is taken keeps its id until the last
-    // member has left.
-    let slot = slots.iter().find(|slot| match slot.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire) {
+    // The id alone names the slot, so that members that come at different times find the same one. A
+    // slot keeps its id until the last member has left; a team whose slot is taken waits for that.
+    let slot = &slots[id as usize % slots.len()];
+    let is_ours = || match slot.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => true,
         Err(found) => found == id,
-    });
-    let Some(slot) = slot else { return fail(Code::INTERNAL, "too many teams are being made by ids") };
+    };
+    wait_for(world.control, is_ours, || "a team that is made by another id".to_owned());
     if slot.members[rank as usize].compare_exchange(0, world.pe + 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
         undefined(&format!("{}: rank {rank} has come twice", call::function()));
     }
