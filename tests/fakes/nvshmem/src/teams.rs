@@ -130,8 +130,9 @@ fn by_id(ranks: c_int, rank: c_int, id: u64, contexts: c_int) -> Result<c_int> {
         return fail(Code::INTERNAL, format!("no more teams than {}: NVSHMEM_MAX_TEAMS", world.max_teams));
     }
     let slots = &world.control.ids;
-    // The id alone names the slot, so that members that come at different times find the same one. A
-    // slot keeps its id until the last member has left; a team whose slot is taken waits for that.
+    // The id alone names the slot, so that members that come at different times find the same one.
+    // A slot keeps its id until the last member has left; a team whose slot is taken waits for
+    // that.
     let slot = &slots[id as usize % slots.len()];
     let is_ours = || match slot.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => true,
