@@ -143,7 +143,7 @@ impl Siblings {
             let Some(process) = Process::of(pid) else { continue };
             let Some(index) = self.rank_of(pid).filter(|rank| awaited.contains(rank)) else { continue };
             let runs = fs::metadata(format!("/proc/{pid}/exe")).is_ok_and(|exe| (exe.dev(), exe.ino()) == self.program);
-            // What was read is of this process only if it still is the one that has the number.
+            // The files describe this process only if its number has not been reused since.
             if !process.lives() {
                 continue;
             }

@@ -211,8 +211,7 @@ fn pe_lost_during_an_exchange_is_named_at_once() {
         let expected =
             BootstrapError::PeLost { call: "exchange(\"never\")".to_owned(), pe: Pe::new(2), cause: Loss::Disconnected };
         assert_eq!(error, expected);
-        // Whoever comes later is told the same, whoever else may have gone by then; waiting for a
-        // key is no better.
+        // Later calls get the same error, a wait for a key among them, even if other PEs have left.
         assert_eq!(rendezvous.barrier("later").unwrap_err().blamed(), pes([2]));
         assert_eq!(rendezvous.get("key").unwrap_err().blamed(), pes([2]));
         assert_eq!(rendezvous.check().unwrap_err().blamed(), pes([2]));

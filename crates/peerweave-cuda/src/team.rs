@@ -28,7 +28,7 @@ pub struct Team {
     members: Arc<Members>,
 }
 
-/// Who is in a team, and which streams have work that uses it.
+/// The members of a team, and the streams with work that uses it.
 pub(crate) struct Members {
     pes: Vec<Pe>,
     rank: Rank,
@@ -36,7 +36,7 @@ pub(crate) struct Members {
     streams: Mutex<Vec<Arc<CudaStream>>>,
 }
 
-/// What a number is used for on this PE.
+/// The state of a team number on this PE.
 enum Number {
     Free,
     Live(Arc<Members>),

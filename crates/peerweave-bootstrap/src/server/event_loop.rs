@@ -1,5 +1,5 @@
-//! The poll loop of the server. What frames mean is [`crate::board`]'s, how bytes move is
-//! [`super::wire`]'s.
+//! The poll loop of the server. [`crate::board`] interprets frames, and [`super::wire`] moves their
+//! bytes.
 //!
 //! Invariant: a connection is in `connections` exactly while its socket is open and registered; a
 //! PE's seat is given up in the same step in which its connection is removed.

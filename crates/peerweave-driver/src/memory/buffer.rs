@@ -84,9 +84,9 @@ impl<'a> Access<'a> {
         stream: &'a Arc<CudaStream>,
         ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Self, DriverError> {
-        // What is written is waited for by whoever comes next, so that one event is enough; if it
-        // is looked at. A stream that cudarc made counts in its context as long as it lives, and
-        // `own` lives as long as the slice. A private one does not count.
+        // The next access waits for a write, so one event is enough if cudarc waits for events. It
+        // does while its context counts a stream that cudarc made: `own` lives as long as the slice.
+        // A private stream does not count.
         let looks = |stream: &CudaStream| {
             stream.context().is_managing_stream_synchronization() && !is_of_every_context(stream) && !is_private(stream)
         };

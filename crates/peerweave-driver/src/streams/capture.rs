@@ -24,8 +24,8 @@ const MOVE: u32 = 1;
 
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 const NOT_CAPTURING: u32 = 0;
-/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. What is neither is a capture that was spoiled, or something
-/// that is newer than this and no better.
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. Any other status is an
+/// invalidated capture, or unknown to this version and treated like one.
 const CAPTURING: u32 = 1;
 
 /// Whether work enqueued on the stream now is captured into a graph instead of run. For a default

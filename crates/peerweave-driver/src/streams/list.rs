@@ -144,9 +144,9 @@ impl Streams {
     /// memory. The thread's current context stays what it is.
     #[inline]
     pub fn note(&self, stream: &Arc<CudaStream>) {
-        // What is known is kept, so that an address that was noted is no other stream's. The handle
-        // that the caller has, if only since a moment, is seen by who lets streams go, or the
-        // caller sees that the last one is forgotten: see `forget_last`.
+        // Noted streams are kept alive, so that a noted address belongs to no other stream. Either
+        // the thread that releases streams sees the caller's handle, or the caller sees that `last`
+        // was cleared: see `forget_last`.
         fences::light();
         if self.last.load(Ordering::Relaxed) != Arc::as_ptr(stream).cast_mut() {
             self.noted(stream);
