@@ -85,8 +85,8 @@ impl<'a> Access<'a> {
         ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Self, DriverError> {
         // The next access waits for a write, so one event is enough if cudarc waits for events. It
-        // does while its context counts a stream that cudarc made: `own` lives as long as the slice.
-        // A private stream does not count.
+        // does while its context counts a stream that cudarc made: `own` lives as long as the
+        // slice. A private stream does not count.
         let looks = |stream: &CudaStream| {
             stream.context().is_managing_stream_synchronization() && !is_of_every_context(stream) && !is_private(stream)
         };
