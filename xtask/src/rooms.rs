@@ -17,8 +17,6 @@ use crate::tree::File;
 /// Crates that have folders and no table yet. One that gets its table leaves this list.
 pub(crate) const UNDRAWN: &[&str] = &[
     "crates/peerweave-bootstrap",
-    "crates/peerweave-device",
-    "crates/peerweave-kernels",
     "crates/peerweave-link",
     "tools/peerweave-cli",
     "xtask",

@@ -70,17 +70,13 @@ struct Readme;
 pub mod api;
 #[allow(unsafe_code)]
 pub mod arch;
-pub mod barrier;
-pub mod flag;
 #[cfg(not(target_arch = "nvptx64"))]
 #[allow(unsafe_code)]
 pub mod launch;
-pub mod mailbox;
 #[allow(unsafe_code)]
 pub mod network;
 pub mod pause;
-pub mod put_signal;
-pub mod sealed;
+mod protocol;
 mod shared;
 pub mod word;
 
@@ -103,6 +99,7 @@ pub mod prelude {
 }
 
 pub use pause::Pause;
+pub use protocol::{barrier, flag, mailbox, put_signal, sealed};
 pub use word::{Word, Words};
 
 /// Declares what a crate of kernels needs once in its PTX. `#[kernel]` writes it beside every

@@ -1,7 +1,7 @@
 //! What a kernel knows of its job: the entry, and the questions that cost nothing.
 
 use super::Failed;
-use super::bulk::Lent;
+use super::memory::bulk::Lent;
 use super::report::Report;
 use super::team::{Meeting, TeamCache};
 use super::views::address;

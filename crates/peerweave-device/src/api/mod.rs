@@ -1,32 +1,32 @@
 //! What a kernel calls. See [`Context`].
+//!
+//! ```text
+//!  team/      barriers and collectives of a team
+//!  sync/      fences, signals, waits
+//!  memory/    put, get, atomic operations, multicast
+//!  context    the kernel's context; failures and scopes, element types, views, calls of NVSHMEM
+//! ```
 
-mod atomic;
 mod bits;
-mod bulk;
-mod collective;
-pub mod combine;
 mod context;
-mod copy;
 mod failed;
-mod multicast;
+mod memory;
 #[cfg_attr(
     not(all(target_arch = "nvptx64", feature = "nvshmem")),
     allow(clippy::if_same_then_else, reason = "all calls are empty where there is no NVSHMEM")
 )]
 mod network;
-mod order;
 mod report;
-mod rma;
 pub mod scope;
-mod signal;
+mod sync;
 mod team;
 mod value;
 mod views;
-mod wait;
 
 pub use bits::{KernelAdd, KernelAtomic, KernelInteger};
 pub use context::Context;
 pub use failed::Failed;
-pub use multicast::MulticastSlice;
+pub use memory::MulticastSlice;
+pub use sync::EXCLUDE_NONE;
+pub use team::combine;
 pub use views::{Elements, SharedSlice, Source, Target};
-pub use wait::EXCLUDE_NONE;

@@ -4,10 +4,10 @@
 //! forms order nothing. A form that returns nothing does not wait for an answer. Where the PE
 //! cannot be reached the status says so, and a fetching form returns a value with all bits zero.
 
-use super::Context;
-use super::bits::{Bits, KernelAdd, KernelAtomic, KernelInteger};
-use super::context::Reach;
-use super::views::address;
+use crate::api::Context;
+use crate::api::bits::{Bits, KernelAdd, KernelAtomic, KernelInteger};
+use crate::api::context::Reach;
+use crate::api::views::address;
 use crate::gpu::{Access, AcqRel, Reduce, Relaxed, Release, Rmw, Sys};
 use peerweave_types::{KernelOp, Plain, SymSlice};
 

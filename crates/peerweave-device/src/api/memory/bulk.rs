@@ -6,9 +6,9 @@
 //! stores that read it has been read out; stores may be outstanding between calls, and
 //! [`Context::finish_bulk`] completes them.
 
-use super::report::Report;
-use super::{Context, Failed, SharedSlice};
 use crate::Pause;
+use crate::api::report::Report;
+use crate::api::{Context, Failed, SharedSlice};
 use crate::gpu::bulk;
 use peerweave_types::KernelOp;
 

@@ -4,10 +4,10 @@
 //! The loops are those of [`crate::put_signal`]. A wait acquires: what the writer of the element
 //! that it sees released is visible after it. Every wait ends by the context's deadline.
 
-use super::bits::{KernelAtomic, KernelInteger};
-use super::report::Report;
-use super::views::address;
-use super::{Context, Failed};
+use crate::api::bits::{KernelAtomic, KernelInteger};
+use crate::api::report::Report;
+use crate::api::views::address;
+use crate::api::{Context, Failed};
 use crate::gpu::{Access, Sys};
 use crate::pause::until;
 use crate::put_signal::Watch;

@@ -3,7 +3,7 @@
 //!
 //! Compiled and assembled, not yet run: a context whose `multicast` is 0 gives no such view.
 
-use super::Context;
+use crate::api::Context;
 use core::marker::PhantomData;
 use peerweave_types::{Plain, SymSlice, bf16, f16};
 
@@ -100,7 +100,7 @@ macro_rules! loads {
         pub fn $name(self, index: usize) -> T {
             // SAFETY: `get_multicast_array` gave the address where the architecture has such
             // accesses, and the index is checked.
-            unsafe { T::$operation(super::views::address::<T>(self.address(index))) }
+            unsafe { T::$operation(crate::api::views::address::<T>(self.address(index))) }
         }
     )*};
 }
@@ -115,7 +115,7 @@ macro_rules! writes {
         pub fn $name(self, index: usize, value: T) {
             // SAFETY: `get_multicast_array` gave the address where the architecture has such
             // accesses, and the index is checked.
-            unsafe { T::$operation(super::views::address::<T>(self.address(index)), value) }
+            unsafe { T::$operation(crate::api::views::address::<T>(self.address(index)), value) }
         }
     )*};
 }

@@ -1,7 +1,7 @@
 //! Order and completion of what a thread has put.
 
-use super::scope::{Block, Scope, Warp};
-use super::{Context, network};
+use crate::api::scope::{Block, Scope, Warp};
+use crate::api::{Context, network};
 use crate::gpu::{Fence, Sys};
 use peerweave_types::KernelContext;
 

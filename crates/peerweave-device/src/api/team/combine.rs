@@ -3,7 +3,7 @@
 //! 16-bit floats are combined in `f32` and rounded once. Integers wrap. The smallest and largest of
 //! floats ignore a NaN unless all are NaN.
 
-use super::scope::{Kind, Scope};
+use crate::api::scope::{Kind, Scope};
 use crate::gpu::Vector;
 use peerweave_types::{Element, bf16, f16};
 
@@ -105,7 +105,7 @@ combine!(Max 3 for f16, bf16, f32, f64: |a, b| a.max(b));
 macro_rules! network {
     ($number:expr, $team:ident, $to:ident, $from:ident, $count:ident: $($index:literal $name:ident),*) => {
         match $number {
-            $($index => super::network::call!($name($team, $to, $from, $count)),)*
+            $($index => crate::api::network::call!($name($team, $to, $from, $count)),)*
             _ => {}
         }
     };

@@ -8,10 +8,13 @@
 //! Invariant: an epoch is read after a `sync` of the scope, and written after the next and before
 //! the one that ends the meeting, so that all its threads see one value.
 
-use super::report::Report;
-use super::scope::{Block, Kind, Scope, Thread, Warp};
-use super::views::address;
-use super::{Context, Failed, network};
+mod collective;
+pub mod combine;
+
+use crate::api::report::Report;
+use crate::api::scope::{Block, Kind, Scope, Thread, Warp};
+use crate::api::views::address;
+use crate::api::{Context, Failed, network};
 use crate::gpu::{self, Access, Fence, Gpu, Sys, Word64};
 use crate::{barrier, word};
 use core::mem::offset_of;
@@ -189,8 +192,8 @@ impl Team {
     pub(crate) fn base(&self, context: &Context, operation: KernelOp, rank: u32) -> Result<u64, Failed> {
         let pe = self.member(rank);
         match context.reach(operation, pe)? {
-            super::context::Reach::Mapped(base) => Ok(base),
-            super::context::Reach::Network => {
+            crate::api::context::Reach::Mapped(base) => Ok(base),
+            crate::api::context::Reach::Network => {
                 let report = Report { pe, team: self.index, ..Report::of(operation) };
                 Err(context.fail(FailureKind::Unreachable, report))
             }

@@ -2,18 +2,18 @@
 //!
 //! Data moves by stores into the members' results, and reductions read the members' operands: both
 //! need all members mapped. A team with a member that is not goes to NVSHMEM's collectives. Each
-//! begins or ends with a meeting of the team ([`Team::meet`](super::team::Team::meet)), which is
+//! begins or ends with a meeting of the team ([`Team::meet`](super::Team::meet)), which is
 //! what orders it.
 //!
 //! Invariant: elements are combined in rank order, so that every member gets the same bits.
 
+use super::Team;
 use super::combine::{Combine, Reducible};
-use super::network::{by_scope, call};
-use super::scope::{Block, Kind, Scope, Thread, Warp};
-use super::team::Team;
-use super::value::{self, Side, Strong};
-use super::views::address;
-use super::{Context, Failed};
+use crate::api::network::{by_scope, call};
+use crate::api::scope::{Block, Kind, Scope, Thread, Warp};
+use crate::api::value::{self, Side, Strong};
+use crate::api::views::address;
+use crate::api::{Context, Failed};
 use peerweave_types::{KernelOp, KernelTeam, Plain, SymOffset, SymSlice};
 
 /// Bytes of a vector.
@@ -226,7 +226,7 @@ impl Context {
             let result = T::pack(sum);
             for rank in receivers.clone() {
                 // SAFETY: as for the load.
-                unsafe { super::value::Global::store_vector(address::<u8>(base(rank) + to.0 + place), result) };
+                unsafe { crate::api::value::Global::store_vector(address::<u8>(base(rank) + to.0 + place), result) };
             }
             at += S::size();
         }

@@ -5,8 +5,8 @@
 //! accessed by what its alignment allows. Invariant: each byte is moved by exactly one thread of
 //! the scope.
 
-use super::scope::Scope;
-use super::value::Side;
+use crate::api::scope::Scope;
+use crate::api::value::Side;
 use crate::gpu::{self, Piece, Vector};
 
 /// Bytes of a vector.

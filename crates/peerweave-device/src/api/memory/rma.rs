@@ -4,13 +4,13 @@
 //! is accessed directly: by vectors, or by the copy unit where shared memory is lent and the copy
 //! is long enough for it to win.
 
-use super::context::Reach;
 use super::copy::{self, Far};
-use super::report::Report;
-use super::scope::{Block, Kind, Scope, Thread, Warp};
-use super::value::{self, Generic, Global, Strong};
-use super::views::{Source, Target, address};
-use super::{Context, Failed, network};
+use crate::api::context::Reach;
+use crate::api::report::Report;
+use crate::api::scope::{Block, Kind, Scope, Thread, Warp};
+use crate::api::value::{self, Generic, Global, Strong};
+use crate::api::views::{Source, Target, address};
+use crate::api::{Context, Failed, network};
 use crate::gpu::bulk;
 use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
 

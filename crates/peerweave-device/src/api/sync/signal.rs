@@ -3,12 +3,12 @@
 //!
 //! The protocol is [`crate::put_signal`], over words of this machine.
 
-use super::context::Reach;
-use super::network::{self, Signal};
-use super::report::Report;
-use super::scope::{Block, Scope, Thread, Warp};
-use super::views::{Source, address};
-use super::{Context, Failed};
+use crate::api::context::Reach;
+use crate::api::network::{self, Signal};
+use crate::api::report::Report;
+use crate::api::scope::{Block, Scope, Thread, Warp};
+use crate::api::views::{Source, address};
+use crate::api::{Context, Failed};
 use crate::gpu::Word64;
 use crate::put_signal;
 use crate::word::Word;

@@ -1,0 +1,7 @@
+//! Order and waits: fences, signals, and waits for elements.
+
+mod order;
+mod signal;
+mod wait;
+
+pub use wait::EXCLUDE_NONE;
