@@ -99,6 +99,10 @@ pub enum CudaError {
     Bootstrap(#[from] BootstrapError),
 }
 
+pub(crate) fn misuse(call: &'static str, what: &'static str, value: impl ToString, expected: &str) -> CudaError {
+    CudaError::Misuse { call, what, value: value.to_string(), expected: expected.to_owned() }
+}
+
 impl From<LaunchError> for CudaError {
     fn from(error: LaunchError) -> Self {
         Self::Driver(error.into())

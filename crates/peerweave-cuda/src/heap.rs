@@ -17,7 +17,7 @@ use peerweave_vmm::HeapMulticast;
 use peerweave_vmm::multicast::MulticastMapping;
 use peerweave_vmm::{HeapOptions, SymmetricHeap, SymmetricMemory};
 
-use crate::error::CudaError;
+use crate::error::{CudaError, misuse};
 
 /// Every allocation begins at a multiple of it, in bytes: what bulk copies and lines need.
 const ALIGNMENT_BYTES: u64 = 256;
@@ -131,10 +131,6 @@ impl Heap {
             Self::Nvshmem(arena) => Some(&arena.context),
         }
     }
-}
-
-pub(crate) fn misuse(call: &'static str, what: &'static str, value: impl ToString, expected: &str) -> CudaError {
-    CudaError::Misuse { call, what, value: value.to_string(), expected: expected.to_owned() }
 }
 
 impl Block {

@@ -14,26 +14,18 @@
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "an error ends what it is about; size does not matter there")]
 
+mod context;
 mod error;
 mod gpu;
 mod heap;
 mod launch;
-mod local;
 mod memory;
-mod modules;
-mod network;
-mod options;
-mod report;
-mod tables;
 mod team;
-mod wait;
 
 pub use error::{CudaError, KernelFailure};
-pub use gpu::Gpu;
+pub use gpu::{Gpu, GpuOptions, Transport};
 pub use launch::Stream;
-pub use local::Local;
-pub use memory::Symmetric;
-pub use options::{GpuOptions, Transport};
+pub use memory::{Local, Symmetric};
 pub use peerweave_driver::launch::LaunchConfig;
 pub use team::Team;
 

@@ -15,32 +15,19 @@
 #![doc = include_str!("../README.md")]
 
 mod arch;
-mod cache;
-
-mod cuh;
 pub mod environment;
 mod error;
-mod fingerprint;
-mod headers;
 mod linker;
-mod nvjitlink;
 pub mod nvshmem;
-
-mod nvrtc;
 mod source;
+mod toolkit;
 
 pub use arch::{Arch, ParseArchError};
-pub use cache::{Cache, Key};
-
-pub use cuh::{PEERWEAVE_CUH, peerweave_cuh};
 pub use error::LinkError;
-pub use headers::CudaHeaders;
-pub use linker::{InputKind, Linked, Linker};
-pub use nvjitlink::{Input, NvJitLink};
-pub use nvrtc::{Compiled, Nvrtc, Target};
-pub use peerweave_dylib::Version;
-pub use peerweave_dylib::{LoadError, MissingSymbol};
-pub use source::Source;
+pub use linker::{Cache, Key, Linked, Linker};
+pub use peerweave_dylib::{LoadError, MissingSymbol, Version};
+pub use source::{PEERWEAVE_CUH, Source, peerweave_cuh};
+pub use toolkit::{Compiled, CudaHeaders, Input, InputKind, NvJitLink, Nvrtc, Target};
 
 /// Checks at compile time that these types can be shared by threads.
 const _: () = {

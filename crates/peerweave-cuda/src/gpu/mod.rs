@@ -1,4 +1,8 @@
-//! One GPU of a job: heap, context, modules. Launches are `launch.rs`, waits `wait.rs`.
+//! One GPU of a job: heap, context, modules. Launches and waits: `launch/`; allocation: `memory/`.
+
+mod modules;
+mod options;
+pub(crate) mod teams;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -10,16 +14,16 @@ use peerweave_driver::cudarc::driver::sys::CUdevice_attribute as Attribute;
 use peerweave_driver::launch::LoadedKernel;
 use peerweave_driver::{CudaContext, DeviceMemory, Driver, PrivateStream, deadline_after, wait};
 use peerweave_link::Arch;
-use peerweave_types::{KernelContext, Pe, PeerEntry, Plain, SymOffset, TeamEntry, nvshmem};
+use peerweave_types::{KernelContext, Pe, PeerEntry, SymOffset, TeamEntry, nvshmem};
 
-use crate::error::CudaError;
-use crate::heap::{Arena, Block, Heap, misuse};
-use crate::memory::Symmetric;
-use crate::modules::Modules;
-use crate::options::{GpuOptions, Transport};
-use crate::report::Report;
-use crate::tables::{Contents, Tables};
-use crate::team::Teams;
+use crate::context::report::Report;
+use crate::context::tables::{Contents, Tables};
+use crate::error::{CudaError, misuse};
+use crate::heap::{Arena, Block, Heap};
+use modules::Modules;
+use teams::Teams;
+
+pub use options::{GpuOptions, Transport};
 
 /// One GPU of a job, set up for kernels that reach the GPUs of the other PEs. Clones are handles of
 /// the same.
@@ -188,49 +192,6 @@ impl Gpu {
         self.0.deadline
     }
 
-    /// A new stream in the GPU's context. It waits for nothing of other streams.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn stream(&self) -> Result<crate::Stream, CudaError> {
-        crate::Stream::new(self)
-    }
-
-    /// Allocates `len` elements on every PE, filled with zeros, at a multiple of 256 bytes.
-    ///
-    /// # Collective
-    /// All PEs, with the same type and length.
-    ///
-    /// # Errors
-    /// Those of the heap, above all that there is no room.
-    pub fn alloc<T: Plain>(&self, len: usize) -> Result<Symmetric<T>, CudaError> {
-        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
-        let bytes = bytes.ok_or_else(|| misuse("Gpu::alloc", "len", len, "a number of elements that fits the address space"))?;
-        let block = Arc::new(self.0.heap.alloc(&self.0.stream, bytes)?);
-        self.0.allocations().insert(block.offset, Arc::downgrade(&block));
-        Ok(Symmetric::new(self, block, len))
-    }
-
-    /// Frees memory on every PE, once the streams of this PE have passed the work that uses it.
-    ///
-    /// # Collective
-    /// All PEs, with the handle of the same allocation.
-    ///
-    /// # Errors
-    /// [`CudaError::Misuse`] for memory of another GPU, or that a graph still uses; those of the
-    /// heap.
-    pub fn free<T: Plain>(&self, memory: Symmetric<T>) -> Result<(), CudaError> {
-        const CALL: &str = "Gpu::free";
-        if !Arc::ptr_eq(&memory.gpu.0, &self.0) {
-            return Err(misuse(CALL, "the memory", "of another GPU", "an allocation of this one"));
-        }
-        let offset = memory.block.offset;
-        let block =
-            Arc::try_unwrap(memory.block).map_err(|_| misuse(CALL, "the memory", "in use", "no launch at the same time"))?;
-        self.0.allocations().remove(&offset);
-        self.0.heap.free(block)
-    }
-
     /// Waits on the host until all PEs are here. Work on the device is not waited for.
     ///
     /// # Errors
@@ -267,7 +228,7 @@ impl Gpu {
 }
 
 impl Inner {
-    fn allocations(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<Block>>> {
+    pub(crate) fn allocations(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<Block>>> {
         self.allocations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

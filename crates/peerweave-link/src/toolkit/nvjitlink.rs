@@ -15,8 +15,8 @@ use std::time::Duration;
 use peerweave_dylib::{Library, MissingSymbol, Search, Visibility};
 
 use crate::Version;
+use crate::arch::Arch;
 use crate::error::LinkError;
-use crate::{Arch, InputKind};
 
 // SAFETY: what a machine has under these names is nvJitLink, which may be loaded at any time.
 const SEARCH: Search = unsafe {
@@ -56,6 +56,38 @@ peerweave_dylib::bindings! {
         "12.3" fn nvJitLinkGetInfoLogSize(handle: Handle, bytes: *mut usize) -> c_int;
         /// The info log.
         "12.3" fn nvJitLinkGetInfoLog(handle: Handle, log: *mut c_char) -> c_int;
+    }
+}
+
+/// Format of an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum InputKind {
+    /// Relocatable machine code for one architecture.
+    Cubin,
+    /// PTX text.
+    Ptx,
+    /// LTO-IR: intermediate code for optimisation at link time.
+    LtoIr,
+    /// A container of code for several architectures.
+    Fatbin,
+    /// A host object file with embedded device code.
+    Object,
+    /// An archive of such object files.
+    Archive,
+}
+
+impl InputKind {
+    /// `nvJitLinkInputType`.
+    fn number(self) -> i32 {
+        match self {
+            Self::Cubin => 1,
+            Self::Ptx => 2,
+            Self::LtoIr => 3,
+            Self::Fatbin => 4,
+            Self::Object => 5,
+            Self::Archive => 6,
+        }
     }
 }
 

@@ -5,10 +5,11 @@ use std::sync::{Mutex, PoisonError};
 
 use peerweave_device::launch::PtxImage;
 use peerweave_driver::launch::{Image, LoadedKernel, Module};
+use peerweave_link::{Arch, Linked};
 use peerweave_nvshmem::ModuleGuard;
 
+use super::Inner;
 use crate::error::CudaError;
-use crate::gpu::Inner;
 
 /// By the address of the crate's image.
 #[derive(Default)]
@@ -50,11 +51,18 @@ impl Inner {
         let Some(nvshmem) = self.heap.nvshmem().filter(|_| self.network) else {
             return Ok(Loaded { module: Module::load(&self.context, Image::Ptx(variant.text))?, _guard: None });
         };
-        let linked = crate::network::link(nvshmem, self.arch, variant.text)?;
+        let linked = link(nvshmem, self.arch, variant.text)?;
         let module = Module::load(&self.context, Image::Binary(&linked.cubin))?;
         // SAFETY: the module was just loaded in NVSHMEM's context, and stays so while what keeps it
         // lives.
         let guard = unsafe { nvshmem.init_module(module.raw(), module.keep()) }?;
         Ok(Loaded { module, _guard: Some(guard) })
     }
+}
+
+/// Links PTX that calls NVSHMEM with the device library of the NVSHMEM that runs in this process.
+fn link(nvshmem: &peerweave_nvshmem::Context, arch: Arch, ptx: &str) -> Result<Linked, CudaError> {
+    let files = peerweave_link::nvshmem::DeviceLibrary::beside(nvshmem.library().path())?;
+    files.check_host(nvshmem.library().version())?;
+    Ok(files.link(arch, ptx)?)
 }

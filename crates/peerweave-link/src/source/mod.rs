@@ -3,7 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::LinkError;
-use crate::fingerprint::Fingerprint;
+use fingerprint::Fingerprint;
+
+mod cuh;
+pub(crate) mod fingerprint;
+
+pub use cuh::{PEERWEAVE_CUH, peerweave_cuh};
 
 /// A translation unit: CUDA C++ text, headers and options.
 ///

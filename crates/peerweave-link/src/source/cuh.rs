@@ -6,7 +6,7 @@ use std::mem::{align_of, offset_of};
 use peerweave_device::types::{FailureKind, KernelContext, KernelOp, KernelStatus, PeerEntry, TeamEntry};
 
 /// `peerweave.cuh` as it is shipped, without assertions.
-pub const PEERWEAVE_CUH: &str = include_str!("../include/peerweave.cuh");
+pub const PEERWEAVE_CUH: &str = include_str!("../../include/peerweave.cuh");
 
 /// The place of a field, as a constant. NVRTC 13.1 and older lack `__builtin_offsetof`; every NVRTC
 /// knows `__INTADDR__`, the form that its front end had before.

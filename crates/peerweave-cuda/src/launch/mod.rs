@@ -1,6 +1,8 @@
 //! Launches of typed kernels: arguments are checked, and the memory that they name is kept until
 //! the kernel has ended.
 
+mod wait;
+
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
@@ -9,10 +11,10 @@ use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
 use peerweave_driver::{CudaStream, DeviceBuffer as _, DeviceMemory, Keep, PrivateStream, is_capturing};
 use peerweave_types::{ArgVisitor, Dim3, KernelArgs, KernelTeam, SymOffset};
 
-use crate::error::CudaError;
+use crate::error::{CudaError, misuse};
+use crate::gpu::teams::Members;
 use crate::gpu::{Gpu, Inner};
-use crate::heap::{Block, misuse};
-use crate::team::Members;
+use crate::heap::Block;
 
 /// A stream of a GPU of a job. Derefs to cudarc's stream, for everything else that is enqueued
 /// there.
@@ -22,10 +24,6 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
-        Ok(Self { gpu: gpu.clone(), stream: PrivateStream::new(gpu.context())? })
-    }
-
     /// Enqueues a kernel: `grid` blocks of `block` threads. See [`Gpu::launch`].
     ///
     /// # Errors
@@ -119,6 +117,14 @@ impl ArgVisitor for Lookup<'_> {
 }
 
 impl Gpu {
+    /// A new stream in the GPU's context. It waits for nothing of other streams.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn stream(&self) -> Result<Stream, CudaError> {
+        Ok(Stream { gpu: self.clone(), stream: PrivateStream::new(self.context())? })
+    }
+
     /// Loads the crate that a kernel belongs to, and the kernel, which its first launch would do
     /// otherwise. Compiling PTX takes seconds the first time, for which kernels of other PEs would
     /// wait: so load on all PEs, then meet in a [`barrier`](Self::barrier), then launch.

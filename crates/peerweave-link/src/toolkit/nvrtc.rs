@@ -10,8 +10,9 @@ use std::sync::OnceLock;
 use peerweave_dylib::{Library, MissingSymbol, Search, Visibility};
 
 use crate::Version;
+use crate::arch::Arch;
 use crate::error::LinkError;
-use crate::{Arch, Source};
+use crate::source::Source;
 
 // SAFETY: what a machine has under these names is NVRTC, which may be loaded at any time.
 const SEARCH: Search =

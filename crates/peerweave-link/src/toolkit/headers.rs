@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::Nvrtc;
+use super::Nvrtc;
 use crate::environment::{names, variable};
 use crate::error::LinkError;
 

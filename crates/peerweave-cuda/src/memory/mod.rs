@@ -1,4 +1,6 @@
-//! Typed symmetric memory of a GPU's heap.
+//! Typed memory: symmetric memory of a GPU's heap, and memory of one GPU alone.
+
+mod local;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,27 +9,62 @@ use std::sync::Arc;
 use peerweave_driver::CudaStream;
 use peerweave_types::{Plain, SymOffset, SymSlice};
 
-use crate::error::CudaError;
+use crate::context::tables::{bytes_of, elements_of};
+use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
-use crate::heap::{Block, misuse};
-use crate::tables::{bytes_of, elements_of};
+use crate::heap::Block;
+
+pub use local::Local;
 
 /// `len` elements at the same offset of every PE's heap. Kernels get its [`slice`](Self::slice);
 /// the host reads and writes this PE's part.
 ///
 /// Freed by [`Gpu::free`], collectively.
 pub struct Symmetric<T> {
-    pub(crate) block: Arc<Block>,
-    pub(crate) gpu: Gpu,
+    block: Arc<Block>,
+    gpu: Gpu,
     len: usize,
     _elements: PhantomData<fn() -> T>,
 }
 
-impl<T: Plain> Symmetric<T> {
-    pub(crate) fn new(gpu: &Gpu, block: Arc<Block>, len: usize) -> Self {
-        Self { block, gpu: gpu.clone(), len, _elements: PhantomData }
+impl Gpu {
+    /// Allocates `len` elements on every PE, filled with zeros, at a multiple of 256 bytes.
+    ///
+    /// # Collective
+    /// All PEs, with the same type and length.
+    ///
+    /// # Errors
+    /// Those of the heap, above all that there is no room.
+    pub fn alloc<T: Plain>(&self, len: usize) -> Result<Symmetric<T>, CudaError> {
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let bytes = bytes.ok_or_else(|| misuse("Gpu::alloc", "len", len, "a number of elements that fits the address space"))?;
+        let block = Arc::new(self.0.heap.alloc(&self.0.stream, bytes)?);
+        self.0.allocations().insert(block.offset, Arc::downgrade(&block));
+        Ok(Symmetric { block, gpu: self.clone(), len, _elements: PhantomData })
     }
 
+    /// Frees memory on every PE, once the streams of this PE have passed the work that uses it.
+    ///
+    /// # Collective
+    /// All PEs, with the handle of the same allocation.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] for memory of another GPU, or that a graph still uses; those of the
+    /// heap.
+    pub fn free<T: Plain>(&self, memory: Symmetric<T>) -> Result<(), CudaError> {
+        const CALL: &str = "Gpu::free";
+        if !Arc::ptr_eq(&memory.gpu.0, &self.0) {
+            return Err(misuse(CALL, "the memory", "of another GPU", "an allocation of this one"));
+        }
+        let offset = memory.block.offset;
+        let block =
+            Arc::try_unwrap(memory.block).map_err(|_| misuse(CALL, "the memory", "in use", "no launch at the same time"))?;
+        self.0.allocations().remove(&offset);
+        self.0.heap.free(block)
+    }
+}
+
+impl<T: Plain> Symmetric<T> {
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.len

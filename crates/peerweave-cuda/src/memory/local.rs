@@ -7,10 +7,9 @@ use std::sync::Arc;
 use peerweave_driver::{CudaStream, DeviceMemory};
 use peerweave_types::{DeviceSlice, Plain};
 
-use crate::error::CudaError;
+use crate::context::tables::{bytes_of, elements_of};
+use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
-use crate::heap::misuse;
-use crate::tables::{bytes_of, elements_of};
 
 /// `len` elements in memory of this GPU, not symmetric. Clones are handles of the same memory,
 /// which is freed with the last of them, after the streams that use it.

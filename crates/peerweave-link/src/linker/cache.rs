@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::environment::{names, variable};
-use crate::fingerprint::digest;
+use crate::source::fingerprint::digest;
 
 /// The digest of all that decides a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -7,42 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::cache::{Cache, Key};
+use crate::arch::Arch;
 use crate::error::LinkError;
-use crate::fingerprint::Fingerprint;
-use crate::{Arch, Input, NvJitLink, Nvrtc, Source, Target};
+use crate::source::Source;
+use crate::source::fingerprint::Fingerprint;
+use crate::toolkit::{Input, InputKind, NvJitLink, Nvrtc, Target};
 
-/// Format of an input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum InputKind {
-    /// Relocatable machine code for one architecture.
-    Cubin,
-    /// PTX text.
-    Ptx,
-    /// LTO-IR: intermediate code for optimisation at link time.
-    LtoIr,
-    /// A container of code for several architectures.
-    Fatbin,
-    /// A host object file with embedded device code.
-    Object,
-    /// An archive of such object files.
-    Archive,
-}
+mod cache;
 
-impl InputKind {
-    /// `nvJitLinkInputType`.
-    pub(crate) fn number(self) -> i32 {
-        match self {
-            Self::Cubin => 1,
-            Self::Ptx => 2,
-            Self::LtoIr => 3,
-            Self::Fatbin => 4,
-            Self::Object => 5,
-            Self::Archive => 6,
-        }
-    }
-}
+pub use cache::{Cache, Key};
 
 /// A linked module.
 #[derive(Clone, PartialEq, Eq)]
