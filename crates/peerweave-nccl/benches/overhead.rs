@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
 use peerweave_fakes::Fakes;
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, Switch};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, ReduceOp, Switch};
 
 const CALLS: usize = 10_000;
 /// Where each takes microseconds.
@@ -218,10 +218,10 @@ fn alone(bench: &Bench<'_>, Memory { send, recv, .. }: &mut Memory) {
     let raw_recv = || bench.settle(unsafe { (bare.recv)(black_box(to), LEN, FLOAT32, 0, raw, on) });
     bench.row("all_reduce", all_reduce, || comm.all_reduce(stream, black_box(send), recv, ReduceOp::Sum));
     bench.row("all_reduce_in_place", all_reduce, || comm.all_reduce_in_place(stream, black_box(recv), ReduceOp::Sum));
-    bench.row("broadcast", broadcast, || comm.broadcast(stream, black_box(Some(&*send)), recv, 0));
-    bench.row("broadcast_in_place", broadcast, || comm.broadcast_in_place(stream, black_box(recv), 0));
-    bench.row("send", raw_send, || comm.send(stream, black_box(send), 0));
-    bench.row("recv", raw_recv, || comm.recv(stream, black_box(recv), 0));
+    bench.row("broadcast", broadcast, || comm.broadcast(stream, black_box(Some(&*send)), recv, Rank::new(0)));
+    bench.row("broadcast_in_place", broadcast, || comm.broadcast_in_place(stream, black_box(recv), Rank::new(0)));
+    bench.row("send", raw_send, || comm.send(stream, black_box(send), Rank::new(0)));
+    bench.row("recv", raw_recv, || comm.recv(stream, black_box(recv), Rank::new(0)));
 }
 
 /// Calls with more to do: on another stream, and of memory with events of its own.

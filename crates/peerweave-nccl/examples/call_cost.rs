@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, Driver, is_capturing};
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, Switch, UniqueId};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, ReduceOp, Switch, UniqueId};
 
 /// Calls in a row that are timed together. Few enough for the queue of a stream.
 const BLOCK: usize = 50;
@@ -186,7 +186,7 @@ fn one_rank(
         .nccl(nccl)
         .config(config.clone())
         .deadline(DEADLINE)
-        .init_rank(context, ranks, id, rank)
+        .init_rank(context, ranks, id, Rank::new(rank as u32))
         .map_err(text)?;
     let stream = context.new_stream().map_err(text)?;
     let one = One::new(nccl, comm, stream, arguments.count).map_err(text)?;
@@ -228,7 +228,7 @@ struct One {
 impl One {
     fn new(nccl: Nccl, comm: Communicator, stream: Arc<CudaStream>, count: usize) -> Result<Self, NcclError> {
         let values = |value: f32| DeviceMemory::from_slice(&stream, &vec![value; count]);
-        let (send, by_us, by_c) = (values(comm.rank() as f32 + 1.0)?, values(0.0)?.into(), values(0.0)?);
+        let (send, by_us, by_c) = (values(comm.rank().get() as f32 + 1.0)?, values(0.0)?.into(), values(0.0)?);
         // SAFETY: those are the functions' signatures.
         let (all_reduce, state) = unsafe { (function(nccl, "ncclAllReduce"), function(nccl, "ncclCommGetAsyncError")) };
         let raw = comm.as_raw()?;

@@ -67,7 +67,7 @@ pub use memory::window::{Registration, Window, WindowKind};
 pub use ops::configured::{Configured, ConfiguredGroup};
 pub use ops::group::Group;
 pub use ops::one_sided::{Signal, SignalWait};
-pub use ops::reduction::{PreMulSum, ReduceOp, Reduction};
+pub use ops::reduction::{PreMulSum, Reduction};
 pub use ops::sim_info::SimInfo;
 /// The rendezvous of a job's processes.
 pub use peerweave_bootstrap as bootstrap;
@@ -75,7 +75,7 @@ pub use peerweave_bootstrap as bootstrap;
 pub use peerweave_driver as driver;
 pub use peerweave_driver::{CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, context, cudarc};
 pub use peerweave_dylib::{Attempt, LoadError, ParseVersionError, SymbolInfo, Unsupported, Version};
-pub use peerweave_types::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
+pub use peerweave_types::{DType, Element, F8E4M3, F8E5M2, Rank, ReduceOp, bf16, f16};
 pub use setup::builder::CommunicatorBuilder;
 pub use setup::split::ShrinkMode;
 

@@ -5,6 +5,6 @@
 
 pub use crate::{
     CollConfig, Communicator, CommunicatorBuilder, Config, CudaContext, CudaSlice, CudaStream, DType, DeviceBuffer,
-    DeviceBufferMut, DeviceMemory, Element, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, Registration, Result, Signal,
+    DeviceBufferMut, DeviceMemory, Element, Nccl, NcclError, NcclMem, PreMulSum, Rank, ReduceOp, Registration, Result, Signal,
     SignalWait, Switch, UniqueId, Window, WindowKind, bf16, context, f16,
 };

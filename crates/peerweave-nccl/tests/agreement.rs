@@ -8,7 +8,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use peerweave_nccl::{Communicator, Config, DeviceMemory, Group, MisuseKind, NcclError, OnExpiry, PreMulSum, ReduceOp};
+use peerweave_nccl::{Communicator, Config, DeviceMemory, Group, MisuseKind, NcclError, OnExpiry, PreMulSum, Rank, ReduceOp};
 
 /// Has a group refused with these words, before NCCL is called.
 #[track_caller]
@@ -62,8 +62,8 @@ fn types_roots_and_calls_that_differ_are_refused() {
         refused(
             &all,
             |group| {
-                group.reduce_in_place(one, first, &mut floats_of_one, ReduceOp::Max, 1)?;
-                group.reduce_in_place(two, second, &mut integers, ReduceOp::Max, 1)
+                group.reduce_in_place(one, first, &mut floats_of_one, ReduceOp::Max, Rank::new(1))?;
+                group.reduce_in_place(two, second, &mut integers, ReduceOp::Max, Rank::new(1))
             },
             "reduce_in_place: rank 1 calls reduce_in_place of 4 u32 elements by max with root 1, \
              rank 0 of the same group calls reduce_in_place of 4 f32 elements by max with root 1",
@@ -71,8 +71,8 @@ fn types_roots_and_calls_that_differ_are_refused() {
         refused(
             &all,
             |group| {
-                group.broadcast_in_place(one, first, &mut floats_of_one, 0)?;
-                group.broadcast_in_place(two, second, &mut floats_of_two, 1)
+                group.broadcast_in_place(one, first, &mut floats_of_one, Rank::new(0))?;
+                group.broadcast_in_place(two, second, &mut floats_of_two, Rank::new(1))
             },
             "broadcast_in_place: rank 1 calls broadcast_in_place of 4 f32 elements with root 1, \
              rank 0 of the same group calls broadcast_in_place of 4 f32 elements with root 0",
@@ -109,8 +109,8 @@ fn sends_and_receives_of_other_lengths_are_refused() {
         refused(
             &all,
             |group| {
-                group.send(one, first, &four, 1)?;
-                group.recv(two, second, &mut eight, 0)
+                group.send(one, first, &four, Rank::new(1))?;
+                group.recv(two, second, &mut eight, Rank::new(0))
             },
             "recv: rank 1 calls recv of 8 f32 elements, rank 0 of the same group calls send of 4 f32 elements",
         );
@@ -145,7 +145,7 @@ fn calls_that_do_not_meet_are_not_compared() {
         let (mut four_of_two, mut eight_of_two) = (floats(second, &[2.0; 4]), floats(second, &[2.0; 8]));
         // Rank 0's first collective and send come alone, and rank 1's with what rank 0 does second.
         one.all_reduce_in_place(first, &mut four, ReduceOp::Sum).expect("it is enqueued");
-        one.send(first, &four, 1).expect("it is enqueued");
+        one.send(first, &four, Rank::new(1)).expect("it is enqueued");
         let issued = one.nccl().group(|group| {
             group.all_reduce_in_place(two, second, &mut four_of_two, ReduceOp::Sum)?;
             Ok(())
@@ -154,11 +154,11 @@ fn calls_that_do_not_meet_are_not_compared() {
         // Another type of as many bytes is moved all the same.
         let mut bytes = DeviceMemory::from_slice(second, &[0u8; 16]).expect("memory of the fake");
         let issued = one.nccl().group(|group| {
-            group.recv(two, second, &mut bytes, 0)?;
-            group.send(one, first, &eight, 1)
+            group.recv(two, second, &mut bytes, Rank::new(0))?;
+            group.send(one, first, &eight, Rank::new(1))
         });
         issued.expect("the receive is of the send before");
-        two.recv(second, &mut eight_of_two, 0).expect("it is enqueued");
+        two.recv(second, &mut eight_of_two, Rank::new(0)).expect("it is enqueued");
         for (comm, stream) in &all {
             comm.wait(stream, DEADLINE).expect("it completes");
         }
@@ -167,10 +167,12 @@ fn calls_that_do_not_meet_are_not_compared() {
 }
 
 #[track_caller]
-fn left_out(result: Result<(), NcclError>, expected: &[usize]) -> String {
+fn left_out(result: Result<(), NcclError>, expected: &[u32]) -> String {
     let error = result.expect_err("a rank was left out");
     match error.misuse_kind() {
-        Some(MisuseKind::NotInGroup { ranks, .. }) => assert_eq!(ranks, expected, "{error}"),
+        Some(MisuseKind::NotInGroup { ranks, .. }) => {
+            assert_eq!(ranks.iter().map(|rank| rank.get()).collect::<Vec<_>>(), expected, "{error}")
+        }
         _ => panic!("{error}"),
     }
     error.to_string()
@@ -234,7 +236,7 @@ fn rank_that_another_thread_brings_is_waited_for() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             sum(&comm, &stream).expect("both come");
-            if comm.rank() == 1 {
+            if comm.rank() == Rank::new(1) {
                 std::thread::sleep(Duration::from_millis(1500));
             }
             // Both threads were the last to use their own rank alone.
@@ -252,7 +254,7 @@ fn timeout_names_ranks_of_other_threads_that_are_behind() {
         let is_over = std::sync::Barrier::new(3);
         ranks(3, &Config::new(), |comm, stream| {
             sum(&comm, &stream).expect("all come");
-            if comm.rank() == 2 {
+            if comm.rank() == Rank::new(2) {
                 is_over.wait();
                 return;
             }
@@ -261,7 +263,7 @@ fn timeout_names_ranks_of_other_threads_that_are_behind() {
             let late =
                 comm.wait_with(&stream, Duration::from_millis(400), OnExpiry::LeaveAlone).expect_err("rank 2 does not come");
             let NcclError::Timeout(timeout) = &late else { panic!("{late}") };
-            assert_eq!(timeout.missing, [2], "{late}");
+            assert_eq!(timeout.missing, [Rank::new(2)], "{late}");
             assert!(late.to_string().contains("rank 2 last issued all_reduce_in_place (call 1)"), "{late}");
             is_over.wait();
             comm.abort(DEADLINE).expect("it ends");

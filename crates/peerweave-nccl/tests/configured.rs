@@ -13,7 +13,7 @@ use std::sync::Arc;
 use common::*;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaStream, DeviceMemory};
-use peerweave_nccl::{CollConfig, Communicator, Config, ConfiguredGroup, NcclError, ReduceOp, Switch};
+use peerweave_nccl::{CollConfig, Communicator, Config, ConfiguredGroup, NcclError, Rank, ReduceOp, Switch};
 
 const LOG: &str = "PEERWEAVE_FAKE_NCCL_LOG";
 
@@ -36,7 +36,7 @@ fn zeros(stream: &Arc<CudaStream>, len: usize) -> Buffer {
 
 /// All of the root's buffer, which is rank 0; the first element of the other's.
 fn part(comm: &Communicator, values: &Buffer) -> Result<Buffer, NcclError> {
-    Ok(values.slice(0..2 - comm.rank())?)
+    Ok(values.slice(0..2 - comm.rank().index())?)
 }
 
 const STEPS: [Step; 15] = [
@@ -52,7 +52,7 @@ const STEPS: [Step; 15] = [
         "ncclBroadcastConfig",
         |comm, config, stream, values| {
             let mut out = zeros(stream, 2);
-            comm.with(config).broadcast(stream, Some(&values), &mut out, 1).map(|()| out)
+            comm.with(config).broadcast(stream, Some(&values), &mut out, Rank::new(1)).map(|()| out)
         },
         [[2.0, 12.0], [2.0, 12.0]],
     ),
@@ -60,7 +60,7 @@ const STEPS: [Step; 15] = [
         "ncclReduceConfig",
         |comm, config, stream, values| {
             let mut out = zeros(stream, 2);
-            comm.with(config).reduce(stream, &values, Some(&mut out), ReduceOp::Max, 0).map(|()| out)
+            comm.with(config).reduce(stream, &values, Some(&mut out), ReduceOp::Max, Rank::new(0)).map(|()| out)
         },
         [[2.0, 12.0], [0.0, 0.0]],
     ),
@@ -92,7 +92,7 @@ const STEPS: [Step; 15] = [
         "ncclGatherConfig",
         |comm, config, stream, values| {
             let mut out = zeros(stream, 2);
-            comm.with(config).gather(stream, &values.slice(1..2)?, Some(&mut out), 1).map(|()| out)
+            comm.with(config).gather(stream, &values.slice(1..2)?, Some(&mut out), Rank::new(1)).map(|()| out)
         },
         [[0.0, 0.0], [11.0, 12.0]],
     ),
@@ -100,7 +100,7 @@ const STEPS: [Step; 15] = [
         "ncclScatterConfig",
         |comm, config, stream, values| {
             let out = zeros(stream, 2);
-            comm.with(config).scatter(stream, Some(&values), &mut out.slice(0..1)?, 0).map(|()| out)
+            comm.with(config).scatter(stream, Some(&values), &mut out.slice(0..1)?, Rank::new(0)).map(|()| out)
         },
         [[1.0, 0.0], [11.0, 0.0]],
     ),
@@ -113,13 +113,15 @@ const STEPS: [Step; 15] = [
     ),
     (
         "ncclBroadcastConfig",
-        |comm, config, stream, mut values| comm.with(config).broadcast_in_place(stream, &mut values, 0).map(|()| values),
+        |comm, config, stream, mut values| {
+            comm.with(config).broadcast_in_place(stream, &mut values, Rank::new(0)).map(|()| values)
+        },
         [[1.0, 11.0], [1.0, 11.0]],
     ),
     (
         "ncclReduceConfig",
         |comm, config, stream, mut values| {
-            comm.with(config).reduce_in_place(stream, &mut values, ReduceOp::Sum, 1).map(|()| values)
+            comm.with(config).reduce_in_place(stream, &mut values, ReduceOp::Sum, Rank::new(1)).map(|()| values)
         },
         [[1.0, 11.0], [3.0, 23.0]],
     ),
@@ -137,12 +139,16 @@ const STEPS: [Step; 15] = [
     ),
     (
         "ncclGatherConfig",
-        |comm, config, stream, values| comm.with(config).gather_in_place(stream, &mut part(comm, &values)?, 0).map(|()| values),
+        |comm, config, stream, values| {
+            comm.with(config).gather_in_place(stream, &mut part(comm, &values)?, Rank::new(0)).map(|()| values)
+        },
         [[1.0, 2.0], [2.0, 12.0]],
     ),
     (
         "ncclScatterConfig",
-        |comm, config, stream, values| comm.with(config).scatter_in_place(stream, &mut part(comm, &values)?, 0).map(|()| values),
+        |comm, config, stream, values| {
+            comm.with(config).scatter_in_place(stream, &mut part(comm, &values)?, Rank::new(0)).map(|()| values)
+        },
         [[1.0, 11.0], [11.0, 12.0]],
     ),
 ];
@@ -154,10 +160,10 @@ fn every_collective_has_a_configured_form() {
         ranks(2, &Config::new(), |comm, stream| {
             let config = CollConfig::new().max_ctas(4);
             for (index, (function, step, expected)) in STEPS.iter().enumerate() {
-                let values = floats(&stream, &[comm.rank() as f32 + 1.0, comm.rank() as f32 + 11.0]);
+                let values = floats(&stream, &[comm.rank().get() as f32 + 1.0, comm.rank().get() as f32 + 11.0]);
                 let out = step(&comm, &config, &stream, values).unwrap_or_else(|error| panic!("{function} ({index}): {error}"));
                 comm.wait(&stream, DEADLINE).expect(function);
-                assert_eq!(out.to_vec(&stream).expect("it can be read"), expected[comm.rank()], "{function} ({index})");
+                assert_eq!(out.to_vec(&stream).expect("it can be read"), expected[comm.rank().index()], "{function} ({index})");
             }
         });
         for (function, ..) in &STEPS {
@@ -169,7 +175,7 @@ fn every_collective_has_a_configured_form() {
 }
 
 /// One of two ranks of a thread, with handles of its memory.
-struct Rank {
+struct Member {
     comm: Communicator,
     stream: Arc<CudaStream>,
     values: Buffer,
@@ -180,35 +186,35 @@ struct Rank {
     first_out: Buffer,
 }
 
-impl Rank {
+impl Member {
     fn new(comm: &Communicator, stream: &Arc<CudaStream>) -> Self {
         let (comm, stream) = (comm.clone(), Arc::clone(stream));
-        let values = floats(&stream, &[comm.rank() as f32 + 1.0, comm.rank() as f32 + 11.0]);
+        let values = floats(&stream, &[comm.rank().get() as f32 + 1.0, comm.rank().get() as f32 + 11.0]);
         let elements = [0..1, 1..2].map(|range| values.slice(range).expect("it is inside"));
         let (part, out) = (part(&comm, &values).expect("it is inside"), zeros(&stream, 2));
         Self { first_out: out.slice(0..1).expect("it is inside"), elements, part, out, values, stream, comm }
     }
 }
 
-type Recorded = for<'env> fn(&mut ConfiguredGroup<'_, 'env>, &'env mut Rank) -> Result<(), NcclError>;
+type Recorded = for<'env> fn(&mut ConfiguredGroup<'_, 'env>, &'env mut Member) -> Result<(), NcclError>;
 
 /// The same as [`STEPS`], recorded.
 const RECORDED: [Recorded; 15] = [
     |group, r| group.all_reduce(&r.comm, &r.stream, &r.values, &mut r.out, ReduceOp::Sum),
-    |group, r| group.broadcast(&r.comm, &r.stream, Some(&r.values), &mut r.out, 1),
-    |group, r| group.reduce(&r.comm, &r.stream, &r.values, Some(&mut r.out), ReduceOp::Max, 0),
+    |group, r| group.broadcast(&r.comm, &r.stream, Some(&r.values), &mut r.out, Rank::new(1)),
+    |group, r| group.reduce(&r.comm, &r.stream, &r.values, Some(&mut r.out), ReduceOp::Max, Rank::new(0)),
     |group, r| group.all_gather(&r.comm, &r.stream, &r.elements[0], &mut r.out),
     |group, r| group.reduce_scatter(&r.comm, &r.stream, &r.values, &mut r.first_out, ReduceOp::Sum),
     |group, r| group.all_to_all(&r.comm, &r.stream, &r.values, &mut r.out),
-    |group, r| group.gather(&r.comm, &r.stream, &r.elements[1], Some(&mut r.out), 1),
-    |group, r| group.scatter(&r.comm, &r.stream, Some(&r.values), &mut r.first_out, 0),
+    |group, r| group.gather(&r.comm, &r.stream, &r.elements[1], Some(&mut r.out), Rank::new(1)),
+    |group, r| group.scatter(&r.comm, &r.stream, Some(&r.values), &mut r.first_out, Rank::new(0)),
     |group, r| group.all_reduce_in_place(&r.comm, &r.stream, &mut r.values, ReduceOp::Min),
-    |group, r| group.broadcast_in_place(&r.comm, &r.stream, &mut r.values, 0),
-    |group, r| group.reduce_in_place(&r.comm, &r.stream, &mut r.values, ReduceOp::Sum, 1),
+    |group, r| group.broadcast_in_place(&r.comm, &r.stream, &mut r.values, Rank::new(0)),
+    |group, r| group.reduce_in_place(&r.comm, &r.stream, &mut r.values, ReduceOp::Sum, Rank::new(1)),
     |group, r| group.all_gather_in_place(&r.comm, &r.stream, &mut r.values),
     |group, r| group.reduce_scatter_in_place(&r.comm, &r.stream, &mut r.values, ReduceOp::Sum),
-    |group, r| group.gather_in_place(&r.comm, &r.stream, &mut r.part, 0),
-    |group, r| group.scatter_in_place(&r.comm, &r.stream, &mut r.part, 0),
+    |group, r| group.gather_in_place(&r.comm, &r.stream, &mut r.part, Rank::new(0)),
+    |group, r| group.scatter_in_place(&r.comm, &r.stream, &mut r.part, Rank::new(0)),
 ];
 
 /// How many of them leave their result in another buffer.
@@ -220,7 +226,7 @@ fn every_collective_has_a_configured_form_in_groups() {
     fakes(2).env(LOG, directory.path().join("log")).run(|| {
         let all = all(2);
         for (index, (record, (function, _, expected))) in RECORDED.iter().zip(&STEPS).enumerate() {
-            let mut ranks: Vec<_> = all.iter().map(|(comm, stream)| Rank::new(comm, stream)).collect();
+            let mut ranks: Vec<_> = all.iter().map(|(comm, stream)| Member::new(comm, stream)).collect();
             let (configured, called) = (logged("collective config "), logged(&format!(" {function}(")));
             let issued = all[0].0.nccl().group(|group| {
                 // It is read when the call is recorded.

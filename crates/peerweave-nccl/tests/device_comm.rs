@@ -10,7 +10,7 @@ use peerweave_driver::context;
 use peerweave_fakes::Fakes;
 use peerweave_nccl::{
     CftTeam, Communicator, Config, DeviceCommLayout, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, Nccl, NcclError,
-    ResourceBuffer, Switch, UniqueId, Version, version_code,
+    Rank, ResourceBuffer, Switch, UniqueId, Version, version_code,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -43,7 +43,7 @@ fn on_every_rank_of(config: &Config, body: impl Fn(Communicator) + Sync) {
                         .nccl(nccl)
                         .config(config.clone())
                         .deadline(DEADLINE)
-                        .init_rank(&context, RANKS, &id, rank)
+                        .init_rank(&context, RANKS, &id, Rank::new(rank as u32))
                         .expect("all come"),
                 );
             });
@@ -67,7 +67,7 @@ fn device_communicator_of_a_new_library_is_as_large_as_it_says() {
             let device = DeviceCommunicator::create(&communicator, &requirements).expect("all ask for the same");
             let properties = communicator.properties().expect("2.32 has them");
             assert_eq!(Some(device.as_bytes().len()), properties.device_comm_len_bytes());
-            assert_eq!(head(&device), [0xcafe_beef, 23203, communicator.rank() as u32, RANKS as u32]);
+            assert_eq!(head(&device), [0xcafe_beef, 23203, communicator.rank().get(), RANKS as u32]);
             let (one, two) =
                 (device.buffer_offset_bytes(0).expect("asked for"), device.buffer_offset_bytes(1).expect("asked for"));
             assert!(one.is_multiple_of(256) && two.is_multiple_of(128), "{one} {two}");
@@ -85,7 +85,7 @@ fn device_communicator_of_2_30_has_the_size_that_is_known() {
         on_every_rank(|communicator| {
             let device = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect("all ask for the same");
             assert_eq!(device.as_bytes().len(), 240);
-            assert_eq!(head(&device), [0xcafe_beef, 23007, communicator.rank() as u32, RANKS as u32]);
+            assert_eq!(head(&device), [0xcafe_beef, 23007, communicator.rank().get(), RANKS as u32]);
         });
     });
 }
@@ -142,9 +142,9 @@ fn team_of_another_rank_or_communicator_never_reaches_nccl() {
         on_every_rank(|communicator| {
             let rank = communicator.rank();
             for team in [
-                DeviceTeam::world(RANKS, (rank + 1) % RANKS),
+                DeviceTeam::world(RANKS, Rank::new((rank.get() + 1) % RANKS as u32)),
                 DeviceTeam::world(2 * RANKS, rank),
-                DeviceTeam::world(2 * RANKS, rank + RANKS).outer(RANKS).expect("a divisor"),
+                DeviceTeam::world(2 * RANKS, Rank::new(rank.get() + RANKS as u32)).outer(RANKS).expect("a divisor"),
                 DeviceTeam::world(usize::MAX, rank),
             ] {
                 let requirements = DeviceCommRequirements::new().multimem_team(team);
@@ -171,7 +171,7 @@ fn communicator_needs_nvls_off_where_multicast_is_forbidden() {
 fn requirements_that_differ_are_everybody_s_error() {
     fakes_of("2.32.3").run(|| {
         on_every_rank_of(&Config::new().blocking(Switch::On), |communicator| {
-            let requirements = DeviceCommRequirements::new().lsa_barriers(1 + communicator.rank() as u32 * 64);
+            let requirements = DeviceCommRequirements::new().lsa_barriers(1 + communicator.rank().get() * 64);
             let error = DeviceCommunicator::create(&communicator, &requirements).expect_err("they differ");
             assert!(error.to_string().contains("ncclDevCommCreate"), "{error}");
         });

@@ -57,7 +57,7 @@ fn handed_over(memory: &DeviceMemory<f32>) -> DlpackTensor<f32> {
 fn dlpack_tensor_is_a_buffer_of_a_collective() {
     fakes(2).run(|| {
         let all = all(2);
-        let memories: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank() as f32 + 1.0; 8])).collect();
+        let memories: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank().get() as f32 + 1.0; 8])).collect();
         let sends: Vec<_> = memories.iter().map(handed_over).collect();
         let mut sums: Vec<_> =
             all.iter().map(|(_, stream)| handed_over(&floats(stream, &[0.0; 8])).into_memory().expect("writable")).collect();

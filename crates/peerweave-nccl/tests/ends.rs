@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
-use peerweave_nccl::{Communicator, Config, DeadState, NcclError, NcclMem, OnExpiry, PreMulSum, ReduceOp, ShrinkMode, Switch};
+use peerweave_nccl::{
+    Communicator, Config, DeadState, NcclError, NcclMem, OnExpiry, PreMulSum, Rank, ReduceOp, ShrinkMode, Switch,
+};
 
 #[test]
 fn nothing_can_be_called_on_what_has_ended_and_it_ends_once() {
@@ -88,7 +90,7 @@ fn abort_frees_a_thread_that_is_stuck_in_a_call() {
     // A blocking rank waits inside NCCL for the other to split, which never does.
     fakes(2).run(|| {
         ranks(2, &Config::new().blocking(Switch::On), |comm, _| {
-            if comm.rank() == 0 {
+            if comm.rank() == Rank::new(0) {
                 let stuck = comm.clone();
                 let thread = std::thread::spawn(move || stuck.split(Some(0), 0).map(|_| ()));
                 std::thread::sleep(Duration::from_millis(100));
@@ -153,7 +155,7 @@ fn memory_is_freed_after_a_failed_finalize() {
 fn revoked_communicator_can_only_be_split_and_shrunk() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce@0:1").run(|| {
         ranks(2, &Config::new(), |comm, stream| {
-            if comm.rank() == 1 {
+            if comm.rank() == Rank::new(1) {
                 return;
             }
             let mut values = floats(&stream, &[1.0]);
@@ -167,7 +169,7 @@ fn revoked_communicator_can_only_be_split_and_shrunk() {
             assert_eq!(state_of(waiter.join().expect("no panic")), DeadState::Revoked);
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
             assert_eq!(state_of(comm.suspend()), DeadState::Revoked);
-            let fewer = comm.shrink(&[1], ShrinkMode::Default).expect("it can be shrunk");
+            let fewer = comm.shrink(&[Rank::new(1)], ShrinkMode::Default).expect("it can be shrunk");
             assert_eq!(sum(&fewer, &stream).expect("it works"), 1.0);
             comm.abort(DEADLINE).expect("it ends");
         });
@@ -201,7 +203,7 @@ fn revocation_waits_for_a_call_that_is_in_progress() {
     // NCCL would free the call twice.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         ranks(2, &Config::new().blocking(Switch::Off), |comm, stream| {
-            if comm.rank() == 0 {
+            if comm.rank() == Rank::new(0) {
                 comm.set_deadline(Duration::from_millis(500));
                 let calling = comm.clone();
                 let call = std::thread::spawn(move || sum(&calling, &stream));
@@ -220,15 +222,15 @@ fn revocation_waits_for_a_call_that_is_in_progress() {
 fn who_waits_for_what_a_shrink_cuts_off_gets_an_error() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
-            if comm.rank() == 2 {
+            if comm.rank() == Rank::new(2) {
                 return;
             }
-            let mut values = floats(&stream, &[comm.rank() as f32 + 1.0]);
+            let mut values = floats(&stream, &[comm.rank().get() as f32 + 1.0]);
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
             let (other, theirs) = (comm.clone(), Arc::clone(&stream));
             let waiting = std::thread::spawn(move || other.wait_with(&theirs, DEADLINE, OnExpiry::LeaveAlone));
             std::thread::sleep(Duration::from_millis(100));
-            let fewer = comm.shrink(&[2], ShrinkMode::Abort).expect("they shrink");
+            let fewer = comm.shrink(&[Rank::new(2)], ShrinkMode::Abort).expect("they shrink");
             assert_eq!(state_of(waiting.join().expect("no panic")), DeadState::Failed);
             assert_eq!(state_of(comm.wait(&stream, DEADLINE)), DeadState::Failed);
             assert_eq!(state_of(comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)), DeadState::Failed);

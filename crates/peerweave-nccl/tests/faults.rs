@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_driver::DriverError;
 use peerweave_nccl::{
-    Communicator, Config, DeadState, Nccl, NcclError, NcclMem, OnExpiry, ReduceOp, ResultCode, ShrinkMode, Switch, UniqueId,
+    Communicator, Config, DeadState, Nccl, NcclError, NcclMem, OnExpiry, Rank, ReduceOp, ResultCode, ShrinkMode, Switch, UniqueId,
 };
 
 #[test]
@@ -207,7 +207,7 @@ fn join(child: &peerweave_fakes::Child) -> (Communicator, Arc<peerweave_bootstra
 
 fn reduce(comm: &Communicator) -> Result<f32, NcclError> {
     let stream = comm.context().new_stream().expect("a stream");
-    let mut buffer = floats(&stream, &[comm.rank() as f32 + 1.0]);
+    let mut buffer = floats(&stream, &[comm.rank().get() as f32 + 1.0]);
     comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum)?;
     comm.wait_with(&stream, Duration::from_secs(2), OnExpiry::LeaveAlone)?;
     Ok(buffer.to_vec(&stream)?[0])
@@ -216,7 +216,7 @@ fn reduce(comm: &Communicator) -> Result<f32, NcclError> {
 /// A communicator of ranks 0 and 2.
 fn anew(comm: &Communicator, rendezvous: &peerweave_bootstrap::Rendezvous) -> Communicator {
     const KEY: &str = "the id of those that are left";
-    if comm.rank() == 0 {
+    if comm.rank() == Rank::new(0) {
         rendezvous.put(KEY, comm.nccl().unique_id().expect("an id").as_bytes()).expect("the server lives");
     }
     let end = Instant::now() + DEADLINE;
@@ -230,7 +230,7 @@ fn anew(comm: &Communicator, rendezvous: &peerweave_bootstrap::Rendezvous) -> Co
     Communicator::builder()
         .nccl(comm.nccl())
         .deadline(DEADLINE)
-        .init_rank(comm.context(), 2, &id, comm.rank() / 2)
+        .init_rank(comm.context(), 2, &id, Rank::new((comm.rank().index() / 2) as u32))
         .expect("both come")
 }
 
@@ -241,9 +241,9 @@ fn survivor(child: &peerweave_fakes::Child) {
     rendezvous.barrier("the first is over").expect("all come");
     let error = reduce(&comm).expect_err("rank 1 is dead");
     let NcclError::PeerLost(lost) = &error else { panic!("{error}") };
-    assert_eq!(lost.ranks, [1], "{error}");
+    assert_eq!(lost.ranks, [Rank::new(1)], "{error}");
     comm.set_deadline(DEADLINE);
-    let fewer = match comm.shrink(&[1], ShrinkMode::Abort) {
+    let fewer = match comm.shrink(&[Rank::new(1)], ShrinkMode::Abort) {
         Ok(fewer) => fewer,
         // NCCL noticed the loss, and makes no children then.
         Err(error) => {

@@ -12,8 +12,8 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCa
 use peerweave_driver::cudarc::driver::{CudaGraph, CudaStream, DevicePtrMut as _};
 use peerweave_driver::{Access, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, Keep, Raw, settle};
 use peerweave_nccl::{
-    CollConfig, Communicator, Config, DeadState, MisuseKind, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, ResultCode, Switch,
-    Window, WindowKind,
+    CollConfig, Communicator, Config, DeadState, MisuseKind, Nccl, NcclError, NcclMem, PreMulSum, Rank, ReduceOp, ResultCode,
+    Switch, Window, WindowKind,
 };
 
 /// How long graphs that stay are waited for.
@@ -101,8 +101,8 @@ fn group_is_captured_as_one() {
         let kept = (recv.clone(), sum.clone());
         let graph = captured(&stream, || {
             comm.nccl().group(|group| {
-                group.send(&comm, &stream, &send, 0)?;
-                group.recv(&comm, &stream, &mut recv, 0)?;
+                group.send(&comm, &stream, &send, Rank::new(0))?;
+                group.recv(&comm, &stream, &mut recv, Rank::new(0))?;
                 group.all_reduce_in_place(&comm, &stream, &mut sum, ReduceOp::Sum)
             })
         });

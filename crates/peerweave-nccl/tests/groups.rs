@@ -11,7 +11,7 @@ use common::*;
 use peerweave_driver::cudarc::driver::CudaStream;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{DeviceBuffer, DeviceMemory};
-use peerweave_nccl::{Communicator, Config, DeadState, NcclError, NcclMem, ReduceOp, SimInfo, Switch, Window, WindowKind};
+use peerweave_nccl::{Communicator, Config, DeadState, NcclError, NcclMem, Rank, ReduceOp, SimInfo, Switch, Window, WindowKind};
 
 #[test]
 fn error_in_the_closure_issues_nothing() {
@@ -23,9 +23,12 @@ fn error_in_the_closure_issues_nothing() {
             for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
             }
-            group.broadcast_in_place(&all[0].0, &all[0].1, floats_forever(&all[0].1), 9)
+            group.broadcast_in_place(&all[0].0, &all[0].1, floats_forever(&all[0].1), Rank::new(9))
         });
-        assert_eq!(result.expect_err("rank 9").to_string(), "broadcast_in_place: the root is rank 9, the communicator has 2");
+        assert_eq!(
+            result.expect_err("rank 9").to_string(),
+            "broadcast_in_place: the root is rank 9, expected less than 2 (the number of ranks)"
+        );
         assert_eq!(counted("collectives"), 0);
         // The thread is in no group now.
         nccl.group(|group| {
@@ -73,20 +76,20 @@ fn panic_in_the_closure_issues_nothing() {
 fn nested_groups_are_issued_together_and_fail_alone() {
     fakes(2).run(|| {
         let all = all(2);
-        let sends: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank() as f32])).collect();
+        let sends: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank().get() as f32])).collect();
         let mut recvs: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[-1.0])).collect();
         let mut sums: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[3.0])).collect();
         let nccl = all[0].0.nccl();
         nccl.group(|group| {
             for (((comm, stream), send), recv) in all.iter().zip(&sends).zip(&mut recvs) {
                 group.group(|group| {
-                    group.send(comm, stream, send, 1 - comm.rank())?;
-                    group.recv(comm, stream, recv, 1 - comm.rank())
+                    group.send(comm, stream, send, Rank::new((1 - comm.rank().index()) as u32))?;
+                    group.recv(comm, stream, recv, Rank::new((1 - comm.rank().index()) as u32))
                 })?;
             }
             let failed = group.group(|group| {
-                group.send(&all[0].0, &all[0].1, &sends[0], 1)?;
-                group.send(&all[0].0, &all[0].1, &sends[0], 2)
+                group.send(&all[0].0, &all[0].1, &sends[0], Rank::new(1))?;
+                group.send(&all[0].0, &all[0].1, &sends[0], Rank::new(2))
             });
             assert!(failed.is_err());
             assert_eq!(group.len(), 4, "what failed was taken out");
@@ -98,7 +101,7 @@ fn nested_groups_are_issued_together_and_fail_alone() {
         .expect("it works");
         for (((comm, stream), recv), sum) in all.iter().zip(&recvs).zip(&sums) {
             comm.wait(stream, DEADLINE).expect("it completes");
-            assert_eq!((value(recv, stream), value(sum, stream)), (1.0 - comm.rank() as f32, 9.0));
+            assert_eq!((value(recv, stream), value(sum, stream)), (1.0 - comm.rank().get() as f32, 9.0));
         }
     });
 }
@@ -133,9 +136,9 @@ fn error_inside_a_group_ends_the_issued_part() {
         let ([reduced_one, reduced_two], [sent_one, sent_two]) = (&mut reduced, &mut sent);
         let result = one.nccl().group(|group| {
             group.all_reduce_in_place(one, first, reduced_one, ReduceOp::Sum)?;
-            group.broadcast_in_place(one, first, sent_one, 1)?;
+            group.broadcast_in_place(one, first, sent_one, Rank::new(1))?;
             group.all_reduce_in_place(two, second, reduced_two, ReduceOp::Sum)?;
-            group.broadcast_in_place(two, second, sent_two, 1)
+            group.broadcast_in_place(two, second, sent_two, Rank::new(1))
         });
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclBroadcast"));
         // Nobody would come to meet the first rank's kernel.
@@ -206,7 +209,8 @@ fn error_of_ours_in_the_middle_of_a_simulation_ends_nothing() {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
-        let result = comm.nccl().simulate(|group| group.reduce_in_place(comm, stream, &mut buffers[0], ReduceOp::Sum, 0));
+        let result =
+            comm.nccl().simulate(|group| group.reduce_in_place(comm, stream, &mut buffers[0], ReduceOp::Sum, Rank::new(0)));
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclReduce"));
         sum_together(&all, &mut buffers);
         assert_eq!(value(&buffers[0], stream), 2.0, "nothing was launched, and nothing ended");
@@ -283,11 +287,11 @@ fn what_nccl_would_launch_is_not_simulated() {
         refused(result, "a rank does alone");
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
-        refused(nccl.simulate(|group| group.send(comm, stream, &send, 1)), "with the next group");
-        refused(nccl.simulate(|group| group.recv(comm, stream, &mut recv, 1)), "with the next group");
+        refused(nccl.simulate(|group| group.send(comm, stream, &send, Rank::new(1))), "with the next group");
+        refused(nccl.simulate(|group| group.recv(comm, stream, &mut recv, Rank::new(1))), "with the next group");
         let pair = floats(stream, &[1.0; 2]);
         refused(nccl.simulate(|group| group.all_to_all(comm, stream, &pair, &mut two)), "with the next group");
-        refused(nccl.simulate(|group| group.broadcast_in_place(comm, stream, &mut recv, 0)), "with the next group");
+        refused(nccl.simulate(|group| group.broadcast_in_place(comm, stream, &mut recv, Rank::new(0))), "with the next group");
         refused(nccl.simulate(|group| group.all_gather_v(comm, stream, &send, &mut two, &[1, 1])), "with the next group");
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
         let result = nccl.simulate(|group| group.all_reduce(comm, stream, &send, &mut recv, ReduceOp::Sum));
@@ -301,7 +305,7 @@ fn what_nccl_would_launch_is_not_simulated() {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
         let mut values = floats(stream, &[1.0]);
-        let result = comm.nccl().simulate(|group| group.broadcast_in_place(comm, stream, &mut values, 0));
+        let result = comm.nccl().simulate(|group| group.broadcast_in_place(comm, stream, &mut values, Rank::new(0)));
         assert!(result.expect("it is forgotten then").estimated_time.is_some());
     });
 }
@@ -370,7 +374,7 @@ fn slices_of_cudarc_are_reduced_and_may_be_dropped_at_once() {
     fakes(2).run(|| {
         let all = all(2);
         let mut slices: Vec<_> =
-            all.iter().map(|(comm, stream)| stream.clone_htod(&[comm.rank() as f32 + 1.0; 6]).expect("memory")).collect();
+            all.iter().map(|(comm, stream)| stream.clone_htod(&[comm.rank().get() as f32 + 1.0; 6]).expect("memory")).collect();
         let outs: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[0.0; 3])).collect();
         let mut handles = outs.clone();
         let nccl = all[0].0.nccl();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Switch, UniqueId};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, Switch, UniqueId};
 
 #[test]
 fn grown_communicator_has_the_new_ranks() {
@@ -22,11 +22,12 @@ fn grown_communicator_has_the_new_ranks() {
                 let id =
                     made.wait_while(ids.lock().expect("no panic"), |id| id.is_none()).expect("no panic").expect("it is made");
                 let context = peerweave_driver::context(2).expect("a device");
-                let joined = Communicator::builder().nccl(nccl).deadline(DEADLINE).join(&context, 3, &id, 2).expect("all come");
+                let joined =
+                    Communicator::builder().nccl(nccl).deadline(DEADLINE).join(&context, 3, &id, Rank::new(2)).expect("all come");
                 assert_eq!(sum(&joined, &context.new_stream().expect("a stream")).expect("it works"), 6.0);
             });
             ranks(2, &Config::new(), |comm, stream| {
-                let id = (comm.rank() == 0).then(|| comm.grow_id().expect("an id"));
+                let id = (comm.rank() == Rank::new(0)).then(|| comm.grow_id().expect("an id"));
                 if let Some(id) = id {
                     *ids.lock().expect("no panic") = Some(id);
                     made.notify_all();
@@ -48,7 +49,12 @@ fn scalable_init_takes_several_ids() {
         std::thread::scope(|scope| {
             for (rank, context) in contexts(4).into_iter().enumerate() {
                 scope.spawn(move || {
-                    let made = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank_scalable(&context, 4, &ids, rank);
+                    let made = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank_scalable(
+                        &context,
+                        4,
+                        &ids,
+                        Rank::new(rank as u32),
+                    );
                     let comm = made.expect("all come");
                     assert_eq!(sum(&comm, &context.default_stream()).expect("it works"), 10.0);
                 });
@@ -56,7 +62,7 @@ fn scalable_init_takes_several_ids() {
         });
         for id in &ids {
             // Each has gathered its share of the ranks, so none can be used again.
-            let again = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank(&device(0), 1, id, 0);
+            let again = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank(&device(0), 1, id, Rank::new(0));
             assert_eq!(again.expect_err("it was used").code().map(|code| code.get()), Some(6));
         }
         nothing_is_left();
@@ -73,16 +79,17 @@ fn thread_with_several_ranks_joins_with_all_of_them_at_once() {
             for mine in [[0, 3], [2, 1]] {
                 let contexts = &contexts;
                 scope.spawn(move || {
-                    let members = mine.map(|rank| (Arc::clone(&contexts[rank]), rank));
+                    let members = mine.map(|n| (Arc::clone(&contexts[n]), Rank::new(n as u32)));
                     let made =
                         Communicator::builder().nccl(nccl).deadline(DEADLINE).init_ranks(&members, 4, &id).expect("all come");
                     assert_eq!(
                         made.iter().map(|comm| (comm.rank(), comm.cuda_device())).collect::<Vec<_>>(),
-                        mine.map(|n| (n, n))
+                        mine.map(|n| (Rank::new(n as u32), n))
                     );
                     let streams: Vec<_> = made.iter().map(|comm| comm.context().default_stream()).collect();
                     let members: Vec<_> = made.into_iter().zip(streams).collect();
-                    let mut values: Vec<_> = members.iter().map(|(comm, stream)| floats(stream, &[comm.rank() as f32])).collect();
+                    let mut values: Vec<_> =
+                        members.iter().map(|(comm, stream)| floats(stream, &[comm.rank().get() as f32])).collect();
                     sum_together(&members, &mut values);
                     for ((_, stream), values) in members.iter().zip(&values) {
                         assert_eq!(value(values, stream), 6.0);
@@ -116,7 +123,7 @@ fn init_with_a_missing_rank_ends_at_its_deadline() {
         let nccl = Nccl::load().expect("the fake is there");
         let (id, context) = (nccl.unique_id().expect("an id"), contexts(1).remove(0));
         let builder = Communicator::builder().nccl(nccl).config(Config::new().blocking(Switch::Off));
-        let error = builder.deadline(Duration::from_millis(300)).init_rank(&context, 2, &id, 0);
+        let error = builder.deadline(Duration::from_millis(300)).init_rank(&context, 2, &id, Rank::new(0));
         assert!(matches!(error, Err(NcclError::Timeout(_))), "{error:?}");
         nothing_is_left();
     });
@@ -159,7 +166,7 @@ fn blocking_init_ends_at_its_deadline_and_leaks_nothing() {
             &contexts[0],
             2,
             &id,
-            0,
+            Rank::new(0),
         );
         let NcclError::Timeout(timeout) = error.expect_err("rank 1 does not come") else { panic!("a timeout") };
         assert_eq!(timeout.call, "init_rank");
@@ -169,7 +176,7 @@ fn blocking_init_ends_at_its_deadline_and_leaks_nothing() {
             .nccl(nccl)
             .config(config.clone())
             .deadline(DEADLINE)
-            .init_rank(&contexts[1], 2, &id, 1)
+            .init_rank(&contexts[1], 2, &id, Rank::new(1))
             .expect("rank 0 is there, in NCCL");
         late.abort(DEADLINE).expect("it ends");
         drop(late);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{
     CollConfig, Communicator, Config, DeadState, DeviceCommRequirements, DeviceCommunicator, Nccl, NcclError, NcclMem, PreMulSum,
-    ReduceOp, ShrinkMode, Signal, SignalWait, Switch, Window, WindowKind,
+    Rank, ReduceOp, ShrinkMode, Signal, SignalWait, Switch, Window, WindowKind,
 };
 
 #[test]
@@ -18,11 +18,14 @@ fn split_gives_each_color_its_own() {
     fakes(4).run(|| {
         ranks(4, &Config::new(), |comm, stream| {
             // Ranks in reverse order of the key.
-            let color = (comm.rank() % 2) as u32;
-            let half = comm.split(Some(color), -(comm.rank() as i32)).expect("all split").expect("a part");
-            assert_eq!((half.n_ranks(), half.rank()), (2, 1 - comm.rank() / 2));
+            let color = (comm.rank().index() % 2) as u32;
+            let half = comm.split(Some(color), -(comm.rank().get() as i32)).expect("all split").expect("a part");
+            assert_eq!((half.n_ranks(), half.rank().index()), (2, 1 - comm.rank().index() / 2));
             assert_eq!(sum(&half, &stream).expect("it works"), 3.0);
-            assert!(comm.split((comm.rank() == 0).then_some(7), 0).expect("all split").is_some() == (comm.rank() == 0));
+            assert!(
+                comm.split((comm.rank() == Rank::new(0)).then_some(7), 0).expect("all split").is_some()
+                    == (comm.rank() == Rank::new(0))
+            );
             assert_eq!(comm.sequence(), 2);
         });
         nothing_is_left();
@@ -33,10 +36,10 @@ fn split_gives_each_color_its_own() {
 fn ranks_of_one_thread_split_together() {
     fakes(4).run(|| {
         let all = all(4);
-        let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(comm.rank() as u32 / 2), 0)).collect();
+        let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(comm.rank().get() / 2), 0)).collect();
         let halves = Communicator::split_all(&members, Some(&Config::new().name("half"))).expect("all split");
         let names: Vec<_> = halves.iter().flatten().map(|half| (half.name().name.clone(), half.rank())).collect();
-        assert_eq!(names, [0, 1, 0, 1].map(|rank| (Some("half".to_owned()), rank)));
+        assert_eq!(names, [0, 1, 0, 1].map(|rank| (Some("half".to_owned()), Rank::new(rank))));
         drop((halves, all));
         nothing_is_left();
     });
@@ -55,7 +58,7 @@ fn raw_handle_is_the_librarys_own_and_told_only_while_it_lives() {
             // SAFETY: the communicator lives, nobody else calls on it, and the pointer is to a live
             // number.
             assert_eq!(unsafe { user_rank(raw, &raw mut rank) }, 0);
-            assert_eq!(rank, comm.rank() as c_int);
+            assert_eq!(rank, comm.rank().get() as c_int);
             comm.abort(DEADLINE).expect("it is aborted");
             assert!(matches!(comm.as_raw(), Err(NcclError::Dead { call: "as_raw", state: DeadState::Aborted, .. })));
         }
@@ -66,9 +69,9 @@ fn raw_handle_is_the_librarys_own_and_told_only_while_it_lives() {
 fn shrink_leaves_ranks_out() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
-            if comm.rank() != 1 {
-                let fewer = comm.shrink(&[1], ShrinkMode::Default).expect("the others shrink");
-                assert_eq!((fewer.n_ranks(), fewer.rank()), (2, comm.rank() / 2));
+            if comm.rank() != Rank::new(1) {
+                let fewer = comm.shrink(&[Rank::new(1)], ShrinkMode::Default).expect("the others shrink");
+                assert_eq!((fewer.n_ranks(), fewer.rank().index()), (2, comm.rank().index() / 2));
                 assert_eq!(sum(&fewer, &stream).expect("it works"), 3.0);
             }
         });
@@ -141,7 +144,7 @@ fn split_that_is_never_ready_ends_at_the_deadline() {
     fakes(2).run(|| {
         for (mode, state) in [(Switch::On, DeadState::Aborted), (Switch::Off, DeadState::Failed)] {
             ranks(2, &Config::new().blocking(mode), |comm, _| {
-                if comm.rank() == 0 {
+                if comm.rank() == Rank::new(0) {
                     comm.set_deadline(Duration::from_millis(200));
                     let error = comm.split(Some(0), 0).expect_err("rank 1 does not come");
                     assert!(matches!(&error, NcclError::Timeout(timeout) if timeout.call == "split"), "{error}");
@@ -159,8 +162,11 @@ fn times_without_end_are_no_panic() {
     fakes(1).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (id, context) = (nccl.unique_id().expect("an id"), contexts(1).remove(0));
-        let comm =
-            Communicator::builder().nccl(nccl).deadline(Duration::MAX).init_rank(&context, 1, &id, 0).expect("it is alone");
+        let comm = Communicator::builder()
+            .nccl(nccl)
+            .deadline(Duration::MAX)
+            .init_rank(&context, 1, &id, Rank::new(0))
+            .expect("it is alone");
         comm.set_deadline(Duration::MAX);
         let stream = context.new_stream().expect("a stream");
         let mut values = floats(&stream, &[1.0]);
@@ -229,13 +235,16 @@ fn forked_child_gets_errors() {
                 ("all_reduce", comm.all_reduce(&stream, &send, &mut values, ReduceOp::Sum)),
                 ("premulsum", comm.all_reduce_in_place(&stream, &mut values, &scaled)),
                 ("with", comm.with(&CollConfig::new()).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)),
-                ("group", nccl.group(|group| group.send(&comm, &stream, &send, 0))),
-                ("simulate", nccl.simulate(|group| group.send(&comm, &stream, &send, 0)).map(drop)),
-                ("put_signal", comm.put_signal(&stream, &memory, 0, &window, 0, Signal::default())),
-                ("wait_signal", comm.wait_signal(&stream, &[SignalWait { peer: 0, signal: Signal::default(), count: 1 }])),
+                ("group", nccl.group(|group| group.send(&comm, &stream, &send, Rank::new(0)))),
+                ("simulate", nccl.simulate(|group| group.send(&comm, &stream, &send, Rank::new(0))).map(drop)),
+                ("put_signal", comm.put_signal(&stream, &memory, Rank::new(0), &window, 0, Signal::default())),
+                (
+                    "wait_signal",
+                    comm.wait_signal(&stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 1 }]),
+                ),
                 ("register", comm.register(&memory).map(drop)),
                 ("Window::register", Window::register(&comm, &memory, WindowKind::DEFAULT).map(drop)),
-                ("peer_pointer", window.peer_pointer(0, 0).map(drop)),
+                ("peer_pointer", window.peer_pointer(Rank::new(0), 0).map(drop)),
                 ("NcclMem::alloc", NcclMem::<f32>::alloc(nccl, context, 8).map(drop)),
                 ("PreMulSum::new", PreMulSum::new(&comm, 1.0f32).map(drop)),
                 ("lsa_team", comm.lsa_team().map(drop)),
@@ -257,7 +266,7 @@ fn forked_child_gets_errors() {
                         .nccl(nccl)
                         .config(config.clone())
                         .deadline(DEADLINE)
-                        .init_rank(context, 1, &id, 0)
+                        .init_rank(context, 1, &id, Rank::new(0))
                         .map(drop),
                 ),
                 (
@@ -266,7 +275,7 @@ fn forked_child_gets_errors() {
                         .nccl(nccl)
                         .config(config.clone())
                         .deadline(DEADLINE)
-                        .join(context, 2, &id, 1)
+                        .join(context, 2, &id, Rank::new(1))
                         .map(drop),
                 ),
                 ("deregister", window.deregister(&stream, DEADLINE)),

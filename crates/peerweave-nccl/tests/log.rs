@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use peerweave_nccl::{
-    DeviceCommRequirements, DeviceCommunicator, LogLevel, Nccl, NcclMem, PreMulSum, ReduceOp, Signal, Window, WindowKind,
+    DeviceCommRequirements, DeviceCommunicator, LogLevel, Nccl, NcclMem, PreMulSum, Rank, ReduceOp, Signal, Window, WindowKind,
 };
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
@@ -156,8 +156,8 @@ fn every_call_has_a_span_that_says_of_which_communicator() {
         drop(PreMulSum::new(&comm, 2.0f32).expect("it is made"));
         let device = DeviceCommunicator::create(&comm, &DeviceCommRequirements::new()).expect("it is made");
         comm.all_reduce(&stream, &send, &mut values, ReduceOp::Sum).expect("it is enqueued");
-        comm.put_signal(&stream, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
-        comm.nccl().group(|group| group.broadcast_in_place(&comm, &stream, &mut values, 0)).expect("it is enqueued");
+        comm.put_signal(&stream, &memory, Rank::new(0), &window, 0, Signal::default()).expect("it is enqueued");
+        comm.nccl().group(|group| group.broadcast_in_place(&comm, &stream, &mut values, Rank::new(0))).expect("it is enqueued");
         comm.wait(&stream, DEADLINE).expect("it completes");
         comm.suspend().expect("it rests");
         comm.resume().expect("it goes on");

@@ -11,8 +11,8 @@ use std::time::Duration;
 use common::*;
 use peerweave_driver::{CudaContext, DeviceMemory, DriverError};
 use peerweave_nccl::{
-    CollConfig, Communicator, Config, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, ShrinkMode, Signal, SignalWait, Switch,
-    Version, Window, WindowKind,
+    CollConfig, Communicator, Config, Nccl, NcclError, NcclMem, PreMulSum, Rank, ReduceOp, ShrinkMode, Signal, SignalWait,
+    Switch, Version, Window, WindowKind,
 };
 use peerweave_types::F8E4M3;
 
@@ -50,22 +50,31 @@ fn lengths_roots_and_peers() {
             comm.all_to_all(stream, &four.clone(), &mut six_out),
             "all_to_all: the length of the send buffer is 4, expected a multiple of the number of ranks",
         );
-        says(comm.broadcast(stream, Some(&two), &mut six_out, 0), "broadcast: the send buffer has 2 elements, expected 6");
         says(
-            comm.broadcast(stream, None, &mut six_out, 0),
+            comm.broadcast(stream, Some(&two), &mut six_out, Rank::new(0)),
+            "broadcast: the send buffer has 2 elements, expected 6",
+        );
+        says(
+            comm.broadcast(stream, None, &mut six_out, Rank::new(0)),
             "broadcast: the send buffer: this rank is the root, and has to give it",
         );
-        says(comm.broadcast_in_place(stream, &mut six_out, 3), "broadcast_in_place: the root is rank 3, the communicator has 3");
         says(
-            comm.reduce(stream, &two, None, ReduceOp::Sum, 0),
+            comm.broadcast_in_place(stream, &mut six_out, Rank::new(3)),
+            "broadcast_in_place: the root is rank 3, expected less than 3 (the number of ranks)",
+        );
+        says(
+            comm.reduce(stream, &two, None, ReduceOp::Sum, Rank::new(0)),
             "reduce: the receive buffer: this rank is the root, and has to give it",
         );
-        says(comm.gather(stream, &two, Some(&mut four), 0), "gather: the receive buffer has 4 elements, expected 6");
-        says(comm.scatter(stream, Some(&four), &mut two_out, 0), "scatter: the send buffer has 4 elements, expected 6");
-        says(comm.send(stream, &two, 3), "send: the peer is rank 3, the communicator has 3");
+        says(comm.gather(stream, &two, Some(&mut four), Rank::new(0)), "gather: the receive buffer has 4 elements, expected 6");
         says(
-            comm.recv(stream, &mut two_out, usize::MAX),
-            format!("recv: the peer is rank {}, the communicator has 3", usize::MAX).as_str(),
+            comm.scatter(stream, Some(&four), &mut two_out, Rank::new(0)),
+            "scatter: the send buffer has 4 elements, expected 6",
+        );
+        says(comm.send(stream, &two, Rank::new(3)), "send: the peer is rank 3, expected less than 3 (the number of ranks)");
+        says(
+            comm.recv(stream, &mut two_out, Rank::new(u32::MAX)),
+            format!("recv: the peer is rank {}, expected less than 3 (the number of ranks)", u32::MAX).as_str(),
         );
         says(
             comm.all_to_all_v(stream, &two, &[1, 1], &mut six_out, &[1, 1, 4]),
@@ -84,9 +93,18 @@ fn lengths_roots_and_peers() {
             format!("all_gather_v: the receive buffer has 6 elements, expected {}", usize::MAX).as_str(),
         );
         says(comm.shrink(&[], ShrinkMode::Default), "shrink: the list of excluded ranks has 0 ranks at least, expected 1");
-        says(comm.shrink(&[3], ShrinkMode::Default), "shrink: an excluded rank is rank 3, the communicator has 3");
-        says(comm.shrink(&[1, 1], ShrinkMode::Default), "shrink: an excluded rank is 1, expected each rank once");
-        says(comm.shrink(&[0], ShrinkMode::Abort), "shrink: an excluded rank is 0, expected a rank other than those that call");
+        says(
+            comm.shrink(&[Rank::new(3)], ShrinkMode::Default),
+            "shrink: an excluded rank is rank 3, expected less than 3 (the number of ranks)",
+        );
+        says(
+            comm.shrink(&[Rank::new(1), Rank::new(1)], ShrinkMode::Default),
+            "shrink: an excluded rank is 1, expected each rank once",
+        );
+        says(
+            comm.shrink(&[Rank::new(0)], ShrinkMode::Abort),
+            "shrink: an excluded rank is 0, expected a rank other than those that call",
+        );
         says(comm.split(Some(u32::MAX), 0), "split: the color is 4294967295, expected at most 2147483647");
         says(
             Communicator::split_all(&[(comm, None, 0), (comm, None, 0)], None),
@@ -124,15 +142,15 @@ fn gather_checks_a_receive_buffer_that_is_not_the_roots() {
         let memory = floats(stream, &[0.0; 6]);
         let (send, mut shared) = (memory.slice(0..2).expect("inside"), memory.slice(1..5).expect("inside"));
         // As long as the root's, so that it is given to NCCL, which may write by its place.
-        let error = comm.gather(stream, &send, Some(&mut shared), 1).expect_err("element 1 is read and written");
+        let error = comm.gather(stream, &send, Some(&mut shared), Rank::new(1)).expect_err("element 1 is read and written");
         assert!(error.to_string().contains("share memory"), "{error}");
         says(
-            comm.gather(stream, &send, Some(&mut floats(other_stream, &[0.0; 4])), 1),
+            comm.gather(stream, &send, Some(&mut floats(other_stream, &[0.0; 4])), Rank::new(1)),
             "gather: the receive buffer is on device 1, expected device 0",
         );
         // Of another length, it is not used.
         let mut longer = memory.slice(0..5).expect("inside");
-        comm.gather(stream, &send, Some(&mut longer), 1).expect("it is not looked at");
+        comm.gather(stream, &send, Some(&mut longer), Rank::new(1)).expect("it is not looked at");
         comm.abort(DEADLINE).expect("it ends");
     });
 }
@@ -202,12 +220,12 @@ fn streams_of_each_thread_are_refused_by_every_call() {
             ("all_reduce", comm.all_reduce(&own, &send, &mut recv, ReduceOp::Sum)),
             ("all_reduce_in_place", comm.all_reduce_in_place(&own, &mut recv, ReduceOp::Sum)),
             ("all_to_all_v", comm.all_to_all_v(&own, &send, &[1], &mut recv, &[1])),
-            ("broadcast", comm.with(&config).broadcast(&own, Some(&send), &mut recv, 0)),
-            ("send", comm.send(&own, &send, 0)),
-            ("recv", comm.nccl().group(|group| group.recv(&comm, &own, &mut recv, 0))),
-            ("put_signal", comm.put_signal(&own, &memory, 0, &window, 0, Signal::default())),
-            ("signal", comm.signal(&own, 0, Signal::default())),
-            ("wait_signal", comm.wait_signal(&own, &[SignalWait { peer: 0, signal: Signal::default(), count: 1 }])),
+            ("broadcast", comm.with(&config).broadcast(&own, Some(&send), &mut recv, Rank::new(0))),
+            ("send", comm.send(&own, &send, Rank::new(0))),
+            ("recv", comm.nccl().group(|group| group.recv(&comm, &own, &mut recv, Rank::new(0)))),
+            ("put_signal", comm.put_signal(&own, &memory, Rank::new(0), &window, 0, Signal::default())),
+            ("signal", comm.signal(&own, Rank::new(0), Signal::default())),
+            ("wait_signal", comm.wait_signal(&own, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 1 }])),
             ("wait", comm.wait(&own, DEADLINE)),
             ("Registration::deregister", registered.deregister(&own, DEADLINE)),
             ("Window::deregister", window.deregister(&own, DEADLINE)),
@@ -239,7 +257,7 @@ fn pending_context_errors_of_others_are_not_reported() {
         let window =
             Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it is registered").expect("there are windows");
         let beside = peerweave_driver::PrivateStream::new(comm.context()).expect("a stream");
-        comm.put_signal(&beside, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
+        comm.put_signal(&beside, &memory, Rank::new(0), &window, 0, Signal::default()).expect("it is enqueued");
         window.deregister(&stream, DEADLINE).expect("it is given back");
         comm.all_reduce_in_place(&stream, &mut memory.slice(0..1).expect("it is inside"), ReduceOp::Sum).expect("it is enqueued");
         comm.wait(&stream, DEADLINE).expect("it completes");
@@ -263,10 +281,15 @@ fn ranks_and_devices_of_new_communicators() {
             "init_all: the device is 0, expected each device once",
         );
         says(
-            Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank(&contexts[0], 2, &id, 2),
-            "init_rank: the rank is rank 2, the communicator has 2",
+            Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank(
+                &contexts[0],
+                2,
+                &id,
+                Rank::new(2),
+            ),
+            "init_rank: the rank is rank 2, expected less than 2 (the number of ranks)",
         );
-        let members = [(Arc::clone(&contexts[0]), 1), (Arc::clone(&contexts[1]), 1)];
+        let members = [0, 1].map(|ordinal| (Arc::clone(&contexts[ordinal]), Rank::new(1)));
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_ranks(&members, 2, &id),
             "init_ranks: the rank is 1, expected each rank once",
@@ -276,7 +299,7 @@ fn ranks_and_devices_of_new_communicators() {
                 &contexts[0],
                 2,
                 &[],
-                0,
+                Rank::new(0),
             ),
             "init_rank_scalable: the number of ids is 0, expected at least 1 and at most the number of ranks",
         );
@@ -285,7 +308,7 @@ fn ranks_and_devices_of_new_communicators() {
                 &contexts[0],
                 1,
                 &[id, id],
-                0,
+                Rank::new(0),
             ),
             "init_rank_scalable: the number of ids is 2, expected at least 1 and at most the number of ranks",
         );
@@ -345,24 +368,27 @@ fn windows_and_puts_outside_of_them() {
         let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows");
         let source = memory.slice(0..4).expect("inside");
         says(
-            comm.put_signal(&stream, &source, 0, &window, 5, Signal::default()),
+            comm.put_signal(&stream, &source, Rank::new(0), &window, 5, Signal::default()),
             "put_signal: the peer's window has 8 elements at least, expected 9",
         );
         says(
-            comm.put_signal(&stream, &source, 0, &window, usize::MAX, Signal::default()),
+            comm.put_signal(&stream, &source, Rank::new(0), &window, usize::MAX, Signal::default()),
             &format!("put_signal: the peer's window has 8 elements at least, expected {}", usize::MAX),
         );
         says(
-            comm.put_signal(&stream, &source, 1, &window, 0, Signal::default()),
-            "put_signal: the peer is rank 1, the communicator has 1",
+            comm.put_signal(&stream, &source, Rank::new(1), &window, 0, Signal::default()),
+            "put_signal: the peer is rank 1, expected less than 1 (the number of ranks)",
         );
         says(comm.wait_signal(&stream, &[]), "wait_signal: the list of waits has 0 waits at least, expected 1");
         says(
-            comm.wait_signal(&stream, &[SignalWait { peer: 0, signal: Signal::default(), count: 0 }]),
+            comm.wait_signal(&stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 0 }]),
             "wait_signal: the count is 0, expected at least 1",
         );
         says(
-            comm.wait_signal(&stream, &[SignalWait { peer: 0, signal: Signal { index: u32::MAX, context: 0 }, count: 1 }]),
+            comm.wait_signal(
+                &stream,
+                &[SignalWait { peer: Rank::new(0), signal: Signal { index: u32::MAX, context: 0 }, count: 1 }],
+            ),
             "wait_signal: the signal's index is 4294967295, expected at most 2147483647",
         );
         let clone = window.clone();
@@ -371,8 +397,10 @@ fn windows_and_puts_outside_of_them() {
             "Window::deregister: a clone, a recorded call or a captured graph still uses the window",
         );
         let other = comm.split(Some(0), 0).expect("it splits").expect("a part");
-        let error =
-            other.put_signal(&stream, &source, 0, &window, 0, Signal::default()).expect_err("it is the other's").to_string();
+        let error = other
+            .put_signal(&stream, &source, Rank::new(0), &window, 0, Signal::default())
+            .expect_err("it is the other's")
+            .to_string();
         assert_eq!(error, format!("put_signal: the window belongs to {}, not to {}", comm.name(), other.name()));
     });
 }
@@ -397,20 +425,21 @@ fn library_of_2_19_says_what_it_lacks() {
         );
         needs(nccl.simulate(|_| Ok(())), "SimInfo (ncclSimInfo_t)", "2.22.3");
         let id = nccl.unique_id().expect("an id");
-        let scalable = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank_scalable(comm.context(), 1, &[id], 0);
+        let scalable =
+            Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank_scalable(comm.context(), 1, &[id], Rank::new(0));
         needs(scalable, "ncclCommInitRankScalable", "2.23.4");
         let mut bytes = DeviceMemory::from_slice(&stream, &[F8E4M3::from_bits(1)]).expect("memory");
         needs(comm.all_reduce_in_place(&stream, &mut bytes, ReduceOp::Sum), "ncclFloat8e4m3", "2.24.3");
-        comm.broadcast_in_place(&stream, &mut bytes, 0).expect("bytes are bytes");
+        comm.broadcast_in_place(&stream, &mut bytes, Rank::new(0)).expect("bytes are bytes");
         needs(Window::register(&comm, &values, WindowKind::DEFAULT), "ncclCommWindowRegister", "2.27.3");
         needs(comm.revoke(), "ncclCommRevoke", "2.28.7");
         needs(comm.suspend(), "ncclCommSuspend", "2.29.7");
         needs(comm.mem_stats(), "ncclCommMemStats", "2.29.7");
         needs(comm.grow_id(), "ncclCommGetUniqueId", "2.29.2");
         needs(comm.grow(2, None), "ncclCommGrow", "2.29.2");
-        needs(comm.signal(&stream, 0, Signal::default()), "ncclSignal", "2.29.2");
+        needs(comm.signal(&stream, Rank::new(0), Signal::default()), "ncclSignal", "2.29.2");
         needs(
-            comm.wait_signal(&stream, &[SignalWait { peer: 0, signal: Signal::default(), count: 1 }]),
+            comm.wait_signal(&stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 1 }]),
             "ncclWaitSignal",
             "2.29.2",
         );
@@ -428,19 +457,21 @@ fn library_of_2_19_says_what_it_lacks() {
 fn before_2_31_there_is_one_signal() {
     fakes_of(1, "2.30.7").run(|| {
         let (comm, stream) = alone();
-        comm.signal(&stream, 0, Signal::default()).expect("it is enqueued");
-        let first = SignalWait { peer: 0, signal: Signal::default(), count: 1 };
+        comm.signal(&stream, Rank::new(0), Signal::default()).expect("it is enqueued");
+        let first = SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 1 };
         comm.wait_signal(&stream, &[first]).expect("it is enqueued");
         comm.wait(&stream, DEADLINE).expect("it has come");
         for signal in [Signal { index: 1, context: 0 }, Signal { index: 0, context: 1 }] {
-            for result in [comm.signal(&stream, 0, signal), comm.wait_signal(&stream, &[SignalWait { signal, ..first }])] {
+            for result in
+                [comm.signal(&stream, Rank::new(0), signal), comm.wait_signal(&stream, &[SignalWait { signal, ..first }])]
+            {
                 let error = result.expect_err("NCCL would refuse it");
                 let since =
                     matches!(&error, NcclError::Unsupported(unsupported) if unsupported.since == Some(Version::new(2, 31, 0)));
                 assert!(since, "{error}");
             }
         }
-        comm.signal(&stream, 0, Signal::default()).expect("NCCL was not asked, and goes on");
+        comm.signal(&stream, Rank::new(0), Signal::default()).expect("NCCL was not asked, and goes on");
     });
 }
 
@@ -478,5 +509,21 @@ fn without_nccl_every_entry_is_an_error() {
         assert!(error.to_string().contains("/no/such/place"), "{error}");
         assert!(matches!(Communicator::abort_all(DEADLINE), Ok(0)));
         assert!(Communicator::settle(Duration::ZERO));
+    });
+}
+
+#[test]
+fn reduction_that_nccl_lacks_is_an_error_before_the_call() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut values = DeviceMemory::from_slice(&stream, &[1u32]).expect("memory");
+        for op in [ReduceOp::And, ReduceOp::Or, ReduceOp::Xor, ReduceOp::PreMulSum] {
+            says(
+                comm.all_reduce_in_place(&stream, &mut values, op),
+                "all_reduce_in_place: the reduction: expected sum, prod, min, max or avg; NCCL has no bitwise reductions, and a PreMulSum is \
+                 created with its scalar",
+            );
+        }
+        assert_eq!(comm.sequence(), 0, "NCCL was not called");
     });
 }

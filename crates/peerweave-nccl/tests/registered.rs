@@ -8,7 +8,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use peerweave_nccl::{Config, MisuseKind, NcclError, NcclMem, ReduceOp, Window, WindowKind};
+use peerweave_nccl::{Config, MisuseKind, NcclError, NcclMem, Rank, ReduceOp, Window, WindowKind};
 
 #[test]
 fn deregister_local_needs_no_other_rank() {
@@ -17,7 +17,7 @@ fn deregister_local_needs_no_other_rank() {
             let mut buffer = floats(&stream, &[1.0; 1024]);
             let registration = comm.register(&buffer).expect("it is registered");
             comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
-            if comm.rank() == 0 {
+            if comm.rank() == Rank::new(0) {
                 // Rank 1 keeps its own until its communicator ends.
                 registration.deregister_local(DEADLINE).expect("rank 0 gives it back alone");
             }
@@ -76,7 +76,7 @@ fn deregister_local_keeps_the_memory_of_a_window() {
             let error = window.deregister_local(DEADLINE).expect_err("a clone could be used");
             assert!(matches!(error.misuse_kind(), Some(MisuseKind::Context { .. })), "{error}");
             drop(memory);
-            if comm.rank() == 0 {
+            if comm.rank() == Rank::new(0) {
                 clone.deregister_local(DEADLINE).expect("rank 0 gives it back alone");
             }
             peerweave_driver::settle(std::time::Instant::now() + Duration::from_millis(50));

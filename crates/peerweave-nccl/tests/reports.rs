@@ -12,7 +12,7 @@ use common::*;
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::CudaStream;
 use peerweave_fakes::Child;
-use peerweave_nccl::{Communicator, Nccl, NcclError, OnExpiry, ReduceOp, Timeout};
+use peerweave_nccl::{Communicator, Nccl, NcclError, OnExpiry, Rank, ReduceOp, Timeout};
 
 fn join(child: &Child) -> (Communicator, Arc<Rendezvous>, Arc<CudaStream>) {
     let rendezvous = rendezvous(child);
@@ -34,7 +34,7 @@ fn ranks_report_to_each_other_where_they_are() {
     fakes(3).run_many(3, |child| {
         let (comm, rendezvous, stream) = join(&child);
         let mut buffer = floats(&stream, &[1.0]);
-        comm.broadcast_in_place(&stream, &mut buffer, 0).expect("it is enqueued");
+        comm.broadcast_in_place(&stream, &mut buffer, Rank::new(0)).expect("it is enqueued");
         comm.wait(&stream, DEADLINE).expect("it completes");
         if child.rank == 2 {
             // Never comes to the all-reduce, but says where it is.
@@ -45,7 +45,10 @@ fn ranks_report_to_each_other_where_they_are() {
             let error = comm.wait(&stream, Duration::from_millis(500)).expect_err("rank 2 does not come");
             let text = error.to_string();
             let timeout = timeout(Err(error));
-            assert_eq!((timeout.call, timeout.sequence, timeout.missing.as_slice()), ("all_reduce_in_place", Some(2), &[2][..]));
+            assert_eq!(
+                (timeout.call, timeout.sequence, timeout.missing.as_slice()),
+                ("all_reduce_in_place", Some(2), &[Rank::new(2)][..])
+            );
             assert!(text.contains("did not arrive: rank 2"), "{text}");
             assert!(text.contains("rank 2 last issued broadcast_in_place (call 1)"), "{text}");
             rendezvous.barrier("the others have given up").expect("they come");
@@ -66,7 +69,7 @@ fn rank_that_came_late_is_not_blamed_for_the_next_call() {
         comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
         if child.rank == 0 {
             let first = timeout(comm.wait_with(&stream, Duration::from_millis(200), OnExpiry::LeaveAlone));
-            assert_eq!((first.sequence, first.missing.as_slice()), (Some(1), &[1][..]));
+            assert_eq!((first.sequence, first.missing.as_slice()), (Some(1), &[Rank::new(1)][..]));
             rendezvous.barrier("rank 0 has waited in vain").expect("all come");
         }
         comm.wait_with(&stream, DEADLINE, OnExpiry::LeaveAlone).expect("rank 1 came after all");
@@ -76,7 +79,10 @@ fn rank_that_came_late_is_not_blamed_for_the_next_call() {
         let patience = Duration::from_millis(100 + 250 * child.rank as u64);
         let second = timeout(comm.wait_with(&stream, patience, OnExpiry::LeaveAlone));
         assert_eq!((second.sequence, second.missing.as_slice()), (Some(2), &[][..]), "{second}");
-        assert_eq!(second.reports.iter().map(|report| (report.rank, report.sequence)).collect::<Vec<_>>(), [(1 - child.rank, 2)]);
+        assert_eq!(
+            second.reports.iter().map(|report| (report.rank, report.sequence)).collect::<Vec<_>>(),
+            [(Rank::new(1 - child.rank as u32), 2)]
+        );
         comm.abort(DEADLINE).expect("it ends");
         rendezvous.barrier("the end").expect("all come");
     });
@@ -97,7 +103,13 @@ fn ranks_joined_from_elsewhere_are_not_in_the_rendezvous() {
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                wait(Communicator::builder().nccl(nccl).deadline(DEADLINE).join(&device(1), 2, &id, 1).expect("all come"))
+                wait(
+                    Communicator::builder()
+                        .nccl(nccl)
+                        .deadline(DEADLINE)
+                        .join(&device(1), 2, &id, Rank::new(1))
+                        .expect("all come"),
+                )
             });
             wait(comm.grow(2, Some(&id)).expect("all come"));
         });

@@ -10,7 +10,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use common::*;
-use peerweave_nccl::{Communicator, CommunicatorBuilder, Config, DeadState, Nccl, NcclError, ReduceOp, Switch};
+use peerweave_nccl::{Communicator, CommunicatorBuilder, Config, DeadState, Nccl, NcclError, Rank, ReduceOp, Switch};
 
 /// A deadline for what does not come.
 const SHORT: Duration = Duration::from_millis(300);
@@ -31,7 +31,7 @@ fn builder(nccl: Nccl) -> CommunicatorBuilder {
     Communicator::builder().nccl(nccl).deadline(DEADLINE)
 }
 
-fn missing(error: &NcclError) -> &[usize] {
+fn missing(error: &NcclError) -> &[Rank] {
     match error {
         NcclError::Timeout(timeout) => &timeout.missing,
         other => panic!("{other}"),
@@ -44,14 +44,14 @@ fn stuck_call_ends_at_its_deadline_and_names_late_ranks() {
         for mode in [Switch::On, Switch::Off] {
             let is_over = Barrier::new(2);
             ranks(2, &Config::new().blocking(mode), |comm, stream| {
-                if comm.rank() == 0 {
+                if comm.rank() == Rank::new(0) {
                     let (bystander, beside) = all_with(1, &Config::new().blocking(mode)).remove(0);
                     comm.set_deadline(SHORT);
                     let mut values = floats(&stream, &[1.0]);
                     let start = Instant::now();
                     let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("rank 1 does not come");
                     assert!((SHORT..LATE).contains(&start.elapsed()), "{mode:?}: {:?}", start.elapsed());
-                    assert_eq!(missing(&error), [1], "{mode:?}");
+                    assert_eq!(missing(&error), [Rank::new(1)], "{mode:?}");
                     assert!(error.to_string().starts_with("all_reduce_in_place (call 1) on communicator"), "{error}");
                     assert_eq!(state_of(sum(&comm, &stream)), DeadState::Aborted);
                     assert_eq!(sum(&bystander, &beside).expect("it is another communicator"), 1.0);
@@ -72,11 +72,11 @@ fn stuck_group_ends_with_all_of_its_ranks() {
         std::thread::scope(|scope| {
             let other = &contexts[2];
             scope.spawn(|| {
-                let comm = builder(nccl).init_rank(other, 3, &id, 2).expect("all come");
+                let comm = builder(nccl).init_rank(other, 3, &id, Rank::new(2)).expect("all come");
                 is_over.wait();
                 comm.abort(DEADLINE).expect("it ends");
             });
-            let members = [0, 1].map(|rank| (Arc::clone(&contexts[rank]), rank));
+            let members = [0, 1].map(|rank| (Arc::clone(&contexts[rank]), Rank::new(rank as u32)));
             let made = builder(nccl).init_ranks(&members, 3, &id).expect("all come");
             let mine: Vec<_> = made.into_iter().map(|comm| (comm.context().new_stream().expect("a stream"), comm)).collect();
             let mut buffers: Vec<_> = mine.iter().map(|(stream, _)| floats(stream, &[1.0])).collect();
@@ -91,7 +91,7 @@ fn stuck_group_ends_with_all_of_its_ranks() {
             });
             let error = result.expect_err("rank 2 does not come");
             assert!((SHORT..LATE).contains(&start.elapsed()), "the longest deadline counts: {:?}", start.elapsed());
-            assert_eq!(missing(&error), [2]);
+            assert_eq!(missing(&error), [Rank::new(2)]);
             for (stream, comm) in &mine {
                 assert_eq!(state_of(sum(comm, stream)), DeadState::Aborted);
             }
@@ -110,10 +110,10 @@ fn abort_of_one_rank_ends_the_group_that_it_is_stuck_in() {
         std::thread::scope(|scope| {
             let other = &contexts[2];
             scope.spawn(|| {
-                let _comm = builder(nccl).init_rank(other, 3, &id, 2).expect("all come");
+                let _comm = builder(nccl).init_rank(other, 3, &id, Rank::new(2)).expect("all come");
                 is_over.wait();
             });
-            let members = [0, 1].map(|rank| (Arc::clone(&contexts[rank]), rank));
+            let members = [0, 1].map(|rank| (Arc::clone(&contexts[rank]), Rank::new(rank as u32)));
             let made = builder(nccl).init_ranks(&members, 3, &id).expect("all come");
             let victim = made[1].clone();
             scope.spawn(move || {
@@ -170,7 +170,7 @@ fn calls_one_after_the_other_are_not_taken_for_one() {
 fn deadline_that_is_changed_during_a_call_counts() {
     connecting(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
-            if comm.rank() == 0 {
+            if comm.rank() == Rank::new(0) {
                 let other = comm.clone();
                 let start = Instant::now();
                 let calling = std::thread::spawn(move || sum(&other, &stream));
@@ -267,7 +267,7 @@ fn killed_rank_is_named_by_a_call_that_waits_for_it() {
         let (comm, stream) = (made.expect("all come"), context.new_stream().expect("a stream"));
         let start = Instant::now();
         let error = sum(&comm, &stream).expect_err("rank 1 is dead");
-        assert!(matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [1]), "{error}");
+        assert!(matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [Rank::new(1)]), "{error}");
         assert!(start.elapsed() < LATE, "before the deadline: {:?}", start.elapsed());
     });
 }

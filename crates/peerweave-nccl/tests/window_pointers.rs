@@ -9,8 +9,8 @@ use std::time::Duration;
 use peerweave_driver::context;
 use peerweave_fakes::Fakes;
 use peerweave_nccl::{
-    Communicator, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, MisuseKind, Nccl, NcclError, NcclMem, Switch, UniqueId,
-    Version, Window, WindowKind, version_code,
+    Communicator, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, MisuseKind, Nccl, NcclError, NcclMem, Rank, Switch,
+    UniqueId, Version, Window, WindowKind, version_code,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -44,7 +44,7 @@ fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync
                 let communicator = Communicator::builder()
                     .nccl(nccl)
                     .deadline(DEADLINE)
-                    .init_rank(&context, RANKS, &id, rank)
+                    .init_rank(&context, RANKS, &id, Rank::new(rank as u32))
                     .expect("all come");
                 let memory = NcclMem::<u32>::alloc(nccl, &context, LEN).expect("the fake has memory");
                 let window = Window::register(&communicator, &memory, WindowKind::SYMMETRIC)
@@ -84,16 +84,16 @@ fn ranks_and_offsets_that_do_not_exist_are_misuse() {
     fakes_of("2.32.3").run(|| {
         with_windows(|_, _, window| {
             for error in [
-                window.peer_pointer(RANKS, 0).expect_err("no such rank"),
+                window.peer_pointer(Rank::new(RANKS as u32), 0).expect_err("no such rank"),
                 window.lsa_pointer(RANKS, 0).expect_err("no such index"),
-                window.peer_endpoint(usize::MAX, 0).expect_err("no such rank"),
+                window.peer_endpoint(Rank::new((usize::MAX) as u32), 0).expect_err("no such rank"),
             ] {
                 assert!(matches!(error.misuse_kind(), Some(MisuseKind::Rank { ranks: RANKS, .. })), "{error}");
             }
             for error in [
-                window.peer_pointer(0, LEN).expect_err("beyond the end"),
+                window.peer_pointer(Rank::new(0), LEN).expect_err("beyond the end"),
                 window.lsa_pointer(0, usize::MAX).expect_err("beyond the end"),
-                window.peer_endpoint(0, LEN).expect_err("beyond the end"),
+                window.peer_endpoint(Rank::new(0), LEN).expect_err("beyond the end"),
             ] {
                 assert!(matches!(error.misuse_kind(), Some(MisuseKind::Value { .. })), "{error}");
             }
@@ -140,9 +140,12 @@ fn multicast_that_is_forbidden_is_not_asked_for() {
 fn names_of_a_fabric_need_a_fabric_and_2_31() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
-            assert!(matches!(window.peer_endpoint(0, 0), Err(NcclError::Nccl(_))), "the fake has no fabric");
+            assert!(matches!(window.peer_endpoint(Rank::new(0), 0), Err(NcclError::Nccl(_))), "the fake has no fabric");
             assert!(matches!(window.cft_endpoint(communicator.world_team(), 1, 0), Err(NcclError::Nccl(_))));
-            for team in [DeviceTeam::world(RANKS + 1, communicator.rank()), DeviceTeam::world(usize::MAX, usize::MAX - 1)] {
+            for team in [
+                DeviceTeam::world(RANKS + 1, communicator.rank()),
+                DeviceTeam::world(usize::MAX, Rank::new((usize::MAX - 1) as u32)),
+            ] {
                 let error = window.cft_endpoint(team, 0, 0).expect_err("it is another communicator's");
                 assert!(error.misuse_kind().is_some(), "{error}");
             }
@@ -151,7 +154,7 @@ fn names_of_a_fabric_need_a_fabric_and_2_31() {
     fakes_of("2.30.7").run(|| {
         with_windows(|_, _, window| {
             assert!(
-                matches!(window.peer_endpoint(0, 0), Err(NcclError::Unsupported(error)) if error.since == Some(Version::new(2, 31, 1)))
+                matches!(window.peer_endpoint(Rank::new(0), 0), Err(NcclError::Unsupported(error)) if error.since == Some(Version::new(2, 31, 1)))
             );
         });
     });

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
-use peerweave_nccl::{Communicator, Config, NcclError, NcclMem, OnExpiry, ReduceOp, Signal, SignalWait, Window, WindowKind};
+use peerweave_nccl::{
+    Communicator, Config, NcclError, NcclMem, OnExpiry, Rank, ReduceOp, Signal, SignalWait, Window, WindowKind,
+};
 
 #[test]
 fn windows_are_put_into_by_every_rank() {
@@ -18,17 +20,19 @@ fn windows_are_put_into_by_every_rank() {
         ranks(3, &Config::new(), |comm, stream| {
             let (n, rank) = (comm.n_ranks(), comm.rank());
             let memory = NcclMem::from_slice(comm.nccl(), &stream, &vec![0.0f32; n]).expect("memory");
-            let source = NcclMem::from_slice(comm.nccl(), &stream, &[rank as f32 + 1.0]).expect("memory");
+            let source = NcclMem::from_slice(comm.nccl(), &stream, &[rank.get() as f32 + 1.0]).expect("memory");
             let window =
                 Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("all register").expect("the fake has windows");
             let of_source =
                 Window::register(&comm, &source, WindowKind::SYMMETRIC).expect("all register").expect("the fake has windows");
-            assert_eq!((0..n).map(|rank| window.len_of(rank).expect("a rank")).collect::<Vec<_>>(), [n; 3]);
+            assert_eq!((0..n).map(|rank| window.len_of(Rank::new(rank as u32)).expect("a rank")).collect::<Vec<_>>(), [n; 3]);
             assert_eq!(window.user_address().expect("it is asked for"), memory.address());
-            for peer in 0..n {
-                comm.put_signal(&stream, &source, peer, &window, rank, Signal::default()).expect("it is enqueued");
+            for peer in 0..n as u32 {
+                comm.put_signal(&stream, &source, Rank::new(peer), &window, rank.index(), Signal::default())
+                    .expect("it is enqueued");
             }
-            let waits: Vec<_> = (0..n).map(|peer| SignalWait { peer, signal: Signal::default(), count: 1 }).collect();
+            let waits: Vec<_> =
+                (0..n as u32).map(|peer| SignalWait { peer: Rank::new(peer), signal: Signal::default(), count: 1 }).collect();
             comm.wait_signal(&stream, &waits).expect("it is enqueued");
             comm.wait(&stream, DEADLINE).expect("it completes");
             assert_eq!(memory.to_vec(&stream).expect("it can be read"), [1.0, 2.0, 3.0]);
@@ -66,7 +70,7 @@ fn windows_of_different_lengths_need_2_30_7() {
         fakes_of(2, version).run(|| {
             ranks(2, &Config::new(), |comm, stream| {
                 let memory = |len: usize| NcclMem::from_slice(comm.nccl(), &stream, &vec![0.0f32; len]).expect("memory");
-                let (same, other) = (memory(8), memory(8 + comm.rank()));
+                let (same, other) = (memory(8), memory(8 + comm.rank().index()));
                 Window::register(&comm, &same, WindowKind::SYMMETRIC).expect("one length").expect("a window");
                 let result = Window::register(&comm, &other, WindowKind::SYMMETRIC);
                 assert_eq!(result.is_ok(), is_right, "{version}: {result:?}");
@@ -84,10 +88,10 @@ fn put_beyond_the_own_window_is_misuse() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let memory = |len: usize| NcclMem::from_slice(comm.nccl(), &stream, &vec![1.0f32; len]).expect("memory");
-            let target = memory(if comm.rank() == 0 { 8 } else { 64 });
+            let target = memory(if comm.rank() == Rank::new(0) { 8 } else { 64 });
             let window = Window::register(&comm, &target, WindowKind::SYMMETRIC).expect("all register").expect("a window");
-            if comm.rank() == 0 {
-                let put = |offset| comm.put_signal(&stream, &target, 1, &window, offset, Signal::default());
+            if comm.rank() == Rank::new(0) {
+                let put = |offset| comm.put_signal(&stream, &target, Rank::new(1), &window, offset, Signal::default());
                 // Inside of the peer's window each time.
                 put(7).expect("it begins inside the own window");
                 let before = counted("collectives");
@@ -103,7 +107,7 @@ fn put_beyond_the_own_window_is_misuse() {
                 );
                 assert_eq!(counted("collectives"), before, "nothing was enqueued");
             } else {
-                comm.wait_signal(&stream, &[SignalWait { peer: 0, signal: Signal::default(), count: 1 }])
+                comm.wait_signal(&stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 1 }])
                     .expect("it is enqueued");
             }
             comm.wait(&stream, DEADLINE).expect("it completes");
@@ -156,7 +160,7 @@ fn deregister_on_a_stuck_stream_meets_its_deadline() {
 fn signals_are_counted_by_sender_and_by_number() {
     fakes(2).run(|| {
         ranks(2, &Config::new().num_rma_sig(2), |comm, stream| {
-            let (rank, peer) = (comm.rank(), 1 - comm.rank());
+            let (rank, peer) = (comm.rank().index(), 1 - comm.rank().index());
             let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 8).expect("memory");
             let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("all register").expect("a window");
             let signal = Signal { index: 1, context: 0 };
@@ -164,20 +168,22 @@ fn signals_are_counted_by_sender_and_by_number() {
                 // Two at once, and a third by itself.
                 comm.nccl()
                     .group(|group| {
-                        group.signal(&comm, &stream, peer, signal)?;
-                        group.signal(&comm, &stream, peer, signal)
+                        group.signal(&comm, &stream, Rank::new(peer as u32), signal)?;
+                        group.signal(&comm, &stream, Rank::new(peer as u32), signal)
                     })
                     .expect("they are enqueued");
-                comm.signal(&stream, peer, signal).expect("it is enqueued");
+                comm.signal(&stream, Rank::new(peer as u32), signal).expect("it is enqueued");
             } else {
-                comm.wait_signal(&stream, &[SignalWait { peer, signal, count: 3 }]).expect("it is enqueued");
+                comm.wait_signal(&stream, &[SignalWait { peer: Rank::new(peer as u32), signal, count: 3 }])
+                    .expect("it is enqueued");
             }
             comm.wait(&stream, DEADLINE).expect("it completes");
             if rank == 1 {
                 // None is left of them, and none came to the other number.
                 for (signal, count) in [(signal, 1), (Signal::default(), 1)] {
                     let other = comm.context().new_stream().expect("a stream");
-                    comm.wait_signal(&other, &[SignalWait { peer, signal, count }]).expect("it is enqueued");
+                    comm.wait_signal(&other, &[SignalWait { peer: Rank::new(peer as u32), signal, count }])
+                        .expect("it is enqueued");
                     let error = comm.wait_with(&other, Duration::from_millis(50), OnExpiry::LeaveAlone).expect_err("none comes");
                     let NcclError::Timeout(timeout) = &error else { panic!("{error}") };
                     assert_eq!(timeout.call, "wait_signal");
@@ -194,26 +200,26 @@ fn signals_are_counted_by_sender_and_by_number() {
 fn registered_buffers_of_rooted_calls_are_found_on_all_ranks() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
-            let (send, mut recv) = (floats(&stream, &[comm.rank() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));
+            let (send, mut recv) = (floats(&stream, &[comm.rank().get() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));
             let registrations =
                 [comm.register(&send).expect("it is registered"), comm.register(&recv).expect("it is registered")];
             // Who is not the root gives nothing, and NCCL still has to find something registered.
-            let given = (comm.rank() == 1).then_some(&send as &dyn DeviceBuffer<f32>);
-            comm.broadcast(&stream, given, &mut recv.slice(0..2).expect("it is inside"), 1).expect("it is enqueued");
+            let given = (comm.rank() == Rank::new(1)).then_some(&send as &dyn DeviceBuffer<f32>);
+            comm.broadcast(&stream, given, &mut recv.slice(0..2).expect("it is inside"), Rank::new(1)).expect("it is enqueued");
             assert_eq!(recv.to_vec(&stream).expect("it can be read")[..2], [2.0, 2.0]);
             comm.all_gather_v(&stream, &send, &mut recv, &[2, 2, 2]).expect("it is enqueued");
             assert_eq!(recv.to_vec(&stream).expect("it can be read"), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
             recv.copy_from(&stream, &[0.0; 6]).expect("it is enqueued");
             // What the others give is not written, whether it is as long as the root's or not.
-            let mut given = recv.slice(0..if comm.rank() == 2 { 5 } else { 6 }).expect("it is inside");
-            comm.gather(&stream, &send, Some(&mut given as &mut dyn DeviceBufferMut<f32>), 1).expect("it is enqueued");
+            let mut given = recv.slice(0..if comm.rank() == Rank::new(2) { 5 } else { 6 }).expect("it is inside");
+            comm.gather(&stream, &send, Some(&mut given as &mut dyn DeviceBufferMut<f32>), Rank::new(1)).expect("it is enqueued");
             let all = recv.clone();
-            let expected = if comm.rank() == 1 { [1.0, 1.0, 2.0, 2.0, 3.0, 3.0] } else { [0.0; 6] };
+            let expected = if comm.rank() == Rank::new(1) { [1.0, 1.0, 2.0, 2.0, 3.0, 3.0] } else { [0.0; 6] };
             assert_eq!(all.to_vec(&stream).expect("it can be read"), expected);
-            let given = (comm.rank() == 1).then_some(&all as &dyn DeviceBuffer<f32>);
+            let given = (comm.rank() == Rank::new(1)).then_some(&all as &dyn DeviceBuffer<f32>);
             let mut part = floats(&stream, &[0.0; 2]);
-            comm.scatter(&stream, given, &mut part, 1).expect("it is enqueued");
-            assert_eq!(part.to_vec(&stream).expect("it can be read"), [comm.rank() as f32 + 1.0; 2]);
+            comm.scatter(&stream, given, &mut part, Rank::new(1)).expect("it is enqueued");
+            assert_eq!(part.to_vec(&stream).expect("it can be read"), [comm.rank().get() as f32 + 1.0; 2]);
             for registration in registrations {
                 registration.deregister(&stream, DEADLINE).expect("all give it back");
             }
@@ -250,7 +256,7 @@ fn window_lets_go_of_streams_that_nobody_has() {
         let before = handles();
         for _ in 0..300 {
             let stream = comm.context().default_stream();
-            comm.put_signal(&stream, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
+            comm.put_signal(&stream, &memory, Rank::new(0), &window, 0, Signal::default()).expect("it is enqueued");
         }
         assert!(handles() < before + 100, "{before} handles of the context, then {}", handles());
     });
@@ -263,7 +269,7 @@ fn window_that_waits_in_vain_for_a_put_enqueues_nothing() {
         let beside = comm.context().new_stream().expect("a stream");
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory");
         let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows");
-        comm.put_signal(&beside, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
+        comm.put_signal(&beside, &memory, Rank::new(0), &window, 0, Signal::default()).expect("it is enqueued");
         let before = comm.sequence();
         let error = window.deregister(&stream, Duration::from_millis(100)).expect_err("the put does not end");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");

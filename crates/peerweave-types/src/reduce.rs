@@ -7,11 +7,12 @@ use core::fmt;
 ///
 /// Integers wrap. 16-bit floats are accumulated in f32 and rounded once. `Min` and `Max` of floats
 /// ignore a NaN unless all are NaN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum ReduceOp {
-    /// The sum.
+    /// The sum: the default.
+    #[default]
     Sum = 0,
     /// The product.
     Prod = 1,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use peerweave_driver::{CudaContext, DeviceMemory};
-use peerweave_nccl::{Communicator, Config, MisuseKind, Nccl, NcclError, OnExpiry, ReduceOp, Switch};
+use peerweave_nccl::{Communicator, Config, MisuseKind, Nccl, NcclError, OnExpiry, Rank, ReduceOp, Switch};
 
 use crate::matrix::{DEADLINE, Member};
 use crate::{members, sum_of_ranks};
@@ -101,7 +101,7 @@ fn expect(
 
 fn by_id(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let id = nccl.unique_id().map_err(text)?;
-    let ranks: Vec<_> = contexts.iter().cloned().zip(0..).collect();
+    let ranks: Vec<_> = contexts.iter().cloned().zip((0..).map(Rank::new)).collect();
     let communicators = Communicator::builder()
         .nccl(nccl)
         .config(config.clone())
@@ -121,7 +121,7 @@ fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> R
         .nccl(nccl)
         .config(config.clone())
         .deadline(SHORT)
-        .init_rank(&contexts[0], contexts.len() + 1, &id, 0)
+        .init_rank(&contexts[0], contexts.len() + 1, &id, Rank::new(0))
         .map(drop);
     expect("init_rank", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))
 }

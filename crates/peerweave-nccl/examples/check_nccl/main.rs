@@ -28,7 +28,7 @@ use matrix::{Check, DEADLINE, Member};
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
 use peerweave_driver::{CudaContext, DeviceMemory, Driver};
 use peerweave_nccl::{
-    Communicator, CommunicatorBuilder, Config, DeadState, Nccl, NcclError, OnExpiry, ReduceOp, ShrinkMode, Switch, UniqueId,
+    Communicator, CommunicatorBuilder, Config, DeadState, Nccl, NcclError, OnExpiry, Rank, ReduceOp, ShrinkMode, Switch, UniqueId,
 };
 
 /// Checks NCCL on the GPUs of this machine: every collective, type and reduction, in and out of
@@ -190,7 +190,7 @@ fn summary(check: &Check<'_>) -> Result<usize, String> {
 /// Halves, and all but the last rank: each sums the ranks of its members.
 fn split_and_shrink(members: &[Member]) -> Result<(), NcclError> {
     let n = members.len();
-    let colors: Vec<_> = members.iter().map(|member| (&member.comm, Some((member.comm.rank() % 2) as u32), 0)).collect();
+    let colors: Vec<_> = members.iter().map(|member| (&member.comm, Some((member.comm.rank().index() % 2) as u32), 0)).collect();
     let halves = Communicator::split_all(&colors, None)?;
     let streams: Vec<_> = members.iter().map(|member| Arc::clone(&member.stream)).collect();
     let halves: Vec<_> = halves.into_iter().flatten().zip(streams).map(|(comm, stream)| Member { comm, stream }).collect();
@@ -200,7 +200,7 @@ fn split_and_shrink(members: &[Member]) -> Result<(), NcclError> {
     let nccl = members[0].comm.nccl();
     if n > 1 && nccl.has("ncclCommShrink") {
         let staying: Vec<_> = members[..n - 1].iter().map(|member| &member.comm).collect();
-        let fewer = Communicator::shrink_all(&staying, &[n - 1], ShrinkMode::Default, None)?;
+        let fewer = Communicator::shrink_all(&staying, &[Rank::new((n - 1) as u32)], ShrinkMode::Default, None)?;
         let fewer: Vec<_> =
             fewer.into_iter().zip(members).map(|(comm, member)| Member { comm, stream: Arc::clone(&member.stream) }).collect();
         sum_of_ranks(&fewer)?;
@@ -215,7 +215,7 @@ fn sum_of_ranks(members: &[Member]) -> Result<(), NcclError> {
     let Some(first) = members.first() else { return Ok(()) };
     let mut buffers = Vec::new();
     for member in members {
-        buffers.push(DeviceMemory::from_slice(&member.stream, &[member.comm.rank() as u64 + 1; 5])?);
+        buffers.push(DeviceMemory::from_slice(&member.stream, &[member.comm.rank().get() as u64 + 1; 5])?);
     }
     first.comm.nccl().group(|group| {
         for (member, buffer) in members.iter().zip(&mut buffers) {
@@ -298,7 +298,7 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
     }
     let began = Instant::now();
     let comm = arguments.builder(nccl).from_rendezvous(&context, &rendezvous).map_err(text)?;
-    println!("rank {}: {nccl:?}, from_rendezvous {:?}", comm.rank(), began.elapsed());
+    println!("{}: {nccl:?}, from_rendezvous {:?}", comm.rank(), began.elapsed());
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
     if let Some(killed) = arguments.kill {
@@ -318,7 +318,7 @@ fn one_of_many(arguments: &Arguments, id_file: &Path, rank: usize, ranks: usize)
     let context = peerweave_driver::context(rank).map_err(|error| error.to_string())?;
     let id = id(nccl, rank, id_file)?;
     let start = Instant::now();
-    let comm = arguments.builder(nccl).init_rank(&context, ranks, &id, rank).map_err(text)?;
+    let comm = arguments.builder(nccl).init_rank(&context, ranks, &id, Rank::new(rank as u32)).map_err(text)?;
     println!("rank {rank}: {nccl:?}, init_rank {:?}", start.elapsed());
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
@@ -370,7 +370,7 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
     if !early {
         sum_of_ranks(std::slice::from_ref(member))?;
     }
-    if comm.rank() == killed {
+    if comm.rank() == Rank::new(killed as u32) {
         println!("rank {killed} kills itself");
         // SAFETY: of no memory concern: the process ends.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
@@ -382,21 +382,21 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
         .all_reduce_in_place(stream, &mut buffer, ReduceOp::Sum)
         .and_then(|()| comm.wait_with(stream, Duration::from_secs(5), OnExpiry::LeaveAlone));
     match stuck {
-        Ok(()) => println!("rank {}: completed although rank {killed} died", comm.rank()),
+        Ok(()) => println!("{}: completed although rank {killed} died", comm.rank()),
         Err(error) => {
-            println!("rank {}: after {:?}: {error}", comm.rank(), began.elapsed());
-            assert!(began.elapsed() < Duration::from_secs(8), "rank {}: it took {:?}", comm.rank(), began.elapsed());
-            let is_named = matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [killed]);
-            assert!(is_named || !named, "rank {}: the error does not name rank {killed}: {error}", comm.rank());
+            println!("{}: after {:?}: {error}", comm.rank(), began.elapsed());
+            assert!(began.elapsed() < Duration::from_secs(8), "{}: it took {:?}", comm.rank(), began.elapsed());
+            let is_named = matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [Rank::new(killed as u32)]);
+            assert!(is_named || !named, "{}: the error does not name rank {killed}: {error}", comm.rank());
         }
     }
     if matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })) {
-        println!("rank {}: the call was ended by an abort, which leaves nothing to shrink", comm.rank());
+        println!("{}: the call was ended by an abort, which leaves nothing to shrink", comm.rank());
         return Ok(1);
     }
     comm.set_deadline(DEADLINE);
-    let fewer = comm.shrink(&[killed], ShrinkMode::Abort)?;
-    println!("rank {} is rank {} of {}", comm.rank(), fewer.rank(), fewer.n_ranks());
+    let fewer = comm.shrink(&[Rank::new(killed as u32)], ShrinkMode::Abort)?;
+    println!("{} is {} of {}", comm.rank(), fewer.rank(), fewer.n_ranks());
     // The stream of the communicator that failed may still be held by what it ran.
     let stream = comm.context().new_stream().map_err(peerweave_driver::CudaError::of("cuStreamCreate"))?;
     sum_of_ranks(&[Member { comm: fewer.clone(), stream }])?;

@@ -29,7 +29,7 @@ use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, multicast_switch};
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, Version};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, ReduceOp, Version};
 
 use crate::matrix::Sample;
 
@@ -126,7 +126,7 @@ impl Board {
 }
 
 /// One rank of this run.
-struct Rank {
+struct Member {
     nccl: Nccl,
     rank: usize,
     ranks: usize,
@@ -139,7 +139,7 @@ struct Rank {
 /// What one rank has in one part.
 pub(crate) struct Part<'a> {
     name: &'static str,
-    all: &'a Rank,
+    all: &'a Member,
     stream: Arc<CudaStream>,
     meetings: Cell<usize>,
     passed: Cell<usize>,
@@ -150,7 +150,7 @@ pub(crate) struct Part<'a> {
 /// Runs the parts with a thread for each GPU.
 pub(crate) fn in_threads(nccl: Nccl, contexts: &[Arc<CudaContext>], which: &str) -> Result<usize, String> {
     let board = Arc::default();
-    let ranks = contexts.iter().enumerate().map(|(rank, context)| Rank {
+    let ranks = contexts.iter().enumerate().map(|(rank, context)| Member {
         nccl,
         rank,
         ranks: contexts.len(),
@@ -180,7 +180,7 @@ pub(crate) fn in_process(
     rendezvous: &Arc<Rendezvous>,
     which: &str,
 ) -> Result<usize, String> {
-    let rank = Rank {
+    let rank = Member {
         nccl,
         rank: rendezvous.pe().index(),
         ranks: rendezvous.n_pes() as usize,
@@ -193,7 +193,7 @@ pub(crate) fn in_process(
 }
 
 /// Ends the process when it takes too long, and says where it is.
-fn watch(ranks: &[Rank]) {
+fn watch(ranks: &[Member]) {
     let steps: Vec<_> = ranks.iter().map(|rank| (rank.rank, Arc::clone(&rank.step))).collect();
     std::thread::spawn(move || {
         std::thread::sleep(WHOLE_RUN);
@@ -207,7 +207,7 @@ fn watch(ranks: &[Rank]) {
     });
 }
 
-impl Rank {
+impl Member {
     fn run(&self, which: &str) -> Result<usize, String> {
         if multicast_switch().is_ok() {
             return Err("this makes no multicast objects, and NCCL has to be told: set NCCL_NVLS_ENABLE=0".to_owned());
@@ -387,7 +387,7 @@ impl Part<'_> {
             &self.all.context,
             ranks,
             &id,
-            self.rank(),
+            Rank::new(self.rank() as u32),
         )?;
         comm.set_deadline(DEADLINE);
         Ok(Some(comm))
@@ -402,7 +402,7 @@ impl Part<'_> {
     fn computes(&self, comm: &Communicator, what: &str) -> Outcome {
         let n = comm.n_ranks();
         for len in [3, 1 << 20] {
-            let mut values = DeviceMemory::from_slice(&self.stream, &pattern::<f32>(comm.rank(), len))?;
+            let mut values = DeviceMemory::from_slice(&self.stream, &pattern::<f32>(comm.rank().index(), len))?;
             comm.all_reduce_in_place(&self.stream, &mut values, ReduceOp::Sum)?;
             self.wait(comm)?;
             self.same(&values.to_vec(&self.stream)?, &sums(n, 0..len), || format!("{what}: all_reduce of {len}"));

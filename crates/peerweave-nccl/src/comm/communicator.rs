@@ -19,7 +19,7 @@ use crate::library::error::{CommunicatorName, NcclError, ResultCode};
 use crate::member::membership::{A_MOMENT, Inner, Parts};
 use crate::member::state::Allowed;
 use crate::sys::{ncclCommMemStat_t, ncclResult_t};
-use crate::{CommProperties, Nccl};
+use crate::{CommProperties, Nccl, Rank};
 
 /// One rank's membership in an ordered set of ranks that communicate.
 ///
@@ -101,7 +101,7 @@ impl Communicator {
                 return Err(error);
             }
         };
-        let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
+        let (rank, n_ranks) = (Rank::new(rank.unsigned_abs()), n_ranks.unsigned_abs() as usize);
         let inner = Inner::new(parts, driver, rank, n_ranks);
         if !watchdog::watch() {
             // Dropped, and so ended, since its calls would have no deadline.
@@ -123,7 +123,7 @@ impl Communicator {
     }
 
     /// This rank, counted from 0.
-    pub fn rank(&self) -> usize {
+    pub fn rank(&self) -> Rank {
         self.inner.rank
     }
 

@@ -360,11 +360,11 @@ unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, N
 mod tests {
     use super::*;
     use crate::library::error::{CommunicatorName, MisuseKind, Timeout};
-    use crate::{DeadState, Failure, ResultCode, Version};
+    use crate::{DeadState, Failure, Rank, ResultCode, Version};
 
     #[test]
     fn place_that_nccl_may_write_stays_allocated() {
-        let name = Arc::new(CommunicatorName { name: None, rank: 0, ranks: 2, number: 1 });
+        let name = Arc::new(CommunicatorName { name: None, rank: Rank::new(0), ranks: 2, number: 1 });
         let timeout = || {
             let waited = Duration::from_secs(1);
             Timeout { call: "register", sequence: None, waited, communicator: None, missing: Vec::new(), reports: Vec::new() }

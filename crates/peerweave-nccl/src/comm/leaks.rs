@@ -171,10 +171,11 @@ extern "C" fn report() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Rank;
 
     #[test]
     fn each_leak_has_a_line_of_its_own() {
-        let name = |number| Arc::new(CommunicatorName { name: None, rank: 1, ranks: 2, number });
+        let name = |number| Arc::new(CommunicatorName { name: None, rank: Rank::new(1), ranks: 2, number });
         let leaked = |number, state, registrations, captured_calls| LeakedCommunicator {
             name: name(number),
             state,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
 use peerweave_driver::{CudaCode, CudaError, CudaStream, DriverError, deadline_after, is_capturing, relaxed, wait_until};
 
+use crate::Rank;
 use crate::comm::abort::{ABORT_LIMIT, abort_together};
 use crate::comm::communicator::Communicator;
 use crate::comm::siblings::{self, LeftOut};
@@ -148,7 +149,7 @@ impl Communicator {
         inner.nccl.not_forked(CALL)?;
         let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade()) else { return Ok(Vec::new()) };
         publish(inner, &rendezvous).map_err(NcclError::bootstrap(CALL))?;
-        let others = (0..inner.n_ranks).filter(|rank| *rank != inner.rank);
+        let others = others(inner).into_iter();
         others.filter_map(|rank| reported(inner, &rendezvous, rank).map_err(NcclError::bootstrap(CALL)).transpose()).collect()
     }
 }
@@ -189,8 +190,13 @@ fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<()
     }
 }
 
-fn key(inner: &Inner, rank: usize) -> String {
-    format!("peerweave-nccl/{:016x}/{rank}", inner.identity)
+/// Returns the other ranks of the communicator.
+fn others(inner: &Inner) -> Vec<Rank> {
+    (0..inner.n_ranks as u32).map(Rank::new).filter(|rank| *rank != inner.rank).collect()
+}
+
+fn key(inner: &Inner, rank: Rank) -> String {
+    format!("peerweave-nccl/{:016x}/{}", inner.identity, rank.get())
 }
 
 fn publish(inner: &Inner, rendezvous: &Rendezvous) -> Result<(), BootstrapError> {
@@ -198,7 +204,7 @@ fn publish(inner: &Inner, rendezvous: &Rendezvous) -> Result<(), BootstrapError>
     rendezvous.put(&key(inner, inner.rank), format!("{sequence} {call}").as_bytes())
 }
 
-fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: usize) -> Result<Option<RankReport>, BootstrapError> {
+fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: Rank) -> Result<Option<RankReport>, BootstrapError> {
     let Some(text) = rendezvous.try_get(&key(inner, rank))? else { return Ok(None) };
     let text = String::from_utf8_lossy(&text).into_owned();
     let (sequence, call) = text.split_once(' ').unwrap_or((&text, ""));
@@ -212,7 +218,7 @@ pub(crate) struct Watch {
     /// When the rendezvous is asked next, in time waited.
     next: Option<Duration>,
     /// Who is gone, and when that was heard.
-    gone: Option<(Vec<usize>, Instant)>,
+    gone: Option<(Vec<Rank>, Instant)>,
 }
 
 impl Watch {
@@ -242,7 +248,7 @@ impl Watch {
 
     /// Notes what the rendezvous said, and how long that took: a server that is slow is asked less
     /// often, for a tenth of the time at most.
-    fn answered(&mut self, waited: Duration, took: Duration, gone: Vec<usize>) {
+    fn answered(&mut self, waited: Duration, took: Duration, gone: Vec<Rank>) {
         self.next = Some(waited + took * 10 + WATCH_EVERY);
         self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
     }
@@ -306,23 +312,23 @@ pub(crate) fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
 /// What the other ranks say, or the rendezvous about them.
 #[derive(Default)]
 struct News {
-    gone: Vec<usize>,
-    missing: Vec<usize>,
+    gone: Vec<Rank>,
+    missing: Vec<Rank>,
     reports: Vec<RankReport>,
 }
 
 impl News {
     /// The ranks that the rendezvous knows to be gone.
-    fn gone(inner: &Inner, rendezvous: &Rendezvous) -> Vec<usize> {
+    fn gone(inner: &Inner, rendezvous: &Rendezvous) -> Vec<Rank> {
         Self::gone_within(inner, rendezvous, REPORTS)
     }
 
-    fn gone_within(inner: &Inner, rendezvous: &Rendezvous, patience: Duration) -> Vec<usize> {
+    fn gone_within(inner: &Inner, rendezvous: &Rendezvous, patience: Duration) -> Vec<Rank> {
         if !inner.world.as_ref().is_some_and(|world| world.ranks_are_pes) {
             return Vec::new();
         }
         match rendezvous.check_within(patience) {
-            Err(lost @ BootstrapError::PeLost { .. }) => lost.blamed().into_iter().map(|pe| pe.index()).collect(),
+            Err(lost @ BootstrapError::PeLost { .. }) => lost.blamed().into_iter().map(|pe| Rank::new(pe.get())).collect(),
             _ => Vec::new(),
         }
     }
@@ -352,7 +358,7 @@ impl News {
         }
         let (sequence, _) = inner.last();
         // The others' waits expire about now too.
-        let others: Vec<usize> = (0..inner.n_ranks).filter(|rank| *rank != inner.rank).collect();
+        let others = others(inner);
         let all = wait_until(Instant::now() + REPORTS, || {
             let found = others.iter().map(|rank| reported(inner, rendezvous, *rank));
             news.reports = found.filter_map(Result::transpose).collect::<Result<_, _>>()?;

@@ -16,7 +16,7 @@ use crate::sys::{
     self, Versioned, ncclDevCommRequirements_t, ncclDevResourceRequirements_t, ncclGinConnectionType_t, ncclMultimemHandle_t,
     ncclTeam_t, ncclTeamRequirements_t,
 };
-use crate::{DeviceTeam, GinConnection, GinType, Switch, Version, version_code};
+use crate::{DeviceTeam, GinConnection, GinType, Rank, Switch, Version, version_code};
 
 /// The first version whose device communicators say of which version they are.
 pub(crate) const SINCE: Version = Version::new(2, 30, 3);
@@ -208,7 +208,7 @@ impl DeviceCommRequirements {
     pub(crate) fn to_raw(
         &self,
         found: &Found<'_>,
-        rank: usize,
+        rank: Rank,
         n_ranks: usize,
     ) -> Result<(RawRequirements, Option<usize>), NcclError> {
         found.needs("DeviceCommunicator (ncclDevComm)", SINCE)?;
@@ -400,7 +400,7 @@ mod tests {
 
     fn build(requirements: &DeviceCommRequirements, version: &str) -> Result<(RawRequirements, Option<usize>), NcclError> {
         let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
-        requirements.to_raw(&Found { call: "create", version: version.parse().expect("a version"), path: &path }, 1, 4)
+        requirements.to_raw(&Found { call: "create", version: version.parse().expect("a version"), path: &path }, Rank::new(1), 4)
     }
 
     fn refused(requirements: &DeviceCommRequirements, version: &str) -> NcclError {
@@ -479,8 +479,8 @@ mod tests {
             new().gin_connection(GinConnection::Stride(0)),
             new().lsa_barriers(u32::MAX),
             new().buffer(ResourceBuffer { len_bytes: 64, align_bytes: 3 }),
-            new().multimem_team(DeviceTeam::world(4, 0)),
-            new().multimem_team(DeviceTeam::world(5, 1)),
+            new().multimem_team(DeviceTeam::world(4, Rank::new(0))),
+            new().multimem_team(DeviceTeam::world(5, Rank::new(1))),
         ] {
             assert!(refused(&requirements, "2.32.3").misuse_kind().is_some(), "{requirements:?}");
         }

@@ -9,22 +9,23 @@
 
 use std::ffi::c_int;
 
+use crate::Rank;
 use crate::library::error::{MisuseKind, NcclError};
 use crate::sys::ncclTeam_t;
 
 /// Ranks of a communicator that are a stride apart, one of which is this one.
 ///
 /// ```
-/// use peerweave_nccl::DeviceTeam;
+/// use peerweave_nccl::{DeviceTeam, Rank};
 ///
 /// // Rank 5 of 8, on machines of four.
-/// let world = DeviceTeam::world(8, 5);
+/// let world = DeviceTeam::world(8, Rank::new(5));
 /// let machine = world.inner(4).expect("8 is a multiple of 4");
 /// assert_eq!((machine.ranks(), machine.index()), (4, 1));
-/// assert_eq!(machine.rank_of(0), Some(4));
+/// assert_eq!(machine.rank_of(0), Some(Rank::new(4)));
 /// let rail = world.outer(4).expect("8 is a multiple of 4");
-/// assert_eq!((rail.rank_of(0), rail.rank_of(1)), (Some(1), Some(5)));
-/// assert_eq!(rail.index_of(4), None);
+/// assert_eq!((rail.rank_of(0), rail.rank_of(1)), (Some(Rank::new(1)), Some(Rank::new(5))));
+/// assert_eq!(rail.index_of(Rank::new(4)), None);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceTeam {
@@ -40,18 +41,18 @@ impl DeviceTeam {
     ///
     /// # Panics
     /// If `rank` is not below `ranks`.
-    pub fn world(ranks: usize, rank: usize) -> Self {
-        assert!(rank < ranks, "rank {rank} of {ranks}");
-        Self { ranks, index: rank, stride: 1, first: 0 }
+    pub fn world(ranks: usize, rank: Rank) -> Self {
+        assert!(rank.index() < ranks, "{rank} of {ranks}");
+        Self { ranks, index: rank.index(), stride: 1, first: 0 }
     }
 
     /// What NCCL says of a team in which this process is `rank` of the communicator. `None` where
     /// it cannot be.
-    pub(crate) fn from_raw(raw: ncclTeam_t, rank: usize) -> Option<Self> {
+    pub(crate) fn from_raw(raw: ncclTeam_t, rank: Rank) -> Option<Self> {
         let ranks = usize::try_from(raw.nRanks).ok()?;
         let index = usize::try_from(raw.rank).ok()?;
         let stride = usize::try_from(raw.stride).ok().filter(|stride| *stride > 0)?;
-        let first = rank.checked_sub(index.checked_mul(stride)?)?;
+        let first = rank.index().checked_sub(index.checked_mul(stride)?)?;
         (index < ranks).then_some(Self { ranks, index, stride, first })
     }
 
@@ -61,17 +62,18 @@ impl DeviceTeam {
     /// # Errors
     /// [`NcclError::Misuse`] for a team of another rank, or with ranks that the communicator does
     /// not have.
-    pub(crate) fn to_raw(self, call: &'static str, rank: usize, n_ranks: usize) -> Result<ncclTeam_t, NcclError> {
+    pub(crate) fn to_raw(self, call: &'static str, rank: Rank, n_ranks: usize) -> Result<ncclTeam_t, NcclError> {
         let own = self.rank_of(self.index);
         if own != Some(rank) {
-            let found = own.and_then(|own| i64::try_from(own).ok()).unwrap_or(i64::MAX);
+            let found = own.map_or(i64::MAX, |own| own.get().into());
             let (what, expected) = ("the rank that the team was made for", "the communicator's own");
             return Err(NcclError::misuse(call, MisuseKind::Value { what, found, expected }));
         }
         let last = self.first + (self.ranks - 1) * self.stride;
+        let found = Rank::new(u32::try_from(last).unwrap_or(u32::MAX));
         match (c_int::try_from(self.ranks), c_int::try_from(self.index), c_int::try_from(self.stride)) {
             (Ok(n), Ok(index), Ok(stride)) if last < n_ranks => Ok(ncclTeam_t { nRanks: n, rank: index, stride }),
-            _ => Err(NcclError::misuse(call, MisuseKind::Rank { what: "the last of the team", found: last, ranks: n_ranks })),
+            _ => Err(NcclError::misuse(call, MisuseKind::Rank { what: "the last rank of the team", found, ranks: n_ranks })),
         }
     }
 
@@ -91,13 +93,14 @@ impl DeviceTeam {
     }
 
     /// The communicator's rank at that index.
-    pub fn rank_of(&self, index: usize) -> Option<usize> {
-        (index < self.ranks).then(|| self.first + index * self.stride)
+    pub fn rank_of(&self, index: usize) -> Option<Rank> {
+        let rank = (index < self.ranks).then(|| self.first + index * self.stride)?;
+        u32::try_from(rank).ok().map(Rank::new)
     }
 
     /// The index of a rank of the communicator; `None` for those that are not in the team.
-    pub fn index_of(&self, rank: usize) -> Option<usize> {
-        let distance = rank.checked_sub(self.first)?;
+    pub fn index_of(&self, rank: Rank) -> Option<usize> {
+        let distance = rank.index().checked_sub(self.first)?;
         (distance.is_multiple_of(self.stride) && distance / self.stride < self.ranks).then(|| distance / self.stride)
     }
 
@@ -122,7 +125,7 @@ impl DeviceTeam {
     }
 
     /// The communicator's ranks that are in this team and not in `other`, in order.
-    pub fn without(self, other: Self) -> impl Iterator<Item = usize> {
+    pub fn without(self, other: Self) -> impl Iterator<Item = Rank> {
         (0..self.ranks).filter_map(move |index| self.rank_of(index)).filter(move |rank| other.index_of(*rank).is_none())
     }
 
@@ -137,13 +140,15 @@ mod tests {
 
     #[test]
     fn inner_and_outer_cover_the_world_once() {
-        for rank in 0..24 {
+        for rank in (0..24).map(Rank::new) {
             let world = DeviceTeam::world(24, rank);
             let (inner, outer) = (world.inner(6).expect("a divisor"), world.outer(6).expect("a divisor"));
             assert_eq!((inner.rank_of(inner.index()), outer.rank_of(outer.index())), (Some(rank), Some(rank)));
             assert_eq!((inner.ranks(), outer.ranks(), outer.stride()), (6, 4, 6));
-            let both: Vec<_> =
-                (0..24).filter(|other| inner.index_of(*other).is_some() && outer.index_of(*other).is_some()).collect();
+            let both: Vec<_> = (0..24)
+                .map(Rank::new)
+                .filter(|other| inner.index_of(*other).is_some() && outer.index_of(*other).is_some())
+                .collect();
             assert_eq!(both, [rank], "a block and a rail meet in one rank");
             let second = outer.inner(2).expect("a divisor");
             assert_eq!(second.stride(), 6);
@@ -153,15 +158,15 @@ mod tests {
 
     #[test]
     fn blocks_that_do_not_fit_are_none() {
-        let world = DeviceTeam::world(6, 0);
+        let world = DeviceTeam::world(6, Rank::new(0));
         assert_eq!((world.inner(4), world.outer(4), world.inner(0)), (None, None, None));
     }
 
     #[test]
     fn difference_is_everybody_else() {
-        let world = DeviceTeam::world(8, 5);
+        let world = DeviceTeam::world(8, Rank::new(5));
         let rail = world.outer(4).expect("a divisor");
-        assert_eq!(world.without(rail).collect::<Vec<_>>(), [0, 2, 3, 4, 6, 7]);
+        assert_eq!(world.without(rail).collect::<Vec<_>>(), [0, 2, 3, 4, 6, 7].map(Rank::new));
         assert_eq!(rail.without(world).count(), 0);
     }
 
@@ -169,27 +174,39 @@ mod tests {
     fn team_of_another_communicator_does_not_reach_nccl() {
         let refused =
             |team: DeviceTeam, rank, n_ranks| team.to_raw("test", rank, n_ranks).expect_err("it is another's").to_string();
-        let world = DeviceTeam::world(8, 5);
-        assert!(world.to_raw("test", 5, 8).is_ok() && world.to_raw("test", 5, 9).is_ok(), "a part of the ranks is a team too");
-        assert_eq!(refused(world, 4, 8), "test: the rank that the team was made for is 5, expected the communicator's own");
-        assert_eq!(refused(world, 5, 6), "test: the last of the team is rank 7, the communicator has 6");
-        assert_eq!(
-            refused(world.outer(4).expect("a divisor"), 5, 5),
-            "test: the last of the team is rank 5, the communicator has 5"
+        let world = DeviceTeam::world(8, Rank::new(5));
+        assert!(
+            world.to_raw("test", Rank::new(5), 8).is_ok() && world.to_raw("test", Rank::new(5), 9).is_ok(),
+            "a part of the ranks is a team too"
         );
-        let huge = DeviceTeam::world(usize::MAX, 5);
-        assert_eq!(refused(huge, 5, 8), format!("test: the last of the team is rank {}, the communicator has 8", usize::MAX - 1));
-        assert!(huge.to_raw("test", 5, usize::MAX).is_err(), "NCCL's numbers are smaller");
+        assert_eq!(
+            refused(world, Rank::new(4), 8),
+            "test: the rank that the team was made for is 5, expected the communicator's own"
+        );
+        assert_eq!(
+            refused(world, Rank::new(5), 6),
+            "test: the last rank of the team is rank 7, expected less than 6 (the number of ranks)"
+        );
+        assert_eq!(
+            refused(world.outer(4).expect("a divisor"), Rank::new(5), 5),
+            "test: the last rank of the team is rank 5, expected less than 5 (the number of ranks)"
+        );
+        let huge = DeviceTeam::world(usize::MAX, Rank::new(5));
+        assert_eq!(
+            refused(huge, Rank::new(5), 8),
+            format!("test: the last rank of the team is rank {}, expected less than 8 (the number of ranks)", u32::MAX)
+        );
+        assert!(huge.to_raw("test", Rank::new(5), usize::MAX).is_err(), "NCCL's numbers are smaller");
     }
 
     #[test]
     fn what_nccl_says_comes_back_and_nonsense_does_not() {
         let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
-        let team = DeviceTeam::from_raw(raw, 6).expect("it fits");
-        assert_eq!(team.to_raw("test", 6, 7).expect("it is this communicator's"), raw);
-        assert_eq!((team.rank_of(0), team.rank_of(1), team.rank_of(2)), (Some(2), Some(6), None));
+        let team = DeviceTeam::from_raw(raw, Rank::new(6)).expect("it fits");
+        assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("it is this communicator's"), raw);
+        assert_eq!((team.rank_of(0), team.rank_of(1), team.rank_of(2)), (Some(Rank::new(2)), Some(Rank::new(6)), None));
         for (n_ranks, rank, stride) in [(2, 2, 4), (-1, 0, 1), (2, 1, 0), (2, 1, 7), (2, -1, 1)] {
-            assert_eq!(DeviceTeam::from_raw(ncclTeam_t { nRanks: n_ranks, rank, stride }, 6), None);
+            assert_eq!(DeviceTeam::from_raw(ncclTeam_t { nRanks: n_ranks, rank, stride }, Rank::new(6)), None);
         }
     }
 }

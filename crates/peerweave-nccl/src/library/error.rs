@@ -16,7 +16,7 @@ use peerweave_driver::{CudaError, DriverError, MulticastDisabled};
 use peerweave_dylib::{LoadError, Unsupported};
 
 pub use crate::library::misuse::{Misuse, MisuseKind};
-use crate::{Nccl, Version, sys};
+use crate::{Nccl, Rank, Version, sys};
 
 /// Any failure of this crate.
 ///
@@ -288,7 +288,7 @@ pub struct CommunicatorName {
     /// Its name, if it was given one.
     pub name: Option<String>,
     /// This process's rank.
-    pub rank: usize,
+    pub rank: Rank,
     /// How many ranks it has.
     pub ranks: usize,
     /// Counts this process's communicators, so that two of the same name are told apart.
@@ -301,7 +301,7 @@ impl fmt::Display for CommunicatorName {
             Some(name) => write!(f, "communicator {name:?} #{}", self.number)?,
             None => write!(f, "communicator #{}", self.number)?,
         }
-        write!(f, " (rank {} of {})", self.rank, self.ranks)
+        write!(f, " ({} of {})", self.rank, self.ranks)
     }
 }
 
@@ -340,7 +340,7 @@ pub struct Timeout {
     /// The communicator, where there is one already.
     pub communicator: Option<Arc<CommunicatorName>>,
     /// The ranks that did not arrive, as far as the others can tell. Empty where nobody could.
-    pub missing: Vec<usize>,
+    pub missing: Vec<Rank>,
     /// What ranks reported of themselves.
     pub reports: Vec<RankReport>,
 }
@@ -370,7 +370,7 @@ impl fmt::Display for Timeout {
 #[non_exhaustive]
 pub struct RankReport {
     /// The rank.
-    pub rank: usize,
+    pub rank: Rank,
     /// The last call that it issued, counted from 1; 0 before the first.
     pub sequence: u64,
     /// The name of that call.
@@ -380,8 +380,8 @@ pub struct RankReport {
 impl fmt::Display for RankReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.sequence {
-            0 => write!(f, "rank {} has issued nothing yet", self.rank),
-            sequence => write!(f, "rank {} last issued {} (call {sequence})", self.rank, self.call),
+            0 => write!(f, "{} has issued nothing yet", self.rank),
+            sequence => write!(f, "{} last issued {} (call {sequence})", self.rank, self.call),
         }
     }
 }
@@ -395,7 +395,7 @@ pub struct PeerLost {
     /// The communicator.
     pub communicator: Option<Arc<CommunicatorName>>,
     /// The ranks that are gone. Empty where NCCL only says that some are.
-    pub ranks: Vec<usize>,
+    pub ranks: Vec<Rank>,
     /// NCCL's words, where it said something.
     pub last_error: String,
 }
@@ -418,13 +418,13 @@ impl fmt::Display for PeerLost {
 }
 
 /// Ranks in a message.
-pub(super) struct Ranks<'a>(pub(super) &'a [usize]);
+pub(super) struct Ranks<'a>(pub(super) &'a [Rank]);
 
 impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.len() == 1 { "rank" } else { "ranks" })?;
         for (index, rank) in self.0.iter().enumerate() {
-            write!(f, "{} {rank}", if index == 0 { "" } else { "," })?;
+            write!(f, "{} {}", if index == 0 { "" } else { "," }, rank.get())?;
         }
         Ok(())
     }
@@ -435,7 +435,7 @@ mod tests {
     use super::*;
 
     fn communicator() -> Option<Arc<CommunicatorName>> {
-        Some(Arc::new(CommunicatorName { name: Some("tensor".into()), rank: 1, ranks: 4, number: 7 }))
+        Some(Arc::new(CommunicatorName { name: Some("tensor".into()), rank: Rank::new(1), ranks: 4, number: 7 }))
     }
 
     #[test]
@@ -462,10 +462,10 @@ mod tests {
             sequence: Some(12),
             waited: Duration::from_secs(5),
             communicator: communicator(),
-            missing: vec![2, 3],
+            missing: vec![Rank::new(2), Rank::new(3)],
             reports: vec![
-                RankReport { rank: 2, sequence: 11, call: "broadcast".into() },
-                RankReport { rank: 3, sequence: 0, call: String::new() },
+                RankReport { rank: Rank::new(2), sequence: 11, call: "broadcast".into() },
+                RankReport { rank: Rank::new(3), sequence: 0, call: String::new() },
             ],
         });
         assert_eq!(

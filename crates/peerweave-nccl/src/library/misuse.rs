@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::Rank;
 use crate::library::error::{CommunicatorName, Ranks};
 
 /// A mistake of the caller: which call, and what is wrong with it.
@@ -51,12 +52,12 @@ pub enum MisuseKind {
         why: &'static str,
     },
     /// A rank that the communicator does not have.
-    #[error("{what} is rank {found}, the communicator has {ranks}")]
+    #[error("{what} is {found}, expected less than {ranks} (the number of ranks)")]
     Rank {
         /// Which argument: root, peer.
         what: &'static str,
         /// Its value.
-        found: usize,
+        found: Rank,
         /// How many ranks there are.
         ranks: usize,
     },
@@ -110,14 +111,14 @@ pub enum MisuseKind {
     },
     /// Two ranks of one group that issue calls which do not fit together: other lengths, element
     /// types, roots, reductions, or another collective. Nothing of the group was issued.
-    #[error("rank {rank} calls {found}, rank {other} of the same group calls {expected}")]
+    #[error("{rank} calls {found}, {other} of the same group calls {expected}")]
     Disagreement {
         /// A rank.
-        rank: usize,
+        rank: Rank,
         /// What it calls.
         found: Box<str>,
         /// Another rank, which was recorded earlier.
-        other: usize,
+        other: Rank,
         /// What that one calls.
         expected: Box<str>,
     },
@@ -131,7 +132,7 @@ pub enum MisuseKind {
     )]
     NotInGroup {
         /// The ranks that are missing.
-        ranks: Vec<usize>,
+        ranks: Vec<Rank>,
         /// The number of the call on the communicator that waits.
         sequence: u64,
         /// The communicator that waits.

@@ -10,7 +10,7 @@ use crate::sys::{
     self, Versioned, ncclComm_t, ncclCommProperties_t, ncclCommProperties_v22902, ncclGinConnectionType_t, ncclGinType_t,
     ncclResult_t,
 };
-use crate::{Nccl, Version, version_code};
+use crate::{Nccl, Rank, Version, version_code};
 
 /// What a communicator can do (NCCL 2.29.2). What the library's version does not tell is `None`.
 #[derive(Clone, Copy)]
@@ -106,8 +106,8 @@ impl CommProperties {
     }
 
     /// This rank.
-    pub fn rank(&self) -> usize {
-        self.raw.rank.unsigned_abs() as usize
+    pub fn rank(&self) -> Rank {
+        Rank::new(self.raw.rank.unsigned_abs())
     }
 
     /// How many ranks there are.
@@ -298,7 +298,7 @@ mod tests {
             filled.raw.cftSupport = 2;
         };
         let old = filled_by("2.30.7", fill);
-        assert_eq!((old.rank(), old.ranks(), old.lsa_teams(), old.gin_type()), (3, 8, Some(2), GinType::Other(42)));
+        assert_eq!((old.rank(), old.ranks(), old.lsa_teams(), old.gin_type()), (Rank::new(3), 8, Some(2), GinType::Other(42)));
         assert_eq!((old.device_comm_len_bytes(), old.gin_connection(), old.supports_gin(GinType::Proxy)), (None, None, None));
         let new = filled_by("2.32.3", fill);
         assert_eq!((new.device_comm_len_bytes(), new.gin_connection()), (Some(248), Some(GinConnection::Full)));

@@ -27,7 +27,7 @@ use crate::member::registered::RegistrationUse;
 use crate::member::state::{Allowed, Gate, Inside, Refused, State};
 use crate::member::threads::this_thread;
 use crate::sys::{ncclComm, ncclComm_t, ncclResult_t};
-use crate::{Call, Nccl};
+use crate::{Call, Nccl, Rank};
 
 /// How long work that was enqueued may take where nobody has said how long.
 const WORK_DEADLINE: Duration = Duration::from_secs(600);
@@ -70,7 +70,7 @@ pub(crate) struct Inner {
     cu_context: SharedContext,
     device: usize,
     pub(crate) n_ranks: usize,
-    pub(crate) rank: usize,
+    pub(crate) rank: Rank,
     pub(crate) name: Arc<CommunicatorName>,
     /// The same on every rank, and of no other communicator of the job (as far as 64 bits of a hash
     /// go).
@@ -190,7 +190,7 @@ pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
 
 impl Inner {
     /// A communicator of a handle that NCCL says is ready.
-    pub(crate) fn new(parts: Parts, driver: &'static Driver, rank: usize, n_ranks: usize) -> Arc<Self> {
+    pub(crate) fn new(parts: Parts, driver: &'static Driver, rank: Rank, n_ranks: usize) -> Arc<Self> {
         let Parts { nccl, handle, context, name, identity, blocking, deadline, world } = parts;
         let number = MADE.fetch_add(1, Ordering::Relaxed) + 1;
         let inner = Arc::new(Self {

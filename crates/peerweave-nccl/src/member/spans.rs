@@ -9,7 +9,7 @@ use crate::member::membership::Inner;
 
 /// The span of a call on one communicator.
 pub(crate) fn of(inner: &Inner, call: &'static str) -> EnteredSpan {
-    tracing::trace_span!("nccl", call, communicator = inner.name.number, rank = inner.rank).entered()
+    tracing::trace_span!("nccl", call, communicator = inner.name.number, rank = inner.rank.get()).entered()
 }
 
 /// As [`of`], for calls that are counted in nanoseconds: one load where nobody listens, while

@@ -17,7 +17,7 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::member::state::Allowed;
 use crate::memory::window::Window;
 use crate::sys::{Api, ncclMultimemHandle_t, ncclResult_t, ncclWindow_t};
-use crate::{DeviceTeam, MultimemHandle};
+use crate::{DeviceTeam, MultimemHandle, Rank};
 
 /// A fabric's name of a place in memory, for kernels that use logical endpoints. NCCL 2.31.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +37,9 @@ impl<T: Element> Window<T> {
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of its window or
     /// of this rank's own; [`NcclError::Unsupported`] before; [`NcclError::Dead`].
-    pub fn peer_pointer(&self, rank: usize, offset: usize) -> Result<Option<u64>, NcclError> {
+    pub fn peer_pointer(&self, rank: Rank, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetPeerDevicePointer";
-        let peer = number(CALL, "the rank", rank, self.communicator().n_ranks())?;
+        let peer = self.peer(CALL, rank)?;
         let offset = self.place(CALL, rank, offset)?;
         self.pointer(CALL, |api, window, out| {
             // SAFETY: the window is live inside the gate, the offset inside of it; the pointer is
@@ -56,8 +56,7 @@ impl<T: Element> Window<T> {
     pub fn lsa_pointer(&self, index: usize, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetLsaDevicePointer";
         let team = self.communicator().lsa_team()?;
-        let lsa = number(CALL, "the index in the LSA team", index, team.map_or(0, |team| team.ranks()))?;
-        let rank = team.and_then(|team| team.rank_of(index)).unwrap_or(usize::MAX);
+        let (lsa, rank) = member(CALL, "the index in the LSA team", team, index)?;
         let offset = self.place(CALL, rank, offset)?;
         self.pointer(CALL, |api, window, out| {
             // SAFETY: as above.
@@ -107,9 +106,9 @@ impl<T: Element> Window<T> {
     /// [`NcclError::Nccl`] where there is no fabric, see
     /// [`CommProperties::cft`](crate::CommProperties::cft); [`NcclError::Unsupported`] before; else
     /// as [`peer_pointer`](Self::peer_pointer).
-    pub fn peer_endpoint(&self, rank: usize, offset: usize) -> Result<LogicalEndpoint, NcclError> {
+    pub fn peer_endpoint(&self, rank: Rank, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetPeerDeviceLeInfo";
-        let peer = number(CALL, "the rank", rank, self.communicator().n_ranks())?;
+        let peer = self.peer(CALL, rank)?;
         let offset = self.place(CALL, rank, offset)?;
         self.endpoint(CALL, |api, window, found| {
             // SAFETY: as above; the pointers are to live numbers.
@@ -126,8 +125,8 @@ impl<T: Element> Window<T> {
     pub fn cft_endpoint(&self, team: DeviceTeam, index: usize, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetCftDeviceLeInfo";
         let raw = team.to_raw(CALL, self.communicator().rank(), self.communicator().n_ranks())?;
-        let peer = number(CALL, "the index in the fabric team", index, team.ranks())?;
-        let offset = self.place(CALL, team.rank_of(index).unwrap_or(usize::MAX), offset)?;
+        let (peer, rank) = member(CALL, "the index in the fabric team", Some(team), index)?;
+        let offset = self.place(CALL, rank, offset)?;
         self.endpoint(CALL, |api, window, found| {
             // SAFETY: as above.
             unsafe { api.ncclGetCftDeviceLeInfo(window, offset, peer, raw, &raw mut found.id, &raw mut found.offset_bytes) }
@@ -179,8 +178,17 @@ impl<T: Element> Window<T> {
         self.communicator().inner.call(call, Allowed::LIVE, |api, _| function(api, window))
     }
 
+    /// Returns a rank of the communicator as NCCL takes it.
+    fn peer(&self, call: &'static str, rank: Rank) -> Result<c_int, NcclError> {
+        let ranks = self.communicator().n_ranks();
+        match c_int::try_from(rank.get()) {
+            Ok(peer) if rank.index() < ranks => Ok(peer),
+            _ => Err(NcclError::misuse(call, MisuseKind::Rank { what: "the rank", found: rank, ranks })),
+        }
+    }
+
     /// Where an element of a rank's window begins, in bytes.
-    fn place(&self, call: &'static str, rank: usize, offset: usize) -> Result<usize, NcclError> {
+    fn place(&self, call: &'static str, rank: Rank, offset: usize) -> Result<usize, NcclError> {
         // NCCL compares with the length of this rank's window, whoever's it is.
         inside::<T>(call, self.len_of(rank)?.min(self.len_bytes() / size_of::<T>()), offset)
     }
@@ -195,9 +203,11 @@ fn inside<T>(call: &'static str, len: usize, offset: usize) -> Result<usize, Ncc
     Err(NcclError::misuse(call, MisuseKind::Value { what: "the offset", found, expected }))
 }
 
-fn number(call: &'static str, what: &'static str, found: usize, ranks: usize) -> Result<c_int, NcclError> {
-    match c_int::try_from(found) {
-        Ok(index) if found < ranks => Ok(index),
-        _ => Err(NcclError::misuse(call, MisuseKind::Rank { what, found, ranks })),
-    }
+/// Returns an index of a team as NCCL takes it, and the rank at that index.
+fn member(call: &'static str, what: &'static str, team: Option<DeviceTeam>, index: usize) -> Result<(c_int, Rank), NcclError> {
+    let found = c_int::try_from(index).ok().zip(team.and_then(|team| team.rank_of(index)));
+    found.ok_or_else(|| {
+        let (found, expected) = (i64::try_from(index).unwrap_or(i64::MAX), "less than the number of ranks of the team");
+        NcclError::misuse(call, MisuseKind::Value { what, found, expected })
+    })
 }

@@ -30,7 +30,7 @@ use crate::member::spans;
 use crate::member::state::Allowed;
 use crate::member::turns::enter_all;
 use crate::sys::{self, Api, ncclComm_t, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
-use crate::{OnExpiry, Version};
+use crate::{OnExpiry, Rank, Version};
 
 /// From here on NCCL finds a peer's window whatever its length is; before, by the length of its
 /// own, silently at a wrong place.
@@ -85,9 +85,9 @@ impl WindowKind {
 /// ```compile_fail,E0308
 /// # use std::sync::Arc;
 /// # use peerweave_nccl::CudaStream;
-/// # use peerweave_nccl::{Communicator, NcclError, NcclMem, Signal, Window};
+/// # use peerweave_nccl::{Communicator, NcclError, NcclMem, Rank, Signal, Window};
 /// # fn f(communicator: &Communicator, stream: &Arc<CudaStream>, mine: &NcclMem<f64>, theirs: &Window<f32>) -> Result<(), NcclError> {
-/// communicator.put_signal(stream, mine, 1, theirs, 0, Signal::default())
+/// communicator.put_signal(stream, mine, Rank::new(1), theirs, 0, Signal::default())
 /// # }
 /// ```
 pub struct Window<T> {
@@ -308,12 +308,12 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist.
-    pub fn len_of(&self, rank: usize) -> Result<usize, NcclError> {
+    pub fn len_of(&self, rank: Rank) -> Result<usize, NcclError> {
         let wrong = || {
             let ranks = self.inner.lens_bytes.len();
             NcclError::misuse("Window::len_of", MisuseKind::Rank { what: "the rank", found: rank, ranks })
         };
-        self.inner.lens_bytes.get(rank).map(|bytes| *bytes as usize / size_of::<T>()).ok_or_else(wrong)
+        self.inner.lens_bytes.get(rank.index()).map(|bytes| *bytes as usize / size_of::<T>()).ok_or_else(wrong)
     }
 
     /// The address at which this rank registered the memory, as NCCL knows it. NCCL 2.29.2.
@@ -338,7 +338,7 @@ impl<T: Element> Window<T> {
 
     /// Bytes of this rank's part.
     pub(crate) fn len_bytes(&self) -> usize {
-        self.inner.lens_bytes.get(self.communicator().rank()).map_or(0, |bytes| *bytes as usize)
+        self.inner.lens_bytes.get(self.communicator().rank().index()).map_or(0, |bytes| *bytes as usize)
     }
 
     /// NCCL's handle.
@@ -585,7 +585,7 @@ fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64
     for (communicator, mine) in communicators.iter().zip(mine) {
         let stream = PrivateStream::new(communicator.context())?;
         let mut numbers = vec![0u64; communicator.n_ranks()];
-        numbers[communicator.rank()] = *mine;
+        numbers[communicator.rank().index()] = *mine;
         places.push((DeviceMemory::from_slice(&stream, &numbers)?, stream));
     }
     first.nccl().group(|group| {

@@ -11,7 +11,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use peerweave_types::DType;
+use peerweave_types::{DType, Rank};
 
 use crate::Call;
 use crate::library::error::{MisuseKind, NcclError};
@@ -35,13 +35,13 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
     if inners.all(|inner| Arc::ptr_eq(inner, first)) {
         return Ok(());
     }
-    let mut ranks: Vec<Rank<'a>> = Vec::new();
+    let mut ranks: Vec<Member<'a>> = Vec::new();
     for (inner, _) in calls.clone() {
         if !ranks.iter().any(|rank| Arc::ptr_eq(rank.inner, inner)) {
-            ranks.push(Rank { inner, collectives: inner.collectives(), paired: 0 });
+            ranks.push(Member { inner, collectives: inner.collectives(), paired: 0 });
         }
     }
-    let has_sibling = |rank: &Rank<'_>| {
+    let has_sibling = |rank: &Member<'_>| {
         ranks.iter().any(|other| other.inner.identity == rank.inner.identity && !Arc::ptr_eq(other.inner, rank.inner))
     };
     if !ranks.iter().any(has_sibling) {
@@ -54,7 +54,7 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
 }
 
 /// A communicator of the group.
-struct Rank<'a> {
+struct Member<'a> {
     inner: &'a Arc<Inner>,
     /// The number of its last collective so far.
     collectives: u64,
@@ -63,7 +63,7 @@ struct Rank<'a> {
 }
 
 /// Compares collectives of the same number.
-fn collectives<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>>, ranks: &mut [Rank<'a>]) -> Result<(), NcclError> {
+fn collectives<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>>, ranks: &mut [Member<'a>]) -> Result<(), NcclError> {
     let mut numbered: Vec<(u64, u64, Recorded<'a, 'env>)> = Vec::new();
     for (inner, request) in calls.filter(|(_, request)| request.call.is_collective()) {
         let Some(rank) = ranks.iter_mut().find(|rank| Arc::ptr_eq(rank.inner, inner)) else { continue };
@@ -95,7 +95,7 @@ fn agree((one, expected): Recorded<'_, '_>, (other, found): Recorded<'_, '_>) ->
         return Ok(());
     }
     // What a rank gives another is what the two can disagree about.
-    let shown = |request: &Request<'_>, peer: usize| Shown(request.call, &request.operations, peer).to_string().into();
+    let shown = |request: &Request<'_>, peer: Rank| Shown(request.call, &request.operations, peer).to_string().into();
     Err(disagreement(found.call, other, shown(found, one.rank), one, shown(expected, other.rank)))
 }
 
@@ -104,23 +104,23 @@ fn disagreement(call: Call, inner: &Inner, found: Box<str>, other: &Inner, expec
 }
 
 /// Whether what `from` sends is what `to` receives of it.
-fn transposed(sends: &[Operation], from: usize, receives: &[Operation], to: usize) -> bool {
-    let sent = sends.iter().find(|part| part.kind == Kind::Send(to as i32)).map_or(0, Operation::len_bytes);
-    let received = receives.iter().find(|part| part.kind == Kind::Recv(from as i32)).map_or(0, Operation::len_bytes);
+fn transposed(sends: &[Operation], from: Rank, receives: &[Operation], to: Rank) -> bool {
+    let sent = sends.iter().find(|part| part.kind == Kind::Send(to.get() as i32)).map_or(0, Operation::len_bytes);
+    let received = receives.iter().find(|part| part.kind == Kind::Recv(from.get() as i32)).map_or(0, Operation::len_bytes);
     sent == received
 }
 
 /// Compares the sends of each rank with the receives of its peer.
 fn transfers<'a, 'env: 'a>(
     calls: impl Iterator<Item = Recorded<'a, 'env>> + Clone,
-    ranks: &mut [Rank<'a>],
+    ranks: &mut [Member<'a>],
 ) -> Result<(), NcclError> {
     let mut pairs: Vec<Pair<'a, 'env>> = Vec::new();
     for (inner, request) in calls {
         let Operations::One(operation) = &request.operations else { continue };
         let (from, to, is_send) = match operation.kind {
-            Kind::Send(to) => (inner.rank, to.unsigned_abs() as usize, true),
-            Kind::Recv(from) => (from.unsigned_abs() as usize, inner.rank, false),
+            Kind::Send(to) => (inner.rank, Rank::new(to.unsigned_abs()), true),
+            Kind::Recv(from) => (Rank::new(from.unsigned_abs()), inner.rank, false),
             _ => continue,
         };
         let key = (inner.identity, from, to);
@@ -141,7 +141,7 @@ fn transfers<'a, 'env: 'a>(
         for ((sender, send), (receiver, receive)) in sends.iter().zip(receives) {
             let (Operations::One(sent), Operations::One(received)) = (&send.operations, &receive.operations) else { continue };
             if sent.len_bytes() != received.len_bytes() {
-                let shown = |request: &Request<'_>| Shown(request.call, &request.operations, 0).to_string().into();
+                let shown = |request: &Request<'_>| Shown(request.call, &request.operations, Rank::default()).to_string().into();
                 return Err(disagreement(receive.call, receiver, shown(receive), sender, shown(send)));
             }
         }
@@ -156,7 +156,7 @@ fn transfers<'a, 'env: 'a>(
 
 /// What one rank sends another within the group.
 struct Pair<'a, 'env> {
-    key: (u64, usize, usize),
+    key: (u64, Rank, Rank),
     sends: Vec<Recorded<'a, 'env>>,
     receives: Vec<Recorded<'a, 'env>>,
 }
@@ -199,7 +199,7 @@ fn is_predefined(op: ncclRedOp_t) -> bool {
 }
 
 /// A call as an error shows it; of one with a length for each rank, what concerns the given one.
-struct Shown<'a>(Call, &'a Operations, usize);
+struct Shown<'a>(Call, &'a Operations, Rank);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -217,8 +217,8 @@ impl fmt::Display for Shown<'_> {
             }
             Operations::Many(operations) if *call == Call::AllToAllV => {
                 let count = |kind| operations.iter().find(|part| part.kind == kind).map_or(0, |part| part.count);
-                let (sent, received) = (count(Kind::Send(*peer as i32)), count(Kind::Recv(*peer as i32)));
-                write!(f, " with {sent} elements to and {received} elements from rank {peer}")?;
+                let (sent, received) = (count(Kind::Send(peer.get() as i32)), count(Kind::Recv(peer.get() as i32)));
+                write!(f, " with {sent} elements to and {received} elements from {peer}")?;
             }
             Operations::Many(operations) => {
                 let counts: Vec<_> = operations.iter().filter_map(|part| Some((part.root()?, part.count))).collect();

@@ -10,7 +10,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep};
-use peerweave_types::{DType, Element};
+use peerweave_types::{DType, Element, Rank};
 
 use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::Inner;
@@ -19,6 +19,10 @@ use crate::ops::operation::Operations;
 use crate::ops::reduction::{Made, Reduction};
 use crate::sys::{ncclDataType_t, ncclRedOp_t};
 use crate::{Call, Nccl, Version};
+
+/// Why a reduction without a number of NCCL is an error.
+const NOT_PREDEFINED: &str =
+    "expected sum, prod, min, max or avg; NCCL has no bitwise reductions, and a PreMulSum is created with its scalar";
 
 /// The library's number of an element type. Types that it does not know yet can still be moved, as
 /// bytes.
@@ -110,6 +114,7 @@ impl<'c, 'a> At<'c, 'a> {
     pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {
         let data_type = data_type(self.call.name(), self.inner.nccl, T::DTYPE, true)?;
         let (op, made) = op.resolve();
+        let op = op.ok_or_else(|| misuse(self.call, MisuseKind::Text { what: "the reduction", why: NOT_PREDEFINED }))?;
         if let Some(made) = made {
             made.check(self.call.name(), self.inner, self.stream)?;
             self.own(Arc::<Made>::clone(made));
@@ -122,12 +127,16 @@ impl<'c, 'a> At<'c, 'a> {
         self.holds.owner = Some(owner);
     }
 
-    /// A rank of the communicator, as NCCL wants it.
+    /// Returns a rank of the communicator as NCCL takes it.
     #[inline]
-    pub(crate) fn rank(&self, what: &'static str, rank: usize) -> Checked<c_int> {
+    pub(crate) fn rank(&self, what: &'static str, rank: Rank) -> Checked<c_int> {
         let ranks = self.inner.n_ranks;
         // There are at most `c_int::MAX` ranks.
-        if rank < ranks { Ok(rank as c_int) } else { Err(misuse(self.call, MisuseKind::Rank { what, found: rank, ranks })) }
+        if rank.index() < ranks {
+            Ok(rank.get() as c_int)
+        } else {
+            Err(misuse(self.call, MisuseKind::Rank { what, found: rank, ranks }))
+        }
     }
 
     /// An error unless something has the length that it should have.

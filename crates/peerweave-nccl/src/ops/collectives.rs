@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
-use peerweave_types::Element;
+use peerweave_types::{Element, Rank};
 
 use crate::comm::communicator::Communicator;
 use crate::library::error::NcclError;

@@ -9,7 +9,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
-use peerweave_types::Element;
+use peerweave_types::{Element, Rank};
 
 use crate::comm::communicator::Communicator;
 use crate::comm::complete::{dive_all, end_group, refuse_group};
@@ -97,10 +97,11 @@ impl Nccl {
     /// ```no_run
     /// # use std::sync::Arc;
     /// # use peerweave_nccl::{CudaStream, DeviceMemory};
-    /// # use peerweave_nccl::{Communicator, Nccl, NcclError};
+    /// # use peerweave_nccl::{Communicator, Nccl, NcclError, Rank};
     /// # fn exchange(nccl: Nccl, comm: &Communicator, stream: &Arc<CudaStream>, mine: &DeviceMemory<f32>, theirs: &mut DeviceMemory<f32>)
     /// # -> Result<(), NcclError> {
-    /// let (next, previous) = ((comm.rank() + 1) % comm.n_ranks(), (comm.rank() + comm.n_ranks() - 1) % comm.n_ranks());
+    /// let (rank, n) = (comm.rank().get(), comm.n_ranks() as u32);
+    /// let (next, previous) = (Rank::new((rank + 1) % n), Rank::new((rank + n - 1) % n));
     /// nccl.group(|group| {
     ///     group.send(comm, stream, mine, next)?;
     ///     group.recv(comm, stream, theirs, previous)

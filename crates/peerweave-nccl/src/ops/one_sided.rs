@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use peerweave_driver::{CudaStream, DeviceBuffer};
-use peerweave_types::Element;
+use peerweave_types::{Element, Rank};
 
 use crate::comm::communicator::Communicator;
 use crate::library::error::{MisuseKind, NcclError};
@@ -34,7 +34,7 @@ pub struct Signal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalWait {
     /// Who signals.
-    pub peer: usize,
+    pub peer: Rank,
     /// Which signal.
     pub signal: Signal,
     /// How many operations of that rank, counted from the last wait; at least 1.
@@ -67,7 +67,7 @@ impl Communicator {
         &self,
         stream: &Arc<CudaStream>,
         source: &impl DeviceBuffer<T>,
-        peer: usize,
+        peer: Rank,
         window: &Window<T>,
         offset: usize,
         signal: Signal,
@@ -79,7 +79,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
-    pub fn signal(&self, stream: &Arc<CudaStream>, peer: usize, signal: Signal) -> Result<(), NcclError> {
+    pub fn signal(&self, stream: &Arc<CudaStream>, peer: Rank, signal: Signal) -> Result<(), NcclError> {
         self.run(Call::Signal, stream, None, |at| raise(at, peer, signal))
     }
 
@@ -106,7 +106,7 @@ impl<'env> Group<'env> {
         communicator: &Communicator,
         stream: &'env Arc<CudaStream>,
         source: &'env impl DeviceBuffer<T>,
-        peer: usize,
+        peer: Rank,
         window: &Window<T>,
         offset: usize,
         signal: Signal,
@@ -123,7 +123,7 @@ impl<'env> Group<'env> {
         &mut self,
         communicator: &Communicator,
         stream: &'env Arc<CudaStream>,
-        peer: usize,
+        peer: Rank,
         signal: Signal,
     ) -> Result<(), NcclError> {
         self.record(Call::Signal, communicator, stream, None, |at| raise(at, peer, signal))
@@ -165,7 +165,7 @@ fn numbers(at: &At<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
 fn put_signal<'a, T: Element>(
     at: &mut At<'_, 'a>,
     source: &'a impl DeviceBuffer<T>,
-    peer: usize,
+    peer: Rank,
     window: &Window<T>,
     offset: usize,
     signal: Signal,
@@ -193,7 +193,7 @@ fn put_signal<'a, T: Element>(
     Ok(at.prepared(Operations::Put(Put { source, count, data_type, peer, window, offset_bytes, index, context })))
 }
 
-fn raise(at: &mut At<'_, '_>, peer: usize, signal: Signal) -> Checked<Prepared> {
+fn raise(at: &mut At<'_, '_>, peer: Rank, signal: Signal) -> Checked<Prepared> {
     at.inner.nccl.needs("ncclSignal", SINCE)?;
     let peer = at.rank("the peer", peer)?;
     let (index, context) = numbers(at, signal)?;

@@ -163,7 +163,7 @@ impl Operation {
         stream: CUstream,
     ) -> Result<ncclResult_t, MissingSymbol> {
         let part = (self.count * self.element_bytes) as u64;
-        let rank = inner.rank as c_int;
+        let rank = inner.rank.get() as c_int;
         let at = |address: u64, peer: c_int| address + part * u64::from(peer.unsigned_abs());
         let send = |peer, address| Operation { kind: Kind::Send(peer), send: address, ..*self };
         let recv = |peer, address| Operation { kind: Kind::Recv(peer), recv: address, ..*self };

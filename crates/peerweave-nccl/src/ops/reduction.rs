@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory};
-use peerweave_types::Element;
+use peerweave_types::{Element, ReduceOp};
 
+use crate::Nccl;
 use crate::comm::communicator::Communicator;
 use crate::comm::ending::when_possible;
 use crate::library::error::{MisuseKind, NcclError};
@@ -22,59 +23,30 @@ use crate::member::state::Allowed;
 use crate::ops::check::data_type;
 use crate::sys::{ncclRedOp_t, ncclScalarResidence_t};
 
-/// How the elements of the ranks are combined.
-///
-/// Integers wrap. For 8-bit and 16-bit floats NCCL chooses what it accumulates in. The default is
-/// the sum, as in NCCL's documentation.
-///
-/// ```
-/// assert_eq!(peerweave_nccl::ReduceOp::default(), peerweave_nccl::ReduceOp::Sum);
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    /// The sum.
-    #[default]
-    Sum,
-    /// The product.
-    Prod,
-    /// The smallest.
-    Min,
-    /// The largest.
-    Max,
-    /// The sum divided by the number of ranks; for integers rounded toward zero.
-    Avg,
+impl Nccl {
+    /// The reductions that every communicator has. A [`PreMulSum`] is created for one communicator;
+    /// NCCL has no bitwise reductions.
+    ///
+    /// ```
+    /// use peerweave_nccl::{Nccl, ReduceOp};
+    ///
+    /// assert_eq!(Nccl::REDUCTIONS[0], ReduceOp::default());
+    /// ```
+    pub const REDUCTIONS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
 }
 
-impl ReduceOp {
-    /// Every reduction that needs no object.
-    pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg];
-
-    /// The name that nccl-tests prints and takes.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Prod => "prod",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::Avg => "avg",
-        }
-    }
-
-    const fn raw(self) -> ncclRedOp_t {
-        match self {
-            Self::Sum => ncclRedOp_t::ncclSum,
-            Self::Prod => ncclRedOp_t::ncclProd,
-            Self::Min => ncclRedOp_t::ncclMin,
-            Self::Max => ncclRedOp_t::ncclMax,
-            Self::Avg => ncclRedOp_t::ncclAvg,
-        }
-    }
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
+/// Returns the library's number of a predefined reduction; `None` for one that NCCL lacks or that
+/// needs an object.
+#[inline]
+const fn predefined(op: ReduceOp) -> Option<ncclRedOp_t> {
+    Some(match op {
+        ReduceOp::Sum => ncclRedOp_t::ncclSum,
+        ReduceOp::Prod => ncclRedOp_t::ncclProd,
+        ReduceOp::Min => ncclRedOp_t::ncclMin,
+        ReduceOp::Max => ncclRedOp_t::ncclMax,
+        ReduceOp::Avg => ncclRedOp_t::ncclAvg,
+        _ => return None,
+    })
 }
 
 mod sealed {
@@ -82,14 +54,17 @@ mod sealed {
 
     /// What a request needs of a reduction.
     pub trait Resolve<T> {
-        /// The library's number, and the object that it belongs to.
-        fn resolve(&self) -> (crate::sys::ncclRedOp_t, Option<&Arc<super::Made>>);
+        /// Returns the library's number, if it has one, and the object that the number belongs to.
+        fn resolve(&self) -> (Option<crate::sys::ncclRedOp_t>, Option<&Arc<super::Made>>);
     }
 }
 
 /// A reduction of elements of type `T`: a [`ReduceOp`], or a reference to a [`PreMulSum<T>`].
 ///
-/// Sealed: numbers of the library cannot be forged.
+/// A call with a [`ReduceOp`] that is not in [`Nccl::REDUCTIONS`] fails with a
+/// [`NcclError::Misuse`]. For 8-bit and 16-bit floats NCCL chooses the type that it accumulates in.
+///
+/// Sealed: a program cannot pass numbers of its own to the library.
 ///
 /// ```compile_fail,E0277
 /// # use peerweave_nccl::{PreMulSum, Reduction};
@@ -107,16 +82,16 @@ pub trait Reduction<T>: sealed::Resolve<T> {}
 
 impl<T: Element> sealed::Resolve<T> for ReduceOp {
     #[inline]
-    fn resolve(&self) -> (ncclRedOp_t, Option<&Arc<Made>>) {
-        (self.raw(), None)
+    fn resolve(&self) -> (Option<ncclRedOp_t>, Option<&Arc<Made>>) {
+        (predefined(*self), None)
     }
 }
 
 impl<T: Element> Reduction<T> for ReduceOp {}
 
 impl<T: Element> sealed::Resolve<T> for &PreMulSum<T> {
-    fn resolve(&self) -> (ncclRedOp_t, Option<&Arc<Made>>) {
-        (self.made.op, Some(&self.made))
+    fn resolve(&self) -> (Option<ncclRedOp_t>, Option<&Arc<Made>>) {
+        (Some(self.made.op), Some(&self.made))
     }
 }
 

@@ -6,7 +6,7 @@
 //! rank.
 
 use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
-use peerweave_types::Element;
+use peerweave_types::{Element, Rank};
 
 use crate::library::error::{MisuseKind, NcclError};
 use crate::ops::check::{At, Checked, Operand, Prepared};
@@ -109,7 +109,7 @@ pub(crate) fn broadcast<'a, T: Element>(
     at: &mut At<'_, 'a>,
     send: Option<&'a dyn DeviceBuffer<T>>,
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
-    root: usize,
+    root: Rank,
 ) -> Checked<Prepared> {
     let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
     let send = match send {
@@ -128,7 +128,7 @@ pub(crate) fn broadcast<'a, T: Element>(
 pub(crate) fn broadcast_in_place<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
-    root: usize,
+    root: Rank,
 ) -> Checked<Prepared> {
     let (count, data_type, root) = (buffer.len(), at.moved::<T>()?, at.rank("the root", root)?);
     at.in_place(Kind::Broadcast(root), count, data_type, buffer, [0, 0])
@@ -140,7 +140,7 @@ pub(crate) fn reduce<'a, T: Element>(
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
     op: impl Reduction<T>,
-    root: usize,
+    root: Rank,
 ) -> Checked<Prepared> {
     let (count, (data_type, op)) = (send.len(), at.reduced::<T>(&op)?);
     let raw_root = at.rank("the root", root)?;
@@ -154,7 +154,7 @@ pub(crate) fn reduce_in_place<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
-    root: usize,
+    root: Rank,
 ) -> Checked<Prepared> {
     let (count, (data_type, op)) = (buffer.len(), at.reduced::<T>(&op)?);
     let root = at.rank("the root", root)?;
@@ -179,7 +179,7 @@ pub(crate) fn all_gather_in_place<'a, T: Element>(
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
 ) -> Checked<Prepared> {
     let (count, data_type) = (at.part("the length of the buffer", buffer.len())?, at.moved::<T>()?);
-    let mine = at.inner.rank * count;
+    let mine = at.inner.rank.index() * count;
     at.in_place(Kind::AllGather, count, data_type, buffer, [mine, 0])
 }
 
@@ -203,7 +203,7 @@ pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
     op: impl Reduction<T>,
 ) -> Checked<Prepared> {
     let (count, (data_type, op)) = (at.part("the length of the buffer", buffer.len())?, at.reduced::<T>(&op)?);
-    let mine = at.inner.rank * count;
+    let mine = at.inner.rank.index() * count;
     at.in_place(Kind::ReduceScatter(op), count, data_type, buffer, [0, mine])
 }
 
@@ -224,7 +224,7 @@ pub(crate) fn gather<'a, T: Element>(
     at: &mut At<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
-    root: usize,
+    root: Rank,
 ) -> Checked<Prepared> {
     let (count, data_type, raw_root) = (send.len(), at.moved::<T>()?, at.rank("the root", root)?);
     let recv = match recv {
@@ -241,7 +241,7 @@ pub(crate) fn gather<'a, T: Element>(
 pub(crate) fn gather_in_place<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
-    root: usize,
+    root: Rank,
 ) -> Checked<Prepared> {
     let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
     if root != at.inner.rank {
@@ -249,7 +249,7 @@ pub(crate) fn gather_in_place<'a, T: Element>(
         return at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [0, 0]);
     }
     let count = at.part("the length of the buffer", buffer.len())?;
-    at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [root * count, 0])
+    at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [root.index() * count, 0])
 }
 
 #[inline]
@@ -257,7 +257,7 @@ pub(crate) fn scatter<'a, T: Element>(
     at: &mut At<'_, 'a>,
     send: Option<&'a dyn DeviceBuffer<T>>,
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
-    root: usize,
+    root: Rank,
 ) -> Checked<Prepared> {
     let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
     let send = match send {
@@ -276,7 +276,7 @@ pub(crate) fn scatter<'a, T: Element>(
 pub(crate) fn scatter_in_place<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
-    root: usize,
+    root: Rank,
 ) -> Checked<Prepared> {
     let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
     if root != at.inner.rank {
@@ -284,14 +284,14 @@ pub(crate) fn scatter_in_place<'a, T: Element>(
         return at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, 0]);
     }
     let count = at.part("the length of the buffer", buffer.len())?;
-    at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, root * count])
+    at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, root.index() * count])
 }
 
 #[inline]
 pub(crate) fn send<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a (impl DeviceBuffer<T> + ?Sized),
-    peer: usize,
+    peer: Rank,
 ) -> Checked<Prepared> {
     let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
     let buffer = at.read("the buffer", buffer)?;
@@ -302,7 +302,7 @@ pub(crate) fn send<'a, T: Element>(
 pub(crate) fn recv<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
-    peer: usize,
+    peer: Rank,
 ) -> Checked<Prepared> {
     let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
     let buffer = at.write("the buffer", buffer)?;
@@ -319,7 +319,7 @@ pub(crate) fn all_to_all_v<'a, T: Element>(
 ) -> Checked<Prepared> {
     at.counts(["the send counts", "the send buffer"], send_counts, send.len())?;
     at.counts(["the receive counts", "the receive buffer"], recv_counts, recv.len())?;
-    let (mine, element_bytes) = (at.inner.rank, size_of::<T>());
+    let (mine, element_bytes) = (at.inner.rank.index(), size_of::<T>());
     at.length("the receive count of this rank itself", recv_counts[mine], send_counts[mine])?;
     at.many(send, recv, |mut send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(2 * send_counts.len());
@@ -345,7 +345,7 @@ pub(crate) fn all_gather_v<'a, T: Element>(
     counts: &[usize],
 ) -> Checked<Prepared> {
     at.counts(["the counts", "the receive buffer"], counts, recv.len())?;
-    let (mine, element_bytes) = (at.inner.rank, size_of::<T>());
+    let (mine, element_bytes) = (at.inner.rank.index(), size_of::<T>());
     at.length("the send buffer", send.len(), counts[mine])?;
     at.many(send, recv, |send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(counts.len());
@@ -369,7 +369,7 @@ impl<'a> At<'_, 'a> {
     /// A buffer that only the root writes.
     fn of_root<T: Element>(
         &mut self,
-        root: usize,
+        root: Rank,
         what: &'static str,
         buffer: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
         expected: usize,

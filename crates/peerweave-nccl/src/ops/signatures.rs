@@ -37,7 +37,7 @@ macro_rules! collectives {
             ///
             /// # Errors
             /// As [`all_reduce`](Self::all_reduce).
-            Broadcast broadcast(send: Option<&'a dyn DeviceBuffer<T>>, recv: &'a mut impl DeviceBufferMut<T>, root: usize);
+            Broadcast broadcast(send: Option<&'a dyn DeviceBuffer<T>>, recv: &'a mut impl DeviceBufferMut<T>, root: Rank);
 
             /// Reduces over all ranks; the root gets the result. Only the root gives a receive
             /// buffer; what others give is not written.
@@ -51,7 +51,7 @@ macro_rules! collectives {
                 send: &'a impl DeviceBuffer<T>,
                 recv: Option<&'a mut dyn DeviceBufferMut<T>>,
                 op: impl Reduction<T>,
-                root: usize
+                root: Rank
             );
 
             /// Every rank gets what all sent, in the order of ranks. The receive buffer is as many
@@ -104,7 +104,7 @@ macro_rules! collectives {
             ///
             /// # Errors
             /// As [`all_reduce`](Self::all_reduce).
-            Gather gather(send: &'a impl DeviceBuffer<T>, recv: Option<&'a mut dyn DeviceBufferMut<T>>, root: usize);
+            Gather gather(send: &'a impl DeviceBuffer<T>, recv: Option<&'a mut dyn DeviceBufferMut<T>>, root: Rank);
 
             /// Each rank gets its part of the root's buffer. Only the root gives a send buffer;
             /// what others give is not read.
@@ -116,7 +116,7 @@ macro_rules! collectives {
             ///
             /// # Errors
             /// As [`all_reduce`](Self::all_reduce).
-            Scatter scatter(send: Option<&'a dyn DeviceBuffer<T>>, recv: &'a mut impl DeviceBufferMut<T>, root: usize);
+            Scatter scatter(send: Option<&'a dyn DeviceBuffer<T>>, recv: &'a mut impl DeviceBufferMut<T>, root: Rank);
 
             /// Reduces over all ranks; every rank gets the result in place of what it gave.
             ///
@@ -132,7 +132,7 @@ macro_rules! collectives {
             ///
             /// # Errors
             /// As [`all_reduce`](Self::all_reduce).
-            BroadcastInPlace broadcast_in_place(buffer: &'a mut impl DeviceBufferMut<T>, root: usize);
+            BroadcastInPlace broadcast_in_place(buffer: &'a mut impl DeviceBufferMut<T>, root: Rank);
 
             /// Reduces over all ranks; the root gets the result in place of what it gave. The
             /// others' buffers are only read.
@@ -141,7 +141,7 @@ macro_rules! collectives {
             ///
             /// # Errors
             /// As [`all_reduce`](Self::all_reduce).
-            ReduceInPlace reduce_in_place(buffer: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>, root: usize);
+            ReduceInPlace reduce_in_place(buffer: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>, root: Rank);
 
             /// The buffer has a part for each rank; this rank's part goes to all, and the others'
             /// parts are theirs.
@@ -171,7 +171,7 @@ macro_rules! collectives {
             ///
             /// # Errors
             /// As [`all_reduce`](Self::all_reduce).
-            GatherInPlace gather_in_place(buffer: &'a mut impl DeviceBufferMut<T>, root: usize);
+            GatherInPlace gather_in_place(buffer: &'a mut impl DeviceBufferMut<T>, root: Rank);
 
             /// The root's buffer has a part for each rank, and its own stays in place; the others
             /// give buffers of the length of one part.
@@ -181,7 +181,7 @@ macro_rules! collectives {
             ///
             /// # Errors
             /// As [`all_reduce`](Self::all_reduce).
-            ScatterInPlace scatter_in_place(buffer: &'a mut impl DeviceBufferMut<T>, root: usize);
+            ScatterInPlace scatter_in_place(buffer: &'a mut impl DeviceBufferMut<T>, root: Rank);
         }
     };
 }
@@ -200,7 +200,7 @@ macro_rules! transfers {
             ///
             /// # Errors
             /// As [`all_reduce`](Self::all_reduce).
-            Send send(buffer: &'a impl DeviceBuffer<T>, peer: usize);
+            Send send(buffer: &'a impl DeviceBuffer<T>, peer: Rank);
 
             /// Receives from a rank, which has to [`send`](Self::send) as many elements of the same
             /// type.
@@ -209,7 +209,7 @@ macro_rules! transfers {
             ///
             /// # Errors
             /// As [`all_reduce`](Self::all_reduce).
-            Recv recv(buffer: &'a mut impl DeviceBufferMut<T>, peer: usize);
+            Recv recv(buffer: &'a mut impl DeviceBufferMut<T>, peer: Rank);
 
             /// Sends to each rank its own number of elements: `send` holds them in the order of
             /// ranks, `send_counts[i]` for rank `i`; `recv` gets `recv_counts[i]` from rank `i`, in

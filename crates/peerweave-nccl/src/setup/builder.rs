@@ -16,7 +16,7 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::{Parts, World};
 use crate::setup::init::{Joining, adopt_all, check_members, init, make_first, mix, with_mode};
 use crate::setup::split::{grown, nothing_made};
-use crate::{Config, Nccl, UniqueId, Version};
+use crate::{Config, Nccl, Rank, UniqueId, Version};
 
 /// How communicators are made: the library, the options and the longest wait. Made by
 /// [`Communicator::builder`].
@@ -28,7 +28,7 @@ use crate::{Config, Nccl, UniqueId, Version};
 /// use peerweave_nccl::prelude::*;
 ///
 /// let ranks = Communicator::builder().config(Config::new().name("all")).deadline(Duration::from_secs(20)).on_devices([0, 1])?;
-/// assert_eq!(ranks[1].rank(), 1);
+/// assert_eq!(ranks[1].rank(), Rank::new(1));
 /// # Ok::<(), NcclError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ impl CommunicatorBuilder {
     fn init(
         &self,
         call: &'static str,
-        members: &[(Arc<CudaContext>, usize)],
+        members: &[(Arc<CudaContext>, Rank)],
         n_ranks: usize,
         ids: &[UniqueId],
         began: Instant,
@@ -104,7 +104,7 @@ impl CommunicatorBuilder {
     pub fn init_all(&self, contexts: &[Arc<CudaContext>]) -> Result<Vec<Communicator>, NcclError> {
         const CALL: &str = "init_all";
         let began = Instant::now();
-        let members: Vec<_> = contexts.iter().enumerate().map(|(rank, context)| (Arc::clone(context), rank)).collect();
+        let members: Vec<_> = (0..).map(Rank::new).zip(contexts).map(|(rank, context)| (Arc::clone(context), rank)).collect();
         check_members(CALL, &members, contexts.len())?;
         let id = self.library()?.unique_id()?;
         self.init(CALL, &members, contexts.len(), &[id], began)
@@ -125,7 +125,7 @@ impl CommunicatorBuilder {
         context: &Arc<CudaContext>,
         n_ranks: usize,
         id: &UniqueId,
-        rank: usize,
+        rank: Rank,
     ) -> Result<Communicator, NcclError> {
         const CALL: &str = "init_rank";
         let (began, members) = (Instant::now(), [(Arc::clone(context), rank)]);
@@ -147,7 +147,7 @@ impl CommunicatorBuilder {
         context: &Arc<CudaContext>,
         n_ranks: usize,
         ids: &[UniqueId],
-        rank: usize,
+        rank: Rank,
     ) -> Result<Communicator, NcclError> {
         const CALL: &str = "init_rank_scalable";
         let (began, members) = (Instant::now(), [(Arc::clone(context), rank)]);
@@ -170,7 +170,7 @@ impl CommunicatorBuilder {
     /// As [`init_rank`](Self::init_rank).
     pub fn init_ranks(
         &self,
-        members: &[(Arc<CudaContext>, usize)],
+        members: &[(Arc<CudaContext>, Rank)],
         n_ranks: usize,
         id: &UniqueId,
     ) -> Result<Vec<Communicator>, NcclError> {
@@ -197,10 +197,10 @@ impl CommunicatorBuilder {
         const CALL: &str = "from_rendezvous";
         let (began, nccl) = (Instant::now(), self.library()?);
         nccl.not_forked(CALL)?;
-        let (rank, n_ranks) = (rendezvous.pe().index(), rendezvous.n_pes() as usize);
+        let (rank, n_ranks) = (Rank::new(rendezvous.pe().get()), rendezvous.n_pes() as usize);
         // Only rank 0's counts; a failure to make it must reach the others too, or they wait for
         // it.
-        let made = if rank == 0 { nccl.unique_id().map(Some) } else { Ok(None) };
+        let made = if rank == Rank::new(0) { nccl.unique_id().map(Some) } else { Ok(None) };
         let mine = made.as_ref().ok().and_then(|id| id.as_ref()).map_or(Vec::new(), |id| id.as_bytes().to_vec());
         let blobs = rendezvous.exchange("peerweave-nccl/unique-id", &mine).map_err(NcclError::bootstrap(CALL))?;
         made?;
@@ -233,15 +233,9 @@ impl CommunicatorBuilder {
     ///
     /// # Errors
     /// As [`init_rank`](Self::init_rank); [`NcclError::Unsupported`] before.
-    pub fn join(
-        &self,
-        context: &Arc<CudaContext>,
-        n_ranks: usize,
-        id: &UniqueId,
-        rank: usize,
-    ) -> Result<Communicator, NcclError> {
+    pub fn join(&self, context: &Arc<CudaContext>, n_ranks: usize, id: &UniqueId, rank: Rank) -> Result<Communicator, NcclError> {
         const CALL: &str = "join";
-        if rank >= n_ranks {
+        if rank.index() >= n_ranks {
             return Err(NcclError::misuse(CALL, MisuseKind::Rank { what: "the rank", found: rank, ranks: n_ranks }));
         }
         let n = grown(CALL, n_ranks, 1)?;
@@ -249,7 +243,7 @@ impl CommunicatorBuilder {
         let (config, blocking) = with_mode(self.config.clone());
         let mut raw = config.to_raw(CALL, nccl)?;
         let raw_id = id.to_raw();
-        let rank = i32::try_from(rank).unwrap_or(i32::MAX);
+        let rank = i32::try_from(rank.get()).unwrap_or(i32::MAX);
         let contexts = [Arc::clone(context)];
         let handles = make_first(CALL, nccl, &contexts, blocking, deadline, move |api, _, out| {
             // SAFETY: a new rank has no communicator yet; `out` lives as long as NCCL may write it;

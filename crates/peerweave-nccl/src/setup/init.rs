@@ -26,9 +26,9 @@ use crate::member::membership::{Handle, Inner, Parts, World, bounded, set_curren
 use crate::member::spans;
 use crate::member::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
-use crate::{Config, Nccl, Switch, UniqueId};
+use crate::{Config, Nccl, Rank, Switch, UniqueId};
 
-pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, usize)], n_ranks: usize) -> Result<(), NcclError> {
+pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Rank)], n_ranks: usize) -> Result<(), NcclError> {
     let value = |what, found: usize, expected| {
         Err(NcclError::misuse(call, MisuseKind::Value { what, found: i64::try_from(found).unwrap_or(i64::MAX), expected }))
     };
@@ -39,12 +39,12 @@ pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, us
         return value("the number of ranks of this thread", 0, "at least 1");
     }
     for (index, (context, rank)) in members.iter().enumerate() {
-        if *rank >= n_ranks {
+        if rank.index() >= n_ranks {
             return Err(NcclError::misuse(call, MisuseKind::Rank { what: "the rank", found: *rank, ranks: n_ranks }));
         }
         for (other_context, other_rank) in &members[..index] {
             if rank == other_rank {
-                return value("the rank", *rank, "each rank once");
+                return value("the rank", rank.index(), "each rank once");
             }
             if context.ordinal() == other_context.ordinal() {
                 return value("the device", context.ordinal(), "each device once");
@@ -58,7 +58,7 @@ pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, us
 pub(crate) struct Joining<'a> {
     pub(crate) nccl: Nccl,
     /// The device and the rank of each.
-    pub(crate) members: &'a [(Arc<CudaContext>, usize)],
+    pub(crate) members: &'a [(Arc<CudaContext>, Rank)],
     pub(crate) n_ranks: usize,
     pub(crate) ids: &'a [UniqueId],
     pub(crate) config: &'a Config,
@@ -79,7 +79,7 @@ pub(crate) fn init(call: &'static str, joining: Joining<'_>) -> Result<Vec<Commu
     let mut raw_ids: Vec<_> = ids.iter().map(|id| id.to_raw()).collect();
     let contexts: Vec<_> = members.iter().map(|(context, _)| Arc::clone(context)).collect();
     let n = c_int::try_from(n_ranks).unwrap_or(c_int::MAX);
-    let ranks: Vec<_> = members.iter().map(|(_, rank)| c_int::try_from(*rank).unwrap_or(c_int::MAX)).collect();
+    let ranks: Vec<_> = members.iter().map(|(_, rank)| c_int::try_from(rank.get()).unwrap_or(c_int::MAX)).collect();
     let rest = bounded(deadline).saturating_sub(began.elapsed());
     let handles = make_first(call, nccl, &contexts, blocking, rest, move |api, index, out| {
         let (rank, config) = (ranks[index], raw[index].as_mut_ptr());

@@ -20,7 +20,7 @@ use crate::member::state::{Allowed, State};
 use crate::member::turns::enter_all;
 use crate::setup::init::{make, mix};
 use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
-use crate::{Call, Config, Switch, UniqueId, Version};
+use crate::{Call, Config, Rank, Switch, UniqueId, Version};
 
 /// What shrinking does with what the parent is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Communicator {
     /// [`NcclError::Misuse`] if this rank is excluded, or a rank is that does not exist or comes
     /// twice; [`NcclError::Unsupported`]; [`NcclError::Timeout`] by [`deadline`](Self::deadline);
     /// [`NcclError::Dead`]; NCCL's own.
-    pub fn shrink(&self, excluded: &[usize], mode: ShrinkMode) -> Result<Self, NcclError> {
+    pub fn shrink(&self, excluded: &[Rank], mode: ShrinkMode) -> Result<Self, NcclError> {
         Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one was asked for"))
     }
 
@@ -118,20 +118,21 @@ impl Communicator {
     /// As [`shrink`](Self::shrink).
     pub fn shrink_all(
         members: &[&Self],
-        excluded: &[usize],
+        excluded: &[Rank],
         mode: ShrinkMode,
         config: Option<&Config>,
     ) -> Result<Vec<Self>, NcclError> {
         const CALL: &str = "shrink";
         let mut list = Vec::new();
         for (index, &rank) in excluded.iter().enumerate() {
-            let value =
-                |expected| NcclError::misuse(CALL, MisuseKind::Value { what: "an excluded rank", found: rank as i64, expected });
+            let value = |expected| {
+                NcclError::misuse(CALL, MisuseKind::Value { what: "an excluded rank", found: rank.get().into(), expected })
+            };
             if excluded[..index].contains(&rank) {
                 return Err(value("each rank once"));
             }
             for member in members {
-                if rank >= member.n_ranks() {
+                if rank.index() >= member.n_ranks() {
                     let ranks = member.n_ranks();
                     return Err(NcclError::misuse(CALL, MisuseKind::Rank { what: "an excluded rank", found: rank, ranks }));
                 }
@@ -139,7 +140,7 @@ impl Communicator {
                     return Err(value("a rank other than those that call"));
                 }
             }
-            list.push(c_int::try_from(rank).unwrap_or(c_int::MAX));
+            list.push(c_int::try_from(rank.get()).unwrap_or(c_int::MAX));
         }
         if list.is_empty() {
             let kind = MisuseKind::Length { what: "the list of excluded ranks", found: 0, expected: 1, unit: "ranks at least" };

@@ -11,7 +11,7 @@ use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::cudarc::driver::sys::{CUcontext, CUdevice, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
 use peerweave_fakes::{Child, Fakes};
-use peerweave_nccl::{Communicator, Config, DeadState, Nccl, NcclError, ReduceOp, Switch, UniqueId, Version, version_code};
+use peerweave_nccl::{Communicator, Config, DeadState, Nccl, NcclError, Rank, ReduceOp, Switch, UniqueId, Version, version_code};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -72,7 +72,7 @@ pub(crate) fn ranks(count: usize, config: &Config, body: impl Fn(Communicator, A
                     .nccl(nccl)
                     .config(config.clone())
                     .deadline(DEADLINE)
-                    .init_rank(&context, count, &id, rank)
+                    .init_rank(&context, count, &id, Rank::new(rank as u32))
                     .expect("all come");
                 body(comm, context.new_stream().expect("a stream"));
             });
@@ -118,7 +118,7 @@ pub(crate) fn sum_together(members: &[(Communicator, Arc<CudaStream>)], buffers:
 
 /// The sum of one more than its rank over all ranks.
 pub(crate) fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, NcclError> {
-    let mut values = floats(stream, &[comm.rank() as f32 + 1.0]);
+    let mut values = floats(stream, &[comm.rank().get() as f32 + 1.0]);
     comm.all_reduce_in_place(stream, &mut values, ReduceOp::Sum)?;
     comm.wait(stream, DEADLINE)?;
     Ok(values.to_vec(stream)?[0])

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use peerweave_driver::{CudaStream, DeviceMemory};
 use peerweave_nccl::{Communicator, Nccl, NcclError, PreMulSum, ReduceOp};
-use peerweave_types::{Element, F8E4M3, F8E5M2, bf16, f16};
+use peerweave_types::{Element, F8E4M3, F8E5M2, Rank, bf16, f16};
 
 /// How long each wait may take.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
@@ -140,6 +140,7 @@ fn reduced<T: Sample>(op: &Op<'_, T>, n: usize, index: usize) -> i64 {
         Op::Plain(ReduceOp::Min) => values.min().unwrap_or(0),
         Op::Plain(ReduceOp::Max) => values.max().unwrap_or(0),
         Op::Plain(ReduceOp::Avg) => values.sum::<i64>() / n as i64,
+        Op::Plain(other) => unreachable!("{other} is not a reduction of NCCL"),
         Op::Scaled(_) => values.map(|value| 2 * value).sum(),
     }
 }
@@ -197,7 +198,7 @@ impl<'a> Check<'a> {
         value: impl Fn(usize, usize) -> T,
     ) -> Result<Buffers<T>, NcclError> {
         let buffer = |member: &Member| {
-            let rank = member.comm.rank();
+            let rank = member.comm.rank().index();
             let values: Vec<T> = (0..len(rank)).map(|index| value(rank, index)).collect();
             Ok(DeviceMemory::from_slice(&member.stream, &values)?)
         };
@@ -221,7 +222,7 @@ impl<'a> Check<'a> {
         issued?;
         for (member, buffer) in self.members.iter().zip(found) {
             member.comm.wait(&member.stream, DEADLINE)?;
-            let rank = member.comm.rank();
+            let rank = member.comm.rank().index();
             let values = buffer.to_vec(&member.stream)?;
             let is_wrong = |(index, value): &(usize, &T)| match (expected(rank, *index), close) {
                 (None, _) => false,
@@ -266,7 +267,7 @@ impl<'a> Check<'a> {
     /// Every collective of one type. Reductions only where the library knows the type.
     pub(crate) fn of_type<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
         if T::SMALL > 1 || self.nccl.version().at_least(peerweave_nccl::Version::new(2, 24, 3)) {
-            for op in ReduceOp::ALL {
+            for op in Nccl::REDUCTIONS {
                 self.reductions::<T>(op.name(), Op::Plain(op), count)?;
             }
             let host = self.members.iter().map(|member| PreMulSum::new(&member.comm, T::number(2)));
@@ -301,14 +302,14 @@ impl<'a> Check<'a> {
         let root = n - 1;
         let mut recv = self.blank::<T>(|_| count)?;
         let issued = each_reduced!(self, op, send.iter().zip(&mut recv), |member, (send, recv)| reduce(
-            [send, (member.comm.rank() == root).then_some(recv as _)],
-            [root]
+            [send, (member.comm.rank().index() == root).then_some(recv as _)],
+            [Rank::new(root as u32)]
         ));
         let of_root = |rank: usize, index: usize| if rank == root { number(index) } else { 0.0 };
         let expected = |rank: usize, index: usize| Some(if rank == root { result(index) } else { T::default() });
         self.verify("reduce", name, issued, &recv, expected, divides.then_some(&of_root))?;
         let mut both = self.buffers(|_| count, value)?;
-        let issued = each_reduced!(self, op, &mut both, |member, buffer| reduce_in_place([buffer], [root]));
+        let issued = each_reduced!(self, op, &mut both, |member, buffer| reduce_in_place([buffer], [Rank::new(root as u32)]));
         self.verify("reduce_in_place", name, issued, &both, |rank, index| (rank == root).then(|| result(index)), close)?;
 
         let (send, mut recv) = (self.buffers(|_| n * count, value)?, self.blank::<T>(|_| count)?);
@@ -329,13 +330,13 @@ impl<'a> Check<'a> {
 
         let (send, mut recv) = (self.buffers(|_| count, value)?, self.blank::<T>(|_| count)?);
         let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| broadcast(
-            (member.comm.rank() == root).then_some(send as _),
+            (member.comm.rank().index() == root).then_some(send as _),
             recv,
-            root
+            Rank::new(root as u32)
         ));
         self.verify("broadcast", "", issued, &recv, |_, index| Some(value(root, index)), None)?;
         let mut both = self.buffers(|_| count, value)?;
-        let issued = each!(self, &mut both, |_, member, buffer| broadcast_in_place(buffer, root));
+        let issued = each!(self, &mut both, |_, member, buffer| broadcast_in_place(buffer, Rank::new(root as u32)));
         self.verify("broadcast_in_place", "", issued, &both, |_, index| Some(value(root, index)), None)?;
 
         let mut recv = self.blank::<T>(|_| n * count)?;
@@ -359,8 +360,8 @@ impl<'a> Check<'a> {
         let mut recv = self.blank::<T>(|rank| if rank == root { n * count } else { 0 })?;
         let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| gather(
             send,
-            (member.comm.rank() == root).then_some(recv as _),
-            root
+            (member.comm.rank().index() == root).then_some(recv as _),
+            Rank::new(root as u32)
         ));
         self.verify("gather", "", issued, &recv, gathered, None)?;
         let mut both = self.buffers(
@@ -371,7 +372,7 @@ impl<'a> Check<'a> {
                 false => value(rank, index),
             },
         )?;
-        let issued = each!(self, &mut both, |_, member, buffer| gather_in_place(buffer, root));
+        let issued = each!(self, &mut both, |_, member, buffer| gather_in_place(buffer, Rank::new(root as u32)));
         self.verify(
             "gather_in_place",
             "",
@@ -383,16 +384,16 @@ impl<'a> Check<'a> {
 
         let mut recv = self.blank::<T>(|_| count)?;
         let issued = each!(self, send_all.iter().zip(&mut recv), |_, member, (send, recv)| scatter(
-            (member.comm.rank() == root).then_some(send as _),
+            (member.comm.rank().index() == root).then_some(send as _),
             recv,
-            root
+            Rank::new(root as u32)
         ));
         self.verify("scatter", "", issued, &recv, |rank, index| Some(addressed(root, rank, index)), None)?;
         let mut both = self.buffers(
             |rank| if rank == root { n * count } else { count },
             |rank, index| if rank == root { addressed(root, index / count, index % count) } else { T::default() },
         )?;
-        let issued = each!(self, &mut both, |_, member, buffer| scatter_in_place(buffer, root));
+        let issued = each!(self, &mut both, |_, member, buffer| scatter_in_place(buffer, Rank::new(root as u32)));
         self.verify(
             "scatter_in_place",
             "",
@@ -433,9 +434,9 @@ impl<'a> Check<'a> {
         let mut recv = self.blank::<T>(|rank| recv_counts(rank).iter().sum())?;
         let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| all_to_all_v(
             send,
-            &send_counts(member.comm.rank()),
+            &send_counts(member.comm.rank().index()),
             recv,
-            &recv_counts(member.comm.rank())
+            &recv_counts(member.comm.rank().index())
         ));
         let expected = |rank: usize, index: usize| {
             let (from, index) = place(&recv_counts(rank), index);
@@ -457,9 +458,9 @@ impl<'a> Check<'a> {
         let mut recv = self.blank::<T>(|_| count)?;
         let issued = self.nccl.group(|group| {
             for ((member, send), recv) in self.members.iter().zip(&send).zip(&mut recv) {
-                let rank = member.comm.rank();
-                group.send(&member.comm, &member.stream, send, (rank + 1) % n)?;
-                group.recv(&member.comm, &member.stream, recv, (rank + n - 1) % n)?;
+                let rank = member.comm.rank().index();
+                group.send(&member.comm, &member.stream, send, Rank::new(((rank + 1) % n) as u32))?;
+                group.recv(&member.comm, &member.stream, recv, Rank::new(((rank + n - 1) % n) as u32))?;
             }
             Ok(())
         });

@@ -98,7 +98,7 @@ struct Bench<'a, T> {
 
 impl Session<'_> {
     fn rows<T: Elements>(&self, cases: &[(usize, Case)]) -> Result<(), Failure> {
-        let (pe, n_pes) = (self.communicator.rank(), self.config.n_pes);
+        let (pe, n_pes) = (self.communicator.rank().index(), self.config.n_pes);
         let view_of = |rank, case: &Case, placement| View {
             op: self.config.op,
             counts: case.counts,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use peerweave_driver::{CudaStream, DeviceMemory};
-use peerweave_nccl::{Communicator, Group, NcclError, PreMulSum, ReduceOp as NcclOp};
-use peerweave_types::{F8E4M3, F8E5M2, ReduceOp, bf16, f16};
+use peerweave_nccl::{Communicator, Group, NcclError, PreMulSum};
+use peerweave_types::{F8E4M3, F8E5M2, Rank, ReduceOp, bf16, f16};
 
 use super::geometry::{self, Placement, View};
 use super::op::BenchOp;
@@ -24,7 +24,7 @@ pub(super) enum Operation<T> {
     /// No reduction.
     None,
     /// A built-in reduction.
-    Plain(NcclOp),
+    Plain(ReduceOp),
     /// A sum of elements multiplied with each rank's scalar.
     Scaled(PreMulSum<T>),
 }
@@ -37,13 +37,9 @@ pub(super) fn operation<T: Elements>(
 ) -> Result<Operation<T>, NcclError> {
     Ok(match redop {
         None => Operation::None,
-        Some(ReduceOp::Sum) => Operation::Plain(NcclOp::Sum),
-        Some(ReduceOp::Prod) => Operation::Plain(NcclOp::Prod),
-        Some(ReduceOp::Min) => Operation::Plain(NcclOp::Min),
-        Some(ReduceOp::Max) => Operation::Plain(NcclOp::Max),
-        Some(ReduceOp::Avg) => Operation::Plain(NcclOp::Avg),
         Some(ReduceOp::PreMulSum) => Operation::Scaled(PreMulSum::new(communicator, scalar(view.rank))?),
-        Some(other) => unreachable!("NCCL has no reduction {other}; the configuration should have refused it"),
+        // The configuration refuses reductions that NCCL does not have.
+        Some(op) => Operation::Plain(op),
     })
 }
 
@@ -62,7 +58,7 @@ pub(super) fn enqueue<T: Elements>(
     recv: &mut DeviceMemory<T>,
 ) -> Result<(), NcclError> {
     let Setting { communicator: c, stream: s, view } = setting;
-    let (root, n, rank) = (view.root, view.n_pes, view.rank);
+    let (root, n, rank) = (Rank::new(view.root as u32), view.n_pes, view.rank);
     let param = view.counts.param;
     if view.op.reduces() {
         return match operation {
@@ -83,13 +79,13 @@ pub(super) fn enqueue<T: Elements>(
             c.all_to_all_v(s, &*send, &to, recv, &from)
         }
         // In place, only the root has one buffer for both; other ranks send or receive their part.
-        BenchOp::Gather if in_place => c.gather_in_place(s, if rank == root { recv } else { send }, root),
+        BenchOp::Gather if in_place => c.gather_in_place(s, if rank == view.root { recv } else { send }, root),
         BenchOp::Gather => c.gather(s, &*send, Some(recv), root),
         BenchOp::Scatter if in_place => c.scatter_in_place(s, recv, root),
         BenchOp::Scatter => c.scatter(s, Some(&*send), recv, root),
         BenchOp::SendRecv => c.nccl().group(|group: &mut Group<'_>| {
-            group.send(c, s, &*send, (rank + 1) % n)?;
-            group.recv(c, s, recv, (rank + n - 1) % n)
+            group.send(c, s, &*send, Rank::new(((rank + 1) % n) as u32))?;
+            group.recv(c, s, recv, Rank::new(((rank + n - 1) % n) as u32))
         }),
         other => unreachable!("NCCL has no operation {}; the configuration should have refused it", other.name()),
     }
@@ -102,11 +98,12 @@ fn reduce<T: Elements>(
     recv: &mut DeviceMemory<T>,
 ) -> Result<(), NcclError> {
     let Setting { communicator: c, stream: s, view } = setting;
+    let root = Rank::new(view.root as u32);
     match (view.op, view.placement) {
         (BenchOp::AllReduce, Placement::InPlace) => c.all_reduce_in_place(s, recv, op),
         (BenchOp::AllReduce, Placement::OutOfPlace) => c.all_reduce(s, &*send, recv, op),
-        (BenchOp::Reduce, Placement::InPlace) => c.reduce_in_place(s, recv, op, view.root),
-        (BenchOp::Reduce, Placement::OutOfPlace) => c.reduce(s, &*send, Some(recv), op, view.root),
+        (BenchOp::Reduce, Placement::InPlace) => c.reduce_in_place(s, recv, op, root),
+        (BenchOp::Reduce, Placement::OutOfPlace) => c.reduce(s, &*send, Some(recv), op, root),
         (BenchOp::ReduceScatter, Placement::InPlace) => c.reduce_scatter_in_place(s, recv, op),
         (BenchOp::ReduceScatter, Placement::OutOfPlace) => c.reduce_scatter(s, &*send, recv, op),
         (other, _) => unreachable!("{} does not reduce", other.name()),

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use peerweave_driver::{DeviceBufferMut, DeviceMemory};
 use peerweave_nccl::{
-    CollConfig, Communicator, Config, CtaPolicy, NcclError, NcclMem, ReduceOp, Switch, VendorOption, VendorValue, Version,
+    CollConfig, Communicator, Config, CtaPolicy, NcclError, NcclMem, Rank, ReduceOp, Switch, VendorOption, VendorValue, Version,
     WindowKind,
 };
 
@@ -78,7 +78,7 @@ fn forms(
     send: &mut NcclMem<f32>,
     recv: &mut NcclMem<f32>,
 ) -> Outcome {
-    let (n, rank, stream, root) = (comm.n_ranks(), comm.rank(), &part.stream, comm.n_ranks() - 1);
+    let (n, rank, stream, root) = (comm.n_ranks(), comm.rank().index(), &part.stream, comm.n_ranks() - 1);
     let at_root = rank == root;
     let own = rank * len..(rank + 1) * len;
     // What rank `from` has for rank `to`.
@@ -128,7 +128,15 @@ fn forms(
     let sum = || sums::<f32>(n, 0..len);
     apart!(all_reduce, pattern(rank, len), len, Some(sum()), |from, to| &from, &mut to, ReduceOp::Sum);
     let sent = at_root.then_some(());
-    apart!(broadcast, moved(rank, len), len, Some(moved(root, len)), |from, to| sent.map(|()| &from as _), &mut to, root);
+    apart!(
+        broadcast,
+        moved(rank, len),
+        len,
+        Some(moved(root, len)),
+        |from, to| sent.map(|()| &from as _),
+        &mut to,
+        Rank::new(root as u32)
+    );
     apart!(
         reduce,
         pattern(rank, len),
@@ -137,7 +145,7 @@ fn forms(
         |from, to| &from,
         sent.map(|()| &mut to as &mut dyn DeviceBufferMut<f32>),
         ReduceOp::Sum,
-        root
+        Rank::new(root as u32)
     );
     apart!(all_gather, moved(rank, len), n * len, Some(gathered()), |from, to| &from, &mut to);
     apart!(reduce_scatter, pattern(rank, n * len), len, Some(sums(n, own.clone())), |from, to| &from, &mut to, ReduceOp::Sum);
@@ -151,33 +159,49 @@ fn forms(
         // What the others give is the place in their windows: see `gather`.
         |from, to| &from,
         Some(&mut to as &mut dyn DeviceBufferMut<f32>),
-        root
+        Rank::new(root as u32)
     );
-    apart!(scatter, row(rank), len, Some(addressed(root, rank)), |from, to| sent.map(|()| &from as _), &mut to, root);
+    apart!(
+        scatter,
+        row(rank),
+        len,
+        Some(addressed(root, rank)),
+        |from, to| sent.map(|()| &from as _),
+        &mut to,
+        Rank::new(root as u32)
+    );
 
     in_place!(all_reduce_in_place, pattern(rank, len), 0..len, Some(sum()), |both| &mut both, ReduceOp::Sum);
-    in_place!(broadcast_in_place, moved(rank, len), 0..len, Some(moved(root, len)), |both| &mut both, root);
-    in_place!(reduce_in_place, pattern(rank, len), 0..len, at_root.then(sum), |both| &mut both, ReduceOp::Sum, root);
+    in_place!(broadcast_in_place, moved(rank, len), 0..len, Some(moved(root, len)), |both| &mut both, Rank::new(root as u32));
+    in_place!(
+        reduce_in_place,
+        pattern(rank, len),
+        0..len,
+        at_root.then(sum),
+        |both| &mut both,
+        ReduceOp::Sum,
+        Rank::new(root as u32)
+    );
     let mut mine = vec![0.0f32; n * len];
     mine[own.clone()].copy_from_slice(&moved::<f32>(rank, len));
     in_place!(all_gather_in_place, mine.clone(), 0..n * len, Some(gathered()), |both| &mut both);
     let scattered = Some(sums(n, own.clone()));
     in_place!(reduce_scatter_in_place, pattern(rank, n * len), own.clone(), scattered, |both| &mut both, ReduceOp::Sum);
     let given = if at_root { mine } else { moved(rank, len) };
-    in_place!(gather_in_place, given, 0..n * len, at_root.then(gathered), |both| &mut both, root);
+    in_place!(gather_in_place, given, 0..n * len, at_root.then(gathered), |both| &mut both, Rank::new(root as u32));
     if what == NO_CTAS && len == WINDOWED {
         part.note("not run: scatter in place on windows without CTAs: NCCL 2.32.3 refuses it on the root, and the others wait");
         return Ok(());
     }
     let (given, place) = if at_root { (row(root), own) } else { (zeros(), 0..len) };
-    in_place!(scatter_in_place, given, place, Some(addressed(root, rank)), |both| &mut both, root);
+    in_place!(scatter_in_place, given, place, Some(addressed(root, rank)), |both| &mut both, Rank::new(root as u32));
     Ok(())
 }
 
 /// One group with calls of different options, and some without.
 fn several_in_a_group(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.step("several in a group");
-    let (n, rank, stream, len) = (comm.n_ranks(), comm.rank(), &part.stream, 10_000);
+    let (n, rank, stream, len) = (comm.n_ranks(), comm.rank().index(), &part.stream, 10_000);
     let fresh = || DeviceMemory::from_slice(stream, &pattern::<f32>(rank, len));
     let (mut first, mut second, mut third) = (fresh()?, fresh()?, fresh()?);
     let (few, more) = (CollConfig::new().max_ctas(1), CollConfig::new().min_ctas(2).max_ctas(8).profiler_tag(9));
@@ -201,7 +225,7 @@ fn events(part: &Part<'_>, comm: &Communicator) -> Outcome {
     for round in 0..3 {
         let event = Arc::new(part.all.context.new_event(None)?);
         let config = CollConfig::new().launch_completion_event(Arc::clone(&event));
-        let mut values = DeviceMemory::from_slice(stream, &pattern::<f32>(comm.rank(), 1 << 16))?;
+        let mut values = DeviceMemory::from_slice(stream, &pattern::<f32>(comm.rank().index(), 1 << 16))?;
         comm.with(&config).all_reduce_in_place(stream, &mut values, ReduceOp::Sum)?;
         let beside = part.all.context.new_stream()?;
         beside.wait(&event)?;
@@ -215,7 +239,7 @@ fn events(part: &Part<'_>, comm: &Communicator) -> Outcome {
 
 fn mistakes(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.step("mistakes");
-    let mut values = DeviceMemory::from_slice(&part.stream, &pattern::<f32>(comm.rank(), 8))?;
+    let mut values = DeviceMemory::from_slice(&part.stream, &pattern::<f32>(comm.rank().index(), 8))?;
     for (what, config) in [
         ("more at least than at most", CollConfig::new().min_ctas(5).max_ctas(4)),
         ("no CTAs at most", CollConfig::new().max_ctas(0)),
@@ -240,7 +264,7 @@ fn tell(part: &Part<'_>) -> Outcome {
     ] {
         part.step(what);
         let comm = part.communicator(&Config::new())?;
-        let mut values = DeviceMemory::from_slice(&part.stream, &pattern::<f32>(comm.rank(), 1000))?;
+        let mut values = DeviceMemory::from_slice(&part.stream, &pattern::<f32>(comm.rank().index(), 1000))?;
         let call = comm.with(&config).all_reduce_in_place(&part.stream, &mut values, ReduceOp::Sum);
         let typed = matches!(&call, Ok(()) | Err(NcclError::Nccl(_) | NcclError::Misuse(_)));
         part.note(format!("{what}: {call:?}"));

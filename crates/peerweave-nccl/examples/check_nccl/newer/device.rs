@@ -66,8 +66,8 @@ fn teams(part: &Part<'_>, comm: &Communicator) -> Outcome {
     let (lsa, rail) = (comm.lsa_team()?, comm.rail_team()?);
     part.note(format!("rank 0: lsa {lsa:?}, rail {rail:?}"));
     for team in [Some(comm.world_team()), lsa, rail].into_iter().flatten() {
-        let own: Option<usize> = DeviceTeam::rank_of(&team, team.index());
-        part.check(own == Some(comm.rank()), || format!("{team:?} is of rank {own:?}"));
+        let own = DeviceTeam::rank_of(&team, team.index());
+        part.check(own == Some(comm.rank()), || format!("{team:?} is of {own:?}"));
     }
     part.check(lsa.is_some() && rail.is_some(), || format!("lsa {lsa:?}, rail {rail:?}"));
     if part.has("fabric teams", "ncclTeamCft") {
@@ -93,7 +93,7 @@ fn make(
     let device = DeviceCommunicator::create(comm, &requirements)?;
     let word = |index: usize| u32::from_ne_bytes(std::array::from_fn(|byte| device.as_bytes()[4 * index + byte]));
     let head: [u32; 4] = std::array::from_fn(word);
-    let expected = [0xcafe_beef, version_code(version).unsigned_abs(), comm.rank() as u32, comm.n_ranks() as u32];
+    let expected = [0xcafe_beef, version_code(version).unsigned_abs(), comm.rank().get(), comm.n_ranks() as u32];
     part.check(head == expected, || format!("{layout:?}: the head is {head:x?}, expected {expected:x?}"));
     let offsets = [device.buffer_offset_bytes(0), device.buffer_offset_bytes(1)];
     let aligned = |offset: Option<usize>, to: usize| offset.is_some_and(|offset| offset.is_multiple_of(to));

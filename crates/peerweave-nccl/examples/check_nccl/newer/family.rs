@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use peerweave_driver::DeviceMemory;
-use peerweave_nccl::{Communicator, Config, DeadState, NcclError, ReduceOp, ShrinkMode, UniqueId, Version};
+use peerweave_nccl::{Communicator, Config, DeadState, NcclError, Rank, ReduceOp, ShrinkMode, UniqueId, Version};
 
 use super::{Outcome, Part};
 
@@ -18,11 +18,11 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
     part.computes(&comm, "before it shrinks")?;
     halves(part, &comm, "split")?;
     if n > 1 {
-        let staying = comm.rank() + 1 < n;
+        let staying = comm.rank().index() + 1 < n;
         // The second may end what the parent does: nothing is made of it afterwards.
         for mode in [ShrinkMode::Default, ShrinkMode::Abort] {
             part.step(&format!("shrink, {mode:?}"));
-            let fewer = staying.then(|| comm.shrink(&[n - 1], mode)).transpose()?;
+            let fewer = staying.then(|| comm.shrink(&[Rank::new((n - 1) as u32)], mode)).transpose()?;
             if let Some(fewer) = fewer {
                 part.check(fewer.n_ranks() == n - 1 && fewer.rank() == comm.rank(), || format!("{fewer:?}"));
                 part.computes(&fewer, "shrunk")?;
@@ -40,12 +40,12 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
 /// Even and odd ranks, the last first.
 fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
     part.step(&format!("{what} in halves"));
-    let (n, rank) = (comm.n_ranks(), comm.rank());
+    let (n, rank) = (comm.n_ranks(), comm.rank().index());
     let half = comm.split(Some((rank % 2) as u32), -(rank as i32))?;
     let Some(half) = half else { return Err(super::Failed("no half".to_owned())) };
     let expected = (n - rank).div_ceil(2) - 1;
     part.check(half.n_ranks() == (n + 1 - rank % 2) / 2, || format!("{what}: {half:?}"));
-    part.check(half.rank() == expected, || format!("{what}: {half:?}, expected rank {expected}"));
+    part.check(half.rank().index() == expected, || format!("{what}: {half:?}, expected rank {expected}"));
     part.computes(&half, what)?;
     Ok(half.finalize(super::DEADLINE)?)
 }
@@ -64,15 +64,20 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     part.meet()?;
     part.step("the id");
     // One rank of those that are there makes it, and gives it to grow as well.
-    let id = few.as_ref().filter(|few| few.rank() == 0).map(Communicator::grow_id).transpose()?;
+    let id = few.as_ref().filter(|few| few.rank() == Rank::new(0)).map(Communicator::grow_id).transpose()?;
     let text = id.as_ref().map_or_else(String::new, |id| id.to_hex());
     let given: UniqueId = String::from_utf8_lossy(&part.exchange(text.as_bytes())?[0]).parse()?;
     part.step("grow and join");
     let all = match &few {
         Some(few) => few.grow(n, id.as_ref())?,
-        None => Communicator::builder().nccl(part.nccl()).deadline(super::FIRST).join(&part.all.context, n, &given, n - 1)?,
+        None => Communicator::builder().nccl(part.nccl()).deadline(super::FIRST).join(
+            &part.all.context,
+            n,
+            &given,
+            Rank::new((n - 1) as u32),
+        )?,
     };
-    part.check(all.n_ranks() == n && all.rank() == part.rank(), || format!("{all:?}"));
+    part.check(all.n_ranks() == n && all.rank() == Rank::new(part.rank() as u32), || format!("{all:?}"));
     part.computes(&all, "grown")?;
     part.step("the smaller one ends");
     few.map_or(Ok(()), |few| few.finalize(super::DEADLINE))?;
@@ -83,7 +88,7 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     part.meet()?;
     if part.rank() + 1 < n {
         part.step("shrink again");
-        let fewer = all.shrink(&[n - 1], ShrinkMode::Default)?;
+        let fewer = all.shrink(&[Rank::new((n - 1) as u32)], ShrinkMode::Default)?;
         part.computes(&fewer, "shrunk again")?;
         fewer.finalize(super::DEADLINE)?;
     }
@@ -117,9 +122,9 @@ fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.refused("revoke after revoke", comm.revoke(), |_| true);
     halves(part, comm, "split after revoke")?;
     part.meet()?;
-    if n > 1 && comm.rank() + 1 < n {
+    if n > 1 && comm.rank().index() + 1 < n {
         part.step("shrink after revoke");
-        let fewer = comm.shrink(&[n - 1], ShrinkMode::Default)?;
+        let fewer = comm.shrink(&[Rank::new((n - 1) as u32)], ShrinkMode::Default)?;
         part.computes(&fewer, "shrunk after revoke")?;
         fewer.finalize(super::DEADLINE)?;
     }
@@ -138,7 +143,7 @@ pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
     part.computes(&comm, "before it is stuck")?;
     part.meet()?;
     let mut values = DeviceMemory::from_slice(&part.stream, &vec![1.0f32; LENGTH])?;
-    if comm.rank() == 0 {
+    if comm.rank() == Rank::new(0) {
         part.step("a call that nobody joins");
         comm.all_reduce_in_place(&part.stream, &mut values, ReduceOp::Sum)?;
         std::thread::sleep(std::time::Duration::from_millis(200));

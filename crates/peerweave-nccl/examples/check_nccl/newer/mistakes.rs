@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use peerweave_driver::DeviceMemory;
-use peerweave_nccl::{Communicator, Config, DeadState, MisuseKind, NcclError, NcclMem, Signal, SignalWait, Window, WindowKind};
+use peerweave_nccl::{
+    Communicator, Config, DeadState, MisuseKind, NcclError, NcclMem, Rank, Signal, SignalWait, Window, WindowKind,
+};
 
 use super::windows::{alloc, window};
 use super::{Outcome, Part};
@@ -28,7 +30,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     part.refused("a window that is not aligned", Window::register(&comm, &odd, WindowKind::SYMMETRIC), is_misuse);
     let nothing = memory.slice(0..0)?;
     part.refused("a window of nothing", Window::register(&comm, &nothing, WindowKind::SYMMETRIC), is_misuse);
-    part.refused("a rank that does not exist", registered.len_of(comm.n_ranks()), is_misuse);
+    part.refused("a rank that does not exist", registered.len_of(Rank::new(comm.n_ranks() as u32)), is_misuse);
     if part.has("mistakes with puts", "ncclPutSignal") {
         puts(part, &comm, &other, &memory, &registered);
     }
@@ -50,22 +52,22 @@ fn puts(part: &Part<'_>, comm: &Communicator, other: &Communicator, memory: &Ncc
         Err(error) => return part.check(false, || error.to_string()),
     };
     for offset in [LEN + 1, 2 * LEN, usize::MAX] {
-        let put = comm.put_signal(stream, &source, 0, registered, offset, signal);
+        let put = comm.put_signal(stream, &source, Rank::new(0), registered, offset, signal);
         part.refused(&format!("a put to element {offset}"), put, |error| {
             matches!(error.misuse_kind(), Some(MisuseKind::Length { .. }))
         });
     }
     let is_rank = |error: &NcclError| matches!(error.misuse_kind(), Some(MisuseKind::Rank { .. }));
     for peer in [n, usize::MAX] {
-        part.refused("a put to nobody", comm.put_signal(stream, &source, peer, registered, 0, signal), is_rank);
-        part.refused("a signal to nobody", comm.signal(stream, peer, signal), is_rank);
-        let wait = [SignalWait { peer, signal, count: 1 }];
+        part.refused("a put to nobody", comm.put_signal(stream, &source, Rank::new(peer as u32), registered, 0, signal), is_rank);
+        part.refused("a signal to nobody", comm.signal(stream, Rank::new(peer as u32), signal), is_rank);
+        let wait = [SignalWait { peer: Rank::new(peer as u32), signal, count: 1 }];
         part.refused("a wait for nobody", comm.wait_signal(stream, &wait), is_rank);
     }
     part.refused("a wait for nothing", comm.wait_signal(stream, &[]), is_misuse);
     let beyond = Signal { index: u32::MAX, context: 0 };
-    part.refused("a signal that no number has", comm.signal(stream, 0, beyond), is_misuse);
-    part.refused("another's window", other.put_signal(stream, &source, 0, registered, 0, signal), |error| {
+    part.refused("a signal that no number has", comm.signal(stream, Rank::new(0), beyond), is_misuse);
+    part.refused("another's window", other.put_signal(stream, &source, Rank::new(0), registered, 0, signal), |error| {
         matches!(error.misuse_kind(), Some(MisuseKind::WrongCommunicator { .. }))
     });
 }
@@ -76,9 +78,9 @@ fn dead(part: &Part<'_>, comm: Communicator, other: Communicator, memory: &NcclM
     comm.abort(super::DEADLINE)?;
     let is_aborted = |error: &NcclError| matches!(error, NcclError::Dead { state: DeadState::Aborted, .. });
     if part.nccl().has("ncclPutSignal") {
-        let put = comm.put_signal(&part.stream, memory, 0, &registered, 0, Signal::default());
+        let put = comm.put_signal(&part.stream, memory, Rank::new(0), &registered, 0, Signal::default());
         part.refused("put_signal after abort", put, is_aborted);
-        part.refused("peer_pointer after abort", registered.peer_pointer(0, 0), is_aborted);
+        part.refused("peer_pointer after abort", registered.peer_pointer(Rank::new(0), 0), is_aborted);
         part.refused("user_address after abort", registered.user_address(), is_aborted);
     }
     part.refused("a window after abort", Window::register(&comm, memory, WindowKind::SYMMETRIC), is_aborted);
@@ -95,10 +97,14 @@ fn nccls(part: &Part<'_>) -> Outcome {
     if part.nccl().has("ncclPutSignal") {
         type Call = fn(&Communicator, &Arc<peerweave_driver::CudaStream>) -> Result<(), NcclError>;
         let calls: [(&str, Call); 3] = [
-            ("a signal that was not asked for", |comm, stream| comm.signal(stream, 0, Signal { index: 999, context: 0 })),
-            ("a context that was not asked for", |comm, stream| comm.signal(stream, 0, Signal { index: 0, context: 999 })),
+            ("a signal that was not asked for", |comm, stream| {
+                comm.signal(stream, Rank::new(0), Signal { index: 999, context: 0 })
+            }),
+            ("a context that was not asked for", |comm, stream| {
+                comm.signal(stream, Rank::new(0), Signal { index: 0, context: 999 })
+            }),
             ("a wait for no signal of a rank", |comm, stream| {
-                comm.wait_signal(stream, &[SignalWait { peer: 0, signal: Signal::default(), count: 0 }])
+                comm.wait_signal(stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 0 }])
             }),
         ];
         for (what, call) in calls {

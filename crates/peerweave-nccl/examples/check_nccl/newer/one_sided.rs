@@ -8,7 +8,7 @@
 //! NCCL before 2.31 has one signal and one context, and sets both up at the first call of all
 //! ranks.
 
-use peerweave_nccl::{Communicator, Config, NcclMem, Signal, SignalWait, Switch, Version, Window, WindowKind};
+use peerweave_nccl::{Communicator, Config, NcclMem, Rank, Signal, SignalWait, Switch, Version, Window, WindowKind};
 use peerweave_types::{F8E4M3, F8E5M2, bf16, f16};
 
 use super::windows::{alloc, window};
@@ -99,14 +99,17 @@ pub(super) fn eager(part: &Part<'_>) -> Outcome {
 fn bare(part: &Part<'_>) -> Outcome {
     part.step("signals without windows");
     let comm = part.communicator(&Config::new().rma_eager_init(Switch::On).num_rma_sig(2))?;
-    let (n, rank, stream) = (comm.n_ranks(), comm.rank(), &part.stream);
+    let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
     let signal = Signal { index: 1, context: 0 };
     for round in 0..3 {
         part.meet()?;
         for peer in (0..n).filter(|peer| *peer != rank) {
-            comm.signal(stream, peer, signal)?;
+            comm.signal(stream, Rank::new(peer as u32), signal)?;
         }
-        let waits: Vec<_> = (0..n).filter(|peer| *peer != rank).map(|peer| SignalWait { peer, signal, count: 1 }).collect();
+        let waits: Vec<_> = (0..n)
+            .filter(|peer| *peer != rank)
+            .map(|peer| SignalWait { peer: Rank::new(peer as u32), signal, count: 1 })
+            .collect();
         if !waits.is_empty() {
             comm.wait_signal(stream, &waits)?;
         }
@@ -119,7 +122,7 @@ fn bare(part: &Part<'_>) -> Outcome {
 
 fn next_and_before(comm: &Communicator) -> (usize, usize) {
     let n = comm.n_ranks();
-    ((comm.rank() + 1) % n, (comm.rank() + n - 1) % n)
+    ((comm.rank().index() + 1) % n, (comm.rank().index() + n - 1) % n)
 }
 
 /// Each rank puts to the next, at several places and lengths.
@@ -130,10 +133,10 @@ fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome
         [(0, 0, 1), (0, 1, 1), (3, 5, 17), (1, 0, half - 1), (0, 0, half), (half - 1, half - 1, 1)].into_iter().enumerate()
     {
         part.step(&format!("ring of {}: {len} elements from {from} to {to}", T::DTYPE));
-        room.fill(part, comm.rank() + round)?;
+        room.fill(part, comm.rank().index() + round)?;
         let source = room.memory.slice(from..from + len)?;
-        comm.put_signal(&part.stream, &source, next, &room.window, half + to, Signal::default())?;
-        comm.wait_signal(&part.stream, &[SignalWait { peer: before, signal: Signal::default(), count: 1 }])?;
+        comm.put_signal(&part.stream, &source, Rank::new(next as u32), &room.window, half + to, Signal::default())?;
+        comm.wait_signal(&part.stream, &[SignalWait { peer: Rank::new(before as u32), signal: Signal::default(), count: 1 }])?;
         let mut expected = vec![T::default(); half];
         expected[to..to + len].copy_from_slice(&moved::<T>(before + round, half)[from..from + len]);
         room.verify(part, comm, &expected, &format!("put_signal of {len} {} from {from} to {to}", T::DTYPE))?;
@@ -149,23 +152,23 @@ fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
     let (next, before) = next_and_before(comm);
     let stream = &part.stream;
     let mut room = room::<u32>(part, comm, 3 * LEN)?;
-    room.fill(part, comm.rank())?;
+    room.fill(part, comm.rank().index())?;
     for piece in 0..3 {
         let source = room.memory.slice(piece * LEN..(piece + 1) * LEN)?;
-        comm.put_signal(stream, &source, next, &room.window, room.half + piece * LEN, signal)?;
+        comm.put_signal(stream, &source, Rank::new(next as u32), &room.window, room.half + piece * LEN, signal)?;
     }
-    comm.signal(stream, next, signal)?;
-    comm.signal(stream, next, signal)?;
+    comm.signal(stream, Rank::new(next as u32), signal)?;
+    comm.signal(stream, Rank::new(next as u32), signal)?;
     for count in [1, 3, 1] {
-        comm.wait_signal(stream, &[SignalWait { peer: before, signal, count }])?;
+        comm.wait_signal(stream, &[SignalWait { peer: Rank::new(before as u32), signal, count }])?;
     }
     room.verify(part, comm, &moved::<u32>(before, 3 * LEN), &format!("three puts with {signal:?}"))?;
     part.step(&format!("to itself with {signal:?}"));
-    room.fill(part, comm.rank() + 9)?;
+    room.fill(part, comm.rank().index() + 9)?;
     let source = room.memory.slice(0..3 * LEN)?;
     comm.put_signal(stream, &source, comm.rank(), &room.window, room.half, signal)?;
     comm.wait_signal(stream, &[SignalWait { peer: comm.rank(), signal, count: 1 }])?;
-    room.verify(part, comm, &moved::<u32>(comm.rank() + 9, 3 * LEN), &format!("a put to itself with {signal:?}"))?;
+    room.verify(part, comm, &moved::<u32>(comm.rank().index() + 9, 3 * LEN), &format!("a put to itself with {signal:?}"))?;
     part.step("a window is given back");
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
@@ -173,7 +176,7 @@ fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
 /// Every rank puts to every other, each into a place of its own; one wait for all of them.
 fn both_ways(part: &Part<'_>, comm: &Communicator, signals: u32, contexts: u32) -> Outcome {
     const LEN: usize = 10_007;
-    let (n, rank, stream) = (comm.n_ranks(), comm.rank(), &part.stream);
+    let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
     let mut room = room::<f32>(part, comm, n * LEN)?;
     for context in 0..contexts {
         part.step(&format!("all to all in context {context}"));
@@ -181,9 +184,10 @@ fn both_ways(part: &Part<'_>, comm: &Communicator, signals: u32, contexts: u32) 
         room.fill(part, rank + context as usize)?;
         for peer in 0..n {
             let source = room.memory.slice(peer * LEN..(peer + 1) * LEN)?;
-            comm.put_signal(stream, &source, peer, &room.window, room.half + rank * LEN, signal(rank))?;
+            comm.put_signal(stream, &source, Rank::new(peer as u32), &room.window, room.half + rank * LEN, signal(rank))?;
         }
-        let waits: Vec<_> = (0..n).map(|peer| SignalWait { peer, signal: signal(peer), count: 1 }).collect();
+        let waits: Vec<_> =
+            (0..n).map(|peer| SignalWait { peer: Rank::new(peer as u32), signal: signal(peer), count: 1 }).collect();
         comm.wait_signal(stream, &waits)?;
         let from = |peer: usize| moved::<f32>(peer + context as usize, n * LEN)[rank * LEN..(rank + 1) * LEN].to_vec();
         let expected: Vec<f32> = (0..n).flat_map(from).collect();
@@ -200,14 +204,18 @@ fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
     let mut room = room::<i64>(part, comm, 2 * LEN)?;
     for round in 0..3 {
         part.step(&format!("group {round}"));
-        room.fill(part, comm.rank() + round)?;
+        room.fill(part, comm.rank().index() + round)?;
         let (first, second) = (room.memory.slice(0..LEN)?, room.memory.slice(LEN..2 * LEN)?);
         let waits = |peer| SignalWait { peer, signal, count: 1 };
         // Of two ranks, both neighbours are one, who signals twice.
-        let waits = if next == before { vec![SignalWait { count: 2, ..waits(next) }] } else { vec![waits(next), waits(before)] };
+        let waits = if next == before {
+            vec![SignalWait { count: 2, ..waits(Rank::new(next as u32)) }]
+        } else {
+            vec![waits(Rank::new(next as u32)), waits(Rank::new(before as u32))]
+        };
         part.nccl().group(|group| {
-            group.put_signal(comm, stream, &first, next, &room.window, room.half, signal)?;
-            group.put_signal(comm, stream, &second, before, &room.window, room.half + LEN, signal)?;
+            group.put_signal(comm, stream, &first, Rank::new(next as u32), &room.window, room.half, signal)?;
+            group.put_signal(comm, stream, &second, Rank::new(before as u32), &room.window, room.half + LEN, signal)?;
             group.wait_signal(comm, stream, &waits)
         })?;
         let mut expected = moved::<i64>(before + round, 2 * LEN);
@@ -236,8 +244,11 @@ pub(super) fn captured(part: &Part<'_>) -> Outcome {
     let ((next, before), stream, signal) = (next_and_before(&comm), &part.stream, Signal::default());
     let mut room = room::<f32>(part, &comm, LEN)?;
     let source = room.memory.slice(0..LEN)?;
-    let wait = [SignalWait { peer: before, signal, count: 1 }];
-    let put = || comm.put_signal(stream, &source, next, &room.window, LEN, signal).and_then(|()| comm.wait_signal(stream, &wait));
+    let wait = [SignalWait { peer: Rank::new(before as u32), signal, count: 1 }];
+    let put = || {
+        comm.put_signal(stream, &source, Rank::new(next as u32), &room.window, LEN, signal)
+            .and_then(|()| comm.wait_signal(stream, &wait))
+    };
     part.step("before the graph");
     put()?;
     part.wait(&comm)?;
@@ -246,12 +257,12 @@ pub(super) fn captured(part: &Part<'_>) -> Outcome {
     let graph = part.capture(put)?;
     for round in 0..4 {
         part.step(&format!("launch {round}"));
-        let mut values = moved::<f32>(comm.rank() + round, LEN);
+        let mut values = moved::<f32>(comm.rank().index() + round, LEN);
         values.resize(2 * LEN, 0.0);
         room.memory.copy_from(stream, &values)?;
         part.meet()?;
         if round == 2 {
-            comm.put_signal(stream, &source, next, &room.window, LEN, signal)?;
+            comm.put_signal(stream, &source, Rank::new(next as u32), &room.window, LEN, signal)?;
             comm.wait_signal(stream, &wait)?;
         } else {
             graph.launch()?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use peerweave_driver::cudarc::driver::result;
 use peerweave_driver::{CudaStream, DeviceMemory, bind};
-use peerweave_nccl::{Config, NcclError, WindowKind};
+use peerweave_nccl::{Config, NcclError, Rank, WindowKind};
 
 use super::windows::{alloc, window};
 use super::{Outcome, Part, moved};
@@ -28,7 +28,7 @@ unsafe fn copy(part: &Part<'_>, stream: &Arc<CudaStream>, to: u64, from: u64, le
 
 pub(super) fn all(part: &Part<'_>) -> Outcome {
     let comm = part.communicator(&Config::new())?;
-    let (n, rank, stream) = (comm.n_ranks(), comm.rank(), &part.stream);
+    let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
     let mut memory = alloc::<u32>(part, 2 * LEN)?;
     let registered = window(&comm, &memory, WindowKind::SYMMETRIC)?;
     let mut values = moved::<u32>(rank, LEN);
@@ -42,8 +42,8 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     for peer in 0..n {
         for offset in [0, 1, LEN / 2, LEN - 1] {
             part.step(&format!("from rank {peer}, element {offset}"));
-            let address = registered.peer_pointer(peer, offset)?;
-            let reached = team.and_then(|team| team.index_of(peer));
+            let address = registered.peer_pointer(Rank::new(peer as u32), offset)?;
+            let reached = team.and_then(|team| team.index_of(Rank::new(peer as u32)));
             part.check(address.is_some() == reached.is_some(), || format!("rank {peer} is at {address:x?}, LSA team {team:?}"));
             let Some(address) = address else { continue };
             if let Some(index) = reached {
@@ -58,7 +58,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         }
         part.step(&format!("to rank {peer}"));
         let place = LEN + rank * (LEN / n);
-        if let Some(address) = registered.peer_pointer(peer, place)? {
+        if let Some(address) = registered.peer_pointer(Rank::new(peer as u32), place)? {
             let word = DeviceMemory::from_slice(stream, &[(1000 + 100 * rank + peer) as u32])?;
             // SAFETY: inside of the window, where only this rank writes and nobody reads before all
             // have met.
@@ -69,18 +69,22 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     let written = memory.to_vec(stream)?;
     for from in 0..n {
         let expected = (1000 + 100 * from + rank) as u32;
-        let reached = team.is_some_and(|team| team.index_of(from).is_some());
+        let reached = team.is_some_and(|team| team.index_of(Rank::new(from as u32)).is_some());
         let found = written[LEN + from * (LEN / n)];
         part.check(!reached || found == expected, || format!("rank {from} wrote {found}, expected {expected}"));
     }
     part.step("what is refused");
-    part.refused("a rank that does not exist", registered.peer_pointer(n, 0), |error| error.misuse_kind().is_some());
-    part.refused("an offset behind the end", registered.peer_pointer(0, 2 * LEN), |error| error.misuse_kind().is_some());
+    part.refused("a rank that does not exist", registered.peer_pointer(Rank::new(n as u32), 0), |error| {
+        error.misuse_kind().is_some()
+    });
+    part.refused("an offset behind the end", registered.peer_pointer(Rank::new(0), 2 * LEN), |error| {
+        error.misuse_kind().is_some()
+    });
     let disabled = |error: &NcclError| matches!(error, NcclError::MulticastDisabled(_));
     part.refused("lsa_multimem_pointer", registered.lsa_multimem_pointer(0), disabled);
     part.refused("multimem_endpoint", registered.multimem_endpoint(0), disabled);
     if part.has("fabric endpoints", "ncclGetPeerDeviceLeInfo") {
-        let endpoint = registered.peer_endpoint(0, 0);
+        let endpoint = registered.peer_endpoint(Rank::new(0), 0);
         let typed = matches!(&endpoint, Ok(_) | Err(NcclError::Nccl(_)));
         part.check(typed, || format!("peer_endpoint: {endpoint:?}"));
         part.note(format!("peer_endpoint: {endpoint:?}"));

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use peerweave_driver::{DeviceMemory, bind};
 use peerweave_nccl::{
-    Communicator, Config, CtaPolicy, DeadState, GraphUsage, HostCftMode, NcclError, NvlsHostMode, ReduceOp, ShrinkMode, Switch,
+    Communicator, Config, CtaPolicy, DeadState, GraphUsage, HostCftMode, NcclError, NvlsHostMode, Rank, ReduceOp, ShrinkMode,
+    Switch,
 };
 
 use super::{Outcome, Part};
@@ -160,8 +161,8 @@ fn rests(part: &Part<'_>, comm: &Communicator) {
     let group = part.nccl().group(|group| group.all_reduce_in_place(comm, &part.stream, &mut values, ReduceOp::Sum));
     part.refused("a group while suspended", group, suspended);
     part.refused("split while suspended", comm.split(Some(0), 0), suspended);
-    if comm.n_ranks() > 1 && comm.rank() == 0 {
-        part.refused("shrink while suspended", comm.shrink(&[1], ShrinkMode::Default), suspended);
+    if comm.n_ranks() > 1 && comm.rank() == Rank::new(0) {
+        part.refused("shrink while suspended", comm.shrink(&[Rank::new(1)], ShrinkMode::Default), suspended);
     }
     part.refused("suspend while suspended", comm.suspend(), suspended);
     part.check(comm.async_error().is_ok(), || "async_error while suspended".to_owned());

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use peerweave_nccl::{Communicator, Config, CtaPolicy, NcclError, NcclMem, ReduceOp, Version, Window, WindowKind};
+use peerweave_nccl::{Communicator, Config, CtaPolicy, NcclError, NcclMem, Rank, ReduceOp, Version, Window, WindowKind};
 use peerweave_types::{bf16, f16};
 
 use super::{Failed, Outcome, Part, given, moved, pattern, repeated, sums};
@@ -58,7 +58,9 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
     let (mut send, mut recv) = (alloc::<T>(part, room)?, alloc::<T>(part, room)?);
     let windows = (Window::register(comm, &send, WindowKind::SYMMETRIC)?, Window::register(comm, &recv, WindowKind::SYMMETRIC)?);
     let (Some(sending), Some(receiving)) = windows else { return Ok(false) };
-    part.check((0..comm.n_ranks()).all(|rank| sending.len_of(rank).is_ok_and(|len| len == room)), || "lengths".to_owned());
+    part.check((0..comm.n_ranks()).all(|rank| sending.len_of(Rank::new(rank as u32)).is_ok_and(|len| len == room)), || {
+        "lengths".to_owned()
+    });
     if part.nccl().has("ncclWinGetUserPtr") {
         part.check(sending.user_address()? == send.address(), || "the address of a window".to_owned());
     }
@@ -113,7 +115,7 @@ fn sized<T: Sample>(
     elements: usize,
     start: usize,
 ) -> Outcome {
-    let (n, rank, stream) = (comm.n_ranks(), comm.rank(), &part.stream);
+    let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
     let share = (elements / n).max(1);
     let what = |name: &str| format!("{name} of {elements} {} from {start} on", T::DTYPE);
     let finish = |name: &str, issued: Result<(), NcclError>, found: &NcclMem<T>, mut expected: Vec<T>| -> Outcome {
@@ -164,7 +166,7 @@ fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
         // From the second page on.
         let mut inside = memory.slice(1024..len + 1024)?;
         let registered = window(comm, &inside, kind)?;
-        inside.copy_from(&part.stream, &pattern(comm.rank(), len))?;
+        inside.copy_from(&part.stream, &pattern(comm.rank().index(), len))?;
         comm.all_reduce_in_place(&part.stream, &mut inside, ReduceOp::Sum)?;
         part.wait(comm)?;
         part.same(&inside.to_vec(&part.stream)?, &sums(comm.n_ranks(), 0..len), || format!("all_reduce in {kind:?}"));
@@ -173,12 +175,12 @@ fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
     // What NCCL asks of every rank before is the same length.
     if part.is_since("windows of different lengths", Version::new(2, 31, 0)) {
         let lens = |rank: usize| 1024 + rank * MIB;
-        let memory = alloc::<f32>(part, lens(comm.rank()))?;
+        let memory = alloc::<f32>(part, lens(comm.rank().index()))?;
         let registered = window(comm, &memory, WindowKind::SYMMETRIC)?;
-        let right = (0..comm.n_ranks()).all(|rank| registered.len_of(rank).is_ok_and(|len| len == lens(rank)));
+        let right = (0..comm.n_ranks()).all(|rank| registered.len_of(Rank::new(rank as u32)).is_ok_and(|len| len == lens(rank)));
         part.check(right, || "lengths that differ".to_owned());
         let mut first = memory.slice(0..1024)?;
-        first.copy_from(&part.stream, &pattern(comm.rank(), 1024))?;
+        first.copy_from(&part.stream, &pattern(comm.rank().index(), 1024))?;
         comm.all_reduce_in_place(&part.stream, &mut first, ReduceOp::Sum)?;
         part.wait(comm)?;
         part.same(&first.to_vec(&part.stream)?, &sums(comm.n_ranks(), 0..1024), || "windows of different lengths".to_owned());
@@ -189,7 +191,7 @@ fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
 
 /// One graph with all three, launched again and again with other values.
 fn graphs(part: &Part<'_>, comm: &Communicator) -> Outcome {
-    let (n, rank, stream) = (comm.n_ranks(), comm.rank(), &part.stream);
+    let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
     for share in [33, 1 << 16] {
         let len = n * share;
         let (mut send, recv) = (alloc::<f32>(part, len)?, alloc::<f32>(part, 3 * len)?);
