@@ -85,13 +85,13 @@ fn ranks_and_offsets_that_do_not_exist_are_misuse() {
         with_windows(|_, _, window| {
             for error in [
                 window.peer_pointer(Rank::new(RANKS as u32), 0).expect_err("no such rank"),
-                window.lsa_pointer(RANKS, 0).expect_err("no such index"),
-                window.peer_endpoint(Rank::new((usize::MAX) as u32), 0).expect_err("no such rank"),
+                window.peer_endpoint(Rank::new(u32::MAX), 0).expect_err("no such rank"),
             ] {
                 assert!(matches!(error.misuse_kind(), Some(MisuseKind::Rank { ranks: RANKS, .. })), "{error}");
             }
             for error in [
                 window.peer_pointer(Rank::new(0), LEN).expect_err("beyond the end"),
+                window.lsa_pointer(RANKS, 0).expect_err("no such index"),
                 window.lsa_pointer(0, usize::MAX).expect_err("beyond the end"),
                 window.peer_endpoint(Rank::new(0), LEN).expect_err("beyond the end"),
             ] {
@@ -144,7 +144,7 @@ fn names_of_a_fabric_need_a_fabric_and_2_31() {
             assert!(matches!(window.cft_endpoint(communicator.world_team(), 1, 0), Err(NcclError::Nccl(_))));
             for team in [
                 DeviceTeam::world(RANKS + 1, communicator.rank()),
-                DeviceTeam::world(usize::MAX, Rank::new((usize::MAX - 1) as u32)),
+                DeviceTeam::world(usize::MAX, Rank::new(u32::MAX - 1)),
             ] {
                 let error = window.cft_endpoint(team, 0, 0).expect_err("it is another communicator's");
                 assert!(error.misuse_kind().is_some(), "{error}");
