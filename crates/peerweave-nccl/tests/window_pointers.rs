@@ -142,10 +142,9 @@ fn names_of_a_fabric_need_a_fabric_and_2_31() {
         with_windows(|communicator, _, window| {
             assert!(matches!(window.peer_endpoint(Rank::new(0), 0), Err(NcclError::Nccl(_))), "the fake has no fabric");
             assert!(matches!(window.cft_endpoint(communicator.world_team(), 1, 0), Err(NcclError::Nccl(_))));
-            for team in [
-                DeviceTeam::world(RANKS + 1, communicator.rank()),
-                DeviceTeam::world(usize::MAX, Rank::new(u32::MAX - 1)),
-            ] {
+            for team in
+                [DeviceTeam::world(RANKS + 1, communicator.rank()), DeviceTeam::world(usize::MAX, Rank::new(u32::MAX - 1))]
+            {
                 let error = window.cft_endpoint(team, 0, 0).expect_err("it is another communicator's");
                 assert!(error.misuse_kind().is_some(), "{error}");
             }
