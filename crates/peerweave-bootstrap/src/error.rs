@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use peerweave_types::Pe;
 
-use crate::proto::ProtocolError;
+use crate::limits::{MAX_FRAME_LEN_BYTES, VERSION};
 
 /// An error of the bootstrap: an invalid environment, a missing or lost PE, or an error of the
 /// operating system.
@@ -215,6 +215,51 @@ impl fmt::Display for Refusal {
             Self::Version => "the protocol version differs from the server's; use the same Peerweave version on all PEs",
         })
     }
+}
+
+/// An error in received data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProtocolError {
+    /// The length prefix is 0 or more than a frame may have.
+    #[error("a frame has {len_bytes} bytes, expected 1 to {MAX_FRAME_LEN_BYTES}")]
+    FrameLength {
+        /// The length in the prefix.
+        len_bytes: u32,
+    },
+    /// No frame has this kind.
+    #[error("a frame has the unknown kind {kind}")]
+    Kind {
+        /// The byte with the kind.
+        kind: u8,
+    },
+    /// A hello does not start with [`MAGIC`](crate::proto::MAGIC).
+    #[error("a hello has no magic bytes")]
+    Magic,
+    /// A hello has another protocol version.
+    #[error("a hello has version {found}, expected {VERSION}")]
+    Version {
+        /// Its version.
+        found: u16,
+    },
+    /// A field does not fit into the frame, or has a value that it may not have.
+    #[error("the field {field} of a frame is invalid")]
+    Field {
+        /// The field.
+        field: &'static str,
+    },
+    /// The frame has bytes after its last field.
+    #[error("a frame has {len_bytes} bytes after its last field")]
+    Trailing {
+        /// Number of extra bytes.
+        len_bytes: usize,
+    },
+    /// The frame is valid but unexpected at this point.
+    #[error("unexpected {kind} frame")]
+    OutOfPlace {
+        /// Name of the frame's kind.
+        kind: &'static str,
+    },
 }
 
 impl BootstrapError {

@@ -1,6 +1,6 @@
 //! The position of this process in its job, as found in a launcher's environment.
 //!
-//! [`crate::env`] reads the variables; [`crate::client`] connects.
+//! Reading and writing the variables is [`crate::env`].
 //!
 //! Invariant, held by [`Job::check`] before anything is done with a job: `pe < n_pes`,
 //! `local_pe < local_n_pes <= n_pes`, `machine < n_machines <= n_pes`, and a job of several PEs has
@@ -11,9 +11,8 @@ use std::fmt;
 use peerweave_types::Pe;
 
 use crate::endpoint::Endpoint;
-use crate::env::{self, Vars, names};
 use crate::error::BootstrapError;
-use crate::proto::MAX_PES;
+use crate::limits::MAX_PES;
 use crate::token::Token;
 
 /// The launcher of a job.
@@ -113,49 +112,6 @@ pub struct Job {
 }
 
 impl Job {
-    /// Reads the environment of this process.
-    ///
-    /// Peerweave's own variables precede those of torchrun, Open MPI, MPICH and Slurm, in this
-    /// order; see [`crate::env::names`].
-    ///
-    /// A process with only variables of an unsupported launcher becomes a job of one PE, as without
-    /// a launcher. It warns about that once, because N separate jobs of one PE are rarely intended.
-    /// The warning is logged through `tracing`, or printed to standard error without a subscriber.
-    ///
-    /// # Errors
-    /// [`BootstrapError::Environment`] with the variable that is missing, malformed or contradicts
-    /// another one.
-    pub fn from_env() -> Result<Self, BootstrapError> {
-        let job = Self::from_vars(&env::ProcessEnvironment)?;
-        if job.launcher == Launcher::Single
-            && let Some((name, launcher)) = env::not_understood(&env::ProcessEnvironment)
-        {
-            static ONCE: std::sync::Once = std::sync::Once::new();
-            ONCE.call_once(|| {
-                let text = format!(
-                    "{name} is set, as by {launcher}, but it does not identify the job of this process, so this is a job of one PE; \
-                     to start several, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and its companions"
-                );
-                if tracing::enabled!(tracing::Level::WARN) {
-                    tracing::warn!("{text}");
-                } else {
-                    eprintln!("peerweave: {text}");
-                }
-            });
-        }
-        Ok(job)
-    }
-
-    /// Reads variables from any source, as if they were the environment.
-    ///
-    /// # Errors
-    /// As for [`from_env`](Self::from_env).
-    pub fn from_vars(vars: &dyn Vars) -> Result<Self, BootstrapError> {
-        let job = env::read(vars)?;
-        tracing::debug!(pe = job.pe.get(), n_pes = job.n_pes, launcher = %job.launcher, "read the environment");
-        Ok(job)
-    }
-
     /// Returns a job of only this process.
     pub fn single() -> Self {
         Self {
@@ -190,26 +146,6 @@ impl Job {
             served: Served::ByLauncher,
             ..Self::single()
         }
-    }
-
-    /// Returns the variables that a launcher sets for this PE. [`from_vars`](Self::from_vars) reads
-    /// them back as the same position, with [`Launcher::Peerweave`].
-    ///
-    /// The value of `PEERWEAVE_TOKEN` is a secret: pass it in the environment, never on a command
-    /// line.
-    pub fn to_vars(&self) -> Vec<(&'static str, String)> {
-        let mut vars = vec![
-            (names::PE, self.pe.get().to_string()),
-            (names::N_PES, self.n_pes.to_string()),
-            (names::LOCAL_PE, self.local_pe.to_string()),
-            (names::LOCAL_N_PES, self.local_n_pes.to_string()),
-            (names::MACHINE, self.machine.to_string()),
-            (names::N_MACHINES, self.n_machines.to_string()),
-            (names::TOKEN, self.token.to_hex()),
-        ];
-        vars.extend(self.rendezvous.iter().map(|endpoint| (names::RENDEZVOUS, endpoint.to_string())));
-        vars.extend(self.interface.iter().map(|interface| (names::INTERFACE, interface.clone())));
-        vars
     }
 
     /// Returns whether all PEs are on one machine.

@@ -42,9 +42,6 @@
 struct Readme;
 
 pub mod agree;
-mod board;
-mod client;
-mod connection;
 #[cfg(target_os = "linux")]
 mod descriptors;
 mod endpoint;
@@ -52,17 +49,18 @@ pub mod env;
 mod error;
 pub mod interface;
 mod job;
+mod limits;
 pub mod proto;
+mod rendezvous;
 mod server;
-#[cfg(target_os = "linux")]
-mod siblings;
 mod socket;
 mod token;
 
-pub use client::{Options, Rendezvous};
 pub use endpoint::{Endpoint, MAX_NAME_LEN_BYTES};
+pub use env::warn_of_public_token;
 pub use error::{BootstrapError, Loss, Refusal};
 pub use job::{Job, Launcher, Served};
 pub use peerweave_types::Pe;
+pub use rendezvous::{Options, Rendezvous};
 pub use server::{Server, ServerOptions, ServerState};
-pub use token::{TOKEN_LEN_BYTES, Token, warn_of_public_token};
+pub use token::{TOKEN_LEN_BYTES, Token};

@@ -4,12 +4,8 @@
 
 use std::fmt;
 use std::hint;
-use std::io::Write;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::endpoint::Endpoint;
-use crate::env::names::{REQUIRE_TOKEN, TOKEN};
 use crate::error::BootstrapError;
 
 /// Length of a token in bytes.
@@ -62,25 +58,6 @@ impl Token {
 
     pub(crate) const fn as_bytes(&self) -> &[u8; TOKEN_LEN_BYTES] {
         &self.0
-    }
-}
-
-/// Warns, once per process, that the token of the job at `endpoint` is derived from public values.
-/// Logs through `tracing`, or prints to standard error without a subscriber.
-pub fn warn_of_public_token(endpoint: &Endpoint) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !matches!(endpoint, Endpoint::Tcp(..)) || SAID.swap(true, Ordering::Relaxed) {
-        return;
-    }
-    let text = format!(
-        "the token of this job at {endpoint} is derived from public values, so that others on the network can take the place of a PE; set \
-         {TOKEN} to the same 64 random hexadecimal digits for every PE ({REQUIRE_TOKEN}=1 makes this an error)"
-    );
-    if tracing::dispatcher::has_been_set() {
-        tracing::warn!("{text}");
-    } else {
-        // A warning that cannot be written is not an error.
-        let _ = writeln!(std::io::stderr().lock(), "peerweave: {text}");
     }
 }
 

@@ -74,7 +74,7 @@ impl Call<'_> {
                     self.tell(&error.to_string());
                 }
                 let mut calls = self.rendezvous.descriptor_calls.lock().unwrap_or_else(PoisonError::into_inner);
-                calls.entry(self.members.to_vec()).or_default().left_behind = Some(self.key.clone());
+                calls.entry(self.members.to_vec()).or_default().stale_key = Some(self.key.clone());
             }
         }
         led

@@ -7,7 +7,7 @@
 use super::{Place, Reader, names};
 use crate::error::BootstrapError;
 use crate::job::Launcher;
-use crate::proto::MAX_PES;
+use crate::limits::MAX_PES;
 
 pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     let by_open_mpi = vars.is_set(names::OMPI_COMM_WORLD_RANK);

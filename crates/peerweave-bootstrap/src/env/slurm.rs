@@ -11,7 +11,7 @@ use super::{Place, Reader, derived_port, names};
 use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
 use crate::job::Launcher;
-use crate::proto::MAX_PES;
+use crate::limits::MAX_PES;
 
 pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     if !vars.is_set(names::SLURM_PROCID) || !vars.is_set(names::SLURM_STEP_ID) {

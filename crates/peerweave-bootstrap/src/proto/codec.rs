@@ -5,9 +5,8 @@
 
 use super::{
     Collective, Fault, Frame, HELLO_FRAME_LEN_BYTES, Hello, MAGIC, MAX_BLOB_LEN_BYTES, MAX_DETAIL_LEN_BYTES, MAX_FRAME_LEN_BYTES,
-    MAX_KEY_LEN_BYTES, MAX_PES, ProtocolError, ROUND_BIT, VERSION,
+    MAX_KEY_LEN_BYTES, MAX_PES, ProtocolError, ROUND_BIT, Refusal, VERSION,
 };
-use crate::error::Refusal;
 use crate::token::Token;
 
 /// Appends a frame without its length.

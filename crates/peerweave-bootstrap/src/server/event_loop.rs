@@ -1,4 +1,4 @@
-//! The poll loop of the server. [`crate::board`] interprets frames, and [`super::wire`] moves their
+//! The poll loop of the server. [`super::board`] interprets frames, and [`super::wire`] moves their
 //! bytes.
 //!
 //! Invariant: a connection is in `connections` exactly while its socket is open and registered; a
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token as PollToken};
 
-use crate::board::{Action, Link};
 use crate::error::Refusal;
 use crate::proto::{self, Frame, HELLO_FRAME_LEN_BYTES, ProtocolError};
+use crate::server::board::{Action, Link};
 use crate::server::wire::{Connection, Door, Who};
-use crate::server::{Command, Inbox, ServerOptions, Shared, describe};
+use crate::server::{Command, Inbox, ServerOptions, Shared};
 use crate::socket::Listener;
 
 const DOOR: PollToken = PollToken(0);
@@ -429,7 +429,7 @@ impl EventLoop {
             Who::Leaving(_) => {}
             Who::Pe(pe) => {
                 if let Some(fault) = self.shared.board().closed(pe, out) {
-                    tracing::info!(pe, why = describe(&fault), "a PE is lost");
+                    tracing::info!(pe, why = %fault.loss(), "a PE is lost");
                 }
             }
         }

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use peerweave_types::Pe;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::client::Rendezvous;
 use crate::error::BootstrapError;
 use crate::proto::{MAX_PES, ProtocolError, cut};
+use crate::rendezvous::Rendezvous;
 use crate::socket::connect_unix;
 use crate::token::{TOKEN_LEN_BYTES, Token, fingerprint};
 
@@ -44,15 +44,6 @@ const FAILED: char = '!';
 const LOOK_AROUND: Duration = Duration::from_millis(200);
 /// Time after its deadline for which a member waits for the leader's list of missing members.
 const GRACE: Duration = Duration::from_secs(1);
-
-/// The calls that the same members have made.
-#[derive(Debug, Default)]
-pub(crate) struct Past {
-    number: u64,
-    /// A key that was left in the store for who still has to hear of a failure. It goes with the
-    /// next call.
-    left_behind: Option<String>,
-}
 
 impl Rendezvous {
     /// Passes a descriptor of the first member to all members, which get descriptors of the same
@@ -174,13 +165,13 @@ impl<'a> Call<'a> {
                 expected: format!("different PEs below {}, with {}", rendezvous.n_pes(), rendezvous.pe()),
             });
         };
-        let (number, left_behind) = {
+        let (number, stale_key) = {
             let mut calls = rendezvous.descriptor_calls.lock().unwrap_or_else(PoisonError::into_inner);
             let past = calls.entry(members.to_vec()).or_default();
-            past.number += 1;
-            (past.number, past.left_behind.take())
+            past.count += 1;
+            (past.count, past.stale_key.take())
         };
-        if let Some(key) = left_behind {
+        if let Some(key) = stale_key {
             rendezvous.remove_soon(&key);
         }
         let list: String = members.iter().map(|pe| format!("{} ", pe.get())).collect();

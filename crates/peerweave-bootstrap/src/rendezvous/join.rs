@@ -1,7 +1,7 @@
 //! Joining: starts the server of PE 0, connects, and watches the processes of PEs that have not
 //! joined.
 //!
-//! [`super`] has the requests, [`crate::siblings`] finds the process of each PE.
+//! [`super`] has the requests, [`super::siblings`] finds the process of each PE.
 //!
 //! Invariant: everything here ends by the deadline of the join.
 
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use peerweave_types::Pe;
 
-use crate::connection::{Answer, Attempt, Connection};
+use super::connection::{Answer, Attempt, Connection};
+#[cfg(target_os = "linux")]
+use super::siblings::Siblings;
 use crate::endpoint::Endpoint;
+use crate::env::warn_of_public_token;
 use crate::error::{BootstrapError, Loss};
 use crate::interface;
 use crate::job::{Job, Served};
 use crate::proto::{Hello, JOIN_REQUEST};
 use crate::server::{Server, ServerOptions};
-#[cfg(target_os = "linux")]
-use crate::siblings::Siblings;
 use crate::socket::is_loopback_only;
-use crate::token::warn_of_public_token;
 
 /// Interval at which the PE with the server looks for processes that ended before they joined.
 #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! The server of a rendezvous: one thread with one poll loop for all connections. [`crate::board`]
+//! The server of a rendezvous: one thread with one poll loop for all connections. [`board`]
 //! interprets the frames.
 //!
 //! Invariants: [1] a connection that has not joined can store at most [`HELLO_FRAME_LEN_BYTES`] for
@@ -14,17 +14,17 @@ use std::time::Duration;
 use mio::{Poll, Waker};
 use peerweave_types::Pe;
 
-use crate::board::{Board, Seat};
-use crate::client::loss_of;
 use crate::endpoint::Endpoint;
 use crate::error::{BootstrapError, Loss};
-use crate::proto::{Fault, MAX_PES};
+use crate::proto::MAX_PES;
 use crate::socket::{Bound, Listener};
 use crate::token::Token;
 
+mod board;
 mod event_loop;
 mod wire;
 
+use board::{Board, Seat};
 use event_loop::{EventLoop, WAKER};
 
 #[cfg(doc)]
@@ -202,7 +202,7 @@ impl Server {
                 Seat::Empty => state.awaited.push(pe),
                 Seat::Taken(_) => state.joined.push(pe),
                 Seat::Left => state.left.push(pe),
-                Seat::Lost(fault) => state.lost.push((pe, loss_of(fault))),
+                Seat::Lost(fault) => state.lost.push((pe, fault.loss())),
             }
         }
         state
@@ -216,7 +216,7 @@ impl Server {
         let (answer, answered) = mpsc::channel();
         self.command(Command::Sync(answer));
         let _ = answered.recv_timeout(Duration::from_millis(200));
-        self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), loss_of(fault))))
+        self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), fault.loss())))
     }
 
     /// Reports that the process of a PE has ended. Current and later waits of all PEs fail with
@@ -276,8 +276,3 @@ impl Shared {
 
 /// Commands for the loop.
 type Inbox = Receiver<Command>;
-
-/// Describes a loss for the log.
-fn describe(fault: &Fault) -> String {
-    loss_of(fault).to_string()
-}

@@ -3,7 +3,7 @@
 //!
 //! A PE that dies before it connects leaves no trace at the rendezvous. Where all PEs are children
 //! of one agent, its processes can be watched instead. Reads `/proc` and starts nothing; reports go
-//! to [`crate::client`].
+//! to [`super`].
 //!
 //! Invariants. [1] A process is of rank `n` if this user runs it in this PID namespace, its
 //! environment names rank `n` of this very job, and so do the environments of its ancestors up to

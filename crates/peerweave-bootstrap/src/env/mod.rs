@@ -4,14 +4,16 @@
 //! Invariant: a variable with an invalid value is an error that names it, never a silent default.
 
 use std::fmt::Display;
+use std::io::Write;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use peerweave_types::Pe;
 
 use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
 use crate::job::{Job, Launcher, Served};
-use crate::proto::MAX_PES;
+use crate::limits::MAX_PES;
 use crate::token::{Token, fingerprint};
 
 pub mod names;
@@ -75,7 +77,92 @@ struct Place {
     across: Result<Endpoint, (&'static str, &'static str)>,
 }
 
-pub(crate) fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
+impl Job {
+    /// Reads the environment of this process.
+    ///
+    /// Peerweave's own variables precede those of torchrun, Open MPI, MPICH and Slurm, in this
+    /// order; see [`names`].
+    ///
+    /// A process with only variables of an unsupported launcher becomes a job of one PE, as without
+    /// a launcher. It warns about that once, because N separate jobs of one PE are rarely intended.
+    /// The warning is logged through `tracing`, or printed to standard error without a subscriber.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Environment`] with the variable that is missing, malformed or contradicts
+    /// another one.
+    pub fn from_env() -> Result<Self, BootstrapError> {
+        let job = Self::from_vars(&ProcessEnvironment)?;
+        if job.launcher == Launcher::Single
+            && let Some((name, launcher)) = not_understood(&ProcessEnvironment)
+        {
+            static ONCE: std::sync::Once = std::sync::Once::new();
+            ONCE.call_once(|| {
+                let text = format!(
+                    "{name} is set, as by {launcher}, but it does not identify the job of this process, so this is a job of one PE; \
+                     to start several, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and its companions"
+                );
+                if tracing::enabled!(tracing::Level::WARN) {
+                    tracing::warn!("{text}");
+                } else {
+                    eprintln!("peerweave: {text}");
+                }
+            });
+        }
+        Ok(job)
+    }
+
+    /// Reads variables from any source, as if they were the environment.
+    ///
+    /// # Errors
+    /// As for [`from_env`](Self::from_env).
+    pub fn from_vars(vars: &dyn Vars) -> Result<Self, BootstrapError> {
+        let job = read(vars)?;
+        tracing::debug!(pe = job.pe.get(), n_pes = job.n_pes, launcher = %job.launcher, "read the environment");
+        Ok(job)
+    }
+
+    /// Returns the variables that a launcher sets for this PE. [`from_vars`](Self::from_vars) reads
+    /// them back as the same position, with [`Launcher::Peerweave`].
+    ///
+    /// The value of `PEERWEAVE_TOKEN` is a secret: pass it in the environment, never on a command
+    /// line.
+    pub fn to_vars(&self) -> Vec<(&'static str, String)> {
+        let mut vars = vec![
+            (names::PE, self.pe.get().to_string()),
+            (names::N_PES, self.n_pes.to_string()),
+            (names::LOCAL_PE, self.local_pe.to_string()),
+            (names::LOCAL_N_PES, self.local_n_pes.to_string()),
+            (names::MACHINE, self.machine.to_string()),
+            (names::N_MACHINES, self.n_machines.to_string()),
+            (names::TOKEN, self.token.to_hex()),
+        ];
+        vars.extend(self.rendezvous.iter().map(|endpoint| (names::RENDEZVOUS, endpoint.to_string())));
+        vars.extend(self.interface.iter().map(|interface| (names::INTERFACE, interface.clone())));
+        vars
+    }
+}
+
+/// Warns, once per process, that the token of the job at `endpoint` is derived from public values.
+/// Logs through `tracing`, or prints to standard error without a subscriber.
+pub fn warn_of_public_token(endpoint: &Endpoint) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !matches!(endpoint, Endpoint::Tcp(..)) || SAID.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let (token, required) = (names::TOKEN, names::REQUIRE_TOKEN);
+    let text = format!(
+        "the token of this job at {endpoint} is derived from public values, so that others on the network can take the place of a PE; set \
+         {token} to the same 64 random hexadecimal digits for every PE ({required}=1 makes this an error)"
+    );
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{text}");
+    } else {
+        // A warning that cannot be written is not an error.
+        let _ = writeln!(std::io::stderr().lock(), "peerweave: {text}");
+    }
+}
+
+fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
     let vars = Reader(vars);
     if let Some(job) = ours::read(&vars)? {
         return Ok(job);
@@ -124,7 +211,7 @@ pub(crate) fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
 }
 
 /// Returns the first variable of an unsupported launcher, with that launcher.
-pub(crate) fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
+fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
     names::NOT_UNDERSTOOD.into_iter().find(|(name, _)| Reader(vars).is_set(name))
 }
 

@@ -1,7 +1,6 @@
 //! A PE's side of the rendezvous: joining, exchanging blobs, barriers, leaving.
 //!
-//! [`crate::connection`] has the sockets, [`crate::server`] the server, and [`crate::descriptors`]
-//! passes file descriptors.
+//! [`connection`] has the sockets, [`crate::server`] the server.
 //!
 //! Invariant: every call ends within a second after its deadline (the server needs that time to
 //! name missing PEs), and fails in a forked child of the process that joined.
@@ -14,15 +13,18 @@ use std::time::{Duration, Instant};
 
 use peerweave_types::Pe;
 
-use crate::connection::{Answer, Closed, Connection};
 use crate::endpoint::Endpoint;
 use crate::error::{BootstrapError, Loss};
 use crate::job::{Job, Served};
 use crate::proto::{Collective, Fault, Frame, JOIN_REQUEST, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES, ProtocolError};
 use crate::server::{Server, ServerOptions};
 
+mod connection;
 mod join;
+#[cfg(target_os = "linux")]
+mod siblings;
 
+use connection::{Answer, Closed, Connection};
 use join::{WatchedSiblings, connect, pause, serve};
 
 /// Options of a PE's rendezvous.
@@ -77,7 +79,17 @@ pub struct Rendezvous {
     link: Link,
     server: Option<Server>,
     #[cfg(target_os = "linux")]
-    pub(crate) descriptor_calls: Mutex<HashMap<Vec<Pe>, crate::descriptors::Past>>,
+    pub(crate) descriptor_calls: Mutex<HashMap<Vec<Pe>, DescriptorCalls>>,
+}
+
+/// Calls that pass descriptors among the same members.
+#[cfg(target_os = "linux")]
+#[derive(Debug, Default)]
+pub(crate) struct DescriptorCalls {
+    /// Number of calls so far.
+    pub(crate) count: u64,
+    /// Key of a call that failed, which members may still have to read. The next call removes it.
+    pub(crate) stale_key: Option<String>,
 }
 
 enum Link {
@@ -393,8 +405,7 @@ impl Rendezvous {
             return Vec::new();
         }
         let (faults, server_gone) = connection.losses();
-        let mut losses: Vec<(Pe, Loss)> =
-            faults.iter().filter_map(|fault| Some((Pe::new(fault.pe()?), loss_of(fault)))).collect();
+        let mut losses: Vec<(Pe, Loss)> = faults.iter().filter_map(|fault| Some((Pe::new(fault.pe()?), fault.loss()))).collect();
         let pe0 = Pe::new(0);
         if server_gone && self.served == Served::ByPe0 && self.pe != pe0 && losses.iter().all(|(pe, _)| *pe != pe0) {
             losses.push((pe0, Loss::Disconnected));
@@ -538,7 +549,7 @@ impl Rendezvous {
                 else {
                     return self.server_gone(call);
                 };
-                BootstrapError::PeLost { call, pe: pe.into(), cause: loss_of(&fault) }
+                BootstrapError::PeLost { call, pe: pe.into(), cause: fault.loss() }
             }
             Answer::Closed(Closed::Broken(error)) => error,
             Answer::Done(_) | Answer::Value(_) | Answer::Absent => {
@@ -586,14 +597,4 @@ fn check_len(
 
 fn pes(indices: Vec<u32>) -> Vec<Pe> {
     indices.into_iter().map(Pe::new).collect()
-}
-
-/// Converts a fault that is the loss of a PE to the public type.
-pub(crate) fn loss_of(fault: &Fault) -> Loss {
-    match fault {
-        Fault::Left { .. } => Loss::Left,
-        Fault::GaveUp { missing, .. } => Loss::GaveUp { missing: pes(missing.clone()) },
-        Fault::Reported { why, .. } => Loss::Reported(why.clone()),
-        Fault::Disconnected { .. } | Fault::Mismatch { .. } | Fault::StoreFull { .. } | Fault::Closing => Loss::Disconnected,
-    }
 }

@@ -1,6 +1,6 @@
 //! A PE's connection to the server, shared by the threads of its process.
 //!
-//! It matches answers to requests; [`crate::client`] interprets them. There is no reader thread:
+//! It matches answers to requests; [`super`] interprets them. There is no reader thread:
 //! one of the waiting threads reads for all (`reading`), and when it has its answer another one
 //! takes over.
 //!

@@ -7,28 +7,18 @@
 //! Invariant: the decoder allocates nothing that the limits below do not allow, never panics, and
 //! is canonical: what it accepts encodes back to the very same bytes.
 
-use crate::error::Refusal;
+use peerweave_types::Pe;
+
+use crate::error::Loss;
 use crate::token::{TOKEN_LEN_BYTES, Token};
 
 mod codec;
 
 pub use codec::decode;
 
-/// First bytes of every hello.
-pub const MAGIC: [u8; 8] = *b"peerweav";
-/// Version of this protocol.
-pub const VERSION: u16 = 3;
-/// Maximum number of PEs of a job.
-pub const MAX_PES: u32 = 65_536;
-/// Maximum length of a blob of an exchange and of a value of the key-value store, in bytes.
-pub const MAX_BLOB_LEN_BYTES: usize = 1 << 20;
-/// Maximum length of a key or label, in bytes.
-pub const MAX_KEY_LEN_BYTES: usize = 256;
-/// Maximum length of a message in a frame, in bytes.
-pub const MAX_DETAIL_LEN_BYTES: usize = 512;
-/// Maximum length of a frame without its length prefix, in bytes: a blob and its label, or a list
-/// of all PEs.
-pub const MAX_FRAME_LEN_BYTES: usize = MAX_BLOB_LEN_BYTES + 1024;
+pub use crate::error::{ProtocolError, Refusal};
+pub use crate::limits::*;
+
 /// Length of a whole hello in bytes, the only data that the server reads from an unidentified
 /// connection.
 pub const HELLO_FRAME_LEN_BYTES: usize = 4 + 1 + MAGIC.len() + 2 + 4 + 4 + 4 + TOKEN_LEN_BYTES;
@@ -37,51 +27,6 @@ pub const HELLO_FRAME_LEN_BYTES: usize = 4 + 1 + MAGIC.len() + 2 + 4 + 4 + 4 + T
 pub const JOIN_REQUEST: u64 = 0;
 /// Set in the request of a collective call, whose other bits are the number of the round.
 pub const ROUND_BIT: u64 = 1 << 63;
-
-/// An error in received data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProtocolError {
-    /// The length prefix is 0 or more than a frame may have.
-    #[error("a frame has {len_bytes} bytes, expected 1 to {MAX_FRAME_LEN_BYTES}")]
-    FrameLength {
-        /// The length in the prefix.
-        len_bytes: u32,
-    },
-    /// No frame has this kind.
-    #[error("a frame has the unknown kind {kind}")]
-    Kind {
-        /// The byte with the kind.
-        kind: u8,
-    },
-    /// A hello does not start with [`MAGIC`].
-    #[error("a hello has no magic bytes")]
-    Magic,
-    /// A hello has another protocol version.
-    #[error("a hello has version {found}, expected {VERSION}")]
-    Version {
-        /// Its version.
-        found: u16,
-    },
-    /// A field does not fit into the frame, or has a value that it may not have.
-    #[error("the field {field} of a frame is invalid")]
-    Field {
-        /// The field.
-        field: &'static str,
-    },
-    /// The frame has bytes after its last field.
-    #[error("a frame has {len_bytes} bytes after its last field")]
-    Trailing {
-        /// Number of extra bytes.
-        len_bytes: usize,
-    },
-    /// The frame is valid but unexpected at this point.
-    #[error("unexpected {kind} frame")]
-    OutOfPlace {
-        /// Name of the frame's kind.
-        kind: &'static str,
-    },
-}
 
 /// The first frame of a connection, which identifies the PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,6 +110,16 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Converts a fault that is the loss of a PE to the public type.
+    pub(crate) fn loss(&self) -> Loss {
+        match self {
+            Self::Left { .. } => Loss::Left,
+            Self::GaveUp { missing, .. } => Loss::GaveUp { missing: missing.iter().copied().map(Pe::new).collect() },
+            Self::Reported { why, .. } => Loss::Reported(why.clone()),
+            Self::Disconnected { .. } | Self::Mismatch { .. } | Self::StoreFull { .. } | Self::Closing => Loss::Disconnected,
+        }
+    }
+
     /// Returns the lost PE, if the fault is a loss.
     pub fn pe(&self) -> Option<u32> {
         match self {
