@@ -7,11 +7,13 @@
 //!   scope ([`probes`]);
 //! - every atomic instruction of a kernel states its semantics and its scope;
 //! - inner loops of copies move vectors of 16 bytes, eight in flight ([`loops`]);
+//! - barriers that return a value are not copied into the paths of a branch ([`barriers`]);
 //! - every kernel is in the list of those that copy arrays or of those that do not ([`loops`]);
 //! - ptxas, if given, accepts every file and the primitives for each architecture. Primitives for
 //!   multicast memory are in no shipped kernel; they are compiled and assembled only here.
 
 mod assemble;
+mod barriers;
 mod loops;
 mod probes;
 mod text;
@@ -98,6 +100,7 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
             findings.faults.extend(text::unscoped_atomics(&built).into_iter().map(|line| format!("{name}: {line}")));
             let wide = loops::check(&built, variant);
             findings.faults.extend(wide.faults.into_iter().map(|fault| format!("{name}: {fault}")));
+            findings.faults.extend(barriers::check(&built).into_iter().map(|fault| format!("{name}: {fault}")));
             let kernels = peerweave_build::entries(&built).len();
             findings.summary += &format!("{name}: {kernels} kernels, {} loops of vectors", wide.checked);
             assemble(task, &path, variant, &name, &mut findings);

@@ -54,7 +54,8 @@
 //! });
 //! ```
 #![no_std]
-#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics))]
+#![cfg_attr(target_arch = "nvptx64", allow(internal_features, reason = "barriers are intrinsics: see arch/nvptx"))]
 #![deny(unsafe_code)]
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -97,6 +98,9 @@ pub mod prelude {
         Compare, DeviceSlice, Dim3, KernelArg, KernelTeam, Pe, Plain, Rank, ReduceOp, SignalOp, SymOffset, SymSlice,
     };
 }
+
+#[doc(hidden)]
+pub use peerweave_macros::name_shared_array;
 
 pub use pause::Pause;
 pub use protocol::{barrier, flag, mailbox, put_signal, sealed};

@@ -4,9 +4,9 @@
 /// `shared_array!(TILE: [f32; 256])`.
 ///
 /// All threads of a block that come to the same declaration get the same memory, as a
-/// [`SharedSlice`](crate::api::SharedSlice). Its content is unspecified at first. The name is part
-/// of the symbol in the PTX; two declarations with the same name at the same line and column of two
-/// files of a crate do not link.
+/// [`SharedSlice`](crate::api::SharedSlice). Its content is unspecified at first. The symbol in the
+/// PTX is made of the crate, the name, and how many declarations of that name came before it in the
+/// crate: it does not change when the declaration moves.
 ///
 /// ```
 /// use peerweave_device::prelude::*;
@@ -18,13 +18,22 @@
 /// ```
 #[macro_export]
 macro_rules! shared_array {
-    ($name:ident: [$t:ty; $n:expr]) => {{
+    ($name:ident: [$t:ty; $n:expr]) => {
+        $crate::name_shared_array! { $crate, $name, [$t; $n] }
+    };
+}
+
+/// [`shared_array`], given its symbol by the procedural macro that numbers declarations.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! shared_array_named {
+    ($symbol:literal: [$t:ty; $n:expr]) => {{
         #[cfg(target_arch = "nvptx64")]
         mod declaration {
             #[allow(unused_imports)]
             use super::*;
             ::core::arch::global_asm!(
-                concat!(".shared .align 128 .b8 peerweave_shared_", stringify!($name), "_", line!(), "_", column!(), "[{}];"),
+                concat!(".shared .align 128 .b8 ", $symbol, "[{}];"),
                 const ::core::mem::size_of::<[$t; $n]>(),
             );
         }
@@ -34,10 +43,7 @@ macro_rules! shared_array {
             // SAFETY: takes the address of a symbol and makes it a generic one; touches no memory.
             unsafe {
                 ::core::arch::asm!(
-                    concat!(
-                        "{{ .reg .b64 a; mov.u64 a, peerweave_shared_", stringify!($name), "_", line!(), "_", column!(),
-                        "; cvta.shared.u64 {}, a; }}",
-                    ),
+                    concat!("{{ .reg .b64 a; mov.u64 a, ", $symbol, "; cvta.shared.u64 {}, a; }}"),
                     out(reg64) address,
                     options(pure, nomem, nostack),
                 );

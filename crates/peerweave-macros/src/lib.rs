@@ -3,6 +3,7 @@
 
 mod argument;
 mod kernel;
+mod shared;
 
 use proc_macro::TokenStream;
 
@@ -41,6 +42,13 @@ use proc_macro::TokenStream;
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+/// Gives a declaration of shared memory its symbol: a step of `peerweave_device::shared_array!`.
+#[doc(hidden)]
+#[proc_macro]
+pub fn name_shared_array(declaration: TokenStream) -> TokenStream {
+    shared::expand(declaration.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
 /// Implements `KernelArg` for a `#[repr(C)]` or `#[repr(transparent)]` struct whose fields

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use peerweave_build::{Request, Toolchain, Variant};
 
-use super::{Outcome, PtxError, text};
+use super::{Outcome, PtxError, barriers, text};
 
 /// A primitive.
 struct Probe {
@@ -206,10 +206,29 @@ pub(super) fn check(root: &Path, toolchain: &Toolchain, target_dir: &Path) -> Re
         let (ptx, _) = peerweave_build::compile(toolchain, &request)?;
         let path = home.join("probes.ptx");
         fs::write(&path, &ptx).map_err(|error| PtxError::File { path: path.clone(), error })?;
-        outcomes.push((request.variant, path, compare(&ptx, &probes)));
+        let mut outcome = compare(&ptx, &probes);
+        outcome.faults.extend(barriers::fault(&ptx, "probe_barrier", 1));
+        outcomes.push((request.variant, path, outcome));
     }
     Ok(outcomes)
 }
+
+/// A barrier that returns a value, behind and before branches on what it is given: a compiler that
+/// may copy it does.
+const BARRIER: &str = "
+#[unsafe(no_mangle)]
+pub unsafe extern \"ptx-kernel\" fn probe_barrier(word: *mut u64, value: u64, out: *mut u64) {
+    let mut outcome = Ok(());
+    if gpu::warp() == 0 {
+        let mut looks = 0;
+        while unsafe { gpu::Word64::at(word as u64) }.load_acquire() != value && outcome.is_ok() {
+            looks += 1;
+            if looks == 1000 { outcome = Err(()) }
+        }
+    }
+    let failed = gpu::sync_threads_or(outcome.is_err());
+    unsafe { out.write(if failed { if outcome.is_err() { 1 } else { 2 } } else { 3 }) };
+}";
 
 /// Writes the crate of the probes.
 fn write(home: &Path, crates: &Path, probes: &[Probe]) -> Result<(), PtxError> {
@@ -224,6 +243,7 @@ fn write(home: &Path, crates: &Path, probes: &[Probe]) -> Result<(), PtxError> {
         )
         .expect("writing to a string cannot fail");
     }
+    writeln!(source, "{BARRIER}").expect("writing to a string cannot fail");
     let manifest = format!(
         "[package]\nname = \"probes\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[workspace]\n[dependencies]\n\
          peerweave-device = {{ path = {:?} }}\n",

@@ -1,4 +1,8 @@
 //! Indices, barriers, shuffles, votes, shared memory and time.
+//!
+//! What several threads must execute together is an intrinsic of LLVM, not inline assembly: LLVM
+//! copies assembly into the paths of a branch, so that threads of one barrier arrive at different
+//! instructions. An intrinsic that it knows as convergent stays one instruction.
 
 use core::arch::asm;
 use peerweave_types::Dim3;
@@ -14,6 +18,32 @@ macro_rules! constant_register {
         unsafe { asm!(concat!("mov.u32 {value}, %", $register, ";"), value = out(reg32) value, options(pure, nomem, nostack)) };
         value
     }};
+}
+
+unsafe extern "C" {
+    #[link_name = "llvm.nvvm.barrier.cta.sync.all"]
+    fn barrier_sync(id: u32);
+    #[link_name = "llvm.nvvm.barrier.cta.red.or.all"]
+    fn barrier_red_or(id: u32, value: bool) -> bool;
+    #[link_name = "llvm.nvvm.bar.warp.sync"]
+    fn bar_warp_sync(mask: u32);
+    #[link_name = "llvm.nvvm.vote.ballot.sync"]
+    fn vote_ballot_sync(mask: u32, value: bool) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
+    fn shfl_sync_idx(mask: u32, value: u32, from: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.up.i32"]
+    fn shfl_sync_up(mask: u32, value: u32, by: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.down.i32"]
+    fn shfl_sync_down(mask: u32, value: u32, by: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
+    fn shfl_sync_bfly(mask: u32, value: u32, by: u32, clamp: u32) -> u32;
+}
+
+/// Keeps the compiler from moving accesses to memory across it. No instruction.
+#[inline(always)]
+fn compiler_barrier() {
+    // SAFETY: an empty text; memory counts as changed.
+    unsafe { asm!("", options(nostack)) };
 }
 
 /// The index of this thread in its block.
@@ -44,92 +74,63 @@ pub fn grid_dim() -> Dim3 {
 /// after.
 #[inline(always)]
 pub fn sync_threads() {
-    // SAFETY: a barrier; memory counts as changed.
-    unsafe { asm!("barrier.sync 0;", options(nostack)) };
+    // SAFETY: barrier 0, of all threads of the block; it touches no memory.
+    unsafe { barrier_sync(0) };
 }
 
 /// [`sync_threads`], and returns whether any thread gave `true`.
 #[inline(always)]
 pub fn sync_threads_or(value: bool) -> bool {
-    let (value, any) = (u32::from(value), &mut 0u32);
-    // SAFETY: a barrier; memory counts as changed. The predicates are the block's own.
-    unsafe {
-        asm!(
-            "{{ .reg .pred a, b; setp.ne.u32 a, {value}, 0; barrier.red.or.pred b, 0, a; selp.u32 {any}, 1, 0, b; }}",
-            value = in(reg32) value,
-            any = out(reg32) *any,
-            options(nostack),
-        );
-    }
-    *any != 0
+    // SAFETY: barrier 0, of all threads of the block; it touches no memory.
+    unsafe { barrier_red_or(0, value) }
 }
 
 /// Waits until all threads of the warp in `mask` have called it. What each wrote before is visible
 /// to all after.
 #[inline(always)]
 pub fn sync_warp(mask: u32) {
-    // SAFETY: a barrier; memory counts as changed.
-    unsafe { asm!("bar.warp.sync {mask};", mask = in(reg32) mask, options(nostack)) };
+    // SAFETY: a barrier of the threads in the mask; it touches no memory.
+    unsafe { bar_warp_sync(mask) };
 }
 
 macro_rules! shuffle {
-    ($(#[$doc:meta])* $name:ident, $mode:literal, $parameter:ident, $clamp:literal) => {
+    ($(#[$doc:meta])* $name:ident, $intrinsic:ident, $parameter:ident, $clamp:literal) => {
         $(#[$doc])*
         #[inline(always)]
         pub fn $name(mask: u32, value: u32, $parameter: u32) -> u32 {
-            let got: u32;
-            // SAFETY: exchanges registers among the threads of the mask; not pure, since all of
-            // them must execute it.
-            unsafe {
-                asm!(
-                    concat!("shfl.sync.", $mode, ".b32 {got}, {value}, {lane}, ", $clamp, ", {mask};"),
-                    got = out(reg32) got,
-                    value = in(reg32) value,
-                    lane = in(reg32) $parameter,
-                    mask = in(reg32) mask,
-                    options(nostack),
-                );
-            }
-            got
+            // SAFETY: exchanges registers among the threads of the mask.
+            unsafe { $intrinsic(mask, value, $parameter, $clamp) }
         }
     };
 }
 
 shuffle!(
     /// The value of lane `from` modulo 32. All threads in `mask` call it.
-    shuffle_idx, "idx", from, "31"
+    shuffle_idx, shfl_sync_idx, from, 31
 );
 shuffle!(
     /// The value of the lane `by` below this one; its own where there is none. All threads in
     /// `mask` call it. `by` is at most 31.
-    shuffle_up, "up", by, "0"
+    shuffle_up, shfl_sync_up, by, 0
 );
 shuffle!(
     /// The value of the lane `by` above this one; its own where there is none. All threads in
     /// `mask` call it. `by` is at most 31.
-    shuffle_down, "down", by, "31"
+    shuffle_down, shfl_sync_down, by, 31
 );
 shuffle!(
     /// The value of the lane whose number is this one's exclusive or `by`. All threads in `mask`
     /// call it.
-    shuffle_xor, "bfly", by, "31"
+    shuffle_xor, shfl_sync_bfly, by, 31
 );
 
 /// The threads of `mask` that gave `true`, by lane. All threads in `mask` call it.
 #[inline(always)]
 pub fn vote_ballot(mask: u32, value: bool) -> u32 {
-    let ballot: u32;
-    // SAFETY: exchanges predicates among the threads of the mask; not pure, since all of them must
-    // execute it.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; setp.ne.u32 p, {value}, 0; vote.sync.ballot.b32 {ballot}, p, {mask}; }}",
-            ballot = out(reg32) ballot,
-            value = in(reg32) u32::from(value),
-            mask = in(reg32) mask,
-            options(nostack),
-        );
-    }
+    compiler_barrier();
+    // SAFETY: exchanges predicates among the threads of the mask.
+    let ballot = unsafe { vote_ballot_sync(mask, value) };
+    compiler_barrier();
     ballot
 }
 

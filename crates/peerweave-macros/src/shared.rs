@@ -1,0 +1,73 @@
+//! Symbols of shared memory: the same in every build of the same declarations.
+//!
+//! Invariant: a compiler expands the macros of a crate in one order, so that the number of a
+//! declaration depends on the declarations of the same name before it, and on nothing else.
+
+use proc_macro2::{TokenStream, TokenTree};
+use quote::quote;
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use syn::parse::{ParseStream, Parser};
+use syn::{Ident, Token};
+
+/// How many declarations of a name there were in the crate that is compiled.
+static NUMBERS: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(Mutex::default);
+
+/// `$crate, NAME, [type; length]` becomes the declaration with its symbol.
+pub(crate) fn expand(declaration: TokenStream) -> syn::Result<TokenStream> {
+    let parse = |input: ParseStream<'_>| {
+        let home: Vec<TokenTree> = [input.parse()?].into();
+        input.parse::<Token![,]>()?;
+        let name: Ident = input.parse()?;
+        input.parse::<Token![,]>()?;
+        Ok((home, name, input.parse::<TokenStream>()?))
+    };
+    let (home, name, array) = parse.parse2(declaration)?;
+    let home: TokenStream = home.into_iter().collect();
+    let package = std::env::var("CARGO_CRATE_NAME").unwrap_or_default();
+    let symbol = symbol(&package, &name.to_string(), number(&name.to_string()));
+    Ok(quote!(#home::shared_array_named! { #symbol: #array }))
+}
+
+fn number(name: &str) -> u32 {
+    let mut numbers = NUMBERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let next = numbers.entry(name.to_owned()).or_default();
+    *next += 1;
+    *next - 1
+}
+
+/// A symbol of PTX has letters, digits and `_`; a name in Rust may have others.
+fn symbol(package: &str, name: &str, number: u32) -> String {
+    let plain = |text: &str| -> String {
+        let plain = |letter: char| {
+            if letter.is_ascii_alphanumeric() { letter.to_string() } else { format!("_{:x}_", u32::from(letter)) }
+        };
+        text.chars().map(|letter| if letter == '_' { "_".to_owned() } else { plain(letter) }).collect()
+    };
+    format!("peerweave_shared_{}_{}_{number}", plain(package), plain(name.trim_start_matches("r#")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(source: &str) -> String {
+        expand(source.parse().expect("tokens")).expect("a declaration").to_string().replace(' ', "")
+    }
+
+    #[test]
+    fn symbols_differ_by_name_and_number_not_by_place() {
+        let first = expanded("there, TILE, [f32; 4]");
+        let moved = expanded("\n\n\n        there, TILE, [f32; 4]");
+        let other = expanded("there, ROW, [f32; 4]");
+        for (found, end) in [(&first, "_TILE_0"), (&moved, "_TILE_1"), (&other, "_ROW_0")] {
+            assert!(found.starts_with("there::shared_array_named!{\"peerweave_shared_"), "{found}");
+            assert!(found.ends_with(&format!("{end}\":[f32;4]}}")), "{found}");
+        }
+    }
+
+    #[test]
+    fn symbols_hold_letters_that_ptx_knows() {
+        assert_eq!(symbol("kernels", "r#Größe", 3), "peerweave_shared_kernels_Gr_f6__df_e_3");
+    }
+}
