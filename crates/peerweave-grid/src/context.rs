@@ -1,6 +1,6 @@
 //! The context of a kernel in this process: its tables, and the words of a launch.
 //!
-//! Invariant: a table is written when it is created and never moved, so that its address stays
+//! Invariant: a table is written before a kernel uses it and never moved, so that its address stays
 //! valid.
 
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus, Pe, PeerEntry, SymOffset, TeamEntry};
@@ -30,9 +30,9 @@ pub struct ContextMemory {
     /// Boxed like the tables below, because kernels hold their addresses.
     context: Box<KernelContext>,
     words: Box<Words>,
-    _peers: Box<[PeerEntry]>,
-    _members: Vec<Box<[u32]>>,
-    _teams: Box<[TeamEntry]>,
+    peers: Box<[PeerEntry]>,
+    members: Vec<Box<[u32]>>,
+    teams: Box<[TeamEntry]>,
 }
 
 /// Words that kernel and host exchange.
@@ -78,7 +78,26 @@ impl ContextMemory {
             multicast: 0,
             reserved_words: [0],
         });
-        Self { context, words, _peers: peers, _members: members, _teams: entries }
+        Self { context, words, peers, members, teams: entries }
+    }
+
+    /// Maps the PEs of this PE's machine alone, where machines have `size` PEs each; all others are
+    /// reached by the network. Before a kernel uses the context.
+    pub(crate) fn map_machine(&mut self, size: u32) {
+        let first = self.context.my_pe - self.context.my_pe % size;
+        let machine = first..(first + size).min(self.context.n_pes);
+        for (pe, entry) in (0..).zip(&mut self.peers) {
+            entry.node_pe = pe % size;
+            if !machine.contains(&pe) {
+                (entry.base, entry.transport) = (0, PeerEntry::NETWORK);
+            }
+        }
+        for (entry, members) in self.teams.iter_mut().zip(&self.members) {
+            entry.all_mapped = u32::from(members.iter().all(|pe| machine.contains(pe)));
+        }
+        self.context.node_pe = self.context.my_pe - machine.start;
+        self.context.node_n_pes = machine.end - machine.start;
+        self.context.capabilities |= KernelContext::CAN_NETWORK;
     }
 
     /// Returns the pointer that the kernel's threads receive.

@@ -2,7 +2,9 @@
 //! that runs on this host thread. Outside of kernels, it acts as a block of one thread.
 
 use crate::engine::current;
+use crate::network;
 use peerweave_device::arch::{Executor, Single, set_executor};
+use peerweave_device::network::call::Call;
 use peerweave_types::Dim3;
 
 /// The executor of this process.
@@ -53,6 +55,15 @@ impl Executor for Grid {
             Some(thread) => thread.block(|block| block.fixed(site, bytes, align)),
             None => Single.fixed_shared(site, bytes, align),
         }
+    }
+
+    fn has_network(&self) -> bool {
+        network::current().is_some()
+    }
+
+    fn network(&self, call: Call) -> u64 {
+        self.step();
+        network::current().expect("asked before").call(call)
     }
 
     #[inline]

@@ -6,6 +6,7 @@
 
 use crate::context::{ContextMemory, Epochs, Report, TeamTable};
 use crate::error::GridError;
+use crate::network::Network;
 use crate::options::{Launch, Options, Shape};
 use crate::run_together;
 use peerweave_device::launch::Kernel;
@@ -79,6 +80,8 @@ pub struct Job {
     /// Bytes taken so far, and where each allocation ends.
     taken: u64,
     options: Options<'static>,
+    /// PEs of a machine; all where there is one machine.
+    machine: u32,
 }
 
 impl Job {
@@ -106,6 +109,7 @@ impl Job {
             epochs: (0..n_pes).map(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect()).collect(),
             taken,
             options: Options::default().deadline(Duration::from_secs(10)),
+            machine: n_pes,
         }
     }
 
@@ -129,6 +133,19 @@ impl Job {
     pub fn deadline(self, deadline: Duration) -> Self {
         let options = self.options.deadline(deadline);
         self.options(options)
+    }
+
+    /// The job on machines of `pes` PEs each. PEs of one machine access each other's memory; others
+    /// are reached by an emulated network, on which puts arrive late and out of order, as the seed
+    /// has it, unless a fence, a quiet or a signal forbids that.
+    ///
+    /// # Panics
+    /// Where `pes` is 0.
+    #[must_use]
+    pub fn machines_of(mut self, pes: u32) -> Self {
+        assert!(pes > 0, "Job::machines_of: pes is 0, expected at least 1");
+        self.machine = pes;
+        self
     }
 
     /// Number of PEs.
@@ -223,7 +240,10 @@ impl Job {
             let heap_bytes = self.heaps[0].layout.size() as u64;
             // SAFETY: heaps and epochs belong to the job, which is borrowed until the launch is
             // over.
-            let context = unsafe { ContextMemory::new(Pe::new(pe), heap_bytes, &bases, &[world], self.options.deadline) };
+            let mut context = unsafe { ContextMemory::new(Pe::new(pe), heap_bytes, &bases, &[world], self.options.deadline) };
+            if self.machine < self.n_pes() {
+                context.map_machine(self.machine);
+            }
             parts.push((context, args));
         }
         let bodies: Vec<Box<dyn Fn()>> = parts
@@ -236,8 +256,18 @@ impl Job {
             })
             .collect();
         let launches: Vec<Launch<'_>> = bodies.iter().map(|body| Launch::shaped(kernel.name(), shape, body)).collect();
-        let options = self.options.deadline(self.options.deadline.saturating_add(GRACE));
+        let heaps = bases.iter().map(|base| *base..base + self.heaps[0].layout.size() as u64).collect();
+        let network = (self.machine < self.n_pes()).then(|| Network::new(heaps, self.options.seed));
+        let on_idle = || {
+            network.iter().for_each(|network| network.deliver_all());
+            self.options.on_idle.iter().for_each(|on_idle| on_idle());
+        };
+        let options = self.options.deadline(self.options.deadline.saturating_add(GRACE)).on_idle(&on_idle);
+        let connected = network.as_ref().map(Network::connect);
         let outcome = run_together(&launches, &options);
+        drop(connected);
+        // What a kernel left under way arrives after it.
+        network.iter().for_each(|network| network.deliver_all());
         drop(launches);
         drop(bodies);
         // A thread that fails may leave others at a barrier: the report says what came first.

@@ -10,6 +10,7 @@
 //!   schedule.rs  the order, from one seed                  fiber.rs    one kernel thread
 //!   block.rs     barriers, warps, shared memory            executor.rs what kernels call
 //!   context.rs   a kernel's context in this process        job.rs      several PEs on one schedule, for tests
+//!   network.rs   puts that arrive late and out of order
 //! ```
 //!
 //! # What it finds
@@ -22,9 +23,12 @@
 //! - **Waits without an end**: a run ends by its deadline.
 //! - **Reads of shared memory that was never written**: its first content differs by seed.
 //!
+//! - **Missing fences and quiets between machines**: [`Job::machines_of`] emulates a network, on
+//!   which puts overtake each other.
+//!
 //! # What it does not find
-//! Memory is sequentially consistent among the threads of one grid: a missing fence shows up on a
-//! GPU, or in a model check, only.
+//! Mapped memory is sequentially consistent among the threads of one grid: a missing fence shows up
+//! on a GPU, or in a model check, only.
 
 mod block;
 mod context;
@@ -33,6 +37,7 @@ mod error;
 mod executor;
 mod fiber;
 mod job;
+mod network;
 mod options;
 mod schedule;
 

@@ -2,8 +2,9 @@
 //! PEs make them.
 
 use crate::{Check, Sample, apart, takes_part};
-use peerweave_device::api::{KernelAtomic, KernelInteger};
+use peerweave_device::api::{KernelAdd, KernelAtomic, KernelInteger};
 use peerweave_device::prelude::*;
+use peerweave_types::{bf16, f16};
 
 /// Elements of `words`.
 pub const WORDS: usize = 8;
@@ -15,6 +16,8 @@ macro_rules! both {
         apart(|| {
             for relaxed in [false, true] {
                 $check.ctx.atomic_set($word, T::of($start), $pe);
+                // Over a network nothing else orders a relaxed operation after it.
+                $check.ctx.fence();
                 if relaxed {
                     $check.ctx.$relaxed($word, $($argument,)* $pe);
                 } else {
@@ -32,12 +35,14 @@ macro_rules! both_fetch {
         apart(|| {
             for relaxed in [false, true] {
                 $check.ctx.atomic_set_relaxed($word, T::of($start), $pe);
+                $check.ctx.fence();
                 let found = if relaxed {
                     $check.ctx.$relaxed($word, $($argument,)* $pe)
                 } else {
                     $check.ctx.$strong($word, $($argument,)* $pe)
                 };
                 $check.same(line!(), found.bits(), T::of($start).bits());
+                $check.ctx.fence();
                 $check.same(line!(), $check.ctx.atomic_fetch_relaxed($word, $pe).bits(), T::of($end).bits());
             }
         });
@@ -54,6 +59,46 @@ fn numbers<T: Sample + KernelAtomic>(check: &Check<'_>, word: SymSlice<T>, pe: u
     both_fetch!(check, word, pe, atomic_fetch_inc, atomic_fetch_inc_relaxed() from 5 => 6);
     both!(check, word, pe, atomic_add, atomic_add_relaxed(of(20)) from 5 => 25);
     both!(check, word, pe, atomic_inc, atomic_inc_relaxed() from 5 => 6);
+}
+
+/// What can be added to atomically and nothing else: 16-bit floats. `words` are on PE 0 at the end.
+fn halves<T: Sample + KernelAdd>(ctx: &Context, words: SymSlice<T>, result: SymSlice<u64>) -> Result<(), Failed> {
+    let check = Check::new(ctx, result);
+    let (_, next, _) = check.ring();
+    // Each word of 32 bits holds two, which are added to alone.
+    for index in [0, 1] {
+        if takes_part!(thread) {
+            ctx.p(words.at(index), T::of(5), next);
+            ctx.quiet();
+            for (number, relaxed) in [(5, false), (25, true)] {
+                let found = if relaxed {
+                    ctx.atomic_fetch_add_relaxed(words.at(index), T::of(20), next)
+                } else {
+                    ctx.atomic_fetch_add(words.at(index), T::of(20), next)
+                };
+                check.same(line!(), found.bits(), T::of(number).bits());
+            }
+            ctx.atomic_add(words.at(index), T::of(3), next);
+            ctx.atomic_add_relaxed(words.at(index), T::of(3), next);
+            ctx.fence();
+            check.same(line!(), ctx.atomic_fetch_inc(words.at(index), next).bits(), T::of(51).bits());
+            ctx.fence();
+            ctx.atomic_inc_relaxed(words.at(index), next);
+        }
+        check.meet()?;
+        check.expect(line!(), words.at(index).truncate(1), |_| 53);
+        check.expect(line!(), words.at(1 - index).truncate(1), |_| if index == 0 { 0 } else { 53 });
+        check.meet()?;
+    }
+    // All threads of all PEs at the same time, on PE 0: at most 2048 and 128 are exact.
+    ctx.atomic_add(words.at(2), T::of(1), 0);
+    check.meet()?;
+    if takes_part!(thread) && ctx.my_pe() == 0 {
+        let threads = u64::from(ctx.n_pes() * gpu::block_threads());
+        check.same(line!(), ctx.local(words).read(2).bits(), T::of(threads).bits());
+    }
+    check.finish();
+    Ok(())
 }
 
 /// What integers can do besides.
@@ -123,4 +168,18 @@ kernels! {
     check_atomic_u64: u64, bits;
     check_atomic_f32: f32, |_, _, _| ();
     check_atomic_f64: f64, |_, _, _| ();
+}
+
+/// Checks additions to `f16`. `words` has [`WORDS`] elements, 0 at first. One block; at most 1024
+/// threads on all PEs together.
+#[kernel]
+pub fn check_atomic_f16(ctx: &Context, words: SymSlice<f16>, result: SymSlice<u64>) -> Result<(), Failed> {
+    halves(ctx, words, result)
+}
+
+/// Checks additions to `bf16`. `words` has [`WORDS`] elements, 0 at first. One block; at most 256
+/// threads on all PEs together.
+#[kernel]
+pub fn check_atomic_bf16(ctx: &Context, words: SymSlice<bf16>, result: SymSlice<u64>) -> Result<(), Failed> {
+    halves(ctx, words, result)
 }

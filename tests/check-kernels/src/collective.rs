@@ -1,4 +1,4 @@
-//! Collectives at warp and block scope, with each element type and each reduction.
+//! Collectives at each scope, with each element type and each reduction.
 
 use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::api::combine::{Combine, Reducible};
@@ -157,10 +157,11 @@ macro_rules! scope {
     };
 }
 
+scope!(moves_thread, reduces_thread, scatters_thread, thread: broadcast, fcollect, alltoall, reduce, reducescatter);
 scope!(moves_warp, reduces_warp, scatters_warp, warp: broadcast_warp, fcollect_warp, alltoall_warp, reduce_warp, reducescatter_warp);
 scope!(moves_block, reduces_block, scatters_block, block: broadcast_block, fcollect_block, alltoall_block, reduce_block, reducescatter_block);
 
-/// One kernel for each element type: every function at both scopes. On the host each reduction in
+/// One kernel for each element type: every function at each scope. On the host each reduction in
 /// each of them; on GPUs each in `reduce_block`, and sums in the others.
 macro_rules! kernels {
     ($($name:ident: $t:ty, $($operation:ident),*;)*) => {$(
@@ -176,12 +177,15 @@ macro_rules! kernels {
         ) -> Result<(), Failed> {
             let (rank, size) = (ctx.team_my_pe(team).unwrap_or(0), ctx.team_n_pes(team));
             let c = Collectives { check: Check::new(ctx, result), team, send, recv, rank, size };
+            moves_thread(&c)?;
             moves_warp(&c)?;
             moves_block(&c)?;
             $(reduces_block(&c, $operation, Fold::$operation)?;)*
             scatters_block(&c, Sum, Fold::Sum)?;
             reduces_warp(&c, Sum, Fold::Sum)?;
             scatters_warp(&c, Sum, Fold::Sum)?;
+            reduces_thread(&c, Sum, Fold::Sum)?;
+            scatters_thread(&c, Sum, Fold::Sum)?;
             // Each operation in each call is another copy of the collective, which would take a
             // GPU's driver minutes to compile.
             #[cfg(not(target_arch = "nvptx64"))]
@@ -190,6 +194,8 @@ macro_rules! kernels {
                     scatters_block(&c, $operation, Fold::$operation)?;
                     reduces_warp(&c, $operation, Fold::$operation)?;
                     scatters_warp(&c, $operation, Fold::$operation)?;
+                    reduces_thread(&c, $operation, Fold::$operation)?;
+                    scatters_thread(&c, $operation, Fold::$operation)?;
                 )*
             }
             c.check.finish();

@@ -87,7 +87,7 @@ impl<T: Sample> Rma<'_, T> {
 /// One scope: all its functions.
 macro_rules! scope {
     ($name:ident, $scope:ident: $put:ident, $get:ident, $put_nbi:ident, $get_nbi:ident, $put_checked:ident, $get_checked:ident,
-        $iput:ident, $iget:ident, $put_signal:ident, $put_signal_nbi:ident, $wait:ident) => {
+        $iput:ident, $iget:ident, $put_signal:ident, $put_signal_nbi:ident, $wait:ident, $flush:ident) => {
         #[inline(never)]
         fn $name<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
             let ctx = rma.check.ctx;
@@ -111,6 +111,19 @@ macro_rules! scope {
                     if inside {
                         ctx.$put_nbi(to, ctx.local(from), next);
                         ctx.flush();
+                        ctx.quiet();
+                    }
+                    Ok(())
+                })?;
+                // After the flush of the scope each of its threads may write the source of all.
+                rma.moved(line!(), shape, before, |_, to, from| {
+                    if inside {
+                        ctx.$put_nbi(to, from, next);
+                        ctx.$flush();
+                        let (mine, rank, threads) = (ctx.local(from), gpu::thread_rank() as usize, gpu::block_threads() as usize);
+                        for i in (0..len).filter(|i| (len - i) % threads == rank) {
+                            mine.write(i, T::of(0));
+                        }
                         ctx.quiet();
                     }
                     Ok(())
@@ -177,11 +190,11 @@ macro_rules! scope {
 }
 
 scope!(thread_scope, thread: put, get, put_nbi, get_nbi, put_checked, get_checked, iput, iget, put_signal, put_signal_nbi,
-    signal_wait_until_from);
+    signal_wait_until_from, flush);
 scope!(warp_scope, warp: put_warp, get_warp, put_nbi_warp, get_nbi_warp, put_checked_warp, get_checked_warp, iput_warp, iget_warp,
-    put_signal_warp, put_signal_nbi_warp, signal_wait_until_from_warp);
+    put_signal_warp, put_signal_nbi_warp, signal_wait_until_from_warp, flush_warp);
 scope!(block_scope, block: put_block, get_block, put_nbi_block, get_nbi_block, put_checked_block, get_checked_block, iput_block,
-    iget_block, put_signal_block, put_signal_nbi_block, signal_wait_until_from_block);
+    iget_block, put_signal_block, put_signal_nbi_block, signal_wait_until_from_block, flush_block);
 
 /// Single elements, and operands that are not symmetric: by one thread, and by the block.
 #[inline(never)]

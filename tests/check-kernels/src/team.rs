@@ -13,7 +13,7 @@ const ROUNDS: u64 = 5;
 /// One call: in each round every member adds to a word of every member, meets, and finds that all
 /// have.
 macro_rules! meets {
-    ($check:ident, $team:ident, $words:ident, $total:ident, $scope:ident, $call:expr) => {
+    ($check:ident, $team:ident, $words:ident, $total:ident, $scope:ident, $syncs:literal, $call:expr) => {
         for _ in 0..ROUNDS {
             let (ctx, size) = ($check.ctx, $check.ctx.team_n_pes($team));
             if gpu::thread_rank() == 0 {
@@ -21,12 +21,20 @@ macro_rules! meets {
                     let pe = ctx.team_pe($team, rank).unwrap_or(u32::MAX);
                     ctx.atomic_add_relaxed($words.at(0), 1, pe);
                 }
+                // Only a barrier completes them.
+                if $syncs {
+                    ctx.quiet();
+                }
             }
             gpu::sync_threads();
             if takes_part!($scope) {
                 apart(|| $call)?;
             }
             gpu::sync_threads();
+            // A relaxed sync orders nothing.
+            if $syncs {
+                ctx.fence();
+            }
             $total += u64::from(size);
             $check.same(line!(), ctx.signal_fetch($words.at(0)), $total);
             gpu::sync_threads();
@@ -47,12 +55,15 @@ pub fn check_team(ctx: &Context, team: KernelTeam, words: SymSlice<u64>, result:
     let rank = ctx.team_my_pe(team);
     check.same(line!(), u64::from(rank.and_then(|rank| ctx.team_pe(team, rank)).unwrap_or(u32::MAX)), u64::from(ctx.my_pe()));
     check.same(line!(), u64::from(ctx.team_pe(team, ctx.team_n_pes(team)).is_some()), 0);
-    meets!(check, team, words, total, thread, ctx.barrier(team));
-    meets!(check, team, words, total, warp, ctx.barrier_warp(team));
-    meets!(check, team, words, total, block, ctx.barrier_block(team));
-    meets!(check, team, words, total, thread, ctx.sync(team));
-    meets!(check, team, words, total, warp, ctx.sync_warp(team));
-    meets!(check, team, words, total, block, ctx.sync_block(team));
+    meets!(check, team, words, total, thread, false, ctx.barrier(team));
+    meets!(check, team, words, total, warp, false, ctx.barrier_warp(team));
+    meets!(check, team, words, total, block, false, ctx.barrier_block(team));
+    meets!(check, team, words, total, thread, true, ctx.sync(team));
+    meets!(check, team, words, total, warp, true, ctx.sync_warp(team));
+    meets!(check, team, words, total, block, true, ctx.sync_block(team));
+    meets!(check, team, words, total, thread, true, ctx.sync_relaxed(team));
+    meets!(check, team, words, total, warp, true, ctx.sync_relaxed_warp(team));
+    meets!(check, team, words, total, block, true, ctx.sync_relaxed_block(team));
     check.finish();
     Ok(())
 }
@@ -65,12 +76,15 @@ pub fn check_team_all(ctx: &Context, words: SymSlice<u64>, result: SymSlice<u64>
     let words = words.slice(WORDS * block..WORDS * (block + 1));
     let mut total = 0;
     check.same(line!(), u64::from(ctx.team_n_pes(team)), u64::from(ctx.n_pes()));
-    meets!(check, team, words, total, thread, ctx.barrier_all());
-    meets!(check, team, words, total, warp, ctx.barrier_all_warp());
-    meets!(check, team, words, total, block, ctx.barrier_all_block());
-    meets!(check, team, words, total, thread, ctx.sync_all());
-    meets!(check, team, words, total, warp, ctx.sync_all_warp());
-    meets!(check, team, words, total, block, ctx.sync_all_block());
+    meets!(check, team, words, total, thread, false, ctx.barrier_all());
+    meets!(check, team, words, total, warp, false, ctx.barrier_all_warp());
+    meets!(check, team, words, total, block, false, ctx.barrier_all_block());
+    meets!(check, team, words, total, thread, true, ctx.sync_all());
+    meets!(check, team, words, total, warp, true, ctx.sync_all_warp());
+    meets!(check, team, words, total, block, true, ctx.sync_all_block());
+    meets!(check, team, words, total, thread, true, ctx.sync_all_relaxed());
+    meets!(check, team, words, total, warp, true, ctx.sync_all_relaxed_warp());
+    meets!(check, team, words, total, block, true, ctx.sync_all_relaxed_block());
     check.finish();
     Ok(())
 }

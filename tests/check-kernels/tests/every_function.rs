@@ -11,28 +11,42 @@ use std::time::Duration;
 /// Numbers of PEs and threads of a block: two warps at least, the last one not full.
 const SHAPES: [(u32, u32); 3] = [(1, 33), (2, 64), (3, 40)];
 
-/// Runs a check kernel in every shape and under several seeds. `blocks` of them; `args` allocates
-/// all but the result.
+/// Runs a check kernel in every shape and under several seeds: among PEs of one machine, among
+/// machines of one PE each, and among machines of two and of one PE. `blocks` of them; `args`
+/// allocates all but the result.
 fn check<A: KernelArgs>(kernel: &Kernel<A>, blocks: u32, args: impl Fn(&mut Job, SymSlice<u64>) -> A) {
     for (n_pes, threads) in SHAPES {
-        for seed in 0..4 {
-            let mut job = Job::new(n_pes).seed(seed).deadline(Duration::from_secs(60));
-            let result = job.alloc::<u64>(RESULT_WORDS);
-            let args = args(&mut job, result);
-            let shape = Shape::new(blocks, threads).shared_bytes(1024).cooperative(true);
-            let name = kernel.name();
-            let outcome = job.launch_each(kernel, shape, |_| Some(args));
-            outcome.unwrap_or_else(|error| panic!("{name}, {n_pes} PEs, seed {seed}: {error}"));
-            for pe in 0..n_pes {
-                let found = job.read(pe, result);
-                let [differences, line, value, expected] = found[..4] else { unreachable!("a result has more words") };
-                assert_eq!(
-                    differences, 0,
-                    "{name}, PE {pe} of {n_pes}, seed {seed}: {differences} differences, first in line {line}: {value:#x}, \
-                     expected {expected:#x}"
-                );
-                assert_eq!(found[RESULT_WORDS - 1], FINISHED, "{name}, PE {pe} of {n_pes}, seed {seed}");
-            }
+        for machine in (1..=n_pes).rev() {
+            check_on(kernel, blocks, (n_pes, machine, threads), &args);
+        }
+    }
+}
+
+/// As [`check`], with as many PEs, PEs of each machine, and threads of a block.
+fn check_on<A: KernelArgs>(
+    kernel: &Kernel<A>,
+    blocks: u32,
+    (n_pes, machine, threads): (u32, u32, u32),
+    args: &impl Fn(&mut Job, SymSlice<u64>) -> A,
+) {
+    let seeds = if machine == n_pes { 4 } else { 2 };
+    for seed in 0..seeds {
+        let mut job = Job::new(n_pes).machines_of(machine).seed(seed).deadline(Duration::from_secs(60));
+        let result = job.alloc::<u64>(RESULT_WORDS);
+        let args = args(&mut job, result);
+        let shape = Shape::new(blocks, threads).shared_bytes(1024).cooperative(true);
+        let name = kernel.name();
+        let outcome = job.launch_each(kernel, shape, |_| Some(args));
+        let job_is = format!("{name}, {n_pes} PEs in machines of {machine}, seed {seed}");
+        outcome.unwrap_or_else(|error| panic!("{job_is}: {error}"));
+        for pe in 0..n_pes {
+            let found = job.read(pe, result);
+            let [differences, line, value, expected] = found[..4] else { unreachable!("a result has more words") };
+            assert_eq!(
+                differences, 0,
+                "{job_is}: PE {pe}: {differences} differences, first in line {line}: {value:#x}, expected {expected:#x}"
+            );
+            assert_eq!(found[RESULT_WORDS - 1], FINISHED, "{job_is}: PE {pe}");
         }
     }
 }
@@ -83,6 +97,8 @@ words! {
     atomics_of_u64_are_exact: atomic, u64, check_atomic_u64;
     atomics_of_f32_are_exact: atomic, f32, check_atomic_f32;
     atomics_of_f64_are_exact: atomic, f64, check_atomic_f64;
+    additions_to_f16_are_exact: atomic, peerweave_types::f16, check_atomic_f16;
+    additions_to_bf16_are_exact: atomic, peerweave_types::bf16, check_atomic_bf16;
 }
 
 #[test]

@@ -2,9 +2,13 @@
 
 use super::Context;
 use super::network::call;
+#[cfg(not(target_arch = "nvptx64"))]
+use super::network::emulated;
 use super::report::Report;
 use crate::Pause;
 use crate::gpu::{Access, AcqRel, FloatAdd, Reduce, Relaxed, Release, Rmw, Sys};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::network::call::Atomic;
 use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Number, Plain, bf16, f16};
 
 /// An element that kernels add to atomically: those of [`KernelAtomic`], and `f16` and `bf16`.
@@ -80,51 +84,51 @@ macro_rules! bits {
         impl Bits for $t {
             #[inline]
             fn network_fetch(word: u64, pe: i32) -> Self {
-                call!($fetch(word, pe))
+                call!($fetch(word, pe); emulated::atomic(word, size_of::<Self>(), Atomic::Fetch, pe) as Self)
             }
             #[inline]
             fn network_set(word: u64, value: Self, pe: i32) {
-                call!($set(word, value, pe))
+                call!($set(word, value, pe); { emulated::atomic(word, size_of::<Self>(), Atomic::Set(value.into()), pe); })
             }
             #[inline]
             fn network_swap(word: u64, value: Self, pe: i32) -> Self {
-                call!($swap(word, value, pe))
+                call!($swap(word, value, pe); emulated::atomic(word, size_of::<Self>(), Atomic::Swap(value.into()), pe) as Self)
             }
             #[inline]
             fn network_compare_swap(word: u64, current: Self, value: Self, pe: i32) -> Self {
-                call!($compare_swap(word, current, value, pe))
+                call!($compare_swap(word, current, value, pe); emulated::atomic(word, size_of::<Self>(), Atomic::CompareSwap(current.into(), value.into()), pe) as Self)
             }
             #[inline]
             fn network_fetch_add(word: u64, value: Self, pe: i32) -> Self {
-                call!($fetch_add(word, value, pe))
+                call!($fetch_add(word, value, pe); emulated::atomic(word, size_of::<Self>(), Atomic::FetchAdd(value.into()), pe) as Self)
             }
             #[inline]
             fn network_add(word: u64, value: Self, pe: i32) {
-                call!($add(word, value, pe))
+                call!($add(word, value, pe); { emulated::atomic(word, size_of::<Self>(), Atomic::Add(value.into()), pe); })
             }
             #[inline]
             fn network_fetch_and(word: u64, value: Self, pe: i32) -> Self {
-                call!($fetch_and(word, value, pe))
+                call!($fetch_and(word, value, pe); emulated::atomic(word, size_of::<Self>(), Atomic::FetchAnd(value.into()), pe) as Self)
             }
             #[inline]
             fn network_fetch_or(word: u64, value: Self, pe: i32) -> Self {
-                call!($fetch_or(word, value, pe))
+                call!($fetch_or(word, value, pe); emulated::atomic(word, size_of::<Self>(), Atomic::FetchOr(value.into()), pe) as Self)
             }
             #[inline]
             fn network_fetch_xor(word: u64, value: Self, pe: i32) -> Self {
-                call!($fetch_xor(word, value, pe))
+                call!($fetch_xor(word, value, pe); emulated::atomic(word, size_of::<Self>(), Atomic::FetchXor(value.into()), pe) as Self)
             }
             #[inline]
             fn network_and(word: u64, value: Self, pe: i32) {
-                call!($and(word, value, pe))
+                call!($and(word, value, pe); { emulated::atomic(word, size_of::<Self>(), Atomic::And(value.into()), pe); })
             }
             #[inline]
             fn network_or(word: u64, value: Self, pe: i32) {
-                call!($or(word, value, pe))
+                call!($or(word, value, pe); { emulated::atomic(word, size_of::<Self>(), Atomic::Or(value.into()), pe); })
             }
             #[inline]
             fn network_xor(word: u64, value: Self, pe: i32) {
-                call!($xor(word, value, pe))
+                call!($xor(word, value, pe); { emulated::atomic(word, size_of::<Self>(), Atomic::Xor(value.into()), pe); })
             }
         }
     };

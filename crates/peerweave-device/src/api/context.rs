@@ -59,7 +59,7 @@ pub struct Context {
 pub(crate) enum Reach {
     /// At this address of its heap.
     Mapped(u64),
-    /// By NVSHMEM's device library.
+    /// By the network: NVSHMEM's device library.
     Network,
 }
 
@@ -176,7 +176,7 @@ impl Context {
             if base != 0 {
                 return Ok(Reach::Mapped(base));
             }
-            if cfg!(all(target_arch = "nvptx64", feature = "nvshmem")) {
+            if self.has_network() {
                 return Ok(Reach::Network);
             }
         }

@@ -1,61 +1,122 @@
-//! The path to PEs whose memory is not mapped: calls of NVSHMEM's device library, by the table of
-//! wrappers.
+//! The path to PEs whose memory is not mapped. On GPUs these are calls of NVSHMEM's device library,
+//! by the table of wrappers; on the host, calls of an executor that emulates a network.
 //!
-//! Without the feature `nvshmem`, and on the host, no PE is reached so
-//! ([`Reach::Network`](super::context::Reach) is never made) and each function here is empty.
+//! Where neither is there, no PE is reached so ([`Reach::Network`](super::context::Reach) is never
+//! made), and each function here is empty.
 
-use super::scope::{Kind, Scope};
+#[cfg(target_arch = "nvptx64")]
+use super::scope::Kind;
+use super::scope::Scope;
+use crate::gpu::Vector;
 use peerweave_types::{Plain, SignalOp, nvshmem};
 
-/// Calls a wrapper of the table, or gives nothing where there are none.
+/// Calls a wrapper of the table on GPUs, or the executor on the host.
 macro_rules! call {
-    ($name:ident($($argument:expr),*)) => {{
+    ($name:ident($($argument:expr),*); $host:expr) => {{
         #[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
         // SAFETY: the addresses are of this PE's symmetric memory, or of memory that NVSHMEM can
         // read, as the caller's views promise; the wrapper is linked where this path is compiled.
         unsafe {
             crate::network::functions::$name($($argument),*)
         }
-        #[cfg(not(all(target_arch = "nvptx64", feature = "nvshmem")))]
+        #[cfg(all(target_arch = "nvptx64", not(feature = "nvshmem")))]
         {
             $(let _ = $argument;)*
             Default::default()
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        {
+            $(let _ = $argument;)*
+            $host
         }
     }};
 }
 pub(super) use call;
 
-/// The wrapper for a scope.
+/// The wrapper for a scope on GPUs; on the host the first thread of the scope makes one call for
+/// all.
 macro_rules! by_scope {
-    ($scope:ident: $thread:ident, $warp:ident, $block:ident ($($argument:expr),*)) => {
-        match $scope::KIND {
-            Kind::Thread => call!($thread($($argument),*)),
-            Kind::Warp => call!($warp($($argument),*)),
-            Kind::Block => call!($block($($argument),*)),
+    ($scope:ident: $thread:ident, $warp:ident, $block:ident ($($argument:expr),*); $host:expr) => {{
+        #[cfg(target_arch = "nvptx64")]
+        {
+            match $scope::KIND {
+                Kind::Thread => call!($thread($($argument),*); ()),
+                Kind::Warp => call!($warp($($argument),*); ()),
+                Kind::Block => call!($block($($argument),*); ()),
+            }
         }
-    };
+        #[cfg(not(target_arch = "nvptx64"))]
+        {
+            $(let _ = $argument;)*
+            emulated::by_first::<$scope>($host);
+        }
+    }};
 }
-pub(super) use by_scope;
+
+/// What the host calls.
+#[cfg(not(target_arch = "nvptx64"))]
+pub(super) mod emulated {
+    use super::super::scope::{Kind, Scope};
+    use crate::arch::executor;
+    use crate::network::call::{Atomic, Call};
+
+    /// One call by this thread.
+    pub(in super::super) fn now(call: Call) -> u64 {
+        executor().network(call)
+    }
+
+    /// One call for all threads of the scope, which begin and end it together, as NVSHMEM's do.
+    pub(in super::super) fn by_first<S: Scope>(call: Call) {
+        S::sync();
+        if matches!(S::KIND, Kind::Thread) || S::rank() == 0 {
+            now(call);
+        }
+        S::sync();
+    }
+
+    /// An atomic operation on a word of as many bytes.
+    pub(in super::super) fn atomic(word: u64, bytes: usize, operation: Atomic, pe: i32) -> u64 {
+        now(Call::Atomic { word, bytes, operation, pe: pe as u32 })
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::network::call::{Atomic, Call, Signal as HostSignal};
+
+/// Whether PEs can be reached so at all: known when a kernel is compiled for a GPU.
+#[inline(always)]
+pub(super) fn available() -> bool {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        cfg!(feature = "nvshmem")
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        crate::arch::executor().has_network()
+    }
+}
 
 #[inline]
 pub(super) fn put<S: Scope>(to: u64, from: u64, bytes: usize, pe: u32, nbi: bool) {
-    let (bytes, pe) = (bytes as u64, pe as i32);
+    let (length, number) = (bytes as u64, pe as i32);
     if nbi {
         by_scope!(S: peerweave_nvshmem_put_nbi_thread, peerweave_nvshmem_put_nbi_warp, peerweave_nvshmem_put_nbi_block
-            (to, from, bytes, pe))
+            (to, from, length, number); Call::Put { to, from, bytes, pe, nbi, signal: None })
     } else {
-        by_scope!(S: peerweave_nvshmem_put_thread, peerweave_nvshmem_put_warp, peerweave_nvshmem_put_block (to, from, bytes, pe))
+        by_scope!(S: peerweave_nvshmem_put_thread, peerweave_nvshmem_put_warp, peerweave_nvshmem_put_block
+            (to, from, length, number); Call::Put { to, from, bytes, pe, nbi, signal: None })
     }
 }
 
 #[inline]
 pub(super) fn get<S: Scope>(to: u64, from: u64, bytes: usize, pe: u32, nbi: bool) {
-    let (bytes, pe) = (bytes as u64, pe as i32);
+    let (length, number) = (bytes as u64, pe as i32);
     if nbi {
         by_scope!(S: peerweave_nvshmem_get_nbi_thread, peerweave_nvshmem_get_nbi_warp, peerweave_nvshmem_get_nbi_block
-            (to, from, bytes, pe))
+            (to, from, length, number); Call::Get { to, from, bytes, pe, nbi })
     } else {
-        by_scope!(S: peerweave_nvshmem_get_thread, peerweave_nvshmem_get_warp, peerweave_nvshmem_get_block (to, from, bytes, pe))
+        by_scope!(S: peerweave_nvshmem_get_thread, peerweave_nvshmem_get_warp, peerweave_nvshmem_get_block
+            (to, from, length, number); Call::Get { to, from, bytes, pe, nbi })
     }
 }
 
@@ -69,21 +130,29 @@ pub(super) struct Signal {
 
 #[inline]
 pub(super) fn put_signal<S: Scope>(to: u64, from: u64, bytes: usize, signal: Signal, pe: u32, nbi: bool) {
-    let (bytes, pe, Signal { word, value, op }) = (bytes as u64, pe as i32, signal);
-    let op = nvshmem::signal_op(op);
+    let (length, number, Signal { word, value, op }) = (bytes as u64, pe as i32, signal);
+    let code = nvshmem::signal_op(op);
     if nbi {
         by_scope!(S: peerweave_nvshmem_put_signal_nbi_thread, peerweave_nvshmem_put_signal_nbi_warp,
-            peerweave_nvshmem_put_signal_nbi_block (to, from, bytes, word, value, op, pe))
+            peerweave_nvshmem_put_signal_nbi_block (to, from, length, word, value, code, number);
+            Call::Put { to, from, bytes, pe, nbi, signal: Some(HostSignal { word, value, op }) })
     } else {
-        by_scope!(S: peerweave_nvshmem_put_signal_thread, peerweave_nvshmem_put_signal_warp, peerweave_nvshmem_put_signal_block
-            (to, from, bytes, word, value, op, pe))
+        by_scope!(S: peerweave_nvshmem_put_signal_thread, peerweave_nvshmem_put_signal_warp,
+            peerweave_nvshmem_put_signal_block (to, from, length, word, value, code, number);
+            Call::Put { to, from, bytes, pe, nbi, signal: Some(HostSignal { word, value, op }) })
     }
 }
 
 #[inline]
 pub(super) fn signal(signal: Signal, pe: u32) {
-    let (Signal { word, value, op }, pe) = (signal, pe as i32);
-    call!(peerweave_nvshmem_signal_op(word, value, nvshmem::signal_op(op), pe))
+    let (Signal { word, value, op }, number) = (signal, pe as i32);
+    call!(peerweave_nvshmem_signal_op(word, value, nvshmem::signal_op(op), number); {
+        let operation = match op {
+            SignalOp::Set => Atomic::Set(value),
+            SignalOp::Add => Atomic::Add(value),
+        };
+        emulated::atomic(word, 8, operation, number);
+    })
 }
 
 /// Writes one element, by the widest words that its size and alignment allow.
@@ -93,16 +162,10 @@ pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     let unit = unit::<T>();
     let mut done = 0;
     while done < size_of::<T>() {
-        let at = to + done as u64;
         // SAFETY: the word lies within the value, aligned to the unit, and all its bytes are
         // initialised (`Plain`).
         let word = unsafe { read(from.add(done), unit) };
-        match unit {
-            8 => call!(peerweave_nvshmem_p64(at, word, pe)),
-            4 => call!(peerweave_nvshmem_p32(at, word as u32, pe)),
-            2 => call!(peerweave_nvshmem_p16(at, word as u16, pe)),
-            _ => call!(peerweave_nvshmem_p8(at, word as u8, pe)),
-        }
+        write_word(to + done as u64, word, unit, pe);
         done += unit;
     }
 }
@@ -116,27 +179,66 @@ pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     let unit = unit::<T>();
     let mut done = 0;
     while done < size_of::<T>() {
-        let at = from + done as u64;
-        let word: u64 = match unit {
-            8 => call!(peerweave_nvshmem_g64(at, pe)),
-            4 => u64::from({
-                let word: u32 = call!(peerweave_nvshmem_g32(at, pe));
-                word
-            }),
-            2 => u64::from({
-                let word: u16 = call!(peerweave_nvshmem_g16(at, pe));
-                word
-            }),
-            _ => u64::from({
-                let word: u8 = call!(peerweave_nvshmem_g8(at, pe));
-                word
-            }),
-        };
+        let word = read_word(from + done as u64, unit, pe);
         // SAFETY: the word lies within the value, aligned to the unit; every bit pattern is valid.
         unsafe { write(to.add(done), unit, word) };
         done += unit;
     }
     value
+}
+
+/// Reads 16 bytes, by two words.
+#[inline]
+pub(super) fn load_vector(from: u64, pe: u32) -> Vector {
+    [read_word(from, 8, pe as i32), read_word(from + 8, 8, pe as i32)]
+}
+
+/// Writes the low `unit` bytes of a word at a PE.
+#[inline]
+fn write_word(at: u64, word: u64, unit: usize, pe: i32) {
+    #[cfg(target_arch = "nvptx64")]
+    match unit {
+        8 => call!(peerweave_nvshmem_p64(at, word, pe); ()),
+        4 => call!(peerweave_nvshmem_p32(at, word as u32, pe); ()),
+        2 => call!(peerweave_nvshmem_p16(at, word as u16, pe); ()),
+        _ => call!(peerweave_nvshmem_p8(at, word as u8, pe); ()),
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let bytes = word.to_le_bytes();
+        let from = bytes.as_ptr().expose_provenance() as u64;
+        emulated::now(Call::Put { to: at, from, bytes: unit, pe: pe as u32, nbi: false, signal: None });
+    }
+}
+
+/// Reads `unit` bytes of a PE.
+#[inline]
+fn read_word(at: u64, unit: usize, pe: i32) -> u64 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        match unit {
+            8 => call!(peerweave_nvshmem_g64(at, pe); 0),
+            4 => u64::from({
+                let word: u32 = call!(peerweave_nvshmem_g32(at, pe); 0);
+                word
+            }),
+            2 => u64::from({
+                let word: u16 = call!(peerweave_nvshmem_g16(at, pe); 0);
+                word
+            }),
+            _ => u64::from({
+                let word: u8 = call!(peerweave_nvshmem_g8(at, pe); 0);
+                word
+            }),
+        }
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let mut bytes = [0; 8];
+        let to = bytes.as_mut_ptr().expose_provenance() as u64;
+        emulated::now(Call::Get { to, from: at, bytes: unit, pe: pe as u32, nbi: false });
+        u64::from_le_bytes(bytes)
+    }
 }
 
 /// Reads a word of `unit` bytes.
@@ -180,22 +282,20 @@ const fn unit<T>() -> usize {
     both & both.wrapping_neg()
 }
 
+/// Orders the puts of this PE, `me`, to each other PE.
 #[inline]
-pub(super) fn fence() {
-    call!(peerweave_nvshmem_fence())
+pub(super) fn fence(me: u32) {
+    let _ = me;
+    call!(peerweave_nvshmem_fence(); {
+        emulated::now(Call::Fence { me });
+    })
 }
 
+/// Completes the puts and gets of this PE, `me`.
 #[inline]
-pub(super) fn quiet() {
-    call!(peerweave_nvshmem_quiet())
-}
-
-#[inline]
-pub(super) fn barrier<S: Scope>(team: i32) {
-    by_scope!(S: peerweave_nvshmem_barrier_thread, peerweave_nvshmem_barrier_warp, peerweave_nvshmem_barrier_block (team))
-}
-
-#[inline]
-pub(super) fn sync<S: Scope>(team: i32) {
-    by_scope!(S: peerweave_nvshmem_sync_thread, peerweave_nvshmem_sync_warp, peerweave_nvshmem_sync_block (team))
+pub(super) fn quiet(me: u32) {
+    let _ = me;
+    call!(peerweave_nvshmem_quiet(); {
+        emulated::now(Call::Quiet { me });
+    })
 }

@@ -2,8 +2,15 @@
 //!
 //! `table` is the one list of them. In kernels that are built with the feature `nvshmem` it becomes
 //! declarations of external functions; on the host it is data ([`FUNCTIONS`]), from which
-//! `peerweave-link` writes the wrappers in C++.
+//! `peerweave-link` writes the wrappers in C++. They move data, change single words, and order
+//! both: NVSHMEM's own barriers and collectives are not among them. The protocols of this crate run
+//! over these calls as over mapped memory, with a deadline for every wait.
+//!
+//! Kernels that run on the host make the same calls by an executor that emulates a network:
+//! `call`.
 
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod call;
 mod table;
 
 #[cfg(not(target_arch = "nvptx64"))]

@@ -10,8 +10,44 @@
 
 use crate::flag;
 use crate::pause::Pause;
-use crate::word::{Word, Words};
+use crate::word::{Word as _, Words};
 use peerweave_types::Rank;
+
+/// The words by which other ranks know this rank, as an announcement writes them. [`Words`] are
+/// written by stores. A rank whose memory cannot be stored to is told by a call instead: so this
+/// only writes.
+pub trait Announce {
+    /// The number of words.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Makes each later [`post`](Self::post) release what this PE has read and written before.
+    fn fence_release();
+
+    /// Writes the epoch to the word with this index. Orders nothing by itself.
+    fn post(&self, index: usize, epoch: u64);
+}
+
+impl<Ws: Words + ?Sized> Announce for Ws {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        Words::len(self)
+    }
+
+    #[inline(always)]
+    fn fence_release() {
+        Ws::Word::fence_release();
+    }
+
+    #[inline(always)]
+    fn post(&self, index: usize, epoch: u64) {
+        flag::post_fenced(self.word(index), epoch);
+    }
+}
 
 /// Publishes to every rank that this rank has arrived, without waiting for the others. `mine`
 /// holds, for each rank of the team, the word of this rank in the memory of that rank.
@@ -22,10 +58,17 @@ use peerweave_types::Rank;
 /// # Ordering
 /// Release, for each of the words: see [`flag::post`]. One fence releases all of them.
 #[inline]
-pub fn announce<Ws: Words + ?Sized>(mine: &Ws, epoch: u64) {
-    Ws::Word::fence_release();
+pub fn announce<A: Announce + ?Sized>(mine: &A, epoch: u64) {
+    A::fence_release();
+    announce_relaxed(mine, epoch);
+}
+
+/// [`announce`] that orders nothing: it says that this rank has arrived, and not what it did
+/// before.
+#[inline]
+pub fn announce_relaxed<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     for target in 0..mine.len() {
-        flag::post_fenced(mine.word(target), epoch);
+        mine.post(target, epoch);
     }
 }
 
@@ -42,6 +85,19 @@ pub fn announce<Ws: Words + ?Sized>(mine: &Ws, epoch: u64) {
 pub fn wait<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
     for rank in 0..words.len() {
         flag::wait(words.word(rank), epoch, pause)?;
+    }
+    Ok(())
+}
+
+/// [`wait`] that orders nothing: every rank has arrived, and what it wrote before may not be
+/// visible yet.
+///
+/// # Errors
+/// As [`wait`].
+#[inline]
+pub fn wait_relaxed<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
+    for rank in 0..words.len() {
+        flag::wait_relaxed(words.word(rank), epoch, pause)?;
     }
     Ok(())
 }

@@ -43,6 +43,15 @@ pub fn reached<W: Word + ?Sized>(word: &W, epoch: u64) -> bool {
     at_or_after(word.load_acquire(), epoch)
 }
 
+/// [`wait`] that orders nothing: what the word's writer wrote before may not be visible yet.
+///
+/// # Errors
+/// The error of the pause.
+#[inline]
+pub(crate) fn wait_relaxed<W: Word + ?Sized, P: Pause + ?Sized>(word: &W, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
+    pause::until(pause, || at_or_after(word.load_relaxed(), epoch).then_some(()))
+}
+
 /// Waits until the word has reached `epoch`. Any number of PEs may wait at once.
 ///
 /// # Ordering

@@ -7,7 +7,7 @@ use crate::environment::{names, variable};
 use crate::error::LinkError;
 use crate::{Arch, CudaHeaders, InputKind, Linked, Linker, Nvrtc};
 
-use super::wrappers::{units, used_by};
+use super::wrappers::{used_by, wrappers};
 
 /// The oldest supported NVSHMEM, and the first unsupported one.
 const OLDEST: Version = Version::new(3, 3, 0);
@@ -111,7 +111,8 @@ impl DeviceLibrary {
     pub fn linker<'a>(&self, arch: Arch, ptx: &'a str) -> Result<Linker<'a>, LinkError> {
         let headers = CudaHeaders::find(Nvrtc::load()?)?;
         let linker = Linker::new(arch).ptx("kernels.ptx", ptx).file(InputKind::Archive, &self.archive);
-        Ok(units(&used_by(ptx)?, &self.include, &headers).into_iter().fold(linker, Linker::source))
+        let used = used_by(ptx)?;
+        Ok(if used.is_empty() { linker } else { linker.source(wrappers(&used, &self.include, &headers)) })
     }
 }
 

@@ -8,4 +8,4 @@ mod library;
 mod wrappers;
 
 pub use library::DeviceLibrary;
-pub use wrappers::{units, used_by, wrappers};
+pub use wrappers::{used_by, wrappers};

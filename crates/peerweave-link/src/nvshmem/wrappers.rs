@@ -58,15 +58,6 @@ pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     names.iter().map(find).collect()
 }
 
-/// Returns the translation units with these wrappers. A reduction contains all algorithms of
-/// NVSHMEM and takes up to 20 s to compile; NVSHMEM's headers take 3 s. So each reduction is in its
-/// own unit, and units are compiled in parallel.
-pub fn units(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Vec<Source> {
-    let (slow, fast): (Vec<&Function>, Vec<&Function>) = functions.iter().partition(|function| function.name.contains("_reduce"));
-    let all = std::iter::once(&fast[..]).filter(|fast| !fast.is_empty()).chain(slow.chunks(1));
-    all.map(|functions| wrappers(functions, include, cuda)).collect()
-}
-
 /// Returns the translation unit with these wrappers, to be compiled against NVSHMEM's headers.
 pub fn wrappers(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Source {
     let mut text = format!("{PRELUDE}#include <nvshmem.h>\n#include <nvshmemx.h>\n");
@@ -101,16 +92,6 @@ mod tests {
         assert!(source.text().contains(line), "{}", source.text());
         assert!(!source.text().contains("peerweave_nvshmem_fence"));
         assert_eq!(source.directories().collect::<Vec<_>>(), [Path::new("/nvshmem/include"), Path::new("/cuda/include")]);
-    }
-
-    #[test]
-    fn each_reduction_is_a_unit_of_its_own() {
-        let calls = ["quiet", "fence", "reduce_sum_f32_block", "reduce_max_f32_block", "reducescatter_sum_i8_warp"];
-        let ptx: String = calls.iter().map(|call| format!(".extern .func peerweave_nvshmem_{call} ();\n")).collect();
-        let cuda = CudaHeaders { directories: vec!["/cuda/include".into()] };
-        let units = units(&used_by(&ptx).expect("all are in the table"), Path::new("/nvshmem/include"), &cuda);
-        let wrappers: Vec<usize> = units.iter().map(|unit| unit.text().matches("extern \"C\"").count()).collect();
-        assert_eq!(wrappers, [2, 1, 1, 1]);
     }
 
     #[test]

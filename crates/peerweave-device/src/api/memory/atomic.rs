@@ -1,21 +1,23 @@
 //! Atomic operations on one element of a PE's symmetric memory: the first of the slice.
 //!
 //! The names are those of OpenSHMEM. Strong forms acquire and release at system scope; `_relaxed`
-//! forms order nothing. A form that returns nothing does not wait for an answer. Where the PE
-//! cannot be reached the status says so, and a fetching form returns a value with all bits zero.
+//! forms order nothing: at a PE that the network reaches, not even two operations of one thread on
+//! one word, which [`Context::fence`] orders. A form that returns nothing does not wait for an
+//! answer. Where the PE cannot be reached the status says so, and a fetching form returns a value
+//! with all bits zero.
 
 use crate::api::Context;
 use crate::api::bits::{Bits, KernelAdd, KernelAtomic, KernelInteger};
 use crate::api::context::Reach;
 use crate::api::views::address;
-use crate::gpu::{Access, AcqRel, Reduce, Relaxed, Release, Rmw, Sys};
+use crate::gpu::{Access, AcqRel, Fence, Reduce, Relaxed, Release, Rmw, Sys};
 use peerweave_types::{KernelOp, Plain, SymSlice};
 
 impl Context {
-    /// The word at a PE: its address where it is mapped (`Ok`), or here where NVSHMEM reaches it
-    /// (`Err`).
+    /// The word at a PE: its address where it is mapped (`Ok`), or here where the network reaches
+    /// it (`Err`); a strong operation there comes after what this thread did before.
     #[inline(always)]
-    fn word<T: Plain>(&self, of: SymSlice<T>, pe: u32) -> Option<Result<*mut T, u64>> {
+    fn word<T: Plain>(&self, of: SymSlice<T>, pe: u32, strong: bool) -> Option<Result<*mut T, u64>> {
         assert!(!of.is_empty(), "an atomic operation is on one element, and the slice is empty");
         match self.reach(KernelOp::Atomic, pe) {
             Ok(Reach::Mapped(base)) => {
@@ -23,19 +25,33 @@ impl Context {
                 self.finish_bulk();
                 Some(Ok(address(base + of.offset().0)))
             }
-            Ok(Reach::Network) => Some(Err(self.my_base() + of.offset().0)),
+            Ok(Reach::Network) => {
+                if strong {
+                    self.fence();
+                }
+                Some(Err(self.my_base() + of.offset().0))
+            }
             Err(_) => None,
         }
     }
 }
 
+/// What the network has read, and after a strong operation the fence that makes it an acquire.
+#[inline(always)]
+fn acquired<T>(value: T, strong: bool) -> T {
+    if strong {
+        <Sys as Fence>::acq_rel();
+    }
+    value
+}
+
 /// Operations that return what was there: by the word's bits.
 macro_rules! fetching {
     ($bound:ident: $($(#[$doc:meta])* $strong:ident, $relaxed:ident($($argument:ident),*) = $operation:ident, $network:ident;)*) => {$(
-        fetching!(@ $bound, $(#[$doc])* "Acquires what it replaces and releases.", AcqRel, $strong($($argument),*) = $operation, $network);
-        fetching!(@ $bound, $(#[$doc])* "Orders nothing.", Relaxed, $relaxed($($argument),*) = $operation, $network);
+        fetching!(@ $bound, $(#[$doc])* "Acquires what it replaces and releases.", AcqRel true, $strong($($argument),*) = $operation, $network);
+        fetching!(@ $bound, $(#[$doc])* "Orders nothing.", Relaxed false, $relaxed($($argument),*) = $operation, $network);
     )*};
-    (@ $bound:ident, $(#[$doc:meta])* $order_doc:literal, $order:ident, $name:ident($($argument:ident),*) = $operation:ident,
+    (@ $bound:ident, $(#[$doc:meta])* $order_doc:literal, $order:ident $is_strong:literal, $name:ident($($argument:ident),*) = $operation:ident,
         $network:ident) => {
         $(#[$doc])*
         /// Returns what was there.
@@ -47,13 +63,16 @@ macro_rules! fetching {
         /// Where the slice is empty; on a GPU that is a trap.
         #[inline(always)]
         pub fn $name<T: $bound>(&self, of: SymSlice<T>, $($argument: T,)* pe: u32) -> T {
-            match self.word(of, pe) {
+            match self.word(of, pe, $is_strong) {
                 // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the
                 // peer is mapped.
                 Some(Ok(word)) => T::from_bits(unsafe {
                     <T::Bits as Rmw<Sys, $order>>::$operation(word.cast(), $($argument.to_bits()),*)
                 }),
-                Some(Err(word)) => T::from_bits(<T::Bits as Bits>::$network(word, $($argument.to_bits(),)* pe as i32)),
+                Some(Err(word)) => {
+                    let found = <T::Bits as Bits>::$network(word, $($argument.to_bits(),)* pe as i32);
+                    T::from_bits(acquired(found, $is_strong))
+                }
                 None => T::from_word(0),
             }
         }
@@ -63,10 +82,10 @@ macro_rules! fetching {
 /// Operations that return nothing: by the word's bits.
 macro_rules! reducing {
     ($($(#[$doc:meta])* $strong:ident, $relaxed:ident = $operation:ident, $network:ident;)*) => {$(
-        reducing!(@ $(#[$doc])* "Releases.", Release, $strong = $operation, $network);
-        reducing!(@ $(#[$doc])* "Orders nothing.", Relaxed, $relaxed = $operation, $network);
+        reducing!(@ $(#[$doc])* "Releases.", Release true, $strong = $operation, $network);
+        reducing!(@ $(#[$doc])* "Orders nothing.", Relaxed false, $relaxed = $operation, $network);
     )*};
-    (@ $(#[$doc:meta])* $order_doc:literal, $order:ident, $name:ident = $operation:ident, $network:ident) => {
+    (@ $(#[$doc:meta])* $order_doc:literal, $order:ident $is_strong:literal, $name:ident = $operation:ident, $network:ident) => {
         $(#[$doc])*
         ///
         /// # Ordering
@@ -76,7 +95,7 @@ macro_rules! reducing {
         /// Where the slice is empty; on a GPU that is a trap.
         #[inline(always)]
         pub fn $name<T: KernelInteger>(&self, of: SymSlice<T>, value: T, pe: u32) {
-            match self.word(of, pe) {
+            match self.word(of, pe, $is_strong) {
                 // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the
                 // peer is mapped.
                 Some(Ok(word)) => unsafe { <T::Bits as Reduce<Sys, $order>>::$operation(word.cast(), value.to_bits()) },
@@ -103,11 +122,11 @@ macro_rules! adding {
         /// Where the slice is empty; on a GPU that is a trap.
         #[inline(always)]
         pub fn $fetch_add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) -> T {
-            match self.word(of, pe) {
+            match self.word(of, pe, $strong) {
                 // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the
                 // peer is mapped.
                 Some(Ok(word)) => unsafe { T::fetch_add_at(word, value, $strong) },
-                Some(Err(word)) => T::network_fetch_add(self, word, value, pe),
+                Some(Err(word)) => acquired(T::network_fetch_add(self, word, value, pe), $strong),
                 None => T::from_word(0),
             }
         }
@@ -122,7 +141,7 @@ macro_rules! adding {
         /// Where the slice is empty; on a GPU that is a trap.
         #[inline(always)]
         pub fn $add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) {
-            match self.word(of, pe) {
+            match self.word(of, pe, $strong) {
                 // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the
                 // peer is mapped.
                 Some(Ok(word)) => unsafe { T::add_at(word, value, $strong) },
@@ -211,11 +230,11 @@ impl Context {
     /// Where the slice is empty; on a GPU that is a trap.
     #[inline(always)]
     pub fn atomic_fetch<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
-        match self.word(of, pe) {
+        match self.word(of, pe, true) {
             // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer
             // is mapped.
             Some(Ok(word)) => T::from_bits(unsafe { <T::Bits as Access<Sys>>::load_acquire(word.cast_const().cast()) }),
-            Some(Err(word)) => T::from_bits(<T::Bits as Bits>::network_fetch(word, pe as i32)),
+            Some(Err(word)) => T::from_bits(acquired(<T::Bits as Bits>::network_fetch(word, pe as i32), true)),
             None => T::from_word(0),
         }
     }
@@ -229,7 +248,7 @@ impl Context {
     /// Where the slice is empty; on a GPU that is a trap.
     #[inline(always)]
     pub fn atomic_fetch_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
-        match self.word(of, pe) {
+        match self.word(of, pe, false) {
             // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer
             // is mapped.
             Some(Ok(word)) => T::from_bits(unsafe { <T::Bits as Access<Sys>>::load_relaxed(word.cast_const().cast()) }),
@@ -247,7 +266,7 @@ impl Context {
     /// Where the slice is empty; on a GPU that is a trap.
     #[inline(always)]
     pub fn atomic_set<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
-        match self.word(of, pe) {
+        match self.word(of, pe, true) {
             // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer
             // is mapped.
             Some(Ok(word)) => unsafe { <T::Bits as Access<Sys>>::store_release(word.cast(), value.to_bits()) },
@@ -265,7 +284,7 @@ impl Context {
     /// Where the slice is empty; on a GPU that is a trap.
     #[inline(always)]
     pub fn atomic_set_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
-        match self.word(of, pe) {
+        match self.word(of, pe, false) {
             // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer
             // is mapped.
             Some(Ok(word)) => unsafe { <T::Bits as Access<Sys>>::store_relaxed(word.cast(), value.to_bits()) },

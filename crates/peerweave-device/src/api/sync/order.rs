@@ -6,10 +6,10 @@ use crate::gpu::{Fence, Sys};
 use peerweave_types::KernelContext;
 
 impl Context {
-    /// Whether NVSHMEM's device library is there and may have calls of this PE outstanding.
+    /// Whether some PEs are reached by the network, which may have calls of this PE outstanding.
     #[inline(always)]
     pub(crate) fn has_network(&self) -> bool {
-        cfg!(all(target_arch = "nvptx64", feature = "nvshmem")) && self.raw().capabilities & KernelContext::CAN_NETWORK != 0
+        network::available() && self.raw().capabilities & KernelContext::CAN_NETWORK != 0
     }
 
     /// Orders this thread's puts, signals and atomic operations to each PE: those before are
@@ -22,7 +22,7 @@ impl Context {
     pub fn fence(&self) {
         self.finish_bulk();
         if self.has_network() {
-            network::fence();
+            network::fence(self.my_pe());
         }
         <Sys as Fence>::acq_rel();
     }
@@ -33,7 +33,7 @@ impl Context {
     pub fn quiet(&self) {
         self.finish_bulk();
         if self.has_network() {
-            network::quiet();
+            network::quiet(self.my_pe());
         }
         <Sys as Fence>::acq_rel();
     }
@@ -45,9 +45,10 @@ impl Context {
         self.flush_bulk();
         if self.has_network() {
             // NVSHMEM has no weaker call in all versions that are supported.
-            network::quiet();
+            network::quiet(self.my_pe());
         }
     }
+
     /// [`Self::flush`] for all threads of the warp: the sources of all of them may be used again by
     /// each.
     #[inline(always)]

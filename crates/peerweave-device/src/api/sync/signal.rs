@@ -36,7 +36,7 @@ impl Context {
             // SAFETY: the peer is mapped there.
             Ok(Reach::Mapped(base)) => unsafe { self.signal_mapped(base, signal, value, op) },
             Ok(Reach::Network) => {
-                network::fence();
+                network::fence(self.my_pe());
                 network::signal(Signal { word: self.my_base() + signal.offset().0, value, op }, pe);
             }
             Err(_) => {}

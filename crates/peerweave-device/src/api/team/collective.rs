@@ -1,19 +1,19 @@
 //! Collectives of a team, by one thread, or by all threads of a warp or of a block.
 //!
-//! Data moves by stores into the members' results, and reductions read the members' operands: both
-//! need all members mapped. A team with a member that is not goes to NVSHMEM's collectives. Each
-//! begins or ends with a meeting of the team ([`Team::meet`](super::Team::meet)), which is
-//! what orders it.
+//! Data moves by puts into the members' results, and reductions read the members' operands: by
+//! stores and loads where a member is mapped, by the network elsewhere. Each begins or ends with a
+//! meeting of the team ([`Team::meet`](super::Team::meet)), which is what orders it and
+//! completes its puts.
 //!
 //! Invariant: elements are combined in rank order, so that every member gets the same bits.
 
 use super::Team;
 use super::combine::{Combine, Reducible};
-use crate::api::network::{by_scope, call};
-use crate::api::scope::{Block, Kind, Scope, Thread, Warp};
+use crate::api::context::Reach;
+use crate::api::scope::{Block, Scope, Thread, Warp};
 use crate::api::value::{self, Side, Strong};
 use crate::api::views::address;
-use crate::api::{Context, Failed};
+use crate::api::{Context, Failed, network};
 use peerweave_types::{KernelOp, KernelTeam, Plain, SymOffset, SymSlice};
 
 /// Bytes of a vector.
@@ -30,12 +30,13 @@ impl Context {
         to: SymSlice<T>,
         from: SymSlice<T>,
     ) -> Result<(), Failed> {
-        let base = team.base(self, operation, rank)?;
-        let (target, source) = (base + to.offset().0, self.my_base() + from.offset().0);
-        if target != source {
+        let (to, source, bytes) = (to.offset().0, self.my_base() + from.offset().0, to.size_bytes() as usize);
+        match team.reach(self, operation, rank)? {
+            Reach::Mapped(base) if base + to == source => {}
             // SAFETY: `SymSlice` promises the elements in both heaps, `to` and `from` have one
             // length, and the member is mapped.
-            unsafe { self.copy_to_peer::<S, true>(address(target), address(source), to.size_bytes() as usize, true) };
+            Reach::Mapped(base) => unsafe { self.copy_to_peer::<S, true>(address(base + to), address(source), bytes, true) },
+            Reach::Network => network::put::<S>(self.my_base() + to, source, bytes, team.member(rank), true),
         }
         Ok(())
     }
@@ -69,12 +70,6 @@ impl Context {
         let members = self.team(operation, team)?;
         let count = to.len().min(from.len());
         let (to, from) = (to.truncate(count), from.truncate(count));
-        if let Some(handle) = members.by_network(self) {
-            let (to, from, bytes) = (self.here(to.offset()), self.here(from.offset()), to.size_bytes());
-            let _: () = by_scope!(S: peerweave_nvshmem_broadcast_thread, peerweave_nvshmem_broadcast_warp, peerweave_nvshmem_broadcast_block
-                (handle, to, from, bytes, root as i32));
-            return Ok(());
-        }
         if members.my_rank() == root {
             return self.give_each::<T, S>(&members, operation, to, |_| from);
         }
@@ -87,12 +82,6 @@ impl Context {
         let members = self.team(operation, team)?;
         let count = from.len().min(to.len() / members.size() as usize);
         let from = from.truncate(count);
-        if let Some(handle) = members.by_network(self) {
-            let (to, from, bytes) = (self.here(to.offset()), self.here(from.offset()), from.size_bytes());
-            let _: () = by_scope!(S: peerweave_nvshmem_fcollect_thread, peerweave_nvshmem_fcollect_warp, peerweave_nvshmem_fcollect_block
-                (handle, to, from, bytes));
-            return Ok(());
-        }
         let mine = members.my_rank() as usize * count;
         self.give_each::<T, S>(&members, operation, to.slice(mine..mine + count), |_| from)
     }
@@ -102,13 +91,6 @@ impl Context {
         let operation = KernelOp::Alltoall;
         let members = self.team(operation, team)?;
         let count = from.len().min(to.len()) / members.size() as usize;
-        if let Some(handle) = members.by_network(self) {
-            let bytes = (count * size_of::<T>()) as u64;
-            let (to, from) = (self.here(to.offset()), self.here(from.offset()));
-            let _: () = by_scope!(S: peerweave_nvshmem_alltoall_thread, peerweave_nvshmem_alltoall_warp, peerweave_nvshmem_alltoall_block
-                (handle, to, from, bytes));
-            return Ok(());
-        }
         let mine = members.my_rank() as usize * count;
         let theirs = |rank: u32| from.slice(rank as usize * count..).truncate(count);
         self.give_each::<T, S>(&members, operation, to.slice(mine..mine + count), theirs)
@@ -124,11 +106,6 @@ impl Context {
         let operation = KernelOp::Reduce;
         let members = self.team(operation, team)?;
         let count = to.len().min(from.len());
-        if let Some(handle) = members.by_network(self) {
-            let (to, from) = (self.here(to.offset()), self.here(from.offset()));
-            T::network::<C, S, false>(handle, to, from, count as u64);
-            return Ok(());
-        }
         members.meet::<S>(self, operation)?;
         // Each rank reduces a share of whole vectors, which the last rank's makes up to the end,
         // and stores it to every member. In place that is right too: a share is read by the rank
@@ -141,14 +118,15 @@ impl Context {
         let everyone = 0..members.size();
         let mut outcome = Ok(());
         for rank in everyone.clone() {
-            outcome = outcome.and(members.base(self, operation, rank).map(drop));
+            outcome = outcome.and(members.reach(self, operation, rank).map(drop));
         }
         if outcome.is_ok() {
-            // SAFETY: `SymSlice` promises the elements in every heap, and all members are mapped:
+            // SAFETY: `SymSlice` promises the elements in every heap, and all members are reached:
             // asked above.
             unsafe { self.combine::<T, S, C>(&members, offsets, end - start, everyone) };
         }
         outcome?;
+        self.give_result::<T, S>(&members, to.slice(start..end));
         members.meet::<S>(self, operation)
     }
 
@@ -162,34 +140,41 @@ impl Context {
         let operation = KernelOp::ReduceScatter;
         let members = self.team(operation, team)?;
         let count = to.len().min(from.len() / members.size() as usize);
-        if let Some(handle) = members.by_network(self) {
-            let (to, from) = (self.here(to.offset()), self.here(from.offset()));
-            T::network::<C, S, true>(handle, to, from, count as u64);
-            return Ok(());
-        }
         members.meet::<S>(self, operation)?;
         let mine = members.my_rank();
         let offsets = (to.offset(), from.slice(mine as usize * count..).offset());
         for rank in 0..members.size() {
-            members.base(self, operation, rank)?;
+            members.reach(self, operation, rank)?;
         }
-        // SAFETY: `SymSlice` promises the elements in every heap, and all members are mapped: asked
-        // above.
+        // SAFETY: `SymSlice` promises the elements in every heap, and all members are reached:
+        // asked above.
         unsafe { self.combine::<T, S, C>(&members, offsets, count, mine..mine + 1) };
         members.meet::<S>(self, operation)
     }
 
-    /// The address of a place in this PE's heap.
+    /// Puts a result of [`Self::combine`] to the members that are not mapped, from this PE's own.
+    /// The meeting that follows completes the puts.
     #[inline(always)]
-    fn here(&self, offset: SymOffset) -> u64 {
-        self.my_base() + offset.0
+    fn give_result<T: Plain, S: Scope>(&self, members: &Team, result: SymSlice<T>) {
+        if !self.has_network() || members.all_mapped() {
+            return;
+        }
+        // The whole scope has written the result.
+        S::sync();
+        let here = self.my_base() + result.offset().0;
+        for rank in 0..members.size() {
+            if members.mapped_base(self, rank) == 0 {
+                network::put::<S>(here, here, result.size_bytes() as usize, members.member(rank), true);
+            }
+        }
     }
 
-    /// Combines `count` elements of all members, and stores the result to the members `receivers`.
+    /// Combines `count` elements of all members, and stores the result to those of the members
+    /// `receivers` that are mapped. Elements of others are read by the network, word by word.
     ///
     /// # Safety
     /// At both offsets (target, source) every member's heap has as many elements; all members are
-    /// mapped.
+    /// mapped, or reached by the network.
     #[inline(always)]
     unsafe fn combine<T: Reducible, S: Scope, C: Combine<T>>(
         &self,
@@ -199,6 +184,8 @@ impl Context {
         receivers: core::ops::Range<u32>,
     ) {
         let base = |rank| members.mapped_base(self, rank);
+        // Known when a kernel without the network is compiled: it asks no member.
+        let network = network::available();
         let size = members.size();
         let aligned = ((to.0 | from.0) as usize).is_multiple_of(VECTOR) && VECTOR.is_multiple_of(size_of::<T>());
         let per_vector = VECTOR / size_of::<T>();
@@ -206,9 +193,12 @@ impl Context {
         let mut at = S::rank();
         while at < vectors {
             let place = (at * VECTOR) as u64;
-            // SAFETY: the vector lies within the elements, in a mapped heap, aligned: heaps are
-            // aligned to more.
-            let load = |rank| unsafe { Strong::load_vector(address::<u8>(base(rank) + from.0 + place)) };
+            let load = |rank| match base(rank) {
+                0 if network => network::load_vector(self.my_base() + from.0 + place, members.member(rank)),
+                // SAFETY: the vector lies within the elements, in a mapped heap, aligned: heaps are
+                // aligned to more.
+                base => unsafe { Strong::load_vector(address::<u8>(base + from.0 + place)) },
+            };
             let mut sum = T::unpack(load(0));
             let mut rank = 1;
             while rank + 3 < size {
@@ -224,24 +214,30 @@ impl Context {
                 rank += 1;
             }
             let result = T::pack(sum);
-            for rank in receivers.clone() {
+            for base in receivers.clone().map(base).filter(|base| !network || *base != 0) {
                 // SAFETY: as for the load.
-                unsafe { crate::api::value::Global::store_vector(address::<u8>(base(rank) + to.0 + place), result) };
+                unsafe { crate::api::value::Global::store_vector(address::<u8>(base + to.0 + place), result) };
             }
             at += S::size();
         }
         let mut at = vectors * per_vector + S::rank();
         while at < count {
             let place = (at * size_of::<T>()) as u64;
-            // SAFETY: the element lies within the elements of a mapped heap.
-            let load = |rank| unsafe { value::load::<T, Strong>(address(base(rank) + from.0 + place)) }.widen();
+            let load = |rank| {
+                let element: T = match base(rank) {
+                    0 if network => network::g(self.my_base() + from.0 + place, members.member(rank)),
+                    // SAFETY: the element lies within the elements of a mapped heap.
+                    base => unsafe { value::load::<T, Strong>(address(base + from.0 + place)) },
+                };
+                element.widen()
+            };
             let mut sum = load(0);
             for rank in 1..size {
                 sum = C::combine(sum, load(rank));
             }
-            for rank in receivers.clone() {
+            for base in receivers.clone().map(base).filter(|base| !network || *base != 0) {
                 // SAFETY: as for the load.
-                unsafe { value::store::<T, value::Global>(address(base(rank) + to.0 + place), T::narrow(sum)) };
+                unsafe { value::store::<T, value::Global>(address(base + to.0 + place), T::narrow(sum)) };
             }
             at += S::size();
         }

@@ -1,9 +1,10 @@
 //! Barriers and syncs of teams, at each scope.
 //!
 //! The protocol is [`crate::barrier`]: every rank announces its arrival to every member, in a line
-//! of its own in each heap, and waits on its own memory. The threads of a scope share the work.
-//! Block `b` of each member meets block `b` of the others: each has a slot of its own, with an
-//! epoch that lies in memory of this device and outlives the kernel.
+//! of its own in each heap, and waits on its own memory: by a store where the member is mapped, by
+//! a signal over the network elsewhere. The threads of a scope share the work. Block `b` of each
+//! member meets block `b` of the others: each has a slot of its own, with an epoch that lies in
+//! memory of this device and outlives the kernel.
 //!
 //! Invariant: an epoch is read after a `sync` of the scope, and written after the next and before
 //! the one that ends the meeting, so that all its threads see one value.
@@ -11,14 +12,17 @@
 mod collective;
 pub mod combine;
 
+use crate::api::context::Reach;
 use crate::api::report::Report;
 use crate::api::scope::{Block, Kind, Scope, Thread, Warp};
 use crate::api::views::address;
 use crate::api::{Context, Failed, network};
+use crate::barrier::{self, Announce};
 use crate::gpu::{self, Access, Fence, Gpu, Sys, Word64};
-use crate::{barrier, word};
+use crate::word::Words;
+use crate::{Word as _, flag, word};
 use core::mem::offset_of;
-use peerweave_types::{FailureKind, KernelOp, KernelTeam, SymOffset, TeamEntry};
+use peerweave_types::{FailureKind, KernelOp, KernelTeam, SignalOp, SymOffset, TeamEntry};
 
 /// A team of which this PE is a member.
 ///
@@ -67,6 +71,37 @@ impl Meeting {
 fn key<S: Scope>(team: u32) -> u32 {
     team << 2 | S::KIND as u32
 }
+
+/// What a meeting does beside waiting for all members.
+mod orders {
+    /// Completes what was put, and hands over what every member did before.
+    #[derive(Clone, Copy)]
+    pub(super) struct Complete;
+    /// Hands over what every member did before; puts over a network may be incomplete.
+    #[derive(Clone, Copy)]
+    pub(super) struct Strong;
+    /// Nothing.
+    #[derive(Clone, Copy)]
+    pub(super) struct Relaxed;
+
+    pub(super) trait Order: Copy {
+        const COMPLETES: bool;
+        const ORDERS: bool;
+    }
+    impl Order for Complete {
+        const COMPLETES: bool = true;
+        const ORDERS: bool = true;
+    }
+    impl Order for Strong {
+        const COMPLETES: bool = false;
+        const ORDERS: bool = true;
+    }
+    impl Order for Relaxed {
+        const COMPLETES: bool = false;
+        const ORDERS: bool = false;
+    }
+}
+use orders::Order;
 
 const NO_TEAM: TeamEntry = TeamEntry {
     my_rank: TeamEntry::NOT_A_MEMBER,
@@ -164,11 +199,10 @@ impl Team {
         self.entry.size
     }
 
-    /// NVSHMEM's handle, where a member is not mapped and the team's calls go to NVSHMEM.
+    /// Whether every member is mapped.
     #[inline(always)]
-    pub(crate) fn by_network(&self, context: &Context) -> Option<i32> {
-        let network = self.entry.all_mapped == 0 && context.has_network();
-        (network && self.entry.nvshmem_team != TeamEntry::NO_HANDLE).then_some(self.entry.nvshmem_team)
+    pub(crate) fn all_mapped(&self) -> bool {
+        self.entry.all_mapped != 0
     }
 
     /// The PE with a rank below [`Self::size`].
@@ -184,29 +218,32 @@ impl Team {
         context.base_of(self.member(rank))
     }
 
-    /// Where the heap of a member is mapped.
+    /// How a member is reached.
     ///
     /// # Errors
     /// [`FailureKind::Unreachable`], written to the status.
     #[inline(always)]
-    pub(crate) fn base(&self, context: &Context, operation: KernelOp, rank: u32) -> Result<u64, Failed> {
-        let pe = self.member(rank);
-        match context.reach(operation, pe)? {
-            crate::api::context::Reach::Mapped(base) => Ok(base),
-            crate::api::context::Reach::Network => {
-                let report = Report { pe, team: self.index, ..Report::of(operation) };
-                Err(context.fail(FailureKind::Unreachable, report))
-            }
-        }
+    pub(crate) fn reach(&self, context: &Context, operation: KernelOp, rank: u32) -> Result<Reach, Failed> {
+        context.reach(operation, self.member(rank))
     }
 
-    /// Waits until every member has come here, with all that it did before. All threads of the
-    /// scope call it.
+    /// Waits until every member has come here, with all that it did before and with its puts
+    /// complete. All threads of the scope call it.
     ///
     /// # Errors
     /// The same for all threads of the scope.
     #[inline(always)]
     pub(crate) fn meet<S: Scope>(&self, context: &Context, operation: KernelOp) -> Result<(), Failed> {
+        self.meet_as::<S, orders::Complete>(context, operation)
+    }
+
+    /// Waits until every member has come here, with the order `O`. All threads of the scope call
+    /// it.
+    ///
+    /// # Errors
+    /// The same for all threads of the scope.
+    #[inline(always)]
+    fn meet_as<S: Scope, O: Order>(&self, context: &Context, operation: KernelOp) -> Result<(), Failed> {
         let mut meeting = context.last_meeting.get();
         if meeting.key != key::<S>(self.index) {
             let slot = gpu::block_rank();
@@ -218,17 +255,17 @@ impl Team {
             match self.arrange::<S>(context, slot) {
                 Some(arranged) => meeting = arranged,
                 None => {
-                    return self.meet_by::<S>(context, |by| match by {
-                        Kind::Thread => self.exchange::<Thread>(context, operation, slot),
-                        _ => self.exchange::<Warp>(context, operation, slot),
+                    return self.meet_by::<S, O>(context, |by| match by {
+                        Kind::Thread => self.exchange::<Thread, O>(context, operation, slot),
+                        _ => self.exchange::<Warp, O>(context, operation, slot),
                     });
                 }
             }
             context.last_meeting.set(meeting);
         }
-        self.meet_by::<S>(context, |by| match by {
-            Kind::Thread => self.exchange_one::<Thread>(context, operation, meeting),
-            _ => self.exchange_one::<Warp>(context, operation, meeting),
+        self.meet_by::<S, O>(context, |by| match by {
+            Kind::Thread => self.exchange_one::<Thread, O>(context, operation, meeting),
+            _ => self.exchange_one::<Warp, O>(context, operation, meeting),
         })
     }
 
@@ -260,9 +297,22 @@ impl Team {
     /// outcome. A warp is enough: its lanes share the members, and what the other threads did
     /// before the sync is released with them.
     #[inline(always)]
-    fn meet_by<S: Scope>(&self, context: &Context, exchange: impl Fn(Kind) -> Result<(), Failed>) -> Result<(), Failed> {
-        context.finish_bulk();
+    fn meet_by<S: Scope, O: Order>(
+        &self,
+        context: &Context,
+        exchange: impl Fn(Kind) -> Result<(), Failed>,
+    ) -> Result<(), Failed> {
+        if O::ORDERS {
+            context.finish_bulk();
+        }
         S::sync();
+        if O::COMPLETES && context.has_network() {
+            // One thread completes the puts of all: they have synchronised with it.
+            if S::rank() == 0 {
+                network::quiet(context.my_pe());
+            }
+            S::sync();
+        }
         match S::KIND {
             Kind::Thread | Kind::Warp => exchange(S::KIND),
             Kind::Block => {
@@ -281,13 +331,14 @@ impl Team {
     /// The epoch is counted before the wait, so that the store is done by the time of the next
     /// fence, and taken back where the wait fails: a caller may meet again in the same epoch.
     #[inline(always)]
-    fn exchange_one<S: Scope>(&self, context: &Context, operation: KernelOp, meeting: Meeting) -> Result<(), Failed> {
+    fn exchange_one<S: Scope, O: Order>(&self, context: &Context, operation: KernelOp, meeting: Meeting) -> Result<(), Failed> {
         let before = epoch_of(meeting.epoch);
         let epoch = before.wrapping_add(1);
         if meeting.theirs != 0 {
             // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by
             // this protocol alone; the member is mapped.
-            barrier::announce(&word::from_fn(1, |_| unsafe { Word64::at(meeting.theirs) }), epoch);
+            let theirs = word::from_fn(1, |_| unsafe { Word64::at(meeting.theirs) });
+            announce::<O, _>(&theirs, epoch);
         }
         // Every thread has read the epoch.
         S::sync();
@@ -298,7 +349,7 @@ impl Team {
         if meeting.theirs != 0 {
             // SAFETY: as above, in this PE's heap.
             let mine = word::from_fn(1, |_| unsafe { Word64::at(meeting.mine) });
-            outcome = barrier::wait(&mine, epoch, &mut context.spin())
+            outcome = wait::<O, _>(&mine, epoch, context)
                 .map_err(|kind| self.missing(context, operation, kind, meeting.rank, meeting.mine, epoch));
         }
         self.agree::<S>(outcome, meeting.epoch, before)
@@ -307,7 +358,7 @@ impl Team {
     /// [`Self::exchange_one`] with any number of other members for each thread, and where some
     /// cannot be reached.
     #[inline(always)]
-    fn exchange<S: Scope>(&self, context: &Context, operation: KernelOp, slot: u32) -> Result<(), Failed> {
+    fn exchange<S: Scope, O: Order>(&self, context: &Context, operation: KernelOp, slot: u32) -> Result<(), Failed> {
         let entry = &self.entry;
         let epoch_address = entry.epochs + u64::from(slot) * size_of::<u64>() as u64;
         let before = epoch_of(epoch_address);
@@ -323,20 +374,19 @@ impl Team {
         let mut outcome = Ok(());
         for k in 0..share {
             if self.mapped_base(context, rank_of(k)) == 0 {
-                outcome = outcome.and(self.base(context, operation, rank_of(k)).map(drop));
+                outcome = outcome.and(self.reach(context, operation, rank_of(k)).map(drop));
             }
         }
         let my_line = entry.line(slot, entry.my_rank).0;
         let line_of = |rank: u32| context.my_base() + entry.line(slot, rank).0;
-        // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this
-        // protocol alone; the members of this thread's share are mapped where this is used.
-        let theirs = word::from_fn(share, |k| unsafe { Word64::at(self.mapped_base(context, rank_of(k)) + my_line) });
-        // SAFETY: as above, in this PE's heap.
+        let theirs = Lines { len: share, post: |k, epoch| self.post(context, rank_of(k), my_line, epoch) };
+        // SAFETY: the team's lines lie in this PE's heap, aligned, and are accessed by this
+        // protocol alone.
         let mine = word::from_fn(share, |k| unsafe { Word64::at(line_of(rank_of(k))) });
         let takes_part = outcome.is_ok() && share > 0;
         if takes_part {
-            barrier::announce(&theirs, epoch);
-        } else if others == 0 {
+            announce::<O, _>(&theirs, epoch);
+        } else if O::ORDERS && others == 0 {
             // Puts to PEs outside of the team are completed nevertheless.
             <Sys as Fence>::acq_rel();
         }
@@ -346,12 +396,27 @@ impl Team {
             count(epoch_address, epoch);
         }
         if takes_part {
-            outcome = barrier::wait(&mine, epoch, &mut context.spin()).map_err(|kind| {
+            outcome = wait::<O, _>(&mine, epoch, context).map_err(|kind| {
                 let rank = barrier::missing(&mine, epoch).next().map_or(rank_of(0), |k| rank_of(k.index()));
                 self.missing(context, operation, kind, rank, line_of(rank), epoch)
             });
         }
         self.agree::<S>(outcome, epoch_address, before)
+    }
+
+    /// Writes this PE's epoch to its line in the heap of a member: a store, or a signal over the
+    /// network. Orders nothing.
+    #[inline(always)]
+    fn post(&self, context: &Context, rank: u32, line: u64, epoch: u64) {
+        match self.mapped_base(context, rank) {
+            0 if network::available() => {
+                let signal = network::Signal { word: context.my_base() + line, value: epoch, op: SignalOp::Set };
+                network::signal(signal, self.member(rank));
+            }
+            // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by
+            // this protocol alone; the member is mapped: the caller asked how it is reached.
+            base => flag::post_fenced(unsafe { Word64::at(base + line) }, epoch),
+        }
     }
 
     /// Ends a meeting with one outcome for all threads of the scope; one that failed does not
@@ -378,6 +443,40 @@ impl Team {
     }
 }
 
+/// The lines of this PE at other members, however those are reached.
+struct Lines<F> {
+    len: usize,
+    post: F,
+}
+
+impl<F: Fn(usize, u64)> Announce for Lines<F> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    fn fence_release() {
+        Word64::fence_release();
+    }
+
+    #[inline(always)]
+    fn post(&self, index: usize, epoch: u64) {
+        (self.post)(index, epoch);
+    }
+}
+
+#[inline(always)]
+fn announce<O: Order, A: Announce>(mine: &A, epoch: u64) {
+    if O::ORDERS { barrier::announce(mine, epoch) } else { barrier::announce_relaxed(mine, epoch) }
+}
+
+#[inline(always)]
+fn wait<O: Order, Ws: Words>(words: &Ws, epoch: u64, context: &Context) -> Result<(), FailureKind> {
+    let mut spin = context.spin();
+    if O::ORDERS { barrier::wait(words, epoch, &mut spin) } else { barrier::wait_relaxed(words, epoch, &mut spin) }
+}
+
 /// The epoch of a slot, which lies in memory of this device and which kernels alone access.
 #[inline(always)]
 fn epoch_of(at: u64) -> u64 {
@@ -394,33 +493,15 @@ fn count(at: u64, epoch: u64) {
 
 impl Context {
     #[inline(always)]
-    fn barrier_any<S: Scope>(&self, team: KernelTeam) -> Result<(), Failed> {
-        let members = self.team(KernelOp::Barrier, team)?;
-        if let Some(handle) = members.by_network(self) {
-            self.quiet();
-            network::barrier::<S>(handle);
-            return Ok(());
-        }
-        if self.has_network() {
-            network::quiet();
-        }
-        members.meet::<S>(self, KernelOp::Barrier)
-    }
-
-    #[inline(always)]
-    fn sync_any<S: Scope>(&self, team: KernelTeam) -> Result<(), Failed> {
-        let members = self.team(KernelOp::Sync, team)?;
-        if let Some(handle) = members.by_network(self) {
-            network::sync::<S>(handle);
-            return Ok(());
-        }
-        members.meet::<S>(self, KernelOp::Sync)
+    fn meet_any<S: Scope, O: Order>(&self, operation: KernelOp, team: KernelTeam) -> Result<(), Failed> {
+        self.team(operation, team)?.meet_as::<S, O>(self, operation)
     }
 }
 
 /// The public names, one for each scope.
 macro_rules! scoped {
-    ($scope:ident, $words:literal: $barrier:ident, $barrier_all:ident, $sync:ident, $sync_all:ident) => {
+    ($scope:ident, $words:literal: $barrier:ident, $barrier_all:ident, $sync:ident, $sync_all:ident,
+        $sync_relaxed:ident, $sync_all_relaxed:ident) => {
         impl Context {
             #[doc = concat!("Completes all puts, then waits until every member of the team has come here, by ", $words, ".")]
             /// Every member calls it, from the same block index; one caller per block and team at a
@@ -435,7 +516,7 @@ macro_rules! scoped {
             /// this block; [`FailureKind::NoSuchPeer`].
             #[inline(always)]
             pub fn $barrier(&self, team: KernelTeam) -> Result<(), Failed> {
-                self.barrier_any::<$scope>(team)
+                self.meet_any::<$scope, orders::Complete>(KernelOp::Barrier, team)
             }
 
             #[doc = concat!("[`Self::", stringify!($barrier), "`] of all PEs.")]
@@ -444,7 +525,7 @@ macro_rules! scoped {
             #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
             #[inline(always)]
             pub fn $barrier_all(&self) -> Result<(), Failed> {
-                self.barrier_any::<$scope>(KernelTeam::WORLD)
+                self.meet_any::<$scope, orders::Complete>(KernelOp::Barrier, KernelTeam::WORLD)
             }
 
             #[doc = concat!("Waits until every member of the team has come here, by ", $words, "; puts over a network may be incomplete.")]
@@ -454,7 +535,7 @@ macro_rules! scoped {
             #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
             #[inline(always)]
             pub fn $sync(&self, team: KernelTeam) -> Result<(), Failed> {
-                self.sync_any::<$scope>(team)
+                self.meet_any::<$scope, orders::Strong>(KernelOp::Sync, team)
             }
 
             #[doc = concat!("[`Self::", stringify!($sync), "`] of all PEs.")]
@@ -463,12 +544,37 @@ macro_rules! scoped {
             #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
             #[inline(always)]
             pub fn $sync_all(&self) -> Result<(), Failed> {
-                self.sync_any::<$scope>(KernelTeam::WORLD)
+                self.meet_any::<$scope, orders::Strong>(KernelOp::Sync, KernelTeam::WORLD)
+            }
+
+            #[doc = concat!("Waits until every member of the team has come here, by ", $words, ", and orders nothing.")]
+            /// Otherwise as a barrier, and cheaper by its two fences: for members that exchange
+            /// nothing by it but that they have come, such as before a buffer is used again that
+            /// other signals guard.
+            ///
+            /// # Ordering
+            /// None: what members wrote before may not be visible after, and puts may be
+            /// incomplete.
+            ///
+            /// # Errors
+            #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
+            #[inline(always)]
+            pub fn $sync_relaxed(&self, team: KernelTeam) -> Result<(), Failed> {
+                self.meet_any::<$scope, orders::Relaxed>(KernelOp::Sync, team)
+            }
+
+            #[doc = concat!("[`Self::", stringify!($sync_relaxed), "`] of all PEs.")]
+            ///
+            /// # Errors
+            #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
+            #[inline(always)]
+            pub fn $sync_all_relaxed(&self) -> Result<(), Failed> {
+                self.meet_any::<$scope, orders::Relaxed>(KernelOp::Sync, KernelTeam::WORLD)
             }
         }
     };
 }
 
-scoped!(Thread, "this thread": barrier, barrier_all, sync, sync_all);
-scoped!(Warp, "all threads of the warp": barrier_warp, barrier_all_warp, sync_warp, sync_all_warp);
-scoped!(Block, "all threads of the block": barrier_block, barrier_all_block, sync_block, sync_all_block);
+scoped!(Thread, "this thread": barrier, barrier_all, sync, sync_all, sync_relaxed, sync_all_relaxed);
+scoped!(Warp, "all threads of the warp": barrier_warp, barrier_all_warp, sync_warp, sync_all_warp, sync_relaxed_warp, sync_all_relaxed_warp);
+scoped!(Block, "all threads of the block": barrier_block, barrier_all_block, sync_block, sync_all_block, sync_relaxed_block, sync_all_relaxed_block);

@@ -3,6 +3,7 @@
 //! Without an executor a kernel is one block of one thread: the thread that called it.
 //! `peerweave-grid` sets one that runs whole grids.
 
+use crate::network::call::Call;
 use core::cell::RefCell;
 use core::ptr;
 use peerweave_types::Dim3;
@@ -72,6 +73,18 @@ pub trait Executor: Sync {
             let lines = declared.entry(site).or_insert_with(|| std::vec![SharedLine([0; 128]); bytes.div_ceil(128)]);
             lines.as_mut_ptr().cast()
         })
+    }
+
+    /// Whether this thread's PE reaches others by an emulated network, for PEs whose memory its
+    /// context does not map.
+    fn has_network(&self) -> bool {
+        false
+    }
+
+    /// Carries out a call of the network; returns what a call that reads a word has read. Called
+    /// only where [`Self::has_network`] is `true`.
+    fn network(&self, call: Call) -> u64 {
+        panic!("this executor has no network: {call:?}")
     }
 
     /// A point where another thread may run: before each strong access and each fence.

@@ -1,0 +1,283 @@
+//! An emulated network between the PEs of a job: what NVSHMEM's device library is on GPUs, for PEs
+//! whose memory a context does not map.
+//!
+//! It promises as little as NVSHMEM does, and uses that: a put arrives late, and behind later ones,
+//! unless a fence, a quiet or a signal forbids it. A source of an `nbi` put is read when the put
+//! arrives. What arrives when is the seed's choice, so that a protocol that lacks a fence or a
+//! quiet fails in a test.
+//!
+//! Invariant: calls are made on one thread of the host, on which all PEs of the job run in turns,
+//! so that memory is accessed by one of them at a time.
+
+use crate::schedule::{Random, mix};
+use peerweave_device::network::call::{Atomic, Call, Signal};
+use peerweave_types::SignalOp;
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+thread_local! {
+    /// The network of the job whose kernels run on this thread.
+    static CURRENT: RefCell<Option<Rc<Network>>> = const { RefCell::new(None) };
+}
+
+/// The network of one job.
+#[derive(Debug)]
+pub(crate) struct Network {
+    /// Where the heap of each PE is.
+    heaps: Vec<Range<u64>>,
+    state: RefCell<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    random: Random,
+    /// What has not arrived, oldest first.
+    pending: Vec<Message>,
+    /// How often each PE has called a fence.
+    fences: Vec<u64>,
+}
+
+/// A call that has not taken effect.
+#[derive(Debug)]
+struct Message {
+    from: usize,
+    to: usize,
+    /// The number of fences of the sender before it.
+    fences: u64,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    /// Bytes that the call has read, for an address of the receiver.
+    Data(u64, Vec<u8>, Option<(u64, Atomic)>),
+    /// Bytes at an address, which are read on arrival: to, from, length.
+    Copy(u64, u64, usize, Option<(u64, Atomic)>),
+    /// A change of a word of as many bytes.
+    Change(u64, usize, Atomic),
+}
+
+/// Makes a network the one of this thread until it is dropped.
+pub(crate) struct Connected(());
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        CURRENT.take();
+    }
+}
+
+/// The network of this thread, if kernels that run on it have one.
+pub(crate) fn current() -> Option<Rc<Network>> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
+impl Network {
+    pub(crate) fn new(heaps: Vec<Range<u64>>, seed: u64) -> Rc<Self> {
+        let fences = vec![0; heaps.len()];
+        Rc::new(Self { heaps, state: RefCell::new(State { random: Random::new(mix(!seed)), pending: Vec::new(), fences }) })
+    }
+
+    /// Lets the kernels that run on this thread use it.
+    pub(crate) fn connect(self: &Rc<Self>) -> Connected {
+        CURRENT.set(Some(Rc::clone(self)));
+        Connected(())
+    }
+
+    /// Everything that is under way arrives.
+    pub(crate) fn deliver_all(&self) {
+        let pending = std::mem::take(&mut self.state.borrow_mut().pending);
+        pending.into_iter().for_each(deliver);
+    }
+
+    /// Carries out a call; returns what was read where it reads a word.
+    pub(crate) fn call(&self, call: Call) -> u64 {
+        let state = &mut *self.state.borrow_mut();
+        let change = |signal: Signal, owner: usize, pe: u32| {
+            let operation = match signal.op {
+                SignalOp::Set => Atomic::Set(signal.value),
+                SignalOp::Add => Atomic::Add(signal.value),
+            };
+            (self.at(owner, signal.word, 8, pe), operation)
+        };
+        match call {
+            Call::Put { to, from, bytes, pe, nbi, signal } => {
+                let owner = self.owner(to, bytes);
+                let target = self.at(owner, to, bytes, pe);
+                let signal = signal.map(|signal| change(signal, owner, pe));
+                // Memory that is not symmetric may be gone when the put arrives.
+                let late = nbi && self.holds(from, bytes);
+                let what =
+                    if late { What::Copy(target, from, bytes, signal) } else { What::Data(target, read(from, bytes), signal) };
+                state.send(owner, pe, what);
+                0
+            }
+            Call::Get { to, from, bytes, pe, nbi } => {
+                let owner = self.owner(from, bytes);
+                let source = self.at(owner, from, bytes, pe);
+                if nbi && self.holds(to, bytes) {
+                    state.send(owner, pe, What::Copy(to, source, bytes, None));
+                } else {
+                    write(to, &read(source, bytes));
+                }
+                0
+            }
+            Call::Atomic { word, bytes, operation, pe } => {
+                let owner = self.owner(word, bytes);
+                let target = self.at(owner, word, bytes, pe);
+                if operation.fetches() {
+                    let fences = state.fences[owner];
+                    state.deliver(|message| message.from == owner && message.to == pe as usize && message.fences < fences);
+                    return apply(target, bytes, operation);
+                }
+                state.send(owner, pe, What::Change(target, bytes, operation));
+                0
+            }
+            Call::Fence { me } => {
+                state.fences[me as usize] += 1;
+                0
+            }
+            Call::Quiet { me } => {
+                state.deliver(|message| message.from == me as usize);
+                0
+            }
+        }
+    }
+
+    fn find(&self, address: u64, bytes: usize) -> Option<usize> {
+        let end = address + bytes as u64;
+        self.heaps.iter().position(|heap| heap.start <= address && end <= heap.end)
+    }
+
+    /// Whether memory lies in a heap.
+    fn holds(&self, address: u64, bytes: usize) -> bool {
+        self.find(address, bytes).is_some()
+    }
+
+    /// The PE whose heap holds an address, which is the one that calls.
+    fn owner(&self, address: u64, bytes: usize) -> usize {
+        self.find(address, bytes)
+            .unwrap_or_else(|| panic!("the network was given {address:#x}, {bytes} bytes: in no symmetric heap"))
+    }
+
+    /// The address at `pe` of what is at `address` in the heap of `owner`.
+    fn at(&self, owner: usize, address: u64, bytes: usize, pe: u32) -> u64 {
+        assert_eq!(self.find(address, bytes), Some(owner), "the network was given {address:#x} and memory of another heap");
+        self.heaps[pe as usize].start + (address - self.heaps[owner].start)
+    }
+}
+
+impl State {
+    /// A message is on its way; others may arrive now.
+    fn send(&mut self, from: usize, to: u32, what: What) {
+        self.pending.push(Message { from, to: to as usize, fences: self.fences[from], what });
+        while self.random.below(3) == 0 && !self.pending.is_empty() {
+            let at = self.random.below(self.pending.len());
+            let Message { from, to, fences, .. } = self.pending[at];
+            // What was sent before the fence that this message is behind.
+            self.deliver(|message| message.from == from && message.to == to && message.fences < fences);
+            let chosen = |message: &Message| message.from == from && message.to == to && message.fences == fences;
+            let matching: Vec<usize> = (0..self.pending.len()).filter(|at| chosen(&self.pending[*at])).collect();
+            let at = matching[self.random.below(matching.len())];
+            deliver(self.pending.remove(at));
+        }
+    }
+
+    /// The messages that `which` holds for arrive, oldest fences first.
+    fn deliver(&mut self, which: impl Fn(&Message) -> bool) {
+        let (arriving, pending) = std::mem::take(&mut self.pending).into_iter().partition(|message| which(message));
+        self.pending = pending;
+        let arriving: Vec<Message> = arriving;
+        arriving.into_iter().for_each(deliver);
+    }
+}
+
+/// A message takes effect.
+fn deliver(message: Message) {
+    let signal = match message.what {
+        What::Data(to, bytes, signal) => {
+            write(to, &bytes);
+            signal
+        }
+        What::Copy(to, from, bytes, signal) => {
+            write(to, &read(from, bytes));
+            signal
+        }
+        What::Change(word, bytes, operation) => {
+            apply(word, bytes, operation);
+            None
+        }
+    };
+    if let Some((word, operation)) = signal {
+        apply(word, 8, operation);
+    }
+}
+
+fn read(from: u64, bytes: usize) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
+    // SAFETY: the caller is a kernel, whose views promise readable memory of this length; no other
+    // thread of the host accesses it meanwhile.
+    unsafe { from.copy_to_nonoverlapping(data.as_mut_ptr(), bytes) };
+    data
+}
+
+fn write(to: u64, data: &[u8]) {
+    let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
+    // SAFETY: as in `read`, writable.
+    unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+}
+
+/// Changes a word of 4 or 8 bytes and returns what was there.
+fn apply(word: u64, bytes: usize, operation: Atomic) -> u64 {
+    let mut before = [0; 8];
+    before[..bytes].copy_from_slice(&read(word, bytes));
+    let before = u64::from_le_bytes(before);
+    write(word, &operation.apply(before).to_le_bytes()[..bytes]);
+    before
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two heaps of 64 bytes.
+    fn two(memory: &mut [[u64; 8]; 2], seed: u64) -> Rc<Network> {
+        let heaps = memory.iter_mut().map(|heap| {
+            let start = heap.as_mut_ptr().expose_provenance() as u64;
+            start..start + 64
+        });
+        Network::new(heaps.collect(), seed)
+    }
+
+    fn word(memory: &[[u64; 8]; 2], pe: usize, index: usize) -> u64 {
+        // SAFETY: within the array, which the network writes through pointers.
+        unsafe { (&raw const memory[pe][index]).read_volatile() }
+    }
+
+    fn put(network: &Network, memory: &[[u64; 8]; 2], index: u64, value: &u64) {
+        let (to, from) = (memory[0].as_ptr() as u64 + 8 * index, std::ptr::from_ref(value).expose_provenance() as u64);
+        network.call(Call::Put { to, from, bytes: 8, pe: 1, nbi: false, signal: None });
+    }
+
+    #[test]
+    fn put_without_fence_overtakes_and_with_fence_does_not() {
+        let mut overtaken = [0; 2];
+        for (fenced, overtaken) in overtaken.iter_mut().enumerate() {
+            for seed in 0..200 {
+                let mut memory = [[0; 8]; 2];
+                let network = two(&mut memory, seed);
+                put(&network, &memory, 0, &1);
+                if fenced == 1 {
+                    network.call(Call::Fence { me: 0 });
+                }
+                put(&network, &memory, 1, &1);
+                *overtaken += usize::from(word(&memory, 1, 1) == 1 && word(&memory, 1, 0) == 0);
+                network.call(Call::Quiet { me: 0 });
+                assert_eq!((word(&memory, 1, 0), word(&memory, 1, 1)), (1, 1), "a quiet completes both");
+            }
+        }
+        assert!(overtaken[0] > 0, "no put overtook another");
+        assert_eq!(overtaken[1], 0, "a put overtook one before its fence");
+    }
+}
