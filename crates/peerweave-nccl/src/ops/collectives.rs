@@ -46,11 +46,8 @@ impl Communicator {
 impl Communicator {
     /// Checks, issues and counts one call.
     ///
-    /// All checks come before the turn is taken, as they do in groups: so where nobody else is
-    /// inside and nothing is captured, one step takes the turn and dives, right before NCCL is
-    /// called. Only what depends on the types of the buffers is compiled for each of them: NCCL's
-    /// own work takes the processor's caches, so that what this crate adds is mostly the time to
-    /// fetch its instructions. For the same reason what is rare is in functions of its own.
+    /// Only `prepare` depends on the types of the buffers. So this shell is all that is compiled
+    /// for each call and element type; the rest is [`run_prepared`](Self::run_prepared).
     #[inline]
     pub(crate) fn run<'a>(
         &self,
@@ -58,6 +55,23 @@ impl Communicator {
         stream: &'a Arc<CudaStream>,
         config: Option<&CollConfig>,
         prepare: impl FnOnce(&mut At<'_, 'a>) -> Checked<Prepared>,
+    ) -> Result<(), NcclError> {
+        let mut prepare = Some(prepare);
+        self.run_prepared(call, stream, config, &mut |at| prepare.take().expect("a call is prepared once")(at))
+    }
+
+    /// Checks, issues and counts a call that `prepare` checks and describes; calls it at most once.
+    ///
+    /// All checks come before the gate is locked, as they do in groups. So where no other thread is
+    /// inside and nothing is captured, one step locks the gate and enters NCCL. Rare cases are in
+    /// functions of their own: NCCL's own work evicts the processor's caches, so most of the cost
+    /// of this function is the time to fetch its instructions.
+    fn run_prepared<'a>(
+        &self,
+        call: Call,
+        stream: &'a Arc<CudaStream>,
+        config: Option<&CollConfig>,
+        prepare: &mut dyn FnMut(&mut At<'_, 'a>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let inner = &self.inner;
         let span = spans::if_heard(inner, call.name());

@@ -179,6 +179,8 @@ impl<'env> Group<'env> {
         self.members.is_empty()
     }
 
+    /// Checks and records one call. As in [`Communicator::run`], only `prepare` depends on types.
+    #[inline]
     pub(crate) fn record(
         &mut self,
         call: Call,
@@ -186,6 +188,19 @@ impl<'env> Group<'env> {
         stream: &'env Arc<CudaStream>,
         config: Option<&CollConfig>,
         prepare: impl FnOnce(&mut At<'_, 'env>) -> Checked<Prepared>,
+    ) -> Result<(), NcclError> {
+        let mut prepare = Some(prepare);
+        let mut prepare = |at: &mut At<'_, 'env>| prepare.take().expect("a call is prepared once")(at);
+        self.record_prepared(call, communicator, stream, config, &mut prepare)
+    }
+
+    fn record_prepared(
+        &mut self,
+        call: Call,
+        communicator: &Communicator,
+        stream: &'env Arc<CudaStream>,
+        config: Option<&CollConfig>,
+        prepare: &mut dyn FnMut(&mut At<'_, 'env>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let (inner, name) = (&communicator.inner, call.name());
         if inner.nccl != self.nccl {

@@ -25,6 +25,8 @@ impl At<'_, '_> {
     /// known to be captured.
     ///
     /// The caller holds what the operation's addresses belong to.
+    // Always, since it has one caller, which is not generic: a call of a function less.
+    #[inline(always)]
     pub(super) fn issue(&mut self, config: Option<&CollConfig>) -> Checked<()> {
         let (inner, stream) = (self.inner, self.stream);
         if let (None, Operations::One(operation), false) = (config, &*self.operations, self.holds.is_captured() || is_fork())

@@ -91,10 +91,21 @@ impl Comm {
         call: &'static str,
         function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
     ) -> Result<R, NvshmemError> {
-        let _inside = self.enter(call)?;
+        let _inside = self.enter_bound(call)?;
+        function(self.nvshmem.raw_api(), self.nvshmem.raw_families()).map_err(|missing| self.missing(call, &missing))
+    }
+
+    /// Enters, with the context bound to this thread. Not generic, so that it is compiled once.
+    #[inline(never)]
+    fn enter_bound(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
+        let inside = self.enter(call)?;
         bind_if_needed(&self.context)?;
-        function(self.nvshmem.raw_api(), self.nvshmem.raw_families())
-            .map_err(|missing| self.nvshmem.unsupported_function(call, &missing))
+        Ok(inside)
+    }
+
+    #[cold]
+    fn missing(&self, call: &'static str, missing: &MissingSymbol) -> NvshmemError {
+        self.nvshmem.unsupported_function(call, missing)
     }
 
     /// As [`issue`](Self::issue), for functions that return a status.

@@ -148,28 +148,29 @@ impl<'a> Enqueue<'a> {
         Ok(team.handle())
     }
 
-    /// Hands what must live to the graph, and calls.
-    pub(crate) fn call<R>(
+    /// Transfers what must stay alive to the graph, and calls.
+    #[inline]
+    pub(crate) fn call(
         self,
-        function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
-    ) -> Result<R, NvshmemError> {
-        self.run(function, |_| Ok(()))
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<(), MissingSymbol>,
+    ) -> Result<(), NvshmemError> {
+        self.call_status(|api, families| function(api, families).map(|()| 0))
     }
 
     /// As [`call`](Self::call), for functions that return a status.
+    ///
+    /// Only `function` depends on types: this shell is all that is compiled for each of its users.
+    #[inline]
     pub(crate) fn call_status(
         self,
         function: impl FnOnce(&'static Api, &'static Families) -> Result<i32, MissingSymbol>,
     ) -> Result<(), NvshmemError> {
-        let (nvshmem, name) = (self.comm.nvshmem, self.call);
-        self.run(function, |code| nvshmem.check(name, *code)).map(drop)
+        let mut function = Some(function);
+        self.run(&mut |api, families| function.take().expect("NVSHMEM is called once")(api, families))
     }
 
-    fn run<R>(
-        self,
-        function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
-        check: impl FnOnce(&R) -> Result<(), NvshmemError>,
-    ) -> Result<R, NvshmemError> {
+    /// Calls `function` at most once.
+    fn run(self, function: Function<'_>) -> Result<(), NvshmemError> {
         if self.capturing {
             let mut keeps = self.keeps;
             keeps.push(Arc::<()>::clone(&self.comm.enqueued.captured));
@@ -191,16 +192,18 @@ impl<'a> Enqueue<'a> {
         // What was not captured when it was asked for has borrowed memory, or memory that only the
         // streams' list keeps.
         let alone = if self.capturing { Ok(()) } else { refuse_capture_begun(self.call, self.stream) };
-        let result = result?;
-        check(&result)?;
+        self.comm.nvshmem.check(self.call, result?)?;
         alone?;
         // Not before: a call that failed has taken nothing over.
         if let (Leaving::TakenOver, Some(mut left)) = (self.left, left) {
             left.empty();
         }
-        Ok(result)
+        Ok(())
     }
 }
+
+/// A function of NVSHMEM with its arguments; returns its status.
+type Function<'f> = &'f mut dyn FnMut(&'static Api, &'static Families) -> Result<i32, MissingSymbol>;
 
 /// An error unless the buffer is symmetric memory of that context.
 pub(crate) fn check_context<T>(
