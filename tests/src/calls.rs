@@ -1,7 +1,7 @@
-//! A collective by its name: the same call on whatever memory, on the calling thread or on a
+//! A collective by its name: the same call on any kind of memory, on the calling thread or on a
 //! stream.
 //!
-//! Decides nothing: what is called with what is `conformance`'s to say.
+//! `conformance` decides which calls are made with which arguments.
 
 use crate::memory::{Mem, Store};
 use crate::sample::{Exact, Sample};
@@ -32,7 +32,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// Those that combine elements.
+    /// The forms that combine elements.
     pub const REDUCING: [Self; 6] = [
         Self::AllReduce,
         Self::AllReduceInPlace,
@@ -42,7 +42,7 @@ impl Form {
         Self::ReduceScatterInPlace,
     ];
 
-    /// Those that only move elements.
+    /// The forms that only move elements.
     pub const MOVING: [Self; 12] = [
         Self::Broadcast,
         Self::BroadcastInPlace,
@@ -58,7 +58,7 @@ impl Form {
         Self::ScatterInPlace,
     ];
 
-    /// Whether it has one buffer.
+    /// Returns whether it has one buffer.
     pub fn is_in_place(self) -> bool {
         use Form::{
             AllGatherInPlace, AllReduceInPlace, AllToAllInPlace, AllToAllVInPlace, BroadcastInPlace, GatherInPlace,
@@ -78,8 +78,8 @@ impl Form {
         )
     }
 
-    /// Lengths of the sending and the receiving buffer of a rank, for `count` elements among `n`
-    /// ranks. In place, they are the same buffer.
+    /// Returns the lengths of the send and the receive buffer of a rank, for `count` elements among
+    /// `n` ranks. In place, they are the same buffer.
     pub fn lens(self, count: usize, n: usize, is_root: bool) -> (usize, usize) {
         match self {
             Self::AllReduce | Self::AllReduceInPlace | Self::Reduce | Self::ReduceInPlace => (count, count),
@@ -92,12 +92,12 @@ impl Form {
     }
 }
 
-/// The root of a call, where it has one.
+/// The root of a call, if it has one.
 #[derive(Clone, Copy, Debug)]
 pub struct Root {
-    /// Which rank.
+    /// Its rank.
     pub rank: Rank,
-    /// Whether whoever is not the root passes nothing where only the root's buffer counts.
+    /// Whether ranks other than the root pass no buffer where only the root's counts.
     pub others_pass_none: bool,
 }
 
@@ -106,11 +106,11 @@ pub struct Root {
 pub enum On<'a> {
     /// On the calling thread.
     Caller,
-    /// On a stream, whose ticket is waited for.
+    /// On a stream; the caller waits for the ticket.
     Stream(&'a Stream),
 }
 
-/// `$call` with `$s` as each kind of source; slices only where `slice:` says how.
+/// Expands `$call` with `$s` as each kind of source; slices only if `slice:` is given.
 macro_rules! source {
     ($mem:expr, $s:ident => $any:expr, slice: $slice:expr) => {{
         match &$mem.store {
@@ -146,7 +146,8 @@ macro_rules! dest {
     }};
 }
 
-/// Blocking with sources of every kind, or on a stream with those that it takes.
+/// Expands to the blocking call with sources of every kind, or the call on a stream with those that
+/// it takes.
 macro_rules! two {
     ($on:expr, $send:expr, $recv:expr, |$s:ident, $d:ident| $blocking:expr, |$stream:ident| $queued:expr) => {
         match $on {
@@ -166,10 +167,10 @@ macro_rules! one {
 }
 
 fn no_slice<R>() -> Result<Ticket<R>> {
-    panic!("a stream takes no slices")
+    panic!("calls on a stream take no slices")
 }
 
-/// Waits for what was enqueued.
+/// Waits for an enqueued call.
 ///
 /// # Errors
 /// Those of the call and of the ticket.
@@ -177,10 +178,10 @@ pub fn ended<R>(submitted: Result<Ticket<R>>) -> Result<R> {
     submitted?.wait()
 }
 
-/// A collective that combines elements. In place, the buffer is `recv`.
+/// Makes a collective that combines elements. In place, the buffer is `recv`.
 ///
 /// # Errors
-/// As the call.
+/// Those of the call.
 pub fn reduction<T: Exact>(
     form: Form,
     team: &Team,
@@ -212,14 +213,14 @@ pub fn reduction<T: Exact>(
         Form::ReduceScatterInPlace => {
             one!(on, recv, |d| team.reduce_scatter_in_place_blocking(d, op), |q| team.reduce_scatter_in_place(q, d, op))
         }
-        other => panic!("{other:?} combines nothing"),
+        other => panic!("{other:?} does not combine elements"),
     }
 }
 
-/// A collective that only moves elements, as [`reduction`].
+/// Makes a collective that only moves elements, like [`reduction`].
 ///
 /// # Errors
-/// As the call.
+/// Those of the call.
 pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, recv: &mut Mem<T>, root: Root) -> Result<()> {
     let (absent, root) = (root.others_pass_none && team.my_rank() != root.rank, root.rank);
     match form {
@@ -251,14 +252,14 @@ pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, r
         Form::ScatterInPlace => {
             one!(on, recv, |d| team.scatter_in_place_blocking(d, root), |q| team.scatter_in_place(q, d, root))
         }
-        other => panic!("{other:?} takes something else"),
+        other => panic!("{other:?} takes other arguments"),
     }
 }
 
-/// An all-to-all-v; in place where `form` says so.
+/// Makes an all-to-all-v; in place if `form` is.
 ///
 /// # Errors
-/// As the call.
+/// Those of the call.
 pub fn vector<T: Sample>(
     form: Form,
     team: &Team,

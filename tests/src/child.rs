@@ -1,4 +1,4 @@
-//! PEs that are processes: started, listened to, killed, and never left behind.
+//! PEs that are processes: starts them, reads their output, kills them, and removes them.
 //!
 //! A PE's standard output is a protocol of lines between it and its scenario; its standard error is
 //! kept for the report of a failure.
@@ -23,9 +23,9 @@ pub struct Running {
     pes: Vec<Process>,
     program: &'static str,
     limit: Duration,
-    /// What only this job's processes have in their environment.
+    /// A variable that only this job's processes have in their environment.
     pub mark: String,
-    /// The name of the socket where they meet.
+    /// The name of the rendezvous' socket.
     pub socket: String,
 }
 
@@ -41,7 +41,7 @@ impl Running {
     /// Starts the processes of `job`.
     ///
     /// # Panics
-    /// Where the system refuses.
+    /// If the system refuses.
     pub fn start(job: &Job) -> Self {
         let token = Token::random().expect("random numbers");
         let endpoint = Endpoint::random_unix().expect("random numbers");
@@ -77,43 +77,44 @@ impl Running {
         Self { server: Some(server), pes, program: job.program, limit: job.limit, mark, socket }
     }
 
-    /// The next line of a PE.
+    /// Returns the next line of a PE.
     ///
     /// # Panics
-    /// Where it ended, or said nothing for the job's limit.
+    /// If it ended, or wrote nothing within the job's time limit.
     pub fn line(&mut self, pe: usize) -> String {
         self.timed_line(pe).1
     }
 
-    /// The next line of a PE, with the moment at which it came.
+    /// Returns the next line of a PE, with the time of its arrival.
     ///
     /// # Panics
-    /// As [`Running::line`].
+    /// As for [`Running::line`].
     pub fn timed_line(&mut self, pe: usize) -> (Instant, String) {
         match self.pes[pe].lines.recv_timeout(self.limit) {
             Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => self.report(&format!("PE {pe} said nothing for {:?}", self.limit)),
+            Err(RecvTimeoutError::Timeout) => self.report(&format!("PE {pe} wrote nothing for {:?}", self.limit)),
             Err(RecvTimeoutError::Disconnected) => {
                 let status = self.pes[pe].wait(self.limit);
-                self.report(&format!("PE {pe} ended ({status:?}) without the line that was due"))
+                self.report(&format!("PE {pe} ended ({status:?}) without the expected line"))
             }
         }
     }
 
-    /// Waits until each of these PEs has said `line`.
+    /// Waits until each of these PEs has written `line`.
     ///
     /// # Panics
-    /// Where one says something else.
+    /// If one writes another line.
     pub fn all_say(&mut self, pes: impl IntoIterator<Item = usize>, line: &str) {
         for pe in pes {
             let said = self.line(pe);
             if said != line {
-                self.report(&format!("PE {pe} said {said:?} instead of {line:?}"));
+                self.report(&format!("PE {pe} wrote {said:?}, expected {line:?}"));
             }
         }
     }
 
-    /// Kills a PE, and tells the rendezvous, as a launcher does. Returns when it was killed.
+    /// Kills a PE and reports it to the rendezvous, as a launcher does. Returns the time of the
+    /// kill.
     pub fn kill(&mut self, pe: usize) -> Instant {
         let at = Instant::now();
         self.signal(pe, Signal::KILL);
@@ -124,18 +125,18 @@ impl Running {
     /// Sends a signal to a PE.
     ///
     /// # Panics
-    /// Where it was waited for already.
+    /// If its end was already waited for.
     pub fn signal(&self, pe: usize, signal: Signal) {
         assert!(self.pes[pe].ended.is_none(), "PE {pe} has ended");
-        // It may be a zombie by now, which takes signals too.
+        // It may be a zombie by now, which accepts signals too.
         kill_process(Pid::from_child(&self.pes[pe].child), signal).expect("a child of this process");
     }
 
-    /// Waits for the end of a PE that was killed or kills itself, and tells the rendezvous, as a
-    /// launcher does.
+    /// Waits for the end of a PE that was killed or kills itself, and reports it to the rendezvous,
+    /// as a launcher does.
     ///
     /// # Panics
-    /// Where it does not end.
+    /// If it does not end.
     pub fn reap(&mut self, pe: usize) -> ExitStatus {
         let Some(status) = self.pes[pe].wait(self.limit) else { self.report(&format!("PE {pe} did not end")) };
         if let Some(server) = &self.server {
@@ -144,19 +145,19 @@ impl Running {
         status
     }
 
-    /// The process number of a PE.
+    /// Returns the process ID of a PE.
     pub fn pid(&self, pe: usize) -> u32 {
         self.pes[pe].child.id()
     }
 
-    /// Waits for these PEs and asserts that they ended well.
+    /// Waits for these PEs and asserts that they succeeded.
     ///
     /// # Panics
-    /// Where one did not, with what they wrote to standard error.
+    /// If one failed, with the standard error of all.
     pub fn succeed(&mut self, pes: impl IntoIterator<Item = usize>) {
         let end = Instant::now() + self.limit;
-        // As a launcher: whoever fails first is reported at once, so that nobody waits for it in
-        // vain.
+        // As a launcher does: the first PE that fails is reported at once, so that others do not
+        // wait for it.
         let mut left: Vec<usize> = pes.into_iter().collect();
         let mut bad = Vec::new();
         while !left.is_empty() {
@@ -170,7 +171,7 @@ impl Running {
             });
             if Instant::now() > end {
                 let slow: Vec<String> = left.iter().map(|&pe| format!("PE {pe} at {}", self.pes[pe].whereabouts())).collect();
-                self.report(&format!("{bad:?}; not ended after {:?}: {slow:?}", self.limit));
+                self.report(&format!("{bad:?}; still running after {:?}: {slow:?}", self.limit));
             }
             thread::sleep(Duration::from_micros(300));
         }
@@ -179,7 +180,7 @@ impl Running {
         }
     }
 
-    /// Fails with everything that is known.
+    /// Panics with everything that is known.
     fn report(&mut self, what: &str) -> ! {
         for process in &mut self.pes {
             process.end();
@@ -200,7 +201,7 @@ impl Drop for Running {
             process.end();
         }
         drop(self.server.take());
-        // Where something lies in it, it stays, for the scenario to find.
+        // A directory that is not empty stays, for the scenario to find.
         let _ = std::fs::remove_dir(leftovers::directory(&self.socket));
     }
 }
@@ -245,7 +246,7 @@ impl Process {
         self.ended
     }
 
-    /// Where its threads are in the kernel, for the report of one that hangs.
+    /// Returns where its threads are in the kernel, for the report of one that hangs.
     fn whereabouts(&self) -> String {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let threads = status.lines().filter(|line| line.starts_with("State") || line.starts_with("Threads"));

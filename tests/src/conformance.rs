@@ -1,8 +1,8 @@
-//! Cases of collectives around every border of an algorithm, and what checks one of them against
-//! the oracle.
+//! Cases of collectives around every threshold of an algorithm, and their comparison with the
+//! oracle.
 //!
-//! A case is the same on every PE, since all work it out from the same seed. What differs among PEs
-//! (kinds of buffers, where they lie) is worked out from the seed and the rank.
+//! A case is the same on every PE, because all derive it from the same seed. What differs among PEs
+//! (kinds of buffers, their alignment) is derived from the seed and the rank.
 
 use crate::calls::{self, Form, On, Root};
 use crate::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
@@ -15,21 +15,21 @@ use peerweave::{
 /// One call, as all ranks make it.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Which collective.
+    /// The collective.
     pub form: Form,
-    /// The reduction, where it reduces.
+    /// The reduction, if it reduces.
     pub op: ReduceOp,
-    /// Elements, as the collective counts them; the longest part of an all-to-all-v.
+    /// Number of elements, as the collective counts them; the longest part of an all-to-all-v.
     pub count: usize,
     /// The kind of all buffers, or a mixture.
     pub kind: Option<Kind>,
     /// On a stream, or on the calling thread.
     pub on_stream: bool,
-    /// Everything else follows from it.
+    /// Everything else is derived from it.
     pub seed: u64,
 }
 
-/// What the cases of one element type share.
+/// Memory shared by the cases of one element type.
 #[derive(Debug)]
 pub struct Arenas<T> {
     send: Symmetric<T>,
@@ -37,19 +37,19 @@ pub struct Arenas<T> {
 }
 
 impl<T: Sample> Arenas<T> {
-    /// Room for cases of up to `longest` elements in a buffer. Collective.
+    /// Allocates room for cases of up to `longest` elements in a buffer. Collective.
     ///
     /// # Panics
-    /// Where there is none.
+    /// If the heap is too small.
     pub fn new(world: &World, longest: usize) -> Self {
         let len = arena_len(longest);
         Self { send: world.alloc(len).expect("a heap"), recv: world.alloc(len).expect("a heap") }
     }
 
-    /// Gives it back. Collective.
+    /// Frees the memory. Collective.
     ///
     /// # Panics
-    /// Where that fails.
+    /// If that fails.
     pub fn release(self) {
         self.send.release().expect("all release");
         self.recv.release().expect("all release");
@@ -79,13 +79,13 @@ impl Case {
         (hash(&[self.seed, 3, rank as u64, which]) % (MOST_SHIFT as u64 + 1)) as usize
     }
 
-    /// The longest buffer of any rank, in elements.
+    /// Returns the length of the longest buffer of any rank, in elements.
     pub fn longest(&self, n: usize) -> usize {
         (self.count + GAP) * n
     }
 }
 
-/// Elements between the parts of an all-to-all-v, at most.
+/// Maximum gap between the parts of an all-to-all-v, in elements.
 const GAP: usize = 3;
 
 impl Bench<'_> {
@@ -97,7 +97,7 @@ impl Bench<'_> {
         (self.team.my_rank().index(), self.team.size())
     }
 
-    /// The two buffers of this rank: what it sends (in place, nothing), and where it receives.
+    /// Returns the two buffers of this rank: the source (empty in place), and the destination.
     fn buffers<T: Sample>(&self, case: &Case, arenas: &Arenas<T>, mine: &[T], recv_len: usize) -> (Mem<T>, Mem<T>, Vec<T>) {
         let rank = self.me().0;
         let in_place = case.form.is_in_place();
@@ -110,7 +110,7 @@ impl Bench<'_> {
     /// Runs a case that combines elements.
     ///
     /// # Panics
-    /// Where the result is not the oracle's, or a byte beside it changed.
+    /// If the result differs from the oracle's, or a byte beside it changed.
     pub fn reduction<T: Exact>(&self, case: &Case, arenas: &Arenas<T>) {
         let (rank, n) = self.me();
         let root = case.root(n);
@@ -132,7 +132,7 @@ impl Bench<'_> {
     /// Runs a case that only moves elements.
     ///
     /// # Panics
-    /// As [`Bench::reduction`].
+    /// As for [`Bench::reduction`].
     pub fn movement<T: Sample>(&self, case: &Case, arenas: &Arenas<T>) {
         if matches!(case.form, Form::AllToAllV | Form::AllToAllVInPlace) {
             return self.vector(case, arenas);
@@ -166,7 +166,7 @@ impl Bench<'_> {
                     .collect()
             })
             .collect();
-        // Parts in an order of the rank's own, with gaps.
+        // Parts in an order that depends on the rank, with gaps.
         let places = |rank: usize, side: u64, lens: &dyn Fn(usize) -> usize| -> Vec<usize> {
             let mut order: Vec<usize> = (0..n).collect();
             order.sort_by_key(|&peer| hash(&[case.seed, 5, side, rank as u64, peer as u64]));
@@ -222,12 +222,12 @@ impl Bench<'_> {
         }
         let sent = send.contents().unwrap_or_else(|touched| panic!("sending: {touched}\n{}", whole()));
         let same = send.is_empty() || sent.iter().zip(mine).all(|(now, before)| now.bits() == before.bits());
-        assert!(same, "what was sent has changed\n{}", whole());
+        assert!(same, "the source has changed\n{}", whole());
     }
 }
 
-/// Counts around every border for elements of `size` bytes among `n` ranks: what fits the entry
-/// line, is staged, is eager, fits a staging area.
+/// Returns counts around every threshold for elements of `size` bytes among `n` ranks: in the entry
+/// line, staged, eager, in a staging area.
 pub fn counts(form: Form, size: usize, n: usize) -> [Vec<usize>; 2] {
     let parts = if form.lens(1, n, true).0 == n && form.lens(1, n, false).0 == n { n } else { 1 };
     let around = |bytes: usize| {
@@ -243,11 +243,11 @@ pub fn counts(form: Form, size: usize, n: usize) -> [Vec<usize>; 2] {
     [small, large]
 }
 
-/// Cases for one element type in one team. Collective over the world: PEs that are not in the team
-/// pass `None`.
+/// Runs cases for one element type in one team. Collective over the world: PEs that are not in the
+/// team pass `None`.
 ///
 /// # Panics
-/// Where a case fails.
+/// If a case fails.
 pub fn all_of_a_type(world: &World, team: Option<&Team>, dtype: DType, passes: usize, seed: u64) {
     let run = match dtype {
         DType::I8 => numbers::<i8>,
@@ -262,12 +262,13 @@ pub fn all_of_a_type(world: &World, team: Option<&Team>, dtype: DType, passes: u
         DType::F64 => numbers::<f64>,
         DType::F8E4M3 => elements::<F8E4M3>,
         DType::F8E5M2 => elements::<F8E5M2>,
-        other => panic!("{other} is new"),
+        other => panic!("{other} is unknown"),
     };
     run(world, team, passes, seed);
 }
 
-/// The cases of one form: some around the small borders, and now and then one of the large.
+/// Returns the cases of one form: some around the small thresholds, and a few around the large
+/// ones.
 fn cases(form: Form, op: ReduceOp, size: usize, n: usize, passes: usize, seed: u64) -> impl Iterator<Item = Case> {
     let [small, large] = counts(form, size, n);
     (0..passes).map(move |pass| {
@@ -283,11 +284,11 @@ fn cases(form: Form, op: ReduceOp, size: usize, n: usize, passes: usize, seed: u
     })
 }
 
-/// Every form at every border, on buffers of every kind; the reductions take turns. Collective over
-/// the world.
+/// Runs every form at every threshold, on buffers of every kind; the reductions alternate.
+/// Collective over the world.
 ///
 /// # Panics
-/// Where a case fails.
+/// If a case fails.
 pub fn borders<T: Exact>(world: &World, seed: u64) {
     let n = world.n_pes();
     let arenas = Arenas::<T>::new(world, longest(size_of::<T>(), n));
@@ -301,7 +302,7 @@ pub fn borders<T: Exact>(world: &World, seed: u64) {
         for (i, count) in small.iter().chain(&large).copied().enumerate() {
             for (j, kind) in kinds.into_iter().enumerate() {
                 number += 1;
-                // The large ones take turns among the kinds, besides the mixture.
+                // The large ones alternate among the kinds, besides the mixture.
                 if i >= small.len() && j != 0 && (i + j) % 3 != 0 {
                     continue;
                 }
@@ -314,10 +315,10 @@ pub fn borders<T: Exact>(world: &World, seed: u64) {
     arenas.release();
 }
 
-/// The longest buffer of [`cases`], in elements, among `n` ranks.
+/// Returns the length of the longest buffer of [`cases`], in elements, among `n` ranks.
 fn longest(size: usize, n: usize) -> usize {
-    // In the forms with one operand, a rank has up to 700 001 bytes; where all are gathered, as
-    // many from each.
+    // In the forms with one operand, a rank has up to 700 001 bytes; in gathers, as many from each
+    // rank.
     (700_001usize.div_ceil(size) + GAP + 1) * n
 }
 
@@ -356,10 +357,11 @@ fn numbers<T: Exact>(world: &World, team: Option<&Team>, passes: usize, seed: u6
     arenas.release();
 }
 
-/// A team of a shape by its name; `None` for PEs that are not in it. Collective over the world.
+/// Creates a team by the name of its shape; `None` for PEs that are not in it. Collective over the
+/// world.
 ///
 /// # Panics
-/// Where it cannot be made.
+/// If it cannot be created.
 pub fn team_of(world: &World, shape: &str) -> Option<Team> {
     let all = world.team();
     let (n, me) = (all.size() as u32, all.my_rank().get());

@@ -1,8 +1,8 @@
 //! The main function of a test binary whose PEs are copies of itself.
 //!
-//! Without [`PROGRAM`] in its environment it runs scenarios one after another, as the standard
-//! harness would, and understands what `cargo test` and `cargo nextest` pass. With it, it is one
-//! PE: it runs the program of that name, and exits.
+//! Without [`PROGRAM`] in its environment it runs scenarios one after another, like the standard
+//! harness, and accepts the arguments of `cargo test` and `cargo nextest`. With it, it is one PE:
+//! it runs the program of that name, and exits.
 
 use crate::job::Seat;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,16 +30,16 @@ macro_rules! named {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as _)),*] };
 }
 
-/// The program of that name.
+/// Returns the program of that name.
 ///
 /// # Panics
-/// Where there is none.
+/// If there is none.
 pub fn program(name: &str) -> Program {
     let programs = PROGRAMS.get().expect("only under `harness::main`");
     programs.iter().find(|program| program.0 == name).unwrap_or_else(|| panic!("no program {name}")).1
 }
 
-/// Runs the scenarios that the arguments choose, or, in a PE, its program.
+/// Runs the scenarios selected by the arguments or, in a PE, its program.
 pub fn main(programs: Programs, scenarios: Scenarios) -> ExitCode {
     PROGRAMS.get_or_init(|| programs);
     if let Ok(name) = std::env::var(PROGRAM) {
@@ -49,8 +49,7 @@ pub fn main(programs: Programs, scenarios: Scenarios) -> ExitCode {
     let chosen = Choice::from(std::env::args().skip(1));
     let scenarios: Vec<_> = scenarios.iter().filter(|scenario| chosen.takes(scenario.0)).collect();
     if chosen.list {
-        // Nextest asks a second time for those that are not run by default, of which there are
-        // none.
+        // Nextest lists ignored tests in a second call; there are none.
         if !chosen.ignored {
             scenarios.iter().for_each(|scenario| println!("{}: test", scenario.0));
         }
@@ -79,7 +78,7 @@ pub fn main(programs: Programs, scenarios: Scenarios) -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
-/// What the arguments choose.
+/// The selection by the arguments.
 #[derive(Debug, Default)]
 struct Choice {
     parts: Vec<String>,

@@ -1,8 +1,7 @@
-//! A program as the PEs of a job: threads of this process, processes of their own, or one PE that
-//! talks to nobody.
+//! A program as the PEs of a job: threads of this process, separate processes, or one PE without
+//! communication.
 //!
-//! Does not say what is asserted: programs assert inside of each PE, and a PE that fails fails the
-//! scenario.
+//! Programs assert inside each PE, and a PE that fails fails the scenario.
 
 use crate::child::Running;
 use crate::harness::program;
@@ -14,10 +13,10 @@ use std::time::Duration;
 
 /// The variable with the arguments of a program.
 pub(crate) const ARGS: &str = "PEERWEAVE_TEST_ARGS";
-/// The variable by which the processes of a job are found.
+/// The variable that identifies the processes of a job.
 pub(crate) const MARK: &str = "PEERWEAVE_TEST_MARK";
 
-/// A program, and how many PEs run it.
+/// A program, and its number of PEs.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub(crate) program: &'static str,
@@ -32,7 +31,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// The program of that name on `n_pes` PEs, with a deadline that no wait should reach.
+    /// Returns the program of that name on `n_pes` PEs, with a deadline that no wait should reach.
     pub fn new(program: &'static str, n_pes: usize) -> Self {
         Self {
             program,
@@ -47,42 +46,42 @@ impl Job {
         }
     }
 
-    /// What the program finds in [`Seat::args`].
+    /// Sets [`Seat::args`].
     #[must_use]
     pub fn args(mut self, args: impl Into<String>) -> Self {
         self.args = args.into();
         self
     }
 
-    /// The deadline of every wait.
+    /// Sets the deadline of every wait.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// How long the whole job may take.
+    /// Sets the time limit of the whole job.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Private buffers are copied through shared memory, never read out of other processes.
+    /// Disables cross-memory attach: private buffers are copied through shared memory.
     #[must_use]
     pub fn without_attach(mut self) -> Self {
         self.attach = false;
         self
     }
 
-    /// Calls are compared in full.
+    /// Enables the full comparison of calls.
     #[must_use]
     pub fn check_calls(mut self) -> Self {
         self.check_calls = true;
         self
     }
 
-    /// Bytes of symmetric heap of each PE.
+    /// Sets the symmetric heap of each PE in bytes.
     #[must_use]
     pub fn heap_bytes(mut self, bytes: usize) -> Self {
         self.heap_bytes = Some(bytes);
@@ -96,7 +95,7 @@ impl Job {
         self
     }
 
-    /// The settings as variables.
+    /// Returns the settings as variables.
     pub(crate) fn vars(&self) -> Vec<(&'static str, String)> {
         use environment::names;
         let mut vars = vec![
@@ -111,7 +110,7 @@ impl Job {
     /// Runs it as threads of this process.
     ///
     /// # Panics
-    /// Where a PE does.
+    /// If a PE panics.
     pub fn on_threads(&self) {
         let mut options = HostOptions::default();
         options.deadline = self.deadline;
@@ -122,10 +121,10 @@ impl Job {
         ended.expect("shared memory");
     }
 
-    /// Runs it as processes, to their end.
+    /// Runs it as processes, until they end.
     ///
     /// # Panics
-    /// Where a PE does not end well, with what all of them wrote to standard error.
+    /// If a PE fails, with the standard error of all.
     pub fn on_processes(&self) {
         self.start().succeed(0..self.n_pes);
     }
@@ -135,15 +134,15 @@ impl Job {
         Running::start(self)
     }
 
-    /// Runs it in every way there is: threads; processes that read each other's memory, and that do
-    /// not; and, for one PE, on the backend that talks to nobody.
+    /// Runs it in every way: as threads; as processes with and without cross-memory attach; and,
+    /// for one PE, on the backend without communication.
     ///
     /// # Panics
-    /// Where a PE does in one of them.
+    /// If a PE fails in one of them.
     pub fn everywhere(&self) {
         if self.n_pes == 1 {
             let world =
-                peerweave::World::builder().backend(noop::Noop::with_heap(0, 1, 256 << 20)).build().expect("nothing to fail");
+                peerweave::World::builder().backend(noop::Noop::with_heap(0, 1, 256 << 20)).build().expect("it cannot fail");
             program(self.program)(&Seat::of_thread(world, &self.args));
         }
         self.on_threads();
@@ -155,9 +154,9 @@ impl Job {
 /// A PE's place in a job that it may not have joined yet.
 #[derive(Debug)]
 pub struct Seat {
-    /// What the scenario passed.
+    /// The arguments from the scenario.
     pub args: String,
-    /// The world of a thread, which is there from the start.
+    /// The world of a thread, which exists from the start.
     world: RefCell<Option<World>>,
 }
 
@@ -166,10 +165,10 @@ impl Seat {
         Self { args: args.to_owned(), world: RefCell::new(Some(world)) }
     }
 
-    /// The seat of this process. It ends when the scenario's process does.
+    /// Returns the seat of this process. The process ends when the scenario's process does.
     ///
     /// # Panics
-    /// Where the system cannot promise that.
+    /// If the system does not support that.
     pub fn of_process() -> Self {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("Linux has this");
         Self { args: std::env::var(ARGS).unwrap_or_default(), world: RefCell::new(None) }
@@ -178,7 +177,7 @@ impl Seat {
     /// Joins the job.
     ///
     /// # Errors
-    /// As [`World::from_env`].
+    /// As for [`World::from_env`].
     pub fn try_join(&self) -> Result<World, Error> {
         self.world.take().map_or_else(World::from_env, Ok)
     }
@@ -186,30 +185,30 @@ impl Seat {
     /// Joins the job.
     ///
     /// # Panics
-    /// Where that fails.
+    /// If that fails.
     pub fn join(&self) -> World {
         self.try_join().expect("the job")
     }
 
-    /// The argument at `index` of those that spaces separate.
+    /// Returns the argument at `index`; spaces separate arguments.
     ///
     /// # Panics
-    /// Where there is none, or another type.
+    /// If there is none, or it has another type.
     pub fn arg<T: std::str::FromStr>(&self, index: usize) -> T {
         let text = self.args.split(' ').nth(index).unwrap_or_else(|| panic!("no argument {index} in {:?}", self.args));
         text.parse().unwrap_or_else(|_| panic!("argument {index} in {:?}", self.args))
     }
 }
 
-/// Says a line to the scenario.
+/// Writes a line to the scenario.
 pub fn say(line: impl std::fmt::Display) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
-    // Nobody to hear it is nobody to fail for.
+    // A closed output is not a failure of the PE.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// The PEs that an error names, the set-up of the job included.
+/// Returns the PEs that an error names, including errors of the set-up of the job.
 pub fn named_by(error: &Error) -> Vec<Pe> {
     let blamed = error.blamed();
     let Error::Setup { source, .. } = error else { return blamed };

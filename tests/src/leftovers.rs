@@ -1,35 +1,35 @@
-//! What a job may not leave behind: files, sockets, processes. Other programs of this machine do
-//! not count, whatever they do meanwhile: the processes of a job have a directory of their own for
-//! temporary files, and elsewhere only what bears our name is looked at.
+//! Finds files, sockets and processes that a job left behind. Other programs of this machine do not
+//! count: the processes of a job have a separate directory for temporary files, and elsewhere only
+//! files with this project's name are examined.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The directory for temporary files of the job that meets at this socket. It is removed with the
+/// Returns the directory for temporary files of the job with this socket. It is removed with the
 /// job, if it is empty.
 pub fn directory(socket: &str) -> PathBuf {
     std::env::temp_dir().join(format!("{socket}-files"))
 }
 
-/// What was there before a job.
+/// The state before a job.
 #[derive(Debug)]
 pub struct Before {
     files: BTreeSet<String>,
 }
 
 impl Before {
-    /// Looks.
+    /// Records the state.
     pub fn now() -> Self {
         Self { files: files() }
     }
 
-    /// Asserts that nothing new is there: no file, no socket with this name, no process with this
-    /// mark in its environment.
+    /// Asserts that there is no new file, no socket with this name, and no process with this mark
+    /// in its environment.
     ///
     /// # Panics
-    /// Where something is.
+    /// If there is one.
     pub fn assert_nothing_new(&self, socket: &str, mark: &str) {
         let new: Vec<_> = files().difference(&self.files).cloned().collect();
         assert!(new.is_empty(), "left behind: {new:?}");
@@ -48,14 +48,14 @@ impl Before {
     }
 }
 
-/// Files of shared memory that bear our name.
+/// Returns files of shared memory with this project's name.
 fn files() -> BTreeSet<String> {
     let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.path().display().to_string());
     names.filter(|name| name.contains("peerw")).collect()
 }
 
-/// Processes whose environment contains `mark`, other than this one.
+/// Returns processes whose environment contains `mark`, other than this one.
 pub fn processes(mark: &str) -> Vec<u32> {
     let own = std::process::id();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -68,12 +68,12 @@ pub fn processes(mark: &str) -> Vec<u32> {
         .collect()
 }
 
-/// The job has ended: what it left is there for good. The time is for a machine on which other
-/// programs keep all processors busy.
+/// The job has ended, so a leftover is permanent. The time is for a machine on which other programs
+/// keep all processors busy.
 fn soon(what: &str, holds: impl Fn() -> Result<(), String>) {
     let end = Instant::now() + Duration::from_secs(20);
     while let Err(found) = holds() {
-        assert!(Instant::now() < end, "not so: {what}: {found}");
+        assert!(Instant::now() < end, "timed out: {what}: {found}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -1,7 +1,7 @@
-//! What the tests of Peerweave are made of: programs run as PEs of every backend, a naive oracle,
+//! Building blocks of Peerweave's tests: programs that run as PEs of every backend, a naive oracle,
 //! faults.
 //!
-//! The scenarios themselves are in `tests/`. Nothing here is part of what users add.
+//! The scenarios are in `tests/`. Users do not depend on this crate.
 //!
 //! ```text
 //!   harness      the main function of a test binary: scenarios, or, where a variable says so, one PE

@@ -1,9 +1,9 @@
-//! Buffers of every kind that an operation takes, with guards on both sides that nobody may touch.
+//! Buffers of every kind, with guards on both sides that must not change.
 
 use crate::sample::Sample;
 use peerweave::{Buffer, Symmetric};
 
-/// The kinds.
+/// The kinds of buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A range of symmetric memory.
@@ -19,7 +19,7 @@ impl Kind {
     pub const ALL: [Self; 3] = [Self::Symmetric, Self::Slice, Self::Buffer];
 }
 
-/// Elements on each side that must stay as they are.
+/// Number of guard elements on each side.
 const GUARD: usize = 9;
 
 /// One buffer.
@@ -29,7 +29,7 @@ pub struct Mem<T> {
     len: usize,
 }
 
-/// Where its elements and guards lie.
+/// The memory of its elements and guards.
 #[derive(Debug)]
 pub(crate) enum Store<T> {
     Symmetric {
@@ -47,20 +47,20 @@ pub(crate) enum Store<T> {
     },
 }
 
-/// How many elements of an arena a buffer of `len` elements may need.
+/// Returns how many elements of an arena a buffer of `len` elements may need.
 pub const fn arena_len(len: usize) -> usize {
     len + 2 * GUARD + MOST_SHIFT
 }
 
-/// The farthest that a buffer is moved from the start of its arena, in elements.
+/// Maximum shift of a buffer from the start of its arena, in elements.
 pub const MOST_SHIFT: usize = 40;
 
 impl<T: Sample> Mem<T> {
-    /// A buffer of `kind` with these contents, `shift` elements (at most [`MOST_SHIFT`]) away from
-    /// an even place; `arena` is what symmetric ones are a part of.
+    /// Creates a buffer of `kind` with these contents, `shift` elements (at most [`MOST_SHIFT`])
+    /// from an aligned address; symmetric ones are a part of `arena`.
     ///
     /// # Panics
-    /// Where the arena is too short.
+    /// If the arena is too short.
     pub fn new(kind: Kind, arena: &Symmetric<T>, shift: usize, contents: &[T]) -> Self {
         assert!(shift <= MOST_SHIFT);
         let len = contents.len();
@@ -85,10 +85,10 @@ impl<T: Sample> Mem<T> {
         Self { store, len }
     }
 
-    /// The contents now.
+    /// Returns the present contents.
     ///
     /// # Errors
-    /// Where a guard was touched: which.
+    /// An error that names a guard element that changed.
     pub fn contents(&self) -> Result<Vec<T>, String> {
         let mut all = match &self.store {
             Store::Symmetric { all, .. } => all.to_vec().expect("live memory"),
@@ -107,7 +107,7 @@ impl<T: Sample> Mem<T> {
 }
 
 impl<T> Store<T> {
-    /// The slice, where it is one.
+    /// Returns the slice, if it is one.
     pub(crate) fn slice(&self, len: usize) -> &[T] {
         match self {
             Self::Slice { all, shift } => &all[shift + GUARD..shift + GUARD + len],
@@ -115,7 +115,7 @@ impl<T> Store<T> {
         }
     }
 
-    /// The slice to be written, where it is one.
+    /// Returns the mutable slice, if it is one.
     pub(crate) fn slice_mut(&mut self, len: usize) -> &mut [T] {
         match self {
             Self::Slice { all, shift } => &mut all[*shift + GUARD..*shift + GUARD + len],
@@ -125,10 +125,10 @@ impl<T> Store<T> {
 }
 
 impl<T> Mem<T> {
-    /// The handle, where it is symmetric memory.
+    /// Returns the handle of symmetric memory.
     ///
     /// # Panics
-    /// Where it is not.
+    /// If it is not symmetric.
     pub fn symmetric(&self) -> &Symmetric<T> {
         match &self.store {
             Store::Symmetric { inner, .. } => inner,
@@ -136,39 +136,39 @@ impl<T> Mem<T> {
         }
     }
 
-    /// The handle, where it is a shared buffer.
+    /// Returns the handle of a shared buffer.
     ///
     /// # Panics
-    /// Where it is not.
+    /// If it is not a shared buffer.
     pub fn buffer(&self) -> &Buffer<T> {
         match &self.store {
             Store::Buffer { inner, .. } => inner,
-            _ => panic!("it is no shared buffer"),
+            _ => panic!("it is not a shared buffer"),
         }
     }
 
-    /// The elements, where they are a slice.
+    /// Returns the elements of a slice.
     ///
     /// # Panics
-    /// Where they are not.
+    /// If it is not a slice.
     pub fn slice(&self) -> &[T] {
         self.store.slice(self.len)
     }
 
-    /// The elements to be written, where they are a slice.
+    /// Returns the mutable elements of a slice.
     ///
     /// # Panics
-    /// Where they are not.
+    /// If it is not a slice.
     pub fn slice_mut(&mut self) -> &mut [T] {
         self.store.slice_mut(self.len)
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -178,7 +178,7 @@ fn guard<T: Sample>(index: usize) -> T {
     T::of_bits(0xa5a5_a5a5_a5a5_a500 | index as u64 | 0x40)
 }
 
-/// What receiving buffers hold before: a value that results rarely have.
+/// Returns the initial content of receive buffers: a value that results rarely have.
 pub fn poison<T: Sample>(index: usize) -> T {
     T::of_bits(0xdead_beef_dead_be00 | (index as u64 & 0x3f))
 }

@@ -1,14 +1,14 @@
-//! What a scenario needs of the machine. Nothing is skipped in silence: what is missing is said, or
-//! is a failure where it is required.
+//! Requirements of a scenario on the machine. Nothing is skipped silently: a missing requirement is
+//! printed, or is a failure if it is required.
 
-/// The variable that lists what must be there, such as `gpu:2,multicast`.
+/// The variable that lists what the machine must have, such as `gpu:2,multicast`.
 pub const REQUIRE: &str = "PEERWEAVE_REQUIRE";
 
-/// Whether the machine has `what` (`gpu:2`: two GPUs). Where it has not, that is printed, and the
-/// scenario returns.
+/// Returns whether the machine has `what` (`gpu:2`: two GPUs). If not, prints that; the scenario
+/// then returns.
 ///
 /// # Panics
-/// Where `PEERWEAVE_REQUIRE` demands as much, or more, of the same.
+/// If `PEERWEAVE_REQUIRE` demands it.
 pub fn needs(what: &str) -> bool {
     let (name, wanted) = parsed(what);
     let found = amount(name);
@@ -18,7 +18,7 @@ pub fn needs(what: &str) -> bool {
     let required = std::env::var(REQUIRE).unwrap_or_default();
     let demanded = required.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(parsed);
     if demanded.into_iter().any(|(demanded, amount)| demanded == name && amount >= wanted) {
-        panic!("{REQUIRE}={required} demands {what}, and this machine has {found}");
+        panic!("{REQUIRE}={required} demands {what}, but this machine has {found}");
     }
     println!("    not run: it needs {what}, and this machine has {found}");
     false
@@ -31,17 +31,17 @@ fn parsed(entry: &str) -> (&str, usize) {
     }
 }
 
-/// How many of something this machine has.
+/// Returns how many of something this machine has.
 fn amount(name: &str) -> usize {
     match name {
         "processors" => std::thread::available_parallelism().map_or(1, usize::from),
         "gpu" => (0..).take_while(|index| std::path::Path::new(&format!("/dev/nvidia{index}")).exists()).count(),
-        // Namespaces of processes, which only the superuser makes.
+        // Process namespaces, which only the superuser can create.
         "pid-namespaces" => {
             let made = std::process::Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).output();
             usize::from(made.is_ok_and(|made| made.status.success()))
         }
-        other => panic!("{other}: nobody knows how to count these"),
+        other => panic!("{other}: unknown requirement"),
     }
 }
 

@@ -1,18 +1,18 @@
-//! Every collective, done naively over what each rank gives. Knows nothing of buffers or backends.
+//! Every collective, computed naively from the inputs of all ranks. Independent of buffers and
+//! backends.
 
 use crate::calls::Form;
 use crate::sample::{Exact, Sample};
 use peerweave::ReduceOp;
 
-/// What a rank's receiving buffer holds afterwards, element by element; `None` where nothing is
-/// promised.
+/// Expected content of a rank's receive buffer, element by element; `None` where it is unspecified.
 pub type Expected<T> = Vec<Option<T>>;
 
 /// The parts of an all-to-all-v: `counts[from][to]` elements.
 pub type Matrix = Vec<Vec<usize>>;
 
-/// A collective that combines elements. `inputs[r]` is what rank `r` gives (its whole buffer, in
-/// place); `before` is what `rank`'s receiving buffer held.
+/// Computes a collective that combines elements. `inputs[r]` is the input of rank `r` (its whole
+/// buffer, in place); `before` is the former content of `rank`'s receive buffer.
 pub fn reduction<T: Exact>(
     form: Form,
     op: ReduceOp,
@@ -42,12 +42,12 @@ pub fn reduction<T: Exact>(
             let mine = rank * count..(rank + 1) * count;
             (0..count * n).map(|i| mine.contains(&i).then(|| combined(i))).collect()
         }
-        other => panic!("{other:?} combines nothing"),
+        other => panic!("{other:?} does not combine elements"),
     }
 }
 
-/// A collective that only moves elements, as [`reduction`]. In place, gather and scatter have `n`
-/// parts at the root and one elsewhere.
+/// Computes a collective that only moves elements, like [`reduction`]. In place, gather and scatter
+/// have `n` parts at the root and one elsewhere.
 pub fn movement<T: Sample>(form: Form, inputs: &[Vec<T>], rank: usize, root: usize, before: &[T]) -> Expected<T> {
     let n = inputs.len();
     let is_root = rank == root;
@@ -72,8 +72,8 @@ pub fn movement<T: Sample>(form: Form, inputs: &[Vec<T>], rank: usize, root: usi
     result.into_iter().map(Some).collect()
 }
 
-/// An all-to-all-v. `inputs[from]` lies at `offsets[from][to]`; what `rank` gets from `from` goes
-/// to `recv_offsets[from]`.
+/// Computes an all-to-all-v. The part of `inputs[from]` for `to` is at `offsets[from][to]`; `rank`
+/// stores the part of `from` at `recv_offsets[from]`.
 pub fn vector<T: Sample>(
     inputs: &[Vec<T>],
     counts: &Matrix,

@@ -1,12 +1,12 @@
-//! Elements of every type: values for inputs, bits for comparisons, and reductions done one element
-//! at a time.
+//! Elements of every type: values for inputs, bits for comparisons, and reductions of single
+//! elements.
 //!
 //! Inputs of reductions are small whole numbers, never 0 for floats, such that every result is
 //! exact in whatever order it is computed.
 
 use peerweave::{Element, F8E4M3, F8E5M2, Number, ReduceOp, bf16, f16};
 
-/// A number that depends on all of `parts` and looks like none of them.
+/// Returns a pseudo-random number that depends on all of `parts`.
 pub fn hash(parts: &[u64]) -> u64 {
     parts.iter().fold(0x9e37_79b9_7f4a_7c15, |state, &part| {
         let mixed = (state ^ part).wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -16,9 +16,9 @@ pub fn hash(parts: &[u64]) -> u64 {
 
 /// An element whose bits can be chosen and compared.
 pub trait Sample: Element {
-    /// Its bits, zero-extended.
+    /// Returns its bits, zero-extended.
     fn bits(self) -> u64;
-    /// The element with these bits.
+    /// Returns the element with these bits.
     fn of_bits(bits: u64) -> Self;
 }
 
@@ -54,14 +54,14 @@ sample_fp8!(F8E4M3, F8E5M2);
 
 /// An element that the oracle can reduce.
 pub trait Exact: Sample + Number {
-    /// A small whole number.
+    /// Returns a small whole number.
     fn small(value: i64) -> Self;
-    /// Whether it is no number.
+    /// Returns whether it is NaN.
     #[allow(clippy::eq_op, reason = "that is what it means")]
     fn is_nan(self) -> bool {
         self != self
     }
-    /// The reduction of one element of each rank, in rank order; `scalars` are those of the ranks.
+    /// Reduces one element of each rank, in rank order; `scalars` are those of the ranks.
     fn combine(op: ReduceOp, elements: &[Self], scalars: &[Self]) -> Self;
 }
 
@@ -84,7 +84,7 @@ macro_rules! exact_integer {
                     ReduceOp::And => all.fold(!0, |x, y| x & y),
                     ReduceOp::Or => all.fold(0, |x, y| x | y),
                     ReduceOp::Xor => all.fold(0, |x, y| x ^ y),
-                    other => panic!("{other} is new"),
+                    other => panic!("{other} is unknown"),
                 }
             }
         }
@@ -105,7 +105,7 @@ macro_rules! exact_float {
                 let wide: $wide = match op {
                     ReduceOp::Sum => sum(),
                     ReduceOp::Prod => all.fold(1.0, |x, y| x * y),
-                    // A NaN is ignored unless all are: so do these.
+                    // A NaN is ignored unless all elements are NaN, as here.
                     ReduceOp::Min => all.reduce(<$wide>::min).expect("a rank"),
                     ReduceOp::Max => all.reduce(<$wide>::max).expect("a rank"),
                     ReduceOp::Avg => sum() / elements.len() as $wide,
@@ -125,12 +125,13 @@ exact_float! {
     f64, f64, |x: f64| x, |x: f64| x;
 }
 
-/// Element `index` of `rank` for a reduction by `op` among `n` ranks: the result is exact.
+/// Returns element `index` of `rank` for a reduction by `op` among `n` ranks, such that the result
+/// is exact.
 pub fn reducible<T: Exact>(op: ReduceOp, seed: u64, rank: usize, index: usize, n: usize) -> T {
     let random = hash(&[seed, rank as u64, index as u64]);
     match op {
         _ if op.is_bitwise() => T::of_bits(random),
-        // Powers of two, and few of them: 16 ranks stay within f16.
+        // A few powers of two: 16 ranks stay within f16.
         ReduceOp::Prod => T::small([1, -1, 1, 2, -1, 1, 1, -2][(random % 8) as usize]),
         // A multiple of the number of ranks, of one sign, so that the quotient is a whole number
         // and integers do not wrap.
@@ -140,12 +141,12 @@ pub fn reducible<T: Exact>(op: ReduceOp, seed: u64, rank: usize, index: usize, n
     }
 }
 
-/// The scalar of a rank.
+/// Returns the scalar of a rank.
 pub fn scalar<T: Exact>(seed: u64, rank: usize) -> T {
     T::small(1 + (hash(&[seed, 77, rank as u64]) % 3) as i64)
 }
 
-/// Element `index` of `rank` for a movement: any bits.
+/// Returns element `index` of `rank` for a movement: any bits.
 pub fn movable<T: Sample>(seed: u64, rank: usize, index: usize) -> T {
     T::of_bits(hash(&[seed, rank as u64, index as u64]))
 }

@@ -1,17 +1,17 @@
-//! Which halves of this thread's vector registers are in use, as the processor tracks it (XINUSE),
-//! where it says so.
+//! Reports which halves of this thread's vector registers are in use, as the processor tracks it
+//! (XINUSE).
 
 /// XINUSE: bits 128 to 255 of registers 0 to 15 (bit 2), and bits 256 to 511 of them (bit 6).
 /// Registers 16 to 31 (bit 7) have no SSE names, so that SSE code does not wait for them.
 #[cfg(target_arch = "x86_64")]
 const UPPER_HALVES: u32 = 1 << 2 | 1 << 6;
 
-/// Whether upper halves are in use, so that SSE code of this thread would be slow.
+/// Returns whether upper halves are in use, so that SSE code of this thread would be slow.
 #[cfg(target_arch = "x86_64")]
 #[must_use]
 pub fn upper_halves_in_use() -> bool {
     let low: u32;
-    // SAFETY: reads a register of the processor's state; `is_observable` says whether it is there.
+    // SAFETY: reads a register of the processor's state; `is_observable` checks that it exists.
     unsafe { std::arch::asm!("xgetbv", in("ecx") 1, out("eax") low, out("edx") _, options(nomem, nostack)) };
     low & UPPER_HALVES != 0
 }
@@ -19,12 +19,12 @@ pub fn upper_halves_in_use() -> bool {
 /// Ends the use of all upper halves.
 #[cfg(target_arch = "x86_64")]
 pub fn clean() {
-    // SAFETY: zeroes the upper halves of vector registers, which the calling convention lets every
-    // function do; `is_observable` says whether the processor has the instruction.
+    // SAFETY: zeroes the upper halves of vector registers, as the calling convention allows every
+    // function; `is_observable` checks that the processor has the instruction.
     unsafe { std::arch::asm!("vzeroupper", options(nomem, nostack, preserves_flags)) };
 }
 
-/// Whether this processor has upper halves, and says whether they are in use: shown by using one.
+/// Returns whether this processor has upper halves and reports their use, by using one.
 #[cfg(target_arch = "x86_64")]
 #[must_use]
 pub fn is_observable() -> bool {
@@ -34,7 +34,7 @@ pub fn is_observable() -> bool {
     }
     clean();
     let before = upper_halves_in_use();
-    // SAFETY: AVX was found; writes a register that it names as changed.
+    // SAFETY: AVX is available; the assembly declares the register that it writes.
     unsafe { std::arch::asm!("vcmptrueps ymm0, ymm0, ymm0", out("ymm0") _, options(nomem, nostack, preserves_flags)) };
     let after = upper_halves_in_use();
     clean();

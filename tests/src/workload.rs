@@ -1,10 +1,10 @@
-//! A mixture of everything, the same on every PE, that goes on until something fails: what random
-//! kills are aimed at.
+//! A mixture of all operations, the same on every PE, that runs until something fails: the job of
+//! random kills.
 
 use crate::sample::hash;
 use peerweave::{Buffer, Compare, Rank, ReduceOp, Result, Team, World};
 
-/// What a PE holds meanwhile.
+/// The state of a PE.
 #[derive(Debug)]
 pub struct Workload<'a> {
     world: &'a World,
@@ -14,23 +14,23 @@ pub struct Workload<'a> {
 }
 
 impl<'a> Workload<'a> {
-    /// Before the first round.
+    /// Starts before the first round.
     pub fn new(world: &'a World) -> Self {
         Self::seeded(world, 4711)
     }
 
-    /// Before the first round of another mixture; all PEs give the same seed.
+    /// Starts before the first round of another mixture; all PEs pass the same seed.
     pub fn seeded(world: &'a World, seed: u64) -> Self {
         Self { world, teams: vec![world.team().clone()], round: 0, seed }
     }
 
-    /// One operation, or a few that belong together. All PEs of the world take part in each.
+    /// Makes one operation, or a few that belong together. All PEs of the world take part in each.
     ///
     /// # Errors
     /// Those of the operation.
     ///
     /// # Panics
-    /// Where a result is wrong.
+    /// If a result is wrong.
     pub fn step(&mut self) -> Result<()> {
         let (world, round) = (self.world, self.round);
         self.round += 1;
@@ -54,7 +54,7 @@ impl<'a> Workload<'a> {
                 buffer.fill(mine)?;
                 team.all_reduce_in_place_blocking(&buffer, ReduceOp::Max)?;
                 assert_eq!(buffer.load(len - 1)?, round + n as u64 - 1);
-                // Another team may be smaller: all meet before the memory goes.
+                // Another team may be smaller: all PEs synchronise before the memory is freed.
                 buffer.release()
             }
             3 => {

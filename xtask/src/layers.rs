@@ -3,12 +3,11 @@
 //! It does not look inside a crate, except that crates for kernels must be `no_std`.
 //!
 //! Invariant: each member gives its layer as `[package.metadata.peerweave] layer = N`. A normal or
-//! build dependency between members goes to a strictly lower layer, so that there is no cycle and
-//! siblings do not know each other. A dev-dependency goes to the same layer or a lower one: a test
-//! may set two siblings side by side, but a crate that needs one above itself to be tested could
-//! not be taken alone, and its unit tests would link it twice. The exception is the examples of
-//! documentation: crates that users see through another one have examples that use that one, as
-//! their readers do.
+//! build dependency between members goes to a strictly lower layer, so there is no cycle and crates
+//! of one layer do not know each other. A dev-dependency goes to the same layer or a lower one: a
+//! test may combine two crates of one layer, but a crate whose tests need one above itself could
+//! not be used alone, and its unit tests would link it twice. The exception is the examples of
+//! documentation: the examples of a crate that is re-exported by another use that other crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -281,7 +280,7 @@ fn needs_std(source: &str) -> Option<&'static str> {
             return Some("it has an unconditional `extern crate std`");
         }
     }
-    (!declared).then_some("it has no `#![no_std]`, which only test, loom, miri, doc and feature = \"std\" may lift")
+    (!declared).then_some("it has no `#![no_std]` that only test, loom, miri, doc or feature = \"std\" disables")
 }
 
 fn declares_no_std(attribute: TokenStream) -> bool {

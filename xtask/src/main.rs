@@ -65,7 +65,8 @@ enum Check {
         #[arg(long)]
         ptxas: Option<PathBuf>,
     },
-    /// Tracked files hold no placeholder, skipped test, path of one machine, wide comment or idiom
+    /// Check that tracked files hold no placeholder, skipped test, path of one machine, wide
+    /// comment or idiom
     Words,
 }
 
@@ -160,7 +161,7 @@ fn metadata() -> Result<Metadata, cargo_metadata::Error> {
     MetadataCommand::new().features(CargoOpt::AllFeatures).exec()
 }
 
-/// The directories of the members, from the root of the workspace.
+/// Returns the directories of the members, relative to the root of the workspace.
 fn members(metadata: &Metadata) -> Vec<String> {
     let directory = |package: &&cargo_metadata::Package| {
         let directory = package.manifest_path.parent()?.strip_prefix(&metadata.workspace_root).ok()?;
@@ -169,7 +170,7 @@ fn members(metadata: &Metadata) -> Vec<String> {
     metadata.workspace_packages().iter().filter_map(directory).collect()
 }
 
-/// The member in whose directory `path` lies; the directory itself for files that belong to none.
+/// Returns the member in whose directory `path` lies; the directory itself for files of no member.
 fn crate_of(metadata: &Metadata, path: &str) -> String {
     let owner = metadata
         .workspace_packages()

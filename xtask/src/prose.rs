@@ -1,28 +1,28 @@
-//! The prose of a file: its comments, or the text of a document, outside of code blocks.
+//! Extracts prose from a file: its comments, or the text of a document, outside of code blocks.
 
 use crate::tree::File;
 
-/// Consecutive lines of prose, in one piece.
+/// Consecutive lines of prose, joined.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// The line where it begins, counted from 1.
+    /// Its first line, from 1.
     pub(crate) line: usize,
     /// Its words, without comment markers.
     pub(crate) text: String,
 }
 
-/// One line of prose as it stands in the file.
+/// One line of prose.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line<'a> {
-    /// Its number, counted from 1.
+    /// Its number, from 1.
     pub(crate) number: usize,
-    /// The whole line, with its indentation and its comment marker.
+    /// The whole line, with indentation and comment marker.
     pub(crate) whole: &'a str,
-    /// Its words; empty where the prose pauses.
+    /// Its words; empty between paragraphs.
     pub(crate) words: &'a str,
 }
 
-/// The blocks of prose of a Rust source or a Markdown document; none for other files.
+/// Returns the blocks of prose of a Rust source or a Markdown document; none for other files.
 pub(crate) fn prose(file: &File) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut next = 0;
@@ -40,7 +40,8 @@ pub(crate) fn prose(file: &File) -> Vec<Block> {
     blocks
 }
 
-/// The lines of prose of a Rust source or a Markdown document, without those of code blocks.
+/// Returns the lines of prose of a Rust source or a Markdown document, without those of code
+/// blocks.
 pub(crate) fn lines(file: &File) -> Vec<Line<'_>> {
     let rust = file.path.ends_with(".rs");
     if !rust && !file.path.ends_with(".md") {

@@ -28,7 +28,7 @@ use crate::Findings;
 /// Crates whose PTX is committed, in their folder `ptx`.
 const CRATES: [&str; 1] = ["peerweave-kernels"];
 
-/// Variants that are built of each crate.
+/// The variants of each crate's PTX.
 const VARIANTS: [Variant; 4] = [
     Variant { sm: 70, network: false },
     Variant { sm: 70, network: true },
@@ -109,7 +109,7 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
     Ok(findings)
 }
 
-/// Assembles one file for each architecture that it is for, where there is an assembler.
+/// Assembles one file for each architecture that it supports, if there is an assembler.
 fn assemble(task: &Task, path: &Path, variant: Variant, what: &str, findings: &mut Findings) {
     let Some(ptxas) = &task.ptxas else {
         findings.summary += ", not assembled: no ptxas\n";

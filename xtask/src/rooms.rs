@@ -1,12 +1,11 @@
-//! The rooms of each crate: the folders and files at the top of its `src`, and which of them
-//! imports which.
+//! Checks the rooms of each crate: the folders and files at the top of its `src`, and their
+//! imports.
 //!
-//! A crate draws its rooms as a table in its README, from the top down: a room's name, what is in
-//! it, and the rooms that it uses. The table cannot drift: this check reads the imports, and wants
-//! the table to say the same.
+//! The README of a crate has a table of its rooms, from the top down: a room's name, its content,
+//! and the rooms that it uses. This check reads the imports and compares them with the table.
 //!
-//! Invariant: a room uses only rooms that stand below it in the table. Tests and what only
-//! documentation needs are not looked at.
+//! Invariant: a room uses only rooms below it in the table. Tests, and code only for documentation,
+//! are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,30 +13,30 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use crate::tree::File;
 
-/// Crates that have folders and no table yet. One that gets its table leaves this list.
+/// Crates with folders and without a table.
 pub(crate) const UNDRAWN: &[&str] = &["tools/peerweave-cli", "xtask"];
 
-/// What is wrong with the rooms of a crate.
+/// A fault in the rooms of a crate.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     #[error("{directory}/src has folders; expected a table under `## Rooms` in {directory}/README.md")]
     NoTable { directory: String },
-    #[error("{directory}/README.md draws its rooms; expected it to leave the list of crates that do not")]
+    #[error("{directory}/README.md has a table of rooms; remove {directory} from the list of crates without one")]
     Drawn { directory: String },
     #[error("{directory}/README.md lacks the room `{room}`; expected a row: | `{room}` | what is in it | {uses} |")]
     Unlisted { directory: String, room: String, uses: String },
-    #[error("{directory}/README.md draws the room `{room}`, which {directory}/src does not have")]
+    #[error("{directory}/README.md has the room `{room}`, which {directory}/src lacks")]
     Gone { directory: String, room: String },
-    #[error("{directory}/README.md says that `{room}` uses {said}; expected {uses}")]
+    #[error("{directory}/README.md lists for `{room}` the use of {said}; expected {uses}")]
     Differs { directory: String, room: String, said: String, uses: String },
-    #[error("{path}: `{from}` uses `{to}`, which stands above it in {directory}/README.md")]
+    #[error("{path}: `{from}` uses `{to}`, which is above it in {directory}/README.md")]
     Upward { directory: String, path: String, from: String, to: String },
 }
 
-/// The rooms of a crate, as its sources have them.
+/// The rooms of a crate in its sources.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Rooms {
-    /// By room: the rooms that it uses, each with a file that does.
+    /// By room: the rooms that it uses, each with a file that imports it.
     uses: BTreeMap<String, BTreeMap<String, String>>,
     has_folders: bool,
 }
@@ -49,7 +48,7 @@ struct Row {
     uses: BTreeSet<String>,
 }
 
-/// Checks the rooms of the crates in these directories, and says how many draw them.
+/// Checks the rooms of the crates in these directories. Also returns the list of checked crates.
 pub(crate) fn check(directories: &[String], files: &[File], undrawn: &[&str]) -> (String, Vec<Fault>) {
     let (mut drawn, mut faults) = (Vec::new(), Vec::new());
     for directory in directories {
@@ -67,7 +66,7 @@ pub(crate) fn check(directories: &[String], files: &[File], undrawn: &[&str]) ->
             None => {}
         }
     }
-    (format!("rooms drawn: {}\n", drawn.join(", ")), faults)
+    (format!("rooms checked: {}\n", drawn.join(", ")), faults)
 }
 
 fn compare(directory: &str, rooms: &Rooms, table: &[Row], faults: &mut Vec<Fault>) {
@@ -102,7 +101,7 @@ fn shown(rooms: &BTreeSet<String>) -> String {
     rooms.iter().map(|room| format!("`{room}`")).collect::<Vec<_>>().join(" ")
 }
 
-/// The rows of the first table under a heading `Rooms`.
+/// Returns the rows of the first table under a heading `Rooms`.
 fn table(readme: &str) -> Option<Vec<Row>> {
     let is_heading = |line: &&str| line.starts_with('#') && line.trim_start_matches('#').trim() == "Rooms";
     let rest = readme.lines().skip_while(|line| !is_heading(line)).skip(1).take_while(|line| !line.starts_with('#'));
@@ -149,7 +148,7 @@ impl Rooms {
     }
 }
 
-/// The modules that a file is, from the root of its crate.
+/// Returns the module path of a file, from the root of its crate.
 fn modules(path: &str) -> Vec<String> {
     let mut modules: Vec<String> = path.split('/').map(str::to_owned).collect();
     if modules.last().is_some_and(|last| ["mod", "lib"].contains(&last.as_str())) {
@@ -162,7 +161,7 @@ fn tokens(text: &str) -> Vec<TokenTree> {
     text.parse::<TokenStream>().map(|stream| stream.into_iter().collect()).unwrap_or_default()
 }
 
-/// The names that follow `crate::`, or as many `super::` as lead to the root.
+/// Collects the names that follow `crate::`, or as many `super::` as lead to the root.
 fn paths(tokens: &[TokenTree], modules: &[String], names: &mut BTreeSet<String>) {
     let mut at = 0;
     let is = |at: usize, text: &str| tokens.get(at).is_some_and(|token| token.to_string() == text);
@@ -201,7 +200,7 @@ fn paths(tokens: &[TokenTree], modules: &[String], names: &mut BTreeSet<String>)
     }
 }
 
-/// The name, or the first name of each path in braces.
+/// Collects the name, or the first name of each path in braces.
 fn first_names(token: Option<&TokenTree>, names: &mut BTreeSet<String>) {
     match token {
         Some(TokenTree::Ident(name)) => {
@@ -217,13 +216,13 @@ fn first_names(token: Option<&TokenTree>, names: &mut BTreeSet<String>) {
     }
 }
 
-/// Whether an attribute leaves its item out of the crate that users get.
+/// Returns whether an attribute excludes its item from normal builds.
 fn is_left_out(attribute: &TokenTree) -> bool {
     let text = attribute.to_string().replace([' ', '\n'], "");
     ["[cfg(test", "[cfg(all(test", "[cfg(doc", "[cfg(all(loom,test"].iter().any(|start| text.starts_with(start))
 }
 
-/// Past the item that begins here: its last braces, or its semicolon.
+/// Returns the end of the item that begins here: after its last braces, or its semicolon.
 fn end_of_item(tokens: &[TokenTree], from: usize) -> usize {
     let ends = |token: &TokenTree| match token {
         TokenTree::Group(group) => group.delimiter() == proc_macro2::Delimiter::Brace,
@@ -237,7 +236,7 @@ fn end_of_item(tokens: &[TokenTree], from: usize) -> usize {
     }
 }
 
-/// By name: the module that the root has it from.
+/// Returns, by name, the module from which the root re-exports it.
 fn reexports(tokens: &[TokenTree]) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for (at, token) in tokens.iter().enumerate() {

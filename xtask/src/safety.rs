@@ -1,16 +1,17 @@
-//! Arguments for unsafe code: every `unsafe` block and `unsafe impl` has a `// SAFETY:` comment
-//! directly above; every `unsafe fn`, private ones included, has a `# Safety` section in its
-//! documentation, which states the contract or names the function or trait whose contract it is.
+//! Checks the arguments for unsafe code: every `unsafe` block and `unsafe impl` has a `// SAFETY:`
+//! comment directly above; every `unsafe fn`, private ones included, has a `# Safety` section in
+//! its documentation, which states the contract or names the function or trait whose contract it
+//! is.
 //!
-//! Does not judge whether an argument is right. clippy asks for the same of what it compiles; this
-//! also reads what is compiled for another target or configuration only, and asks more of `Send`
-//! and `Sync`. A method in the `impl` of a trait has the trait's contract.
+//! It does not judge whether an argument is right. clippy requires the same of the code that it
+//! compiles; this check also reads code for other targets and configurations, and requires more of
+//! `Send` and `Sync`. A method in the `impl` of a trait has the trait's contract.
 //!
-//! Invariant: "above" is above the statement or item that holds the `unsafe`, its attributes
-//! included, or between the first line of that statement and the `unsafe`. The argument for `Send`
-//! or `Sync` says what is *shared*, who *synchronises* it (or that *nothing* is) and which *test*
-//! would catch a mistake; one that follows another for the same type may say `as above` or
-//! `as for`.
+//! Invariant: "above" is above the statement or item with the `unsafe`, its attributes included, or
+//! between the first line of that statement and the `unsafe`. The argument for `Send` or `Sync`
+//! names what is *shared*, what *synchronises* it (or that *nothing* is shared) and the *test* that
+//! would catch a mistake; one that follows another for the same type may say `as above` or `as
+//! for`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +19,7 @@ use std::fmt::Write as _;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// What the sources of all crates hold.
+/// The `unsafe` of all crates.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     crates: BTreeMap<String, Counts>,
@@ -33,7 +34,7 @@ struct Counts {
     argued: usize,
 }
 
-/// One place where an argument is missing or says too little.
+/// A missing or incomplete argument.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     path: String,
@@ -58,10 +59,10 @@ impl fmt::Display for Fault {
         let Self { path, line, what, lacks } = self;
         let lacks = match lacks {
             Lacks::Argument => "no `// SAFETY:` comment directly above",
-            Lacks::Words => "its `// SAFETY:` comment says nothing",
+            Lacks::Words => "its `// SAFETY:` comment is empty",
             Lacks::Shared => "its `// SAFETY:` comment does not say what is shared",
-            Lacks::Synchronised => "its `// SAFETY:` comment does not say who synchronises",
-            Lacks::Test => "its `// SAFETY:` comment does not say which test would catch a mistake",
+            Lacks::Synchronised => "its `// SAFETY:` comment does not say what synchronises it",
+            Lacks::Test => "its `// SAFETY:` comment does not name the test that would catch a mistake",
             Lacks::Contract => "no `# Safety` section with text in its documentation",
             Lacks::Rust => "could not be read as Rust",
         };
@@ -81,7 +82,7 @@ impl Report {
         let mut sites = Vec::new();
         collect(tokens, None, false, &mut sites);
         let lines: Vec<&str> = source.lines().collect();
-        // The last type whose `Send` or `Sync` was argued in full.
+        // The last type with a complete argument for `Send` or `Sync`.
         let mut argued_type = None;
         for site in sites {
             match &site.kind {
@@ -137,7 +138,7 @@ struct Site {
     kind: Kind,
     /// Its line, from 1.
     line: usize,
-    /// The first line of the statement or item that holds it.
+    /// The first line of the statement or item around it.
     statement: usize,
 }
 
@@ -168,7 +169,7 @@ impl fmt::Display for Kind {
 }
 
 impl Site {
-    /// What its argument lacks, given the lines of the file.
+    /// Returns what its argument lacks, given the lines of the file.
     fn lacks(&self, lines: &[&str], argued_type: &mut Option<String>) -> Option<Lacks> {
         let Some(argument) = self.argument(lines) else {
             return Some(Lacks::Argument);
@@ -191,7 +192,7 @@ impl Site {
         if !says("shar") {
             return Some(Lacks::Shared);
         }
-        // What is not shared, or never changes, nobody has to synchronise.
+        // A value that is not shared, or never changes, needs no synchronisation.
         if !says("synchron") && !says("nothing") {
             return Some(Lacks::Synchronised);
         }
@@ -216,11 +217,11 @@ impl Site {
         !section.any(|line| !line.is_empty())
     }
 
-    /// What follows `SAFETY:` in the comment above, over all its lines.
+    /// Returns the text after `SAFETY:` in the comment above, over all its lines.
     fn argument(&self, lines: &[&str]) -> Option<String> {
         let comment = |index: &usize| {
             let text = lines[*index].trim_start().strip_prefix("//")?;
-            // Documentation is for callers; it argues nothing about this place.
+            // Documentation is for callers; it is not an argument for this place.
             (!text.starts_with(['/', '!'])).then_some(text)
         };
         let above = (0..self.statement - 1).rev();
@@ -237,7 +238,7 @@ impl Site {
 fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mut Vec<Site>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut statement = None;
-    // Whether the last `impl` of this item is of a trait.
+    // Returns whether the last `impl` of this item is of a trait.
     let mut implements = None;
     for (index, token) in tokens.iter().enumerate() {
         let line = token.span().start().line;
@@ -252,7 +253,7 @@ fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mu
             TokenTree::Ident(word) if word == "impl" && implements.is_none() => {
                 implements = Some(matches!(header(&tokens[index + 1..]), Kind::Impl { on, .. } if !on.is_empty()));
             }
-            // What a function returns may be an `impl Trait`, too.
+            // A return type may be an `impl Trait`, too.
             TokenTree::Ident(word) if word == "fn" => implements = Some(false),
             TokenTree::Group(group) => {
                 let whole = group.delimiter() == Delimiter::Brace;
@@ -276,8 +277,8 @@ fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mu
     }
 }
 
-/// Whether a block ends its statement: what follows begins on a new line and does not go on with
-/// the expression.
+/// Returns whether a block ends its statement: the next token is on a new line and does not
+/// continue the expression.
 fn ends_statement(block: &TokenTree, next: Option<&TokenTree>) -> bool {
     let Some(next) = next else {
         return true;
@@ -301,8 +302,8 @@ fn kind(rest: &[TokenTree], of_trait: bool) -> Option<Kind> {
         TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => Some(Kind::Block),
         TokenTree::Ident(word) if word == "impl" => Some(header(&rest[1..])),
         TokenTree::Ident(_) => {
-            // After `extern` and its ABI, if they are there; a pointer's type has no name. A macro
-            // may write `$name`.
+            // After `extern` and its ABI, if present; a pointer's type has no name. A macro may
+            // have `$name`.
             let at = rest.iter().take(3).position(|token| matches!(token, TokenTree::Ident(word) if word == "fn"));
             match at.and_then(|at| rest.get(at + 1..)) {
                 Some([TokenTree::Ident(name), ..]) => Some(Kind::Function { name: name.to_string(), of_trait }),
@@ -316,7 +317,7 @@ fn kind(rest: &[TokenTree], of_trait: bool) -> Option<Kind> {
     }
 }
 
-/// The trait and the type of an `unsafe impl`, without their generic parameters.
+/// Returns the trait and the type of an `unsafe impl`, without their generic parameters.
 fn header(rest: &[TokenTree]) -> Kind {
     let (mut of, mut on) = (String::new(), String::new());
     let (mut depth, mut after_for, mut last) = (0_i32, false, ' ');
@@ -334,7 +335,7 @@ fn header(rest: &[TokenTree]) -> Kind {
             }
             TokenTree::Ident(word) if depth == 0 && word == "for" => after_for = true,
             TokenTree::Ident(word) if depth == 0 && word == "where" => break,
-            // The last word of a path is its name.
+            // The last segment of a path is its name.
             TokenTree::Ident(word) if depth == 0 && after_for => on = word.to_string(),
             TokenTree::Ident(word) if depth == 0 => of = word.to_string(),
             _ => {}

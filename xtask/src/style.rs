@@ -1,17 +1,17 @@
-//! What a machine can check of the style: the width of comments, the length of test names, idioms.
+//! Checks the style: the width of comments, the length of test names, idioms.
 
 use std::fmt;
 
 use crate::prose::{self, Block};
 use crate::tree::File;
 
-/// Columns that a comment may take.
+/// Maximum width of a comment in columns.
 const COMMENT_COLUMNS: usize = 100;
 
-/// Characters that the name of a test may have.
+/// Maximum length of a test's name in characters.
 const TEST_NAME: usize = 60;
 
-/// Idioms that cost a reader a second look, and the standard word for each.
+/// Idioms that are hard to understand, and the standard term for each.
 const IDIOMS: &[(&str, &str)] = &[
     (concat!("for ", "ever"), "forever"),
     (concat!("nobody in ", "particular"), "name the PEs, or say \"unknown\""),
@@ -21,7 +21,7 @@ const IDIOMS: &[(&str, &str)] = &[
     (concat!("men", "ds"), "fixes"),
 ];
 
-/// A place where the style is not kept.
+/// A violation of the style.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     path: String,
@@ -36,7 +36,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The faults of one file.
+/// Returns the faults of one file.
 pub(crate) fn faults(file: &File) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut fault = |line, what| faults.push(Fault { path: file.path.clone(), line, what });
@@ -64,12 +64,12 @@ pub(crate) fn faults(file: &File) -> Vec<Fault> {
     faults
 }
 
-/// Whether a line of a comment can be broken: rows of tables and single long words cannot.
+/// Returns whether a line of a comment can be wrapped: rows of tables and single long words cannot.
 fn can_be_wrapped(words: &str) -> bool {
     !words.starts_with('|') && words.contains(' ')
 }
 
-/// The functions that an attribute `test` makes a test, with the line of each name.
+/// Returns the functions with an attribute `test`, with the line of each name.
 fn test_names(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut marked = false;
@@ -87,7 +87,7 @@ fn test_names(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Whether `text` has `words` with no letter beside them.
+/// Returns whether `text` has `words` as whole words.
 fn has_words(text: &str, words: &str) -> bool {
     let bounded = |c: Option<char>| !c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     text.match_indices(words)

@@ -20,14 +20,14 @@ enum Place {
     Anywhere,
 }
 
-const UNFINISHED: &str = "finish it, or leave it out and say so in the documentation";
-const SOMEBODYS: &str = "a path of one machine means nothing to a reader";
+const UNFINISHED: &str = "finish it, or leave it out and document that";
+const SOMEBODYS: &str = "a path of one machine is meaningless elsewhere";
 
 const WORDS: &[Word] = &[
     Word { text: concat!("to", "do!"), place: Place::Rust, why: UNFINISHED },
     Word { text: concat!("unimple", "mented!"), place: Place::Rust, why: UNFINISHED },
-    Word { text: concat!("#[ig", "nore"), place: Place::Rust, why: "a test that does not run tests nothing" },
-    Word { text: concat!("d", "bg!("), place: Place::Rust, why: "left from debugging" },
+    Word { text: concat!("#[ig", "nore"), place: Place::Rust, why: "a skipped test tests nothing" },
+    Word { text: concat!("d", "bg!("), place: Place::Rust, why: "debugging output" },
     Word { text: concat!("/wo", "rk/"), place: Place::Anywhere, why: SOMEBODYS },
     Word { text: concat!("/ro", "ot/"), place: Place::Anywhere, why: SOMEBODYS },
     Word { text: concat!("/ho", "me/"), place: Place::Anywhere, why: SOMEBODYS },

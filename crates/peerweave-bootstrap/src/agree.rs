@@ -1,9 +1,9 @@
-//! Rounds of a collective call: every PE says what it calls and whether its part worked, and learns
-//! the same of all.
+//! Rounds of a collective call: every PE reports its call and whether its part succeeded, and gets
+//! the reports of all.
 //!
-//! Says nothing of what follows from a disagreement: that is the caller's. Invariant: where every
-//! wait of a round ends in time, all of its PEs come to the same decision, so that a failure of one
-//! is undone by all, and no PE waits for the deadline.
+//! The caller handles a disagreement. Invariant: if every wait of a round ends in time, all of its
+//! PEs come to the same decision, so that all undo a failure of one, and no PE waits for the
+//! deadline.
 
 use std::time::Instant;
 
@@ -51,16 +51,16 @@ pub enum Disagreement {
     Diverged {
         /// The first PE of the round.
         one: Pe,
-        /// What it called.
+        /// Its call.
         one_has: String,
         /// The first PE that called something else.
         other: Pe,
-        /// What that one called.
+        /// Its call.
         other_has: String,
     },
-    /// The rendezvous failed. [`BootstrapError::Mismatch`], which says that PEs came to rounds of
-    /// other labels, is every PE's error; with any other one the PEs may have come to different
-    /// conclusions, and may not know how this PE fared.
+    /// The rendezvous failed. [`BootstrapError::Mismatch`], for rounds with other labels, is every
+    /// PE's error; with any other one the PEs may have come to different decisions, and may not
+    /// know this PE's outcome.
     Rendezvous(BootstrapError),
 }
 
@@ -68,19 +68,19 @@ const WORKED: u8 = 1;
 const FAILED: u8 = 2;
 const HEARD: u8 = 3;
 
-/// Goes through one round and returns the blobs of its PEs, in their order.
+/// Makes one round and returns the blobs of its PEs, in their order.
 ///
-/// `label` names the round; with [`Members::All`] it must be the same on all PEs, as that of
-/// [`Rendezvous::exchange`]. `call` names the call with its arguments and what else must be the
-/// same on all PEs. `outcome` is what this PE has for the others, or why it could not do its part.
+/// `label` names the round; with [`Members::All`] it must be the same on all PEs, as for
+/// [`Rendezvous::exchange`]. `call` names the call with its arguments and everything else that must
+/// be the same on all PEs. `outcome` is the blob of this PE for the others, or why it failed.
 ///
 /// # Collective
-/// All members. Waits until all have come, for at most the rendezvous' deadline.
+/// All members. Waits until all have arrived, for at most the rendezvous' deadline.
 ///
 /// # Errors
-/// [`Disagreement::Own`] wherever `outcome` is a failure that the others were told. Otherwise, on
-/// every member alike, [`Disagreement::Failed`] or [`Disagreement::Diverged`].
-/// [`Disagreement::Rendezvous`] where not all came.
+/// [`Disagreement::Own`] if `outcome` is a failure, which the others now know. Otherwise, on every
+/// member alike, [`Disagreement::Failed`] or [`Disagreement::Diverged`].
+/// [`Disagreement::Rendezvous`] if not all arrived.
 ///
 /// ```
 /// use peerweave_bootstrap::agree::{Members, agree};
@@ -104,20 +104,20 @@ pub fn agree(
         Members::Some { pes, key } => (pes.to_vec(), exchange_among(rendezvous, pes, key, label, &statement)),
     };
     let answers = answers.map_err(Disagreement::Rendezvous)?;
-    // What went wrong here tells more than what went wrong elsewhere.
+    // This PE's own failure takes precedence.
     outcome.map_err(|_| Disagreement::Own)?;
     decide(&pes, &answers)
 }
 
-/// Tells the other members, over whatever this PE has said in a round among some PEs, that it goes
-/// no further. Errors are left to them: they miss it.
+/// Notifies the other members of a round among some PEs that this PE takes no further part. Errors
+/// are ignored: the others then time out.
 pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
     let failure = Failure { reason: reason.to_owned(), is_heard: true };
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
 }
 
-/// Takes back what this PE said in a round among some PEs, once all of them have read it. Errors
-/// only leave it where it is.
+/// Removes this PE's statement of a round among some PEs, after all of them have read it. Errors
+/// are ignored: the statement then stays.
 pub fn forget(rendezvous: &Rendezvous, key: &str, label: &str) {
     let _ = rendezvous.remove(&key_of(key, label, rendezvous.pe()));
 }
@@ -126,7 +126,7 @@ fn key_of(key: &str, label: &str, pe: Pe) -> String {
     format!("{key}/{label}/{}", pe.get())
 }
 
-/// As [`Rendezvous::exchange`], which only all PEs can call: some meet by keys.
+/// Like [`Rendezvous::exchange`], which only all PEs can call: some PEs exchange by keys.
 fn exchange_among(
     rendezvous: &Rendezvous,
     pes: &[Pe],
@@ -138,7 +138,7 @@ fn exchange_among(
     rendezvous.put(&key_of(key, label, rendezvous.pe()), statement)?;
     let get = |pe: &Pe| {
         rendezvous.get(&key_of(key, label, *pe)).map_err(|error| {
-            // Members that come later must not take this PE for one that goes on.
+            // Members that arrive later must not wait for this PE.
             give_up(rendezvous, key, label, "gave up");
             match error {
                 BootstrapError::Timeout { call, .. } => {
@@ -160,7 +160,7 @@ fn decide(pes: &[Pe], answers: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Disagreement>
     let mut failed: Option<(Pe, Said<'_>)> = None;
     for (pe, answer) in pes.iter().copied().zip(answers) {
         let Some((their_call, their_outcome)) = decode(answer) else {
-            let reason = "sent what no version of this crate sends".to_owned();
+            let reason = "sent an invalid statement".to_owned();
             return Err(Disagreement::Failed { pe, reason });
         };
         match their_outcome {

@@ -1,5 +1,4 @@
-//! Listening, connecting and knowing who is on the other side, over abstract Unix sockets and TCP
-//! alike.
+//! Listening, connecting and peer credentials, over abstract Unix sockets and TCP alike.
 //!
 //! No protocol here: see [`crate::proto`]. Invariant: nothing is ever named in a file system, no
 //! call blocks past its deadline, and a Unix peer of another user never gets past this module.
@@ -14,16 +13,16 @@ use std::os::unix::net as unix;
 use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
 
-/// What listens.
+/// A listening socket.
 pub(crate) enum Listener {
     #[cfg(target_os = "linux")]
     Unix(unix::UnixListener),
     Tcp(net::TcpListener),
 }
 
-/// Where a listener is.
+/// The address of a listener.
 pub(crate) struct Bound {
-    /// As others are told.
+    /// The address for other PEs.
     pub(crate) told: Endpoint,
     /// As its own process reaches it, whatever the host's name means on this machine.
     pub(crate) here: Endpoint,
@@ -37,10 +36,10 @@ pub(crate) enum Stream {
 }
 
 impl Listener {
-    /// Binds, and says where: a chosen port takes the place of port 0.
+    /// Binds and returns the address: port 0 is replaced by the chosen port.
     ///
-    /// `interface` is the address to bind instead of the endpoint's host, which clients are told
-    /// all the same.
+    /// `interface` is the address to bind instead of the endpoint's host; other PEs still get the
+    /// endpoint's host.
     pub(crate) fn bind(endpoint: &Endpoint, interface: Option<net::IpAddr>) -> Result<(Self, Bound), BootstrapError> {
         let failed = |error: &io::Error| BootstrapError::io_at("bind", endpoint, error);
         match endpoint {
@@ -101,8 +100,8 @@ impl Stream {
         }
     }
 
-    /// Reads what is there, waiting for the first byte until `deadline` at most. 0 bytes: the other
-    /// side has closed.
+    /// Reads available bytes, and waits for the first until `deadline`. 0 bytes: the other side has
+    /// closed.
     ///
     /// Kinds `WouldBlock` and `TimedOut` mean that the deadline passed.
     pub(crate) fn read_by(&self, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
@@ -120,7 +119,8 @@ impl Stream {
         }
     }
 
-    /// Reads what is there now. Kind `WouldBlock`: nothing. 0 bytes: the other side has closed.
+    /// Reads available bytes without waiting. Kind `WouldBlock`: none. 0 bytes: the other side has
+    /// closed.
     pub(crate) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             #[cfg(target_os = "linux")]
@@ -172,7 +172,7 @@ fn receive_now(stream: &impl std::os::fd::AsFd, buffer: &mut [u8]) -> io::Result
     Ok(len_bytes)
 }
 
-/// Writes what the socket takes.
+/// Writes without blocking.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn send<S>(stream: &S, bytes: &[u8]) -> io::Result<usize>
 where
@@ -181,19 +181,19 @@ where
     io::Write::write(&mut &*stream, bytes)
 }
 
-/// Whether a host's name means nothing but this machine, here: many systems list their own name as
-/// 127.0.1.1, which no other machine reaches.
+/// Returns whether a host's name resolves only to this machine: many systems list their own name as
+/// 127.0.1.1, which no other machine can reach.
 pub(crate) fn is_loopback_only(host: &str) -> bool {
     let addresses = (host, 0).to_socket_addrs();
     addresses.is_ok_and(|addresses| addresses.map(|address| address.ip().is_loopback()).reduce(|a, b| a && b) == Some(true))
 }
 
-/// Whether an error only says that the time given to a call was over.
+/// Returns whether an error is an expired time limit.
 pub(crate) fn is_time_over(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// A time limit that a socket takes: never zero, which would mean no limit.
+/// Returns the time limit for a socket: never zero, which would mean no limit.
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
@@ -207,7 +207,8 @@ fn connect_tcp(address: &SocketAddr, deadline: Instant) -> io::Result<net::TcpSt
     Ok(stream)
 }
 
-/// Small messages at once, and a machine that vanishes without a word is noticed in about 20 s.
+/// Disables Nagle's algorithm, and enables keep-alive so that a vanished machine is detected in
+/// about 20 s.
 #[cfg(target_os = "linux")]
 pub(crate) fn tune_tcp(stream: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<()> {
     use rustix::net::sockopt;
@@ -241,8 +242,8 @@ pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::Un
 
 /// The process on the other side of a Unix connection, if it belongs to this user or the superuser.
 ///
-/// The kernel says so (`SO_PEERCRED`), at the time of the connect or listen. 0 is a process of
-/// another pid namespace.
+/// The kernel reports it (`SO_PEERCRED`) as of the connect or listen. 0 is a process of another PID
+/// namespace.
 #[cfg(target_os = "linux")]
 pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<Option<u32>> {
     let peer = peer_credentials(socket.as_fd())?;
@@ -250,8 +251,8 @@ pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Resul
     Ok(trusted.then_some(peer.pid.unsigned_abs()))
 }
 
-/// `rustix` reads the pid into a type that cannot be 0, which the kernel does report across pid
-/// namespaces: hence `libc`.
+/// `rustix` reads the pid into a type that cannot be 0, which the kernel does report across PID
+/// namespaces; so this uses `libc`.
 #[cfg(target_os = "linux")]
 fn peer_credentials(socket: std::os::fd::BorrowedFd<'_>) -> io::Result<libc::ucred> {
     use std::os::fd::AsRawFd;

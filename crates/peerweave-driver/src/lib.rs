@@ -1,10 +1,10 @@
-//! CUDA's driver for the crates above: errors with their call, device memory by trait,
+//! CUDA's driver for the crates above: errors that name the call, device memory by trait,
 //! stream-ordered lifetimes, waits with a deadline.
 //!
-//! Does not wrap what cudarc wraps well: its contexts, streams, events and slices are the types
-//! here too. Neither communicates nor shares memory between processes.
+//! It does not wrap cudarc's contexts, streams, events and slices, which are the types here too. It
+//! neither communicates nor shares memory among processes.
 //!
-//! Nothing panics where there is no driver: [`Driver::get`] comes first, and is an error there.
+//! Without a driver nothing panics: [`Driver::get`] comes first, and returns an error.
 //!
 //! ```
 //! match peerweave_driver::Driver::get() {

@@ -240,7 +240,7 @@ fn images_and_names_that_are_wrong_are_typed_errors() {
         }
         let module = Module::load(&context, Image::Ptx(PTX)).expect("it loads");
         let error = module.kernel("other").expect_err("there is none");
-        assert_eq!(error.to_string(), "no kernel other in the module");
+        assert_eq!(error.to_string(), "the module has no kernel other");
         assert_eq!(module.global("nothing").expect("it can be asked"), None);
     });
 }

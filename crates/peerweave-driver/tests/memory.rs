@@ -68,9 +68,12 @@ fn wrong_lengths_ranges_and_devices_are_named() {
         let (context, stream) = device();
         let mut memory = DeviceMemory::<u32>::alloc(&context, 8).expect("room");
         let error = memory.copy_from(&stream, &[1; 7]).expect_err("one too few");
-        assert_eq!(error.to_string(), "DeviceMemory::copy_from: 7 elements, expected 8");
+        assert_eq!(error.to_string(), "DeviceMemory::copy_from: found 7 elements, expected 8");
         let backwards = std::ops::Range { start: 5, end: 4 };
-        assert_eq!(memory.slice(backwards).expect_err("backwards").to_string(), "DeviceMemory::slice: range 5..4 of 8 elements");
+        assert_eq!(
+            memory.slice(backwards).expect_err("backwards").to_string(),
+            "DeviceMemory::slice: the range is 5..4, expected a range within 8 elements"
+        );
         assert!(matches!(memory.slice(0..9), Err(DriverError::OutOfRange { end: 9, len: 8, .. })));
         let elsewhere = peerweave_driver::context(1).expect("eight devices").new_stream().expect("a stream");
         let error = memory.to_vec(&elsewhere).expect_err("another device");

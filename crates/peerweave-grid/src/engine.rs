@@ -1,9 +1,9 @@
 //! Runs the threads of grids as coroutines, one at a time, on the calling thread.
 //!
 //! Invariants: **\[G1\]** all coroutines of a run are resumed, and dropped, on the thread that
-//! called `run`, so that nothing of them changes threads; **\[G2\]** when `run` returns no
-//! coroutine of it exists any more, so that what the body borrows is alive while it is used;
-//! **\[G3\]** no `RefCell` of the run is borrowed while a coroutine is resumed or suspended.
+//! called `run`, so none of their state changes threads; **\[G2\]** no coroutine of a run exists
+//! when `run` returns, so that what the body borrows is alive while it is used; **\[G3\]** no
+//! `RefCell` of the run is borrowed while a coroutine is resumed or suspended.
 
 use crate::block::{Arrival, Block, WARP};
 use crate::error::{GridError, ThreadId};
@@ -15,36 +15,36 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 thread_local! {
-    /// The kernel thread that runs on this thread of the host; null outside of kernels.
+    /// The kernel thread that runs on this host thread; null outside of kernels.
     static CURRENT: Cell<*const Current> = const { Cell::new(std::ptr::null()) };
 }
 
-/// What a kernel thread sees of its run.
+/// The state of a kernel thread and its run.
 pub(crate) struct Current {
     pub(crate) thread_idx: Dim3,
     pub(crate) block_idx: Dim3,
     pub(crate) block_dim: Dim3,
     pub(crate) grid_dim: Dim3,
-    /// Number of the thread in its block.
+    /// Index of the thread in its block.
     linear: u32,
     slot: usize,
     run: *const Run,
-    /// Set when the thread begins.
+    /// Set when the thread starts.
     pub(crate) suspend: Cell<*const Suspend>,
-    /// Steps until the next switch that the kernel did not ask for.
+    /// Number of steps until the next preemption.
     budget: Cell<u32>,
 }
 
-/// What a run shares with its threads.
+/// The state that a run shares with its threads.
 struct Run {
     slots: RefCell<Vec<Slot>>,
     schedule: RefCell<Schedule>,
-    /// What a thread did that its block or warp did not.
+    /// Description of a divergence, if a thread has diverged.
     divergence: RefCell<Option<String>>,
     started: Instant,
 }
 
-/// A block under way, and whose.
+/// A running block and its launch.
 struct Slot {
     block: Block,
     launch: usize,
@@ -53,26 +53,27 @@ struct Slot {
     fibers: Vec<Option<Fiber>>,
 }
 
-/// How a thread stopped running.
+/// SuspendReason a thread stopped running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
-    /// Its steps are used up; it can go on.
+pub(crate) enum SuspendReason {
+    /// It was preempted, and can continue.
     Switch,
     /// It waits for a change of memory.
     Pause,
-    /// It waits at a barrier or in its warp; whoever completes that makes it runnable.
+    /// It waits at a barrier or in a warp operation; the thread that completes it makes this one
+    /// runnable.
     Block,
     /// The run has failed.
     Fail,
 }
 
-/// Calls `with` with the kernel thread that runs here; `None` outside of kernels.
+/// Returns the kernel thread that runs here; `None` outside of kernels.
 #[inline]
 pub(crate) fn current() -> Option<&'static Current> {
     let current = CURRENT.get();
     // SAFETY: not null only while the coroutine that owns the `Current` runs, on this thread
-    // ([G1]). The reference is used by the callers in this crate for one call from that coroutine,
-    // whose frame outlives it.
+    // ([G1]). The callers in this crate use the reference for one call from that coroutine, whose
+    // frame outlives it.
     unsafe { current.as_ref() }
 }
 
@@ -82,7 +83,7 @@ impl Current {
         unsafe { &*self.run }
     }
 
-    fn suspend(&self, why: Why) {
+    fn suspend(&self, why: SuspendReason) {
         // A destructor that runs while a kernel is unwound must not leave the frame.
         if std::thread::panicking() {
             return;
@@ -92,28 +93,28 @@ impl Current {
         suspend.suspend(why);
     }
 
-    /// The thread has made a step at which another one may have its turn.
+    /// Counts a step of the thread, at which it may be preempted.
     #[inline]
     pub(crate) fn step(&self) {
         match self.budget.get() {
-            0 => self.suspend(Why::Switch),
+            0 => self.suspend(SuspendReason::Switch),
             left => self.budget.set(left - 1),
         }
     }
 
-    /// The thread waits for a change of memory.
+    /// Waits for a change of memory.
     pub(crate) fn pause(&self) {
-        self.suspend(Why::Pause);
+        self.suspend(SuspendReason::Pause);
     }
 
     fn diverge(&self, what: String) -> ! {
         self.run().divergence.borrow_mut().get_or_insert(what);
         // The engine unwinds this frame; it does not resume it.
-        self.suspend(Why::Fail);
+        self.suspend(SuspendReason::Fail);
         unreachable!("a thread that has failed was resumed")
     }
 
-    /// Does `with` to the thread's block.
+    /// Calls `with` with the thread's block.
     pub(crate) fn block<R>(&self, with: impl FnOnce(&mut Block) -> R) -> R {
         with(&mut self.run().slots.borrow_mut()[self.slot].block)
     }
@@ -121,20 +122,20 @@ impl Current {
     fn meet(&self, arrival: Result<Arrival, String>) {
         match arrival {
             Err(what) => self.diverge(what),
-            Ok(Arrival::Waits) => self.suspend(Why::Block),
+            Ok(Arrival::Waits) => self.suspend(SuspendReason::Block),
             Ok(Arrival::Complete(released)) => {
                 let mut schedule = self.run().schedule.borrow_mut();
                 for thread in released.into_iter().filter(|&thread| thread != self.linear) {
                     schedule.add(number(self.slot, thread));
                 }
                 drop(schedule);
-                // Which of the released threads goes on first is the schedule's choice.
-                self.suspend(Why::Switch);
+                // The schedule chooses which of the released threads continues first.
+                self.suspend(SuspendReason::Switch);
             }
         }
     }
 
-    /// The barrier of the block; returns whether any thread gave `true`.
+    /// Waits at the barrier of the block; returns whether any thread passed `true`.
     pub(crate) fn sync_threads_or(&self, value: bool) -> bool {
         if std::thread::panicking() {
             return value;
@@ -144,7 +145,7 @@ impl Current {
         self.block(|block| block.barrier_result())
     }
 
-    /// Gives a value to the lanes in `mask`, and returns what each of them gave.
+    /// Passes a value to the lanes in `mask`, and returns the value of each of them.
     pub(crate) fn exchange(&self, mask: u32, value: u64) -> [u64; WARP as usize] {
         if std::thread::panicking() {
             return [value; WARP as usize];
@@ -155,7 +156,7 @@ impl Current {
     }
 }
 
-/// Threads are numbered over all slots: a slot has at most 1024.
+/// Returns the number of a thread over all slots: a slot has at most 1024.
 fn number(slot: usize, thread: u32) -> u32 {
     (slot as u32) << 10 | thread
 }
@@ -164,15 +165,15 @@ fn slot_of(number: u32) -> (usize, u32) {
     ((number >> 10) as usize, number & 1023)
 }
 
-/// Blocks that have not begun, in the order in which they begin.
+/// Blocks that have not started, in the order in which they start.
 struct Waiting {
-    /// For each launch: the next block, and how many there are.
+    /// For each launch: the next block, and the number of blocks.
     next: Vec<(u64, u64)>,
     turn: usize,
 }
 
 impl Waiting {
-    /// The next block: launches take turns.
+    /// Takes the next block; launches alternate.
     fn take(&mut self) -> Option<(usize, u64)> {
         for _ in 0..self.next.len() {
             let launch = self.turn;
@@ -184,7 +185,7 @@ impl Waiting {
         None
     }
 
-    /// The next block of a launch.
+    /// Takes the next block of a launch.
     fn take_of(&mut self, launch: usize) -> Option<u64> {
         let (next, count) = &mut self.next[launch];
         if next == count {
@@ -206,16 +207,16 @@ struct Engine<'a> {
     live_threads: usize,
     /// Launches of which a block has ended since the last admission.
     ended: Vec<usize>,
-    /// Turns in a row that found nothing to do.
+    /// Number of consecutive turns without progress.
     idle: usize,
-    /// How often in a row the grid has let time pass.
+    /// Number of consecutive pauses of the whole run.
     rests: u32,
     turns: u64,
     fills: Random,
 }
 
-/// Runs the grids to their end. Their threads take turns by one schedule; the caller has checked
-/// their shapes.
+/// Runs the grids until they end. One schedule orders their threads; the caller has checked their
+/// shapes.
 pub(crate) fn run(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), GridError> {
     if !CURRENT.get().is_null() {
         panic!("a grid was started from inside a kernel");
@@ -241,8 +242,8 @@ pub(crate) fn run(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), 
         fills: Random::new(mix(options.seed)),
     };
     let outcome = engine.drive();
-    // [G2]: what is left is unwound here, whatever the outcome. Its destructors may use the
-    // executor, so that slots stay in place.
+    // [G2]: remaining threads are unwound here, whatever the outcome. Their destructors may use the
+    // executor, so slots must stay in place.
     engine.unwind();
     outcome
 }
@@ -262,8 +263,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Begins the blocks that must be under way from the start: all of a cooperative grid, and one
-    /// of each other.
+    /// Starts the blocks that must run from the start: all of a cooperative grid, and one of each
+    /// other grid.
     fn begin_first(&mut self) -> Result<(), GridError> {
         for (index, launch) in self.launches.iter().enumerate() {
             let first = if launch.shape.cooperative { launch.shape.grid.count() } else { 1 };
@@ -273,8 +274,8 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Begins blocks while there is room for their threads, and the next block of a grid that has
-    /// none under way.
+    /// Starts blocks while there is room for their threads, and the next block of a grid that has
+    /// none running.
     fn admit(&mut self) -> Result<(), GridError> {
         for launch in std::mem::take(&mut self.ended) {
             if let Some(block) = self.waiting.take_of(launch) {
@@ -353,7 +354,7 @@ impl Engine<'_> {
             }
             Step::Panicked(message) => {
                 self.stacks.give(fiber);
-                // The rest of the block is not waited for: nothing of it runs any more.
+                // The other threads of the block are not waited for: they no longer run.
                 Err(GridError::Panicked { kernel: self.name(slot), at: self.id(slot, thread), message, seed: self.options.seed })
             }
         };
@@ -363,30 +364,30 @@ impl Engine<'_> {
         }
     }
 
-    fn suspended(&mut self, number: u32, why: Why) -> Result<(), GridError> {
+    fn suspended(&mut self, number: u32, why: SuspendReason) -> Result<(), GridError> {
         let (slot, _) = slot_of(number);
         match why {
-            Why::Pause => {
+            SuspendReason::Pause => {
                 let mut schedule = self.run.schedule.borrow_mut();
                 schedule.add_spinning(number);
                 let waiting = schedule.len();
                 drop(schedule);
                 self.idle += 1;
-                // Every thread that could run has looked in vain, twice: another PE must do
-                // something first.
+                // Every runnable thread has polled without success, twice: another PE must make
+                // progress first.
                 if self.idle > 2 * waiting {
                     self.rest()?;
                 }
                 return Ok(());
             }
-            Why::Switch => self.run.schedule.borrow_mut().add(number),
-            Why::Block => {
+            SuspendReason::Switch => self.run.schedule.borrow_mut().add(number),
+            SuspendReason::Block => {
                 let stuck = self.run.slots.borrow()[slot].block.stuck();
                 if let Some((thread, what)) = stuck {
                     return Err(self.divergent(slot, thread, what));
                 }
             }
-            Why::Fail => {}
+            SuspendReason::Fail => {}
         }
         self.idle = 0;
         self.rests = 0;
@@ -407,14 +408,14 @@ impl Engine<'_> {
         left.map_err(|what| self.divergent(slot, thread, what))
     }
 
-    /// Lets time pass: all threads wait for what other PEs do.
+    /// Pauses the run: all threads wait for other PEs.
     fn rest(&mut self) -> Result<(), GridError> {
         self.idle = 0;
         self.rests += 1;
         if let Some(on_idle) = self.options.on_idle {
             on_idle();
         }
-        // At first the other PE most likely runs already; later it needs the processor.
+        // At first the other PE is probably running; later it needs the processor.
         if self.rests < 64 {
             std::thread::yield_now()
         } else {
@@ -432,7 +433,7 @@ impl Engine<'_> {
         let under_way: Vec<&Slot> = slots.iter().filter(|slot| !slot.block.is_over()).collect();
         let Some(first) = under_way.first() else { return Ok(()) };
         let block = first.index;
-        let more = if under_way.len() > 1 { format!("; {} more blocks under way", under_way.len() - 1) } else { String::new() };
+        let more = if under_way.len() > 1 { format!("; {} more running blocks", under_way.len() - 1) } else { String::new() };
         Err(GridError::Deadline {
             kernel: self.launches[first.launch].name.to_string(),
             waited,
@@ -454,7 +455,7 @@ impl Engine<'_> {
         GridError::Divergent { kernel: self.name(slot), at: self.id(slot, thread), what, seed: self.options.seed }
     }
 
-    /// Ends all threads that are left: their frames are unwound.
+    /// Unwinds the frames of all remaining threads.
     fn unwind(&mut self) {
         let slots = self.run.slots.borrow().len();
         for slot in 0..slots {

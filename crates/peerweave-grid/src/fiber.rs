@@ -2,7 +2,7 @@
 //!
 //! Invariant: a fiber is created, resumed and dropped on one thread of the host.
 
-use crate::engine::{Current, Why};
+use crate::engine::{Current, SuspendReason};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::any::Any;
@@ -13,21 +13,21 @@ use std::rc::Rc;
 use std::thread::LocalKey;
 
 /// Suspends a kernel thread.
-pub(crate) type Suspend = Yielder<(), Why>;
+pub(crate) type Suspend = Yielder<(), SuspendReason>;
 
 /// The thread-local variable with the running kernel thread.
 type CurrentKey = LocalKey<Cell<*const Current>>;
 
 /// Result of resuming a thread.
 pub(crate) enum Step {
-    Suspended(Why),
+    Suspended(SuspendReason),
     Returned,
     Panicked(String),
 }
 
 /// A kernel thread.
 pub(crate) struct Fiber {
-    coroutine: Coroutine<(), Why, (), DefaultStack>,
+    coroutine: Coroutine<(), SuspendReason, (), DefaultStack>,
     /// Shared with the coroutine; `CURRENT` holds its address while the thread runs.
     current: Rc<Current>,
 }

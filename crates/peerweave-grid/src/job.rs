@@ -1,8 +1,7 @@
-//! Several PEs in one process whose kernels take turns by one schedule: what a test of a kernel
-//! needs.
+//! Several PEs in one process whose kernels share one schedule, for tests of kernels.
 //!
-//! The whole job, races between PEs included, is repeated by its seed. The host backend runs the
-//! same kernels among processes.
+//! Its seed repeats the whole job, including races between PEs. The host backend runs the same
+//! kernels among processes.
 
 use crate::context::{ContextMemory, Epochs, Report, TeamTable};
 use crate::error::GridError;
@@ -16,18 +15,18 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Blocks of a PE that may synchronise with other PEs at a time.
+/// Number of blocks of a PE that may synchronise with other PEs at a time.
 const SLOTS: u32 = 64;
 
-/// How long a run may go on after the deadline of its waits: its threads see the failure and
-/// return.
+/// Time for which a run may continue after the deadline of its waits: its threads see the failure
+/// and return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// A launch on the PEs of a [`Job`] failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// The grid did not run to its end.
+    /// The grid did not complete.
     #[error(transparent)]
     Grid(#[from] GridError),
     /// An operation of a kernel failed.
@@ -35,17 +34,17 @@ pub enum JobError {
     Failed {
         /// The kernel.
         kernel: &'static str,
-        /// The PE that reported.
+        /// The PE that reported the failure.
         pe: Pe,
-        /// What it reported.
+        /// The report.
         report: Report,
     },
-    /// An argument names memory that the job has not allocated.
+    /// An argument refers to memory that the job has not allocated.
     #[error("{kernel}: an argument names bytes {start}..{end} of the heap, expected a range of one allocation")]
     Argument {
         /// The kernel.
         kernel: &'static str,
-        /// First byte.
+        /// The first byte.
         start: u64,
         /// One past the last byte.
         end: u64,
@@ -77,7 +76,7 @@ pub enum JobError {
 pub struct Job {
     heaps: Vec<Heap>,
     epochs: Vec<Epochs>,
-    /// Bytes taken so far, and where each allocation ends.
+    /// Number of allocated bytes.
     taken: u64,
     options: Options<'static>,
     /// PEs of a machine; all where there is one machine.
@@ -85,21 +84,21 @@ pub struct Job {
 }
 
 impl Job {
-    /// Bytes of heap of each PE of [`Job::new`].
+    /// Length of the heap of each PE of [`Job::new`], in bytes.
     pub const HEAP_BYTES: usize = 16 << 20;
 
-    /// `n_pes` PEs with [`Self::HEAP_BYTES`] of heap each.
+    /// Creates `n_pes` PEs with [`Self::HEAP_BYTES`] of heap each.
     ///
     /// # Panics
-    /// Where `n_pes` is 0.
+    /// If `n_pes` is 0.
     pub fn new(n_pes: u32) -> Self {
         Self::with_heap(n_pes, Self::HEAP_BYTES)
     }
 
-    /// `n_pes` PEs with `heap_bytes` of heap each, besides what teams need.
+    /// Creates `n_pes` PEs with `heap_bytes` of heap each, besides what teams need.
     ///
     /// # Panics
-    /// Where `n_pes` is 0.
+    /// If `n_pes` is 0.
     pub fn with_heap(n_pes: u32, heap_bytes: usize) -> Self {
         assert!(n_pes > 0, "Job: n_pes is 0, expected at least 1");
         let taken = TeamEntry::sync_bytes(n_pes, SLOTS);
@@ -113,34 +112,34 @@ impl Job {
         }
     }
 
-    /// The job with other options for the runs of its launches. The deadline is that of each wait
-    /// of a kernel; a launch may take half a second longer. At first it is 10 s, and the seed is 0.
+    /// Sets the options for the runs of its launches. The deadline is that of each wait of a
+    /// kernel; a launch may take half a second longer. By default it is 10 s, and the seed is 0.
     #[must_use]
     pub fn options(mut self, options: Options<'static>) -> Self {
         self.options = options;
         self
     }
 
-    /// The job with another seed: see [`Options::seed`].
+    /// Sets the seed: see [`Options::seed`].
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
         let options = self.options.seed(seed);
         self.options(options)
     }
 
-    /// The job with another deadline: see [`Self::options`].
+    /// Sets the deadline: see [`Self::options`].
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         let options = self.options.deadline(deadline);
         self.options(options)
     }
 
-    /// The job on machines of `pes` PEs each. PEs of one machine access each other's memory; others
-    /// are reached by an emulated network, on which puts arrive late and out of order, as the seed
-    /// has it, unless a fence, a quiet or a signal forbids that.
+    /// Sets the number of PEs per machine. PEs of one machine access each other's memory; others
+    /// are reached over an emulated network, on which puts arrive late and out of order, depending
+    /// on the seed, unless a fence, a quiet or a signal forbids that.
     ///
     /// # Panics
-    /// Where `pes` is 0.
+    /// If `pes` is 0.
     #[must_use]
     pub fn machines_of(mut self, pes: u32) -> Self {
         assert!(pes > 0, "Job::machines_of: pes is 0, expected at least 1");
@@ -148,15 +147,15 @@ impl Job {
         self
     }
 
-    /// Number of PEs.
+    /// Returns the number of PEs.
     pub fn n_pes(&self) -> u32 {
         self.heaps.len() as u32
     }
 
-    /// Allocates `len` elements on every PE, as zeros. They are freed with the job.
+    /// Allocates `len` elements filled with zeros on every PE. They are freed with the job.
     ///
     /// # Panics
-    /// Where the heap has no room for them.
+    /// If the heap has too little free memory.
     #[track_caller]
     pub fn alloc<T: Plain>(&mut self, len: usize) -> SymSlice<T> {
         let start = self.taken.next_multiple_of(128);
@@ -164,17 +163,21 @@ impl Job {
         let room = self.heaps[0].layout.size() as u64;
         match end.filter(|&end| end <= room) {
             Some(end) => self.taken = end,
-            None => panic!("Job::alloc: {len} elements of {} bytes do not fit: {} bytes left", size_of::<T>(), room - self.taken),
+            None => panic!(
+                "Job::alloc: {len} elements of {} bytes do not fit: the heap has {} free bytes",
+                size_of::<T>(),
+                room - self.taken
+            ),
         }
         // SAFETY: the elements lie in the heap of every PE, which lives as long as the job;
         // launches borrow the job.
         unsafe { SymSlice::from_raw(SymOffset(start), len) }
     }
 
-    /// Writes elements into the heap of a PE. Where the lengths differ, the shorter one counts.
+    /// Writes elements into the heap of a PE. If the lengths differ, the shorter one counts.
     ///
     /// # Panics
-    /// Where there is no such PE, or the view was not allocated by this job.
+    /// If the PE does not exist, or the view was not allocated by this job.
     #[track_caller]
     pub fn write<T: Plain>(&mut self, pe: u32, to: SymSlice<T>, from: &[T]) {
         let at = self.at(pe, to);
@@ -183,10 +186,10 @@ impl Job {
         unsafe { at.copy_from_nonoverlapping(from.as_ptr(), from.len().min(to.len())) };
     }
 
-    /// The elements in the heap of a PE.
+    /// Returns the elements in the heap of a PE.
     ///
     /// # Panics
-    /// As [`Job::write`].
+    /// As for [`Job::write`].
     #[track_caller]
     pub fn read<T: Plain>(&self, pe: u32, from: SymSlice<T>) -> Vec<T> {
         let at = self.at(pe, from);
@@ -197,7 +200,7 @@ impl Job {
     #[track_caller]
     fn at<T: Plain>(&self, pe: u32, view: SymSlice<T>) -> *mut T {
         let heap = self.heaps.get(pe as usize);
-        let heap = heap.unwrap_or_else(|| panic!("Job: there is no PE {pe}, the job has {}", self.heaps.len()));
+        let heap = heap.unwrap_or_else(|| panic!("Job: the PE is {pe}, expected a PE below {}", self.heaps.len()));
         let end = view.offset().0.checked_add(view.size_bytes());
         assert!(end.is_some_and(|end| end <= self.taken), "Job: the view {view:?} was not allocated by this job");
         let at = heap.at.as_ptr().wrapping_add(view.offset().0 as usize).cast::<T>();
@@ -219,8 +222,8 @@ impl Job {
         self.launch_each(kernel, Shape::new(grid, block), |_| Some(args))
     }
 
-    /// Runs a kernel on the PEs for which `args` gives arguments, and returns when it has ended on
-    /// all of them.
+    /// Runs a kernel on the PEs for which `args` returns arguments, and returns when it has ended
+    /// on all of them.
     ///
     /// # Errors
     /// [`JobError`].
@@ -238,8 +241,8 @@ impl Job {
             self.check(kernel.name(), &args)?;
             let world = TeamTable { members: &members, sync: SymOffset(0), epochs: &self.epochs[pe as usize] };
             let heap_bytes = self.heaps[0].layout.size() as u64;
-            // SAFETY: heaps and epochs belong to the job, which is borrowed until the launch is
-            // over.
+            // SAFETY: heaps and epochs belong to the job, which is borrowed until the launch
+            // ends.
             let mut context = unsafe { ContextMemory::new(Pe::new(pe), heap_bytes, &bases, &[world], self.options.deadline) };
             if self.machine < self.n_pes() {
                 context.map_machine(self.machine);
@@ -250,7 +253,7 @@ impl Job {
             .iter()
             .map(|(context, args)| {
                 let (entry, context, args) = (kernel.host(), context.as_ptr(), *args);
-                // SAFETY: the context lives in `parts` until the run is over, and `check` has found
+                // SAFETY: the context lives in `parts` until the run ends, and `check` has found
                 // the memory of the arguments.
                 Box::new(move || unsafe { entry(context, args) }) as Box<dyn Fn()>
             })
@@ -270,7 +273,7 @@ impl Job {
         network.iter().for_each(|network| network.deliver_all());
         drop(launches);
         drop(bodies);
-        // A thread that fails may leave others at a barrier: the report says what came first.
+        // A thread that fails may leave others at a barrier: the report has the first failure.
         for (context, _) in &mut parts {
             if let Some(report) = context.report() {
                 let pe = Pe::new(context_pe(context));
@@ -280,7 +283,7 @@ impl Job {
         Ok(outcome?)
     }
 
-    /// Refuses arguments that name memory outside of what was allocated.
+    /// Refuses arguments outside of allocated memory.
     fn check<A: KernelArgs>(&self, kernel: &'static str, args: &A) -> Result<(), JobError> {
         struct Outside {
             taken: u64,
@@ -301,7 +304,7 @@ impl Job {
 }
 
 fn context_pe(context: &ContextMemory) -> u32 {
-    // SAFETY: the context is alive, and nobody writes it after it was made.
+    // SAFETY: the context is alive, and nothing writes it after it was created.
     unsafe { (*context.as_ptr()).my_pe }
 }
 
@@ -317,7 +320,7 @@ impl Heap {
 
     fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes, Self::ALIGN).expect("a heap that fits the address space");
-        // SAFETY: teams take some bytes, so that the size is not 0.
+        // SAFETY: teams take some bytes, so the size is not 0.
         let at = unsafe { std::alloc::alloc_zeroed(layout) };
         Self { at: NonNull::new(at).unwrap_or_else(|| std::alloc::handle_alloc_error(layout)), layout }
     }

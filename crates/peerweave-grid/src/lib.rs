@@ -1,9 +1,9 @@
 //! Runs grids of kernel threads on the CPU, so that a kernel can be tested without a GPU.
 //!
-//! A kernel's source is the same as on a GPU: it calls `peerweave-device`, whose host side asks
+//! A kernel's source is the same as on a GPU: it calls `peerweave-device`, whose host side calls
 //! this crate for indices, barriers, shuffles, votes and shared memory. Each kernel thread is a
-//! coroutine with a stack of its own. The threads of a grid take turns on the thread that called
-//! [`run`]; PEs run beside each other, each on its own thread or process.
+//! coroutine with its own stack. The threads of a grid run one at a time on the thread that called
+//! [`run`]; PEs run concurrently, each on its own thread or process.
 //!
 //! ```text
 //!   options.rs   the shape of a grid, seed, deadline       engine.rs   whose turn it is; how a run ends
@@ -14,21 +14,21 @@
 //! ```
 //!
 //! # What it finds
-//! - **Races**: [`Options::seed`] varies who runs when; the same seed repeats the order. See
+//! - **Races**: [`Options::seed`] varies the order of threads; the same seed repeats it. See
 //!   [`explore`].
 //! - **Divergence**: a barrier, shuffle or vote that not all of its threads reach is a
-//!   [`GridError::Divergent`], and so is a thread that returns while others of its block still wait
-//!   for it.
+//!   [`GridError::Divergent`], and so is a thread that returns while others of its block wait for
+//!   it.
 //! - **Panics**: a [`GridError::Panicked`] names the block and the thread.
-//! - **Waits without an end**: a run ends by its deadline.
-//! - **Reads of shared memory that was never written**: its first content differs by seed.
+//! - **Endless waits**: a run ends by its deadline.
+//! - **Reads of uninitialised shared memory**: its first content differs by seed.
 //!
 //! - **Missing fences and quiets between machines**: [`Job::machines_of`] emulates a network, on
 //!   which puts overtake each other.
 //!
 //! # What it does not find
-//! Mapped memory is sequentially consistent among the threads of one grid: a missing fence shows up
-//! on a GPU, or in a model check, only.
+//! Mapped memory is sequentially consistent among the threads of one grid, so a missing fence only
+//! shows on a GPU or in a model check.
 
 mod block;
 mod context;
@@ -46,15 +46,15 @@ pub use error::{GridError, ThreadId};
 pub use job::{Job, JobError};
 pub use options::{Launch, MAX_COOPERATIVE_THREADS, MAX_SHARED_BYTES, Options, Shape};
 
-/// Runs a grid: every one of its threads calls the body once. Returns when all have returned.
+/// Runs a grid: each of its threads calls the body once. Returns when all have returned.
 ///
 /// # Errors
 /// [`GridError::Shape`] before anything runs; otherwise the first failure of a thread, or
-/// [`GridError::Deadline`]. The threads that had not returned are unwound, so that destructors in
-/// their frames run.
+/// [`GridError::Deadline`]. Threads that had not returned are unwound, so that destructors in their
+/// frames run.
 ///
 /// # Panics
-/// Where it is called from inside a kernel.
+/// If it is called from inside a kernel.
 ///
 /// ```
 /// use peerweave_device::gpu;
@@ -76,28 +76,28 @@ pub fn run(launch: &Launch<'_>, options: &Options<'_>) -> Result<(), GridError> 
     run_together(std::slice::from_ref(launch), options)
 }
 
-/// Runs several grids, whose threads take turns by one schedule: as if several PEs ran their
-/// kernels, but reproducible.
+/// Runs several grids whose threads share one schedule: as if several PEs ran their kernels, but
+/// reproducibly.
 ///
-/// At least one block of each grid is under way until the grid is over, so that the grids may wait
-/// for each other as PEs do.
+/// At least one block of each grid runs until the grid ends, so the grids may wait for each other
+/// as PEs do.
 ///
 /// # Errors
-/// As [`run`]; a failure in one grid ends all.
+/// As for [`run`]; a failure in one grid ends all.
 ///
 /// # Panics
-/// As [`run`].
+/// As for [`run`].
 pub fn run_together(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), GridError> {
     launches.iter().try_for_each(Launch::check)?;
     executor::install();
     engine::run(launches, options)
 }
 
-/// Calls `test` with each of the seeds `0..seeds`, and panics with the seed where one fails: for
-/// tests that look for races.
+/// Calls `test` with each of the seeds `0..seeds`, and panics with the seed if one fails: for tests
+/// that look for races.
 ///
 /// # Panics
-/// Where `test` returns an error. A panic of `test` itself goes on after the seed was printed to
+/// If `test` returns an error. A panic of `test` itself continues after the seed was printed to
 /// standard error.
 ///
 /// ```

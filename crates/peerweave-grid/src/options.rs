@@ -1,17 +1,17 @@
-//! What a run of grids is given: the grids, and how their threads take turns.
+//! The grids of a run, and its options.
 
 use crate::error::GridError;
 use peerweave_types::Dim3;
 use std::fmt;
 use std::time::Duration;
 
-/// Largest dynamic shared memory of a block, in bytes: what a GPU with compute capability 9.0
-/// allows.
+/// Maximum dynamic shared memory of a block, in bytes: the limit of a GPU with compute capability
+/// 9.0.
 pub const MAX_SHARED_BYTES: usize = 227 << 10;
-/// Largest number of threads of a cooperative grid: each needs a stack at the same time.
+/// Maximum number of threads of a cooperative grid: each needs a stack at the same time.
 pub const MAX_COOPERATIVE_THREADS: u64 = 16384;
 
-/// The shape of a launch: blocks, threads of a block, dynamic shared memory, and whether blocks may
+/// The shape of a launch: blocks, threads per block, dynamic shared memory, and whether blocks may
 /// wait for each other.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -22,19 +22,19 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// `grid` blocks of `block` threads.
+    /// Returns a shape of `grid` blocks of `block` threads.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
 
-    /// Gives each block `bytes` of dynamic shared memory. Its content is not zeros.
+    /// Sets the dynamic shared memory per block to `bytes`. Its content is not zeros.
     #[must_use]
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = bytes;
         self
     }
 
-    /// Keeps all blocks under way at the same time, so that they may wait for each other.
+    /// Runs all blocks at the same time, so that they may wait for each other.
     #[must_use]
     pub fn cooperative(mut self, cooperative: bool) -> Self {
         self.cooperative = cooperative;
@@ -42,7 +42,7 @@ impl Shape {
     }
 }
 
-/// One grid: its shape, and what each of its threads calls.
+/// One grid: its shape and its body.
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
     pub(crate) name: &'a str,
@@ -51,13 +51,13 @@ pub struct Launch<'a> {
 }
 
 impl<'a> Launch<'a> {
-    /// A grid of `grid` blocks of `block` threads, each of which calls `body`. `name` is for
-    /// messages.
+    /// Returns a grid of `grid` blocks of `block` threads, each of which calls `body`. `name` is
+    /// for messages.
     pub fn new(name: &'a str, grid: impl Into<Dim3>, block: impl Into<Dim3>, body: &'a dyn Fn()) -> Self {
         Self::shaped(name, Shape::new(grid, block), body)
     }
 
-    /// A grid of this shape, of which each thread calls `body`. `name` is for messages.
+    /// Returns a grid of this shape, each thread of which calls `body`. `name` is for messages.
     pub fn shaped(name: &'a str, shape: Shape, body: &'a dyn Fn()) -> Self {
         Self { name, shape, body }
     }
@@ -80,7 +80,7 @@ impl<'a> Launch<'a> {
         }
         let threads = grid.count().saturating_mul(block.count());
         if cooperative && threads > MAX_COOPERATIVE_THREADS {
-            let expected = format!("at most {MAX_COOPERATIVE_THREADS} threads, since all blocks are under way at the same time");
+            let expected = format!("at most {MAX_COOPERATIVE_THREADS} threads, because all blocks run at the same time");
             return wrong("the cooperative grid", format!("{threads} threads"), expected);
         }
         Ok(())
@@ -93,57 +93,56 @@ impl fmt::Debug for Launch<'_> {
     }
 }
 
-/// How the threads of a run take turns, and when it gives up.
+/// The schedule and limits of a run.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Options<'a> {
-    /// Chooses the schedule. A run with the same seed repeats the order of its threads, as far as
-    /// it depends on no other process or clock. Seed 0 runs threads in order; every other seed is
-    /// different in preferences and in how often threads switch.
+    /// Selects the schedule. A run with the same seed repeats the order of its threads, as far as
+    /// it depends on no other process or clock. Seed 0 runs threads in order; other seeds differ in
+    /// preferences and in how often threads are preempted.
     pub seed: u64,
-    /// After this long the run ends with [`GridError::Deadline`]. A thread is ended where it next
-    /// accesses memory atomically, pauses or synchronises: a loop that does none of these cannot be
-    /// ended.
+    /// Time after which the run ends with [`GridError::Deadline`]. A thread ends at its next atomic
+    /// access, pause or synchronisation: a loop without any of these cannot be ended.
     pub deadline: Duration,
-    /// Bytes of stack of each thread. A thread that needs more ends the process.
+    /// Stack size of each thread in bytes. A thread that needs more ends the process.
     pub stack_bytes: usize,
-    /// About how many threads are under way at the same time, where the grid is not cooperative. At
-    /// least one block is.
+    /// Approximate number of threads that run at the same time in a grid that is not cooperative.
+    /// At least one block runs.
     pub resident_threads: usize,
     /// Called when every thread waits for a change of memory.
     pub on_idle: Option<&'a dyn Fn()>,
 }
 
 impl Default for Options<'_> {
-    /// Seed 0, 60 s, stacks of 256 KiB, 4096 threads at a time.
+    /// Returns seed 0, 60 s, stacks of 256 KiB, 4096 threads at a time.
     fn default() -> Self {
         Self { seed: 0, deadline: Duration::from_secs(60), stack_bytes: 256 << 10, resident_threads: 4096, on_idle: None }
     }
 }
 
 impl<'a> Options<'a> {
-    /// The options with another seed.
+    /// Sets the seed.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// The options with another deadline.
+    /// Sets the deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// The options with another stack size, in bytes.
+    /// Sets the stack size in bytes.
     #[must_use]
     pub fn stack_bytes(mut self, bytes: usize) -> Self {
         self.stack_bytes = bytes;
         self
     }
 
-    /// The options with a function that is called when every thread waits.
+    /// Sets a function that is called when every thread waits.
     #[must_use]
     pub fn on_idle(mut self, on_idle: &'a dyn Fn()) -> Self {
         self.on_idle = Some(on_idle);

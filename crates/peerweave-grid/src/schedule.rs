@@ -1,11 +1,11 @@
-//! Which thread runs next, and for how long: all of it from one seed.
+//! Chooses the next thread and its number of steps from one seed.
 //!
-//! No thread is resumed here. Invariant: the choices depend on the seed and on the sequence of
-//! calls, on nothing else.
+//! It does not resume threads. Invariant: the choices depend only on the seed and on the sequence
+//! of calls.
 
 use std::collections::VecDeque;
 
-/// A small generator of reproducible numbers (SplitMix64).
+/// A pseudo-random number generator (SplitMix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -19,13 +19,13 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which is not 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 }
 
-/// A hash of one word.
+/// Returns a hash of one word.
 pub(crate) fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -37,31 +37,30 @@ pub(crate) fn mix(word: u64) -> u64 {
 enum Preference {
     /// In the order in which they became runnable.
     InOrder,
-    /// The one that became runnable last: runs one thread as far as it goes.
+    /// The thread that became runnable last: runs one thread as long as possible.
     Newest,
-    /// Each alike.
+    /// All threads alike.
     Uniform,
     /// Some threads, chosen by the seed, run rarely.
     Starving,
 }
 
-/// The runnable threads of a grid, by number, and the order in which they run.
+/// The runnable threads of a run, by number, and their order.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     random: Random,
     seed: u64,
     preference: Preference,
-    /// Mean number of steps between two switches that the kernel did not ask for.
+    /// Mean number of steps between two preemptions.
     quantum: usize,
     ready: VecDeque<u32>,
-    /// Threads that wait for a change of memory: they run when the others have had their turn, or
-    /// now and then.
+    /// Threads that wait for a change of memory: they run after the others, or now and then.
     spinning: VecDeque<u32>,
 }
 
 impl Schedule {
-    /// The schedule of a seed. Seed 0 runs threads in order and switches rarely; the others differ
-    /// in all respects.
+    /// Returns the schedule of a seed. Seed 0 runs threads in order and preempts rarely; the others
+    /// differ in all respects.
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let (preference, quantum) = if seed == 0 {
@@ -74,22 +73,22 @@ impl Schedule {
         Self { random, seed, preference, quantum, ready: VecDeque::new(), spinning: VecDeque::new() }
     }
 
-    /// A thread can run.
+    /// Adds a thread that can run.
     pub(crate) fn add(&mut self, thread: u32) {
         self.ready.push_back(thread);
     }
 
-    /// A thread waits for a change of memory.
+    /// Adds a thread that waits for a change of memory.
     pub(crate) fn add_spinning(&mut self, thread: u32) {
         self.spinning.push_back(thread);
     }
 
-    /// How many threads can run, those included that wait for memory.
+    /// Returns the number of threads that can run, including those that wait for memory.
     pub(crate) fn len(&self) -> usize {
         self.ready.len() + self.spinning.len()
     }
 
-    /// The thread that runs next.
+    /// Returns the next thread.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let spinner_first = !self.spinning.is_empty() && (self.ready.is_empty() || self.random.below(8) == 0);
         let (from, preference) =
@@ -99,8 +98,8 @@ impl Schedule {
         }
         match preference {
             Preference::InOrder => from.pop_front(),
-            // Threads that wait would otherwise look in vain again and again, while one that waits
-            // longer could go on.
+            // Otherwise waiting threads would poll repeatedly without success, while one that waits
+            // longer could continue.
             Preference::Newest if !spinner_first => from.pop_back(),
             Preference::Newest | Preference::Uniform => {
                 let index = self.random.below(from.len());
@@ -120,7 +119,7 @@ impl Schedule {
         }
     }
 
-    /// How many steps the next thread makes without another one having its turn.
+    /// Returns the number of steps until the next thread is preempted.
     pub(crate) fn quantum(&mut self) -> u32 {
         self.random.below(2 * self.quantum) as u32
     }

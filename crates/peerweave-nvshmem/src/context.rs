@@ -1,7 +1,7 @@
-//! The caller's handle of the NVSHMEM that runs in this process, and what this process has of
-//! NVSHMEM.
+//! The caller's handle of the NVSHMEM that runs in this process, and the state of NVSHMEM in this
+//! process.
 //!
-//! What a context does is `ops` and `team`; how it starts and ends is `startup`.
+//! `ops` and `team` have the operations of a context; `startup` starts and ends it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,18 +17,18 @@ use crate::heap::Heap;
 use crate::heap::limits::Limits;
 use crate::library::{Nvshmem, Settings, Status};
 
-/// NVSHMEM, running in this process. Handles of the same context are clones; it ends when the last
-/// of them is given to [`finalize`](Self::finalize).
+/// NVSHMEM, running in this process. Clones are handles of the same context; it ends when the last
+/// handle is passed to [`finalize`](Self::finalize).
 ///
-/// Dropping handles is local and ends nothing: a process that only drops its context leaves NVSHMEM
-/// running, and [`current`](Self::current) finds it again.
+/// Dropping a handle is local and ends nothing. A process that only drops its context leaves
+/// NVSHMEM running, and [`current`](Self::current) returns it again.
 pub struct Context {
     pub(crate) comm: Arc<Comm>,
     pub(crate) heap: Arc<Heap>,
     pub(crate) running: Arc<Running>,
 }
 
-/// What all handles of a context share.
+/// The state that all handles of a context share.
 pub(crate) struct Running {
     comm: Arc<Comm>,
     heap: Arc<Heap>,
@@ -36,47 +36,47 @@ pub(crate) struct Running {
     handles: AtomicUsize,
 }
 
-/// By what PEs meet: a kind, and which of that kind as far as a number tells.
-pub(crate) type Meeting = (&'static str, u64);
+/// How PEs were brought together: the kind, and its number.
+pub(crate) type BootstrapKey = (&'static str, u64);
 
-/// How the PEs met: what a second initialisation is compared with.
+/// The arguments of an initialisation, which a second initialisation is compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arguments {
-    /// By what: a rendezvous, an id, MPI, the launcher.
+    /// The kind: a rendezvous, an id, MPI, a launcher.
     pub(crate) way: &'static str,
-    /// This PE and how many there are, where the way says so.
+    /// This PE and the number of PEs, if the kind specifies them.
     pub(crate) place: Option<(u32, u32)>,
-    /// Which id, rendezvous or communicator, as far as a number tells.
+    /// Identifies the id, rendezvous or communicator, as far as one number can.
     pub(crate) which: u64,
     pub(crate) device: usize,
     pub(crate) settings: Settings,
 }
 
 impl Arguments {
-    pub(crate) fn meeting(&self) -> Meeting {
+    pub(crate) fn meeting(&self) -> BootstrapKey {
         (self.way, self.which)
     }
 }
 
-/// What this process has of NVSHMEM [C1].
-pub(crate) enum Life {
-    /// Nothing.
+/// The state of NVSHMEM in this process [C1].
+pub(crate) enum ProcessState {
+    /// Not started.
     Idle,
-    /// A thread initialises, by this.
-    Starting(Meeting),
-    /// A context.
+    /// A thread initialises it, with this kind.
+    Starting(BootstrapKey),
+    /// It runs.
     Live(Arc<Running>),
-    /// A thread gives the last handle up.
+    /// A thread passes the last handle to `finalize`.
     Ending(Arc<Running>),
-    /// It cannot be started any more.
+    /// It cannot be started again.
     Over(DeadState),
 }
 
-pub(crate) static LIFE: Mutex<Life> = Mutex::new(Life::Idle);
+pub(crate) static LIFE: Mutex<ProcessState> = Mutex::new(ProcessState::Idle);
 
 impl Running {
-    pub(crate) fn alive(&self, call: &'static str) -> Result<(), NvshmemError> {
-        self.comm.alive(call)
+    pub(crate) fn check_usable(&self, call: &'static str) -> Result<(), NvshmemError> {
+        self.comm.check_usable(call)
     }
 
     pub(crate) fn handles(&self) -> usize {
@@ -97,64 +97,64 @@ impl Context {
         Self { comm, heap, running: Arc::clone(running) }
     }
 
-    /// Another handle of the context that runs in this process, if one does.
+    /// Returns another handle of the running context, or `None` if there is none.
     pub fn current() -> Option<Self> {
-        // In a fork, a thread that is not there may hold the lock.
+        // In a forked child, a thread that does not exist may hold the lock.
         let life = match Nvshmem::is_forked() {
             false => LIFE.lock().unwrap_or_else(PoisonError::into_inner),
             true => LIFE.try_lock().ok()?,
         };
         match &*life {
-            Life::Live(running) => Some(Self::handle(running)),
+            ProcessState::Live(running) => Some(Self::handle(running)),
             _ => None,
         }
     }
 
-    /// This PE.
+    /// Returns this PE.
     pub fn pe(&self) -> Pe {
         self.comm.pe
     }
 
-    /// How many PEs there are.
+    /// Returns the number of PEs.
     pub fn n_pes(&self) -> u32 {
         self.comm.n_pes
     }
 
-    /// The library.
+    /// Returns the library.
     pub fn library(&self) -> Nvshmem {
         self.comm.nvshmem
     }
 
-    /// How far NVSHMEM says it is initialised.
+    /// Returns how far NVSHMEM is initialised.
     ///
     /// # Errors
-    /// As [`Nvshmem::status`].
+    /// As for [`Nvshmem::status`].
     pub fn status(&self) -> Result<Status, NvshmemError> {
         self.comm.nvshmem.status()
     }
 
-    /// The device's context that NVSHMEM works in.
+    /// Returns the device's context in which NVSHMEM works.
     pub fn device(&self) -> &Arc<CudaContext> {
         &self.comm.context
     }
 
-    /// A stream of this context's own: what blocking calls use, and there for the caller too.
+    /// Returns a stream of this context. Blocking calls use it; the caller may use it too.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.comm.stream
     }
 
-    /// The longest that a set-up call or a blocking call may take.
+    /// Returns the maximum time of a setup call or a blocking call.
     pub fn deadline(&self) -> Duration {
         self.comm.deadline
     }
 
-    /// What runs here, for logs and bug reports.
+    /// Returns a description for logs and bug reports.
     pub fn info(&self) -> Info {
         let (comm, arguments) = (&self.comm, &self.running.arguments);
         let allocations: Vec<usize> = match Nvshmem::is_forked() {
             false => self.heap.allocations().iter().map(|one| one.bytes()).collect(),
-            // A thread that is not there may hold the lock; and there is no symmetric memory
-            // either.
+            // A thread that does not exist may hold the lock. A forked child has no symmetric
+            // memory either.
             true => Vec::new(),
         };
         Info {
@@ -162,21 +162,21 @@ impl Context {
             pe: comm.pe,
             n_pes: comm.n_pes,
             device: comm.context.ordinal(),
-            met_by: arguments.way,
+            bootstrap: arguments.way,
             settings: arguments.settings.clone(),
             allocations: allocations.len(),
             allocated_bytes: allocations.iter().sum(),
         }
     }
 
-    /// Ends NVSHMEM on all PEs as soon as possible, with an exit status, where the bootstrap has a
-    /// way to; the id's has none.
+    /// Ends NVSHMEM on all PEs as soon as possible, with an exit status. Only some bootstraps
+    /// support it; a unique id does not.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`], [`NvshmemError::Timeout`].
     pub fn global_exit(&self, status: i32) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_global_exit";
-        // SAFETY: it takes any status; what follows is the end of the job.
+        // SAFETY: it takes any status, and ends the job.
         self.comm.block(CALL, move |api, _| unsafe { api.nvshmem_global_exit(status) })?;
         Ok(())
     }
@@ -200,7 +200,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// What runs in this process.
+/// A description of the running NVSHMEM.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Info {
@@ -208,16 +208,16 @@ pub struct Info {
     pub library: Nvshmem,
     /// This PE.
     pub pe: Pe,
-    /// How many there are.
+    /// Number of PEs.
     pub n_pes: u32,
     /// The device's ordinal.
     pub device: usize,
-    /// How the PEs met.
-    pub met_by: &'static str,
-    /// What was set for initialisation, with what this crate added.
+    /// How the PEs were brought together.
+    pub bootstrap: &'static str,
+    /// Settings of the initialisation, including those that this crate added.
     pub settings: Settings,
-    /// Pieces of symmetric memory that are not freed.
+    /// Number of allocations of symmetric memory that are not freed.
     pub allocations: usize,
-    /// Their bytes.
+    /// Their size in bytes.
     pub allocated_bytes: usize,
 }

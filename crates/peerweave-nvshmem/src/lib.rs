@@ -1,7 +1,7 @@
-//! Safe NVSHMEM for the host, loaded at run time: one binary for NVSHMEM 3.3 to 3.8, and for
-//! machines that have none.
+//! Safe host API of NVSHMEM, loaded at run time. One binary works with NVSHMEM 3.3 to 3.8, and on
+//! machines without it.
 //!
-//! No kernels, no network transport of its own, no tensors. Every module says what it does not do.
+//! It has no kernels, no network transport of its own and no tensors.
 //!
 //! ```text
 //!  Nvshmem           the library: where it is, its version, what it lacks, its plug-ins
@@ -12,7 +12,7 @@
 //!  NvshmemError      misuse, unsupported, the machine, NVSHMEM's answer, a deadline, a lost peer
 //! ```
 #![doc = include_str!("../README.md")]
-#![allow(clippy::result_large_err, reason = "the error is held to 104 bytes by a test")]
+#![allow(clippy::result_large_err, reason = "a test limits the error to 104 bytes")]
 
 mod comm;
 mod context;

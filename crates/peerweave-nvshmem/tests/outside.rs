@@ -72,7 +72,7 @@ fn foreign_memory_outside_the_heap_range_is_refused() {
     fakes().run_many(1, |child| {
         let here = start_with(&child, settings(DEADLINE).heap_step_bytes(512 << 20));
         let refused = misuse(here.context.register_symmetric(&mapped(&here, 1)));
-        assert!(matches!(refused, MisuseKind::Value { what: "the memory's bytes", .. }), "{refused:?}");
+        assert!(matches!(refused, MisuseKind::Value { what: "the length of the memory in bytes", .. }), "{refused:?}");
         here.end();
     });
     fakes().run_many(1, |child| {

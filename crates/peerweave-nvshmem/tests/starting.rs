@@ -303,7 +303,7 @@ fn a_launcher_s_job_starts_without_a_rendezvous() {
         set("PMI_RANK", &child.rank.to_string());
         let context = Context::from_launcher(&device(child.rank), settings(DEADLINE)).expect("it starts");
         assert_eq!((context.pe().get() as usize, context.n_pes()), (child.rank, 2));
-        assert_eq!(context.info().met_by, "the launcher");
+        assert_eq!(context.info().bootstrap, "the launcher");
         let memory = context.alloc_zeroed::<u64>(3).expect("memory");
         assert_eq!(memory.to_vec(context.stream()).expect("a copy"), [0; 3]);
         let team = context.world().split_2d(1, Default::default()).expect("it is split").1;
@@ -555,7 +555,7 @@ fn another_place_than_was_asked_for_is_no_success() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmem_n_pes=3").run_many(1, |_| {
         let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
         let started = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE));
-        says(started, &["PE 0 of 3, where PE 0 of 1 was asked for"]);
+        says(started, &["PE 0 of 3, expected PE 0 of 1"]);
         assert!(Context::current().is_none());
     });
 }

@@ -1,7 +1,8 @@
-//! One round of a collective call of the heap or of a multicast object, with this crate's errors.
+//! One round of agreement in a collective call of the heap or of a multicast object, with this
+//! crate's errors.
 //!
-//! The round itself is [`peerweave_bootstrap::agree`]. Invariant: after a [`Disagreement::Known`]
-//! all PEs undo, so that none waits for the deadline.
+//! [`peerweave_bootstrap::agree`] implements the round. Invariant: after a [`Disagreement::Known`]
+//! all PEs undo the call, so that none waits for the deadline.
 
 use peerweave_bootstrap::agree::{self, Failure, Members};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
@@ -11,9 +12,9 @@ use crate::error::{Misuse, PeerCause, VmmError};
 
 /// Why a round did not succeed.
 pub(crate) enum Disagreement {
-    /// All know, and all undo.
+    /// All PEs know, and all undo the call.
     Known(VmmError),
-    /// The round itself failed: the PEs may have come to different conclusions.
+    /// The round itself failed: the PEs may have come to different results.
     Unknown(VmmError),
 }
 
@@ -25,11 +26,11 @@ impl From<Disagreement> for VmmError {
     }
 }
 
-/// Goes through a round. `call` names the call with its arguments and the state that it started
-/// from; it must be the same on all PEs. `outcome` is what this PE has to give to the others, or
-/// its error, which is then the result.
+/// Takes part in a round. `call` names the call with its arguments and the state that it started
+/// from; it must be the same on all PEs. `outcome` is the blob of this PE for the others, or its
+/// error, which is then the result.
 ///
-/// Gives the blobs of all PEs of the job.
+/// Returns the blobs of all PEs of the job.
 pub(crate) fn agree(
     rendezvous: &Rendezvous,
     label: &str,
@@ -42,15 +43,15 @@ pub(crate) fn agree(
         Disagreement::Known(Misuse::Diverged { call, one, one_has, other, other_has }.into())
     };
     agree::agree(rendezvous, Members::All, label, call, said).map_err(|disagreement| match (disagreement, outcome) {
-        // Every PE gets this one.
+        // Every PE gets this error.
         (agree::Disagreement::Rendezvous(BootstrapError::Mismatch { call, one, one_call, other, other_call }), _) => {
             diverged(call, one, one_call, other, other_call)
         }
         (agree::Disagreement::Rendezvous(error), outcome) => {
             if let Err(own) = outcome {
-                // The caller gets the other one: that this PE's failure was not heard of everywhere
-                // is worse.
-                tracing::warn!(call, error = %own, "failed, and the others may not have heard of it");
+                // The caller gets the error of the round, which is worse: other PEs may not know of
+                // this PE's failure.
+                tracing::warn!(call, error = %own, "failed, and other PEs may not know it");
             }
             Disagreement::Unknown(error.into())
         }
@@ -61,11 +62,11 @@ pub(crate) fn agree(
         (agree::Disagreement::Diverged { one, one_has, other, other_has }, Ok(_)) => {
             diverged(label.to_owned(), one, one_has, other, other_has)
         }
-        (agree::Disagreement::Own, Ok(_)) => unreachable!("bug in peerweave-vmm: this PE did its part"),
+        (agree::Disagreement::Own, Ok(_)) => unreachable!("bug in peerweave-vmm: this PE reported no failure"),
     })
 }
 
-/// Reads numbers off the front of a blob.
+/// Reads numbers from the front of a blob.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -84,8 +85,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The error for a blob that cannot be read.
+/// Returns the error for an invalid blob.
 pub(crate) fn unreadable(call: &str, pe: Pe) -> VmmError {
-    let cause = PeerCause::Failed("sent a blob that cannot be read".into());
+    let cause = PeerCause::Failed("sent an invalid blob".into());
     VmmError::Peer { call: call.to_owned(), pe, cause }
 }

@@ -1,5 +1,4 @@
-//! What can go wrong with shared memory of GPUs, by whose fault it is. Holds no logic: the text and
-//! the fields are the bug report.
+//! Errors, sorted by cause.
 //!
 //! Invariant: every error names the call, the value and what was expected, or the PE at fault.
 
@@ -10,36 +9,35 @@ use peerweave_bootstrap::{BootstrapError, Loss};
 use peerweave_driver::{CudaCode, DriverError, MulticastDisabled};
 use peerweave_types::Pe;
 
-/// Why a call of this crate did not do what was asked.
+/// An error of this crate.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
-/// show to people.
+/// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmmError {
-    /// An argument cannot be used, or the call is out of place. Can be fixed by reading the code.
+    /// An argument is invalid, or the call is not possible at this point: a bug in the caller.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The driver, the device or the machine cannot do this.
+    /// The driver, the device or the machine does not support it.
     #[error("{feature} is not supported: it needs {needs}, found {found}")]
     Unsupported {
-        /// What was asked for.
+        /// The feature.
         feature: &'static str,
         /// What it needs.
         needs: String,
-        /// What there is.
+        /// What was found.
         found: String,
     },
-    /// Multicast objects are forbidden in this process. The driver was not called.
+    /// Multicast objects are disabled in this process. The driver was not called.
     #[error(transparent)]
     MulticastDisabled(#[from] MulticastDisabled),
-    /// The driver refused, is too old, or is not there.
+    /// The driver is missing, is too old, or returned an error.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The rendezvous failed, for a reason that is no PE's in particular.
+    /// The rendezvous failed, and no particular PE is the cause.
     #[error(transparent)]
     Bootstrap(BootstrapError),
-    /// Another PE failed in the same collective call, or is gone.
+    /// Another PE failed in the same collective call, or was lost.
     #[error("{call}: {pe} {cause}")]
     Peer {
         /// The collective call.
@@ -52,22 +50,22 @@ pub enum VmmError {
     /// The deadline passed.
     #[error("{call}: timed out after {waited:.1?}{}", did_not_arrive(.missing))]
     Timeout {
-        /// What was waited for.
+        /// The call that waited.
         call: String,
-        /// For how long.
+        /// The time waited.
         waited: Duration,
-        /// The PEs that did not arrive; empty where work of the own device did not end.
+        /// The PEs that did not arrive; empty if work of this PE's device did not complete.
         missing: Vec<Pe>,
     },
-    /// One device is said to reach another's memory, and what arrived is not what was sent, or
-    /// nothing arrived.
+    /// A device should have access to another's memory, but the data that arrived is wrong or
+    /// missing.
     #[error("peer access from {from} to {to} is broken: {what}")]
     BrokenPeer {
-        /// Who reads or writes: a device or a PE.
+        /// The device or PE that accesses the memory.
         from: String,
-        /// Whose memory it is.
+        /// The device or PE that has the memory.
         to: String,
-        /// What was seen.
+        /// What was found.
         what: String,
     },
 }
@@ -82,7 +80,7 @@ impl fmt::Debug for VmmError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCause {
-    /// It is gone.
+    /// It was lost.
     Lost(Loss),
     /// It failed in this call, with this error.
     Failed(String),
@@ -97,39 +95,38 @@ impl std::fmt::Display for PeerCause {
     }
 }
 
-/// An argument that cannot be used, or a call out of place.
+/// An invalid argument, or a call that is not possible at this point.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// A number of bytes or an offset that is not a multiple of what it must be, or zero where it
-    /// may not be.
+    /// A length or an offset that is not a multiple of the granularity, or is zero.
     #[error("{call}: {what} is {value} bytes, expected a multiple of {multiple} above 0")]
     Unaligned {
         /// The call.
         call: &'static str,
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// Its value in bytes.
         value: usize,
-        /// What it must be a multiple of, in bytes.
+        /// The required alignment, in bytes.
         multiple: usize,
     },
-    /// A range that is not inside what it was taken of.
-    #[error("{call}: range {start}..{end} of {len} {unit}")]
+    /// A range outside of the memory.
+    #[error("{call}: the range is {start}..{end}, expected a range within {len} {unit}")]
     OutOfRange {
         /// The call.
         call: &'static str,
-        /// First.
+        /// The first index.
         start: usize,
-        /// One past the last.
+        /// One past the last index.
         end: usize,
-        /// How many there are.
+        /// The length.
         len: usize,
-        /// Of what: bytes or elements.
+        /// The unit: bytes or elements.
         unit: &'static str,
     },
-    /// Addresses that have something mapped already.
-    #[error("{call}: bytes {start}..{end} of the reservation are mapped already")]
+    /// Addresses that are already mapped.
+    #[error("{call}: bytes {start}..{end} of the reservation are already mapped, expected free addresses")]
     Occupied {
         /// The call.
         call: &'static str,
@@ -138,16 +135,16 @@ pub enum Misuse {
         /// One past the last byte.
         end: usize,
     },
-    /// A value that is not one of those allowed.
+    /// An invalid value.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Value {
         /// The call.
         call: &'static str,
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// Its value.
         value: String,
-        /// What would have been right.
+        /// Description of valid values.
         expected: String,
     },
     /// A PE whose memory is not mapped here: it does not exist or is on another machine.
@@ -155,9 +152,9 @@ pub enum Misuse {
     NotMapped {
         /// The call.
         call: &'static str,
-        /// Who was asked for.
+        /// The requested PE.
         pe: Pe,
-        /// Whose memory is mapped.
+        /// The PEs whose memory is mapped.
         mapped: Vec<u32>,
     },
     /// The PEs did not make the same calls with the same arguments.
@@ -165,47 +162,47 @@ pub enum Misuse {
     Diverged {
         /// The collective call.
         call: String,
-        /// A PE.
+        /// The first PE.
         one: Pe,
-        /// What it called with, or found.
+        /// Its call or result.
         one_has: String,
-        /// Another.
+        /// The second PE.
         other: Pe,
-        /// What that one has.
+        /// Its call or result.
         other_has: String,
     },
-    /// Memory that is to be freed has other handles, of this PE or of a graph.
+    /// Memory to be freed has other handles, of this PE or of a graph.
     #[error("{call}: the memory at offset {offset} has {handles} handles, expected 1")]
     StillShared {
         /// The call.
         call: &'static str,
-        /// Where the memory is in the heap, in bytes.
+        /// Offset of the memory in the heap, in bytes.
         offset: u64,
-        /// How many handles there are.
+        /// Number of handles.
         handles: usize,
     },
     /// Memory of another heap.
-    #[error("{call}: the memory belongs to another heap")]
+    #[error("{call}: the memory belongs to another heap, expected memory of this one")]
     OtherHeap {
         /// The call.
         call: &'static str,
     },
-    /// The heap has no room, and may not or cannot grow.
-    #[error("{call}: no room for {bytes} bytes: {free} of {total} bytes are free, and the heap ends at {limit} bytes")]
+    /// The heap has too little free memory, and cannot grow.
+    #[error("{call}: {bytes} bytes do not fit: {free} of {total} bytes are free, and the heap's limit is {limit} bytes")]
     Exhausted {
         /// The call.
         call: &'static str,
-        /// Asked for, in bytes.
+        /// Requested bytes.
         bytes: u64,
-        /// Free, not always in one piece, in bytes.
+        /// Free bytes, possibly in several parts.
         free: u64,
-        /// What the heap has now, in bytes.
+        /// Current size of the heap in bytes.
         total: u64,
-        /// What it may have, in bytes.
+        /// Maximum size of the heap in bytes.
         limit: u64,
     },
-    /// An earlier collective call on this heap failed half way; the PEs may not agree any more.
-    #[error("{call}: the heap cannot be used since {earlier}")]
+    /// An earlier collective call on this heap failed in part; the state of the PEs may differ.
+    #[error("{call}: the heap is unusable because an earlier call failed: {earlier}")]
     Broken {
         /// The call.
         call: &'static str,
@@ -215,12 +212,12 @@ pub enum Misuse {
 }
 
 impl VmmError {
-    /// Whether the device has too little memory.
+    /// Returns whether the device has too little memory.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Driver(DriverError::Cuda(error)) if error.is_out_of_memory())
     }
 
-    /// The PEs that this error blames: those that did not arrive, were lost, or failed.
+    /// Returns the PEs that caused this error: those that did not arrive, were lost, or failed.
     pub fn blamed(&self) -> Vec<Pe> {
         match self {
             Self::Peer { pe, .. } => vec![*pe],
@@ -231,13 +228,13 @@ impl VmmError {
         }
     }
 
-    /// Whether another PE is gone, or did not come: it will hear nothing that this one says next,
-    /// nor say what it had done.
+    /// Returns whether another PE is lost or did not arrive: it takes no part in later rounds of
+    /// the call.
     pub(crate) fn is_loss(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Peer { cause: PeerCause::Lost(_), .. })
     }
 
-    /// Whether the driver answered with one of these codes.
+    /// Returns whether it is an error of the driver with one of these codes.
     pub(crate) fn is_code(&self, codes: &[CudaCode]) -> bool {
         matches!(self, Self::Driver(DriverError::Cuda(error)) if codes.iter().any(|code| error.is(*code)))
     }

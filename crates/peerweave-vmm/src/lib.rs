@@ -1,5 +1,5 @@
-//! GPU memory shared between PEs: CUDA's virtual memory made safe, a symmetric heap over NVLink,
-//! multicast objects.
+//! GPU memory shared among PEs: safe virtual memory management of CUDA, a symmetric heap over
+//! NVLink, multicast objects.
 #![doc = include_str!("../README.md")]
 
 mod agree;
@@ -30,7 +30,7 @@ pub use peerweave_driver::{MulticastDisabled, multicast_switch};
 pub use share::ipc::{IpcHandle, IpcMemory, IpcPeerMemory};
 pub use share::{FabricHandle, SharedMemory};
 
-/// What threads share: checked when the crate is compiled.
+/// Checks at compile time that these types can be shared by threads.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<PhysicalMemory>();

@@ -1,6 +1,6 @@
-//! Which device reaches which other's memory: by what the driver says, and by trying.
+//! Peer access between devices: what the driver reports, and tests of it.
 //!
-//! Invariant: a pair counts as good only after both directions carried data that was compared.
+//! Invariant: a pair counts as working only after data moved in both directions was compared.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::memory::physical::{Exportable, Granularity, PhysicalMemory};
 use crate::memory::reservation::Reservation;
 use crate::raw::{self, Attribute};
 
-/// What a device offers for shared memory.
+/// Support of a device for shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
@@ -27,21 +27,21 @@ pub struct DeviceInfo {
     pub pci_address: String,
     /// Virtual memory management.
     pub vmm: bool,
-    /// Memory that leaves as a file descriptor, or by its attribute as a fabric handle.
+    /// Its handle types for export; fabric handles by the attribute alone.
     pub exportable: Exportable,
-    /// Multicast objects, by its attribute.
+    /// Multicast objects, by the attribute.
     pub multicast: bool,
 }
 
-/// What the driver says of one device's way to another's memory.
+/// What the driver reports of one device's access to another's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PairInfo {
-    /// Whether there is a way.
+    /// Whether it has access.
     pub access: bool,
-    /// Whether all atomic operations work across it.
+    /// Whether all atomic operations are supported.
     pub native_atomics: bool,
-    /// The driver's rank of its speed; smaller is faster.
+    /// The driver's performance rank; lower is faster.
     pub performance_rank: i32,
 }
 
@@ -56,7 +56,7 @@ pub struct PeerMatrix {
 }
 
 impl PeerMatrix {
-    /// Asks the driver. Makes no context and takes no memory.
+    /// Queries the driver. Creates no context and allocates no memory.
     ///
     /// ```
     /// match peerweave_vmm::PeerMatrix::look() {
@@ -66,7 +66,7 @@ impl PeerMatrix {
     /// ```
     ///
     /// # Errors
-    /// What the driver says, above all that there is none.
+    /// Errors of the driver, for example that there is none.
     pub fn look() -> Result<Self, VmmError> {
         let count = Driver::get()?.device_count()?;
         let device = |ordinal| -> Result<DeviceInfo, VmmError> {
@@ -87,10 +87,10 @@ impl PeerMatrix {
     }
 }
 
-/// What the driver says of `from`'s way to the memory of `to`.
+/// Returns what the driver reports of `from`'s access to the memory of `to`.
 ///
 /// # Errors
-/// What the driver says.
+/// Errors of the driver.
 pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
     let number = |ordinal: usize| CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
     let mut can = 0;
@@ -109,11 +109,11 @@ pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
     })
 }
 
-/// Lets the context `from` reach plain allocations (not mappings, which have rights of their own)
-/// of the context `to`. Once is enough; again is no error.
+/// Gives the context `from` access to plain allocations of the context `to` (mappings have rights
+/// of their own). Calling it again is not an error.
 ///
 /// # Errors
-/// [`VmmError::Unsupported`] where the devices do not reach each other; what the driver says.
+/// [`VmmError::Unsupported`] if the devices cannot access each other; errors of the driver.
 pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmError> {
     raw::bind(from)?;
     // SAFETY: both contexts are live.
@@ -133,20 +133,20 @@ pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmE
 /// Writes and reads memory of device `to` from device `from`, and compares every word with what was
 /// sent.
 ///
-/// A machine whose peer access is broken answers yes to every question and delivers wrong data, or
-/// nothing: this is how it shows.
+/// A driver can report peer access on a machine where data arrives wrong or not at all: this
+/// detects it.
 ///
 /// # Errors
-/// [`VmmError::BrokenPeer`] for data that differ or do not come by the deadline;
-/// [`VmmError::Timeout`] for a device that does not even reach its own memory by then;
-/// [`VmmError::Unsupported`] where the devices do not reach each other; what the driver says.
+/// [`VmmError::BrokenPeer`] for data that differ or do not arrive by the deadline;
+/// [`VmmError::Timeout`] for a device that cannot access even its own memory by then;
+/// [`VmmError::Unsupported`] if the devices cannot access each other; errors of the driver.
 pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Instant) -> Result<(), VmmError> {
     let (near, far) = (from.ordinal(), to.ordinal());
     if near != far && !pair(near, far)?.access {
         return Err(VmmError::Unsupported {
             feature: "peer access",
-            needs: format!("that device {near} reaches the memory of device {far}"),
-            found: "cuDeviceCanAccessPeer says no".into(),
+            needs: format!("access of device {near} to the memory of device {far}"),
+            found: "cuDeviceCanAccessPeer returns 0".into(),
         });
     }
     let broken = |what: String| VmmError::BrokenPeer { from: format!("device {near}"), to: format!("device {far}"), what };
@@ -158,7 +158,7 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
     let theirs = scratch(to, &[near, far])?;
     let (mut source, mut reached): (MappedMemory<u64>, MappedMemory<u64>) = (own.memory(near)?, theirs.memory(near)?);
     let mut there: MappedMemory<u64> = theirs.memory(far)?;
-    // Nothing that the devices have to do anyway is waited for.
+    // Waits for no other work of the devices.
     let (near_stream, far_stream) = (PrivateStream::new(from)?, PrivateStream::new(to)?);
     let compare = |found: Vec<u64>, expected: &[u64], way: &str| match found
         .iter()
@@ -169,7 +169,7 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
         Some(at) => Err(broken(format!("{way}: word {at} is {:#018x}, expected {:#018x}", found[at], expected[at]))),
     };
     let put = pattern((1 + near as u64) << 32 | far as u64, source.len());
-    // Each device's own part is not yet the way between them.
+    // First each device's access to its own memory, without the path between them.
     crate::write(&near_stream, &mut source, &put, deadline)?;
     crate::copy(&near_stream, &mut reached, &source)?;
     judged(crate::memory::streams::wait_for(&near_stream, "a write to the peer", Instant::now(), deadline))?;
@@ -184,7 +184,7 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
     compare(found, &get, "read")
 }
 
-/// Some memory of a context's device, mapped for these devices.
+/// Returns memory of a context's device, mapped for these devices.
 fn scratch(context: &Arc<CudaContext>, devices: &[usize]) -> Result<Mapping, VmmError> {
     let granularity = Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?;
     let bytes = granularity.recommended;
@@ -194,12 +194,12 @@ fn scratch(context: &Arc<CudaContext>, devices: &[usize]) -> Result<Mapping, Vmm
     Ok(mapping)
 }
 
-/// Words that repeat nowhere (splitmix64).
+/// Returns pseudo-random words without a period (splitmix64).
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u64> {
     (0..len).map(|index| pattern_word(seed, index)).collect()
 }
 
-/// One word of a pattern.
+/// Returns one word of a pattern.
 pub(crate) fn pattern_word(seed: u64, index: usize) -> u64 {
     let mut z = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,9 +1,8 @@
-//! What the driver is handed, as plain data of our own, and the one place where its answers become
-//! errors.
+//! Structs of the driver as plain data, and the one place that converts its codes to errors.
 //!
-//! Own declarations, since cudarc's structs change with the version of CUDA that a program is built
-//! for, while the driver's do not. Invariant: each struct here has the size and layout of its
-//! namesake in the driver's header, checked below against cudarc's.
+//! Declared here because cudarc's structs depend on the version of CUDA that a program is built
+//! for, while the driver's do not. Invariant: each struct has the size and layout of its
+//! counterpart in the driver's header, checked below against cudarc's.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -18,8 +17,8 @@ use peerweave_dylib::MissingSymbol;
 use crate::VmmError;
 
 peerweave_dylib::bindings! {
-    /// What `peerweave_driver::Api` lacks, or has with an enumeration that lacks numbers where it
-    /// is built for an older CUDA.
+    /// Functions that `peerweave_driver::Api` lacks, or declares with an enumeration that lacks
+    /// values if built for an older CUDA.
     pub(crate) struct Extra {
         /// The name of a device.
         "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
@@ -29,11 +28,11 @@ peerweave_dylib::bindings! {
         "2.0" fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CudaCode;
         /// Loads a module from its text or image.
         "2.0" fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CudaCode;
-        /// Unloads it.
+        /// Unloads a module.
         "2.0" fn cuModuleUnload(module: CUmodule) -> CudaCode;
-        /// A kernel of a module.
+        /// Returns a kernel of a module.
         "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CudaCode;
-        /// Launches a kernel, ordered by a stream.
+        /// Launches a kernel on a stream.
         "4.0" fn cuLaunchKernel(
             function: CUfunction, blocks_x: c_uint, blocks_y: c_uint, blocks_z: c_uint, threads_x: c_uint, threads_y: c_uint,
             threads_z: c_uint, shared_bytes: c_uint, stream: CUstream, arguments: *mut *mut c_void, more: *mut *mut c_void,
@@ -58,33 +57,32 @@ pub(crate) fn extra() -> Result<&'static Extra, VmmError> {
     Ok(EXTRA.get_or_init(|| Extra::new(driver.api().library().clone())))
 }
 
-/// The name of a device.
+/// Returns the name of a device.
 pub(crate) fn device_name(ordinal: usize) -> Result<String, VmmError> {
     let mut text: [c_char; 128] = [0; 128];
     let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
-    // SAFETY: the pointer is to an array of that length, less the zero that ends it in any case.
+    // SAFETY: the pointer is to an array longer than that, so that a zero byte follows.
     let code = unsafe { extra()?.cuDeviceGetName(text.as_mut_ptr(), text.len() as c_int - 1, device) };
     done("cuDeviceGetName", code)?;
     Ok(text_of(&text))
 }
 
-/// The address of a device on the PCI bus.
+/// Returns the PCI address of a device.
 pub(crate) fn pci_address(ordinal: usize) -> Result<String, VmmError> {
     let mut text: [c_char; 64] = [0; 64];
     let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
-    // SAFETY: the pointer is to an array of that length, less the zero that ends it in any case.
+    // SAFETY: the pointer is to an array longer than that, so that a zero byte follows.
     let code = unsafe { api()?.cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as c_int - 1, device) };
     done("cuDeviceGetPCIBusId", code)?;
     Ok(text_of(&text))
 }
 
 fn text_of(text: &[c_char]) -> String {
-    // SAFETY: the driver was told of one byte less than there is, so that a zero ends it.
+    // SAFETY: the driver was given one byte less than there is, so a zero byte follows.
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// An attribute that is a truth value. One that the driver does not know is false: the device
-/// cannot do it through this driver.
+/// Returns a Boolean attribute. An attribute that the driver does not know is false.
 pub(crate) fn has(ordinal: usize, attribute: Attribute) -> Result<bool, VmmError> {
     let extra = extra()?;
     let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
@@ -96,19 +94,19 @@ pub(crate) fn has(ordinal: usize, attribute: Attribute) -> Result<bool, VmmError
     }
 }
 
-/// The driver's functions.
+/// Returns the driver's functions.
 pub(crate) fn api() -> Result<&'static Api, VmmError> {
     Ok(Driver::get()?.api())
 }
 
-/// An answer of the driver as a result.
+/// Converts a code of the driver to a result.
 #[inline]
 pub(crate) fn done(call: &'static str, code: Result<CudaCode, MissingSymbol>) -> Result<(), VmmError> {
     let code = code.map_err(DriverError::from)?;
     Ok(CudaError::check(call, code).map_err(DriverError::from)?)
 }
 
-/// Makes the context of a device the thread's current one.
+/// Makes the context of a device current in this thread.
 pub(crate) fn bind(context: &peerweave_driver::CudaContext) -> Result<(), VmmError> {
     Ok(peerweave_driver::bind(context)?)
 }

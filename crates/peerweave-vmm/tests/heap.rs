@@ -220,7 +220,7 @@ fn fabric_handles_are_used_or_the_heap_says_why_not() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let (way, why) = fell_back(&me);
-        assert_eq!((way, why.as_deref()), (Way::Ipc, Some("PE 0: device 0 is without virtual memory management")));
+        assert_eq!((way, why.as_deref()), (Way::Ipc, Some("PE 0: device 0 lacks virtual memory management")));
         me.leave();
     });
 }

@@ -135,7 +135,10 @@ fn impossible_arguments_are_refused_before_the_driver_call() {
             Err(VmmError::Misuse(Misuse::Value { what: "alignment_bytes", .. }))
         ));
         let outside = addresses.map(3 * step, &memory, 2 * step).map(drop).map_err(text);
-        assert_eq!(outside, Err(format!("Reservation::map: range {}..{} of {} bytes", 3 * step, 5 * step, 4 * step)));
+        assert_eq!(
+            outside,
+            Err(format!("Reservation::map: the range is {}..{}, expected a range within {} bytes", 3 * step, 5 * step, 4 * step))
+        );
         assert!(matches!(addresses.map(0, &memory, 3 * step), Err(VmmError::Misuse(Misuse::OutOfRange { .. }))));
         assert!(matches!(addresses.map(usize::MAX, &memory, step), Err(VmmError::Misuse(Misuse::OutOfRange { .. }))));
         let mapped: Vec<_> = Calls::now().names()[before..]

@@ -53,16 +53,16 @@ fn only_bindings_that_are_handed_over_count_for_what_is_bound() {
         };
         // Both are bound, and could go at any moment.
         let kept = [0, 1].map(|at| team.bind(&ours[at], 0, 0, bytes).expect("free"));
-        assert!(gap(team.clone().bound(vec![])).contains("nothing at byte 0 of device 0"));
+        assert!(gap(team.clone().bound(vec![])).contains("no binding at byte 0 of device 0"));
         let [first, second] = kept;
-        assert!(gap(team.clone().bound(vec![first])).contains("nothing at byte 0 of device 1"));
+        assert!(gap(team.clone().bound(vec![first])).contains("no binding at byte 0 of device 1"));
         drop(second);
         settle();
         // In pieces and in any order it is as good, without the one in the middle it is not.
         let piece = |device: usize, at: usize, len: usize| team.bind(&ours[device], at, at, len).expect("free");
         let mut pieces = vec![piece(1, 0, bytes), piece(0, 2 * step, bytes - 2 * step), piece(0, 0, step), piece(0, step, step)];
         let middle = pieces.pop();
-        assert!(gap(team.clone().bound(pieces)).contains(&format!("nothing at byte {step} of device 0")));
+        assert!(gap(team.clone().bound(pieces)).contains(&format!("no binding at byte {step} of device 0")));
         settle();
         let pieces = vec![piece(0, 2 * step, bytes - 2 * step), piece(1, 0, bytes), piece(0, 0, step), middle.expect("it lives")];
         let bound = team.clone().bound(pieces).expect("every byte has memory");

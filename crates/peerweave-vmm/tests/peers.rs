@@ -39,7 +39,7 @@ fn pair_check_passes_or_names_the_pair_without_access() {
         peer::check_pair(&contexts[1], &contexts[0], soon()).expect("and back");
         let error = peer::check_pair(&contexts[1], &contexts[2], soon()).expect_err("no way");
         assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
-        assert!(error.to_string().contains("device 1 reaches the memory of device 2"), "{error}");
+        assert!(error.to_string().contains("access of device 1 to the memory of device 2"), "{error}");
         settle();
         Calls::now().assert_balanced("after the checks");
     });
@@ -142,7 +142,7 @@ fn probe_names_pairs_without_access_and_measures_the_others() {
         let probe = Probe::new(&contexts(3), 2 << 20, soon()).expect("the other pairs can be measured");
         let error = probe.way(0, 2).expect_err("there is none");
         assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
-        assert!(error.to_string().contains("device 0 reaches the memory of device 2"), "{error}");
+        assert!(error.to_string().contains("access of device 0 to the memory of device 2"), "{error}");
         for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)] {
             probe.way(from, to).expect("there is one");
             let moved = probe.bandwidth(Method::CopyEngine, &[(from, to)], 1, (1, 32), soon()).expect("copies work");

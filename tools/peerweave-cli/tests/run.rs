@@ -54,7 +54,7 @@ fn processes_with(text: &str) -> Vec<i32> {
 /// sleep.
 const SOON: Duration = Duration::from_secs(15);
 
-/// Reads until the PEs have said `ready` so many times; what they have said.
+/// Reads until the PEs have printed `ready` `times` times; returns their output.
 fn read_until_ready(stdout: &mut impl Read, times: usize) -> String {
     let mut said = String::new();
     while said.matches("ready").count() < times {
@@ -427,7 +427,8 @@ fn signal_repeated_at_once_counts_as_one() {
         let between = first.elapsed();
         stdout.read_to_string(&mut said).unwrap();
         launcher.wait().unwrap();
-        // On a busy machine they may have been sent so far apart that they are two wishes.
+        // On a busy machine the two signals may arrive so far apart that they count as two
+        // requests.
         if between < Duration::from_millis(20) {
             assert_eq!(said.matches("clean").count(), 2, "{said}");
             at_once += 1;

@@ -68,7 +68,7 @@ pub(super) fn check(ptx: &str, variant: Variant) -> Outcome {
     let mut outcome = Outcome::default();
     for Copies { kernel, load, store, bulk } in COPIES {
         let Some(body) = text::body(ptx, kernel) else {
-            outcome.faults.push(format!("{kernel} is not there"));
+            outcome.faults.push(format!("the PTX lacks {kernel}"));
             continue;
         };
         let count =
@@ -86,7 +86,8 @@ pub(super) fn check(ptx: &str, variant: Variant) -> Outcome {
     }
     for kernel in peerweave_build::entries(ptx) {
         if !WITHOUT_COPIES.contains(&kernel) && !COPIES.iter().any(|copies| copies.kernel == kernel) {
-            let fault = format!("{kernel} is in neither list: say in {} whether it copies arrays", file!());
+            let fault =
+                format!("{kernel} is in neither list: add it in {} to the kernels that copy arrays or to the others", file!());
             outcome.faults.push(fault);
         }
     }
@@ -122,7 +123,7 @@ mod tests {
         let renamed = kernels(8).replace(".entry pipeline(", ".entry conveyor(");
         let faults = check(&renamed, OLD).faults;
         assert_eq!(faults.len(), 2);
-        assert!(faults[0].contains("pipeline is not there"), "{faults:?}");
+        assert!(faults[0].contains("the PTX lacks pipeline"), "{faults:?}");
         assert!(faults[1].contains("conveyor is in neither list"), "{faults:?}");
     }
 }

@@ -189,7 +189,7 @@ fn newer(add: &mut impl FnMut(String, String)) {
     }
 }
 
-/// Compiles the probes for each architecture and compares. Gives the PTX too, as a file.
+/// Compiles the probes for each architecture and compares them. Also returns the PTX, as a file.
 pub(super) fn check(root: &Path, toolchain: &Toolchain, target_dir: &Path) -> Result<Vec<(Variant, PathBuf, Outcome)>, PtxError> {
     let mut outcomes = Vec::new();
     for sm in [70, 90] {

@@ -31,8 +31,8 @@ fn arrow_that_points_up_is_found_with_its_file() {
     assert_eq!(
         faults(TABLE, &sources),
         [
-            "c/README.md says that `heap` uses nothing; expected `ops`",
-            "c/src/heap/list.rs: `heap` uses `ops`, which stands above it in c/README.md",
+            "c/README.md lists for `heap` the use of nothing; expected `ops`",
+            "c/src/heap/list.rs: `heap` uses `ops`, which is above it in c/README.md",
         ]
     );
 }
@@ -73,8 +73,8 @@ fn room_that_is_new_or_gone_is_found() {
     let row = "expected a row: | `team` | what is in it | `heap` |";
     assert_eq!(faults(TABLE, &sources), [format!("c/README.md lacks the room `team`; {row}")]);
     let sources = [ROOT, ("ops/mod.rs", "")];
-    let gone = "c/README.md draws the room `heap`, which c/src does not have";
-    assert_eq!(faults(TABLE, &sources), [gone, "c/README.md says that `ops` uses `heap`; expected nothing"]);
+    let gone = "c/README.md has the room `heap`, which c/src lacks";
+    assert_eq!(faults(TABLE, &sources), [gone, "c/README.md lists for `ops` the use of `heap`; expected nothing"]);
 }
 
 #[test]

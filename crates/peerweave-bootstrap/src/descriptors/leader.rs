@@ -169,9 +169,8 @@ impl Call<'_> {
         true
     }
 
-    /// Collects the members that have sent all of their hello. A connection that has not, and still
-    /// may, stays a stranger. Gives `false` where a member came for whose descriptor there was no
-    /// room.
+    /// Collects the members that have sent a complete hello. Other connections stay unidentified
+    /// until their time limit. Returns `false` if no descriptor was free for that of a member.
     fn listen(&self, strangers: &mut Vec<Stranger>, token: &Token, hand: Hand<'_>, guests: &mut [Option<Guest>]) -> bool {
         let now = Instant::now();
         let mut has_room = true;

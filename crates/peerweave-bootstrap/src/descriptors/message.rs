@@ -1,8 +1,6 @@
-//! Bytes and descriptors in one message of a Unix socket. Never blocks, and nothing here knows what
-//! they are for.
+//! Sends and receives bytes with descriptors in one message of a Unix socket. Never blocks.
 //!
-//! Invariant: every descriptor that is received is owned at once, so that one that nobody wants is
-//! closed.
+//! Invariant: every received descriptor is owned at once, so that one that is not used is closed.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,11 +10,11 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// How many descriptors one message carries. The kernel takes up to 253.
+/// Maximum number of descriptors in one message. The kernel's limit is 253.
 pub(super) const PER_MESSAGE: usize = 64;
 
-/// Sends bytes with up to [`PER_MESSAGE`] descriptors; how many bytes went. The descriptors go with
-/// the first one.
+/// Sends bytes with up to [`PER_MESSAGE`] descriptors, which go with the first byte. Returns the
+/// number of bytes sent.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PER_MESSAGE))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -26,8 +24,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
 }
 
-/// Receives bytes, and appends the descriptors that come along. `WouldBlock` where nothing is
-/// there.
+/// Receives bytes, and appends the descriptors sent with them. `WouldBlock` if there are none.
 pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PER_MESSAGE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -4,9 +4,9 @@
 //! leader, listens on a socket with a random abstract name. The others connect and present a random
 //! token. The leader collects the descriptors, if each member has one, and then distributes them.
 //!
-//! Invariants: [1] a descriptor goes only to a process of this user (or the superuser) that has
-//! shown the token; [2] from others at most a hello is read, and the descriptors that they send are
-//! closed; [3] nothing has a name in a file system.
+//! Invariants: [1] a descriptor is sent only to a process of this user (or the superuser) that has
+//! sent the token; [2] from other processes at most a hello is read, and the descriptors that they
+//! send are closed; [3] nothing has a name in a file system.
 
 use std::collections::HashSet;
 use std::io;
@@ -37,8 +37,8 @@ const HELLO_LEN_BYTES: usize = MAGIC.len() + TOKEN_LEN_BYTES + 4;
 const GIVEN: u8 = 1;
 /// First byte of the message with the members that did not connect by the deadline.
 const LATE: u8 = 2;
-/// First character of what takes the place of the leader's under the key where a member has failed:
-/// its number and its words follow.
+/// First character of the value that a failed member stores in place of the leader's address: its
+/// number and its message follow.
 const FAILED: char = '!';
 /// Interval at which a waiting member checks for lost PEs.
 const LOOK_AROUND: Duration = Duration::from_millis(200);
@@ -57,9 +57,9 @@ impl Rendezvous {
     /// All `members`, in the same order of such calls for the same members.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] names the members that did not come, [`BootstrapError::PeLost`]
-    /// a PE that was lost meanwhile, [`BootstrapError::PeFailed`] one that could not come for a
-    /// reason of its own; [`BootstrapError::Misuse`] for a list without this PE, or a descriptor
+    /// [`BootstrapError::Timeout`] names the members that did not arrive,
+    /// [`BootstrapError::PeLost`] a PE that was lost meanwhile, [`BootstrapError::PeFailed`] a
+    /// member that failed; [`BootstrapError::Misuse`] for a list without this PE, or a descriptor
     /// where none or one was expected.
     ///
     /// ```
@@ -116,10 +116,10 @@ impl Rendezvous {
     /// As [`share_descriptor`](Self::share_descriptor).
     ///
     /// # Errors
-    /// As [`share_descriptor`](Self::share_descriptor); also [`BootstrapError::Io`] where the limit
-    /// of open descriptors is reached: each member needs as many as there are members, and the
-    /// first one twice that. (The others get [`BootstrapError::PeFailed`], unless it came by what
-    /// was theirs before.)
+    /// As for [`share_descriptor`](Self::share_descriptor); also [`BootstrapError::Io`] if the
+    /// limit of open descriptors is reached: each member needs as many as there are members, and
+    /// the first one twice that. The others then get [`BootstrapError::PeFailed`], unless they
+    /// already have all descriptors.
     pub fn exchange_descriptors(&self, members: &[Pe], fd: OwnedFd) -> Result<Vec<OwnedFd>, BootstrapError> {
         let call = Call::new(self, "exchange_descriptors", members, self.deadline())?;
         if call.leads() {
@@ -139,13 +139,13 @@ struct Call<'a> {
     members: &'a [Pe],
     /// This PE's index in `members`.
     place: usize,
-    /// Under which the leader says where it listens.
+    /// Key under which the leader stores its address.
     key: String,
     start: Instant,
     deadline: Instant,
 }
 
-/// What a member reads of the leader.
+/// The leader's answer to a member.
 struct Given {
     fds: Vec<OwnedFd>,
     missing: Option<Vec<Pe>>,
@@ -187,13 +187,13 @@ impl<'a> Call<'a> {
     /// Connects to the leader, with or without a descriptor, and receives `n_fds` descriptors.
     fn follow(&self, fd: Option<BorrowedFd<'_>>, n_fds: usize) -> Result<Vec<OwnedFd>, BootstrapError> {
         let place = self.rendezvous.get_by(&self.key, self.deadline).map_err(|error| match error {
-            // Who puts it there is the leader.
+            // The leader stores it.
             BootstrapError::Timeout { .. } => self.timeout(vec![self.members[0]]),
             error => error,
         })?;
         let (mut name, mut token) = self.place_told(&place)?;
-        // A connection that ends early was pushed out by a crowd of strangers, unless the leader is
-        // gone.
+        // A connection that ends early was dropped in favour of newer ones, unless the leader has
+        // died.
         loop {
             let given = match self.come(&name, &token, fd) {
                 Ok(stream) => self.take(&stream, n_fds),
@@ -216,14 +216,14 @@ impl<'a> Call<'a> {
                         (name, token) = self.place_told(&place)?;
                     }
                 }
-                // The others have what this one brought, and are not kept.
+                // The others already have this PE's descriptor, so they are not delayed.
                 Err(error) => return Err(BootstrapError::io(self.name, &error)),
             }
         }
     }
 
-    /// Where the leader listens, with the token for it, as it said or as a member said that has
-    /// failed.
+    /// Parses the value under the key: the leader's address with the token, or the failure of a
+    /// member.
     fn place_told(&self, told: &[u8]) -> Result<(String, Token), BootstrapError> {
         let told = str::from_utf8(told).map_err(|_| self.wrong("place"))?;
         match told.strip_prefix(FAILED) {
@@ -247,7 +247,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Connects to the leader and says hello.
+    /// Connects to the leader and sends a hello.
     fn come(&self, name: &str, token: &Token, fd: Option<BorrowedFd<'_>>) -> io::Result<UnixStream> {
         let stream = connect_unix(name, self.deadline)?;
         let mut hello = MAGIC.to_vec();
@@ -260,7 +260,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Takes what the leader gives.
+    /// Receives the leader's answer.
     fn take(&self, stream: &UnixStream, n_fds: usize) -> io::Result<Given> {
         let mut given = Given { fds: Vec::with_capacity(n_fds), missing: None };
         while given.fds.len() < n_fds {
@@ -277,7 +277,7 @@ impl<'a> Call<'a> {
                     given.missing = Some(words.iter().map(|word| Pe::new(u32::from_le_bytes(*word))).collect());
                     return Ok(given);
                 }
-                // The kernel leaves out what the process has no room for.
+                // The kernel drops descriptors that exceed the limit of the process.
                 [GIVEN, n] if usize::from(n) > fds.len() => return Err(no_room()),
                 [GIVEN, n] if usize::from(n) == fds.len() && n > 0 && given.fds.len() + fds.len() <= n_fds => {
                     given.fds.extend(fds)
@@ -288,7 +288,7 @@ impl<'a> Call<'a> {
         Ok(given)
     }
 
-    /// Fills `buffer`, with the descriptors that come along.
+    /// Fills `buffer`, and returns the descriptors sent with it.
     fn read(&self, stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
         let mut fds = Vec::new();
         let mut filled = 0;

@@ -38,8 +38,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             (machine.unwrap_or_else(|| (pe.saturating_sub(local_pe) / local_n_pes).min(n_machines - 1)), n_machines)
         }
     };
-    // Each machine has a starter of its own, so that several machines need an address that is
-    // chosen.
+    // Each machine has its own starter, so a job on several machines needs a given address.
     let starter = if n_machines == 1 { vars.0.starter(names::PMI_RANK) } else { None };
     let Some(starter) = starter.or_else(|| (n_pes == 1 || vars.is_set(names::RENDEZVOUS)).then(String::new)) else {
         return Err(vars.wrong(names::RENDEZVOUS, "unix:@NAME or tcp:HOST:PORT, since this launcher names neither job nor host"));
@@ -57,9 +56,9 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     }))
 }
 
-/// Whether `srun` set these variables: its plugins for PMI number PEs as its own variables do, and
-/// the latter say more. Hydra inside an allocation starts one process of Slurm on each machine,
-/// which has another number.
+/// Returns whether `srun` set these variables: its PMI plug-ins number PEs like its own variables,
+/// which have more information. Hydra inside an allocation starts one process of Slurm on each
+/// machine, which has another number.
 fn is_slurms(vars: &Reader<'_>) -> bool {
     let same = |name, other: &[&str]| {
         let value = vars.text(name);

@@ -1,14 +1,14 @@
 //! Names of the variables that describe the position of a PE: Peerweave's own and those of
 //! supported launchers.
 //!
-//! Reads nothing. If several launchers have set variables (an `mpirun` inside a Slurm allocation),
-//! Peerweave's own take precedence, then those of torchrun, Open MPI, MPICH and Slurm. A variable
-//! that is empty counts as not set.
+//! If several launchers have set variables (an `mpirun` inside a Slurm allocation), Peerweave's own
+//! take precedence, then those of torchrun, Open MPI, MPICH and Slurm. An empty variable counts as
+//! not set.
 //!
-//! Without [`TOKEN`] the token is derived from what identifies the job. That keeps jobs apart that
-//! meet by accident; it does not keep out who reads the job's identity. On one machine the kernel's
-//! word on the other process's user does; between machines set [`TOKEN`] where the network is not
-//! trusted.
+//! Without [`TOKEN`] the token is derived from the identity of the job. That keeps jobs from
+//! connecting to each other by accident, but does not keep out a process that knows the identity.
+//! On one machine the kernel confirms the user of the other process; between machines set [`TOKEN`]
+//! if the network is not trusted.
 
 /// Index of this PE in the job, from 0. Set by `peerweave run`, as the next eight.
 pub const PE: &str = "PEERWEAVE_PE";
@@ -69,7 +69,7 @@ pub const PMIX_RANK: &str = "PMIX_RANK";
 /// PMIx: the job.
 pub const PMIX_NAMESPACE: &str = "PMIX_NAMESPACE";
 
-/// PMI-1, which MPICH, Intel MPI and others speak: index of this PE.
+/// PMI-1 (MPICH, Intel MPI and others): index of this PE.
 pub const PMI_RANK: &str = "PMI_RANK";
 /// PMI-1: number of PEs.
 pub const PMI_SIZE: &str = "PMI_SIZE";

@@ -47,9 +47,9 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             None => return Err(vars.wrong(names::LOCAL_PE, format!("the index of PE {pe} on its machine"))),
         },
     };
-    // Open MPI says neither which machine this is nor how many there are (its NODE_RANK is an index
-    // on the machine), and it may place PEs by turns. Machines alike and filled in order is what
-    // its default placement does.
+    // Open MPI sets neither the index nor the number of machines (its NODE_RANK is an index on the
+    // machine), and it may place PEs round-robin. This assumes equal machines that are filled in
+    // order, its default placement.
     let (machine, n_machines) = match local_n_pes == n_pes {
         true => (0, 1),
         false => {

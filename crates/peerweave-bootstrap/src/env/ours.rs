@@ -20,7 +20,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Job>, BootstrapError> {
         _ => vars.required(names::MACHINE, 0, n_machines - 1)?,
     };
     let (local_pe, local_n_pes) = match n_machines {
-        // All are local: what is said has to agree, and need not be said.
+        // All are local: fields that are set must agree, and need not be set.
         1 => {
             let local_n_pes = vars.number(names::LOCAL_N_PES, n_pes, n_pes)?.unwrap_or(n_pes);
             (vars.number(names::LOCAL_PE, 0, local_n_pes - 1)?.unwrap_or(pe), local_n_pes)
@@ -50,7 +50,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Job>, BootstrapError> {
         launcher: Launcher::Peerweave,
         rendezvous,
         token: token.unwrap_or(Job::single().token),
-        // The launcher says so where it is.
+        // The launcher sets its address.
         token_is_public: false,
         served: Served::ByLauncher,
         interface: vars.interface(),

@@ -17,7 +17,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     if !vars.is_set(names::SLURM_PROCID) || !vars.is_set(names::SLURM_STEP_ID) {
         return Ok(None);
     }
-    // Batch scripts, external processes and interactive shells are steps with numbers from the top,
+    // Batch scripts, external processes and interactive shells are steps with the highest numbers,
     // which no `srun` gets.
     const NO_STEP: u32 = 0xffff_fff0;
     let step = vars.parse::<u32>(names::SLURM_STEP_ID, "the number of a step")?.unwrap_or(NO_STEP);

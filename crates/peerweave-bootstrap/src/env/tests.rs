@@ -282,6 +282,6 @@ fn derived_token_is_marked_and_can_be_refused() {
     assert!(job(&format!("{torchrun} PEERWEAVE_REQUIRE_TOKEN=1 PEERWEAVE_TOKEN={HEX}")).is_ok());
     assert!(job(&format!("{torchrun} PEERWEAVE_REQUIRE_TOKEN=0")).is_ok());
     assert!(job(&format!("{torchrun} PEERWEAVE_REQUIRE_TOKEN=yes")).is_err());
-    // A single PE meets nobody.
+    // A single PE needs no rendezvous.
     assert!(job("PEERWEAVE_REQUIRE_TOKEN=1").is_ok());
 }

@@ -58,7 +58,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     let (machine, n_machines) = match local_n_pes == n_pes {
         true => (0, 1),
         false => {
-            // Without torchrun's word on it the machines are taken to be alike.
+            // If torchrun does not set the number of machines, they are assumed to be equal.
             let least = n_pes.div_ceil(local_n_pes).max(2);
             let n_machines = vars.number(names::GROUP_WORLD_SIZE, 2, n_pes)?.unwrap_or(least);
             let machine = vars.number(names::GROUP_RANK, 0, n_machines - 1)?;

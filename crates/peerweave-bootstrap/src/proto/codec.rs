@@ -1,7 +1,7 @@
 //! Encodes and decodes frames.
 //!
-//! Invariant: `decode` is the only way in. It reads through `Reader`, which checks every length
-//! before it takes anything.
+//! Invariant: untrusted bytes pass only through `decode`. It reads through `Reader`, which checks
+//! every length first.
 
 use super::{
     Collective, Fault, Frame, HELLO_FRAME_LEN_BYTES, Hello, MAGIC, MAX_BLOB_LEN_BYTES, MAX_DETAIL_LEN_BYTES, MAX_FRAME_LEN_BYTES,

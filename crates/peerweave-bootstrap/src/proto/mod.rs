@@ -1,11 +1,11 @@
 //! Wire format of the rendezvous: length-prefixed frames, and their decoder for untrusted data.
 //!
-//! No input or output here: see [`Server`](crate::Server) and [`Rendezvous`](crate::Rendezvous). A
-//! frame is a `u32` length of what follows, one byte of kind, then the kind's fields; integers are
-//! little-endian, text and blobs carry a `u32` length.
+//! Without input or output: see [`Server`](crate::Server) and [`Rendezvous`](crate::Rendezvous). A
+//! frame is a `u32` length of the rest, one byte of kind, then the kind's fields; integers are
+//! little-endian, text and blobs have a `u32` length prefix.
 //!
-//! Invariant: the decoder allocates nothing that the limits below do not allow, never panics, and
-//! is canonical: what it accepts encodes back to the very same bytes.
+//! Invariant: the decoder allocates nothing beyond the limits below, never panics, and is
+//! canonical: what it accepts encodes back to the same bytes.
 
 use peerweave_types::Pe;
 
@@ -138,7 +138,7 @@ pub enum Frame {
     Enter {
         /// The round, with [`ROUND_BIT`].
         request: u64,
-        /// Which call.
+        /// The call.
         collective: Collective,
         /// Its label, the same on every PE.
         label: String,
@@ -149,7 +149,7 @@ pub enum Frame {
     Put {
         /// Chosen by the client.
         request: u64,
-        /// Under which key.
+        /// The key.
         key: String,
         /// The value.
         value: Vec<u8>,
@@ -158,7 +158,7 @@ pub enum Frame {
     Get {
         /// Chosen by the client.
         request: u64,
-        /// Which key.
+        /// The key.
         key: String,
         /// Whether to answer only once there is a value.
         wait: bool,
@@ -167,7 +167,7 @@ pub enum Frame {
     Remove {
         /// Chosen by the client.
         request: u64,
-        /// Which key.
+        /// The key.
         key: String,
     },
     /// Client: asks whether a PE is lost. Answered by `Done` or `Failed`.
@@ -204,31 +204,31 @@ pub enum Frame {
     },
     /// Server: the request is complete.
     Done {
-        /// Which.
+        /// The request.
         request: u64,
     },
     /// Server: the value under the key.
     Value {
-        /// Of which request.
+        /// The request.
         request: u64,
         /// The value.
         value: Vec<u8>,
     },
     /// Server: there is no such key yet.
     Absent {
-        /// Of which request.
+        /// The request.
         request: u64,
     },
     /// Server: the request is cancelled, and these PEs were what it waited for.
     Late {
-        /// Which.
+        /// The request.
         request: u64,
-        /// Who had not arrived, ascending.
+        /// The PEs that had not arrived, ascending.
         missing: Vec<u32>,
     },
     /// Server: the request cannot complete.
     Failed {
-        /// Which.
+        /// The request.
         request: u64,
         /// Why.
         fault: Fault,
@@ -236,7 +236,7 @@ pub enum Frame {
     /// Server: a PE is lost. Sent to all PEs without a request, so that they know it even after the
     /// server has died.
     Lost {
-        /// Which, and how.
+        /// The PE, and how it was lost.
         fault: Fault,
     },
 }

@@ -111,16 +111,16 @@ impl Rendezvous {
     /// rendezvous at a time; a program that needs it in several places must share it.
     ///
     /// With torchrun's variables on one machine, a PE whose process ends before it has joined is
-    /// lost too, half a second later, if its process was seen by then: `/proc` is read for that.
-    /// The README of the crate says what is taken for a PE's process.
+    /// also reported as lost, half a second later, if its process was seen in `/proc` by then. The
+    /// README of the crate describes which processes are watched.
     ///
     /// # Collective
     /// All PEs of the job, each once.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] names who did not come, [`BootstrapError::PeLost`] who went
-    /// meanwhile; [`BootstrapError::Refused`] says that the job at this place is another one,
-    /// [`BootstrapError::Misuse`] that the job contradicts itself.
+    /// [`BootstrapError::Timeout`] names the PEs that did not arrive, [`BootstrapError::PeLost`] a
+    /// PE that was lost meanwhile; [`BootstrapError::Refused`] if the server belongs to another
+    /// job, [`BootstrapError::Misuse`] for a job with inconsistent fields.
     pub fn join(job: &Job, options: Options) -> Result<Self, BootstrapError> {
         let start = Instant::now();
         // Practically unlimited, but still a valid time.

@@ -1,18 +1,18 @@
-//! The processes of a job whose launcher names nobody that ends: torchrun's, on one machine, from
-//! the outside.
+//! Watches the processes of a job of torchrun on one machine, because torchrun does not report a
+//! process that ends.
 //!
-//! A PE that dies before it connects leaves no trace at the rendezvous. Where all PEs are children
-//! of one agent, its processes can be watched instead. Reads `/proc` and starts nothing; reports go
-//! to [`super`].
+//! A PE that dies before it connects leaves no trace at the rendezvous. If all PEs are children of
+//! one agent, its processes can be watched instead. Reads `/proc` and starts nothing; [`super`]
+//! gets the reports.
 //!
-//! Invariants. [1] A process is of rank `n` if this user runs it in this PID namespace, its
-//! environment names rank `n` of this very job, and so do the environments of its ancestors up to
-//! the agent, the one process that started this PE's rank too. [2] A rank has ended only if one of
-//! its processes ran this program, every process of it that was ever seen has ended, and for
-//! [`GRACE`] no process of this machine has named it: a shell that becomes the program by `exec`,
-//! helpers, forks, and a program that goes on in its child are no deaths. [3] A process is told by
-//! its number and the moment of its start, so that a number that is used again is another process.
-//! [4] What cannot be read, or was never seen, is not judged.
+//! Invariants. [1] A process has rank `n` if this user runs it in this PID namespace, its
+//! environment has rank `n` of this job, and so do the environments of its ancestors up to the
+//! agent, which also started this PE's rank. [2] A rank has ended only if one of its processes ran
+//! this program, every process of it that was seen has ended, and for [`GRACE`] no process of this
+//! machine has had its number. So a shell that becomes the program by `exec`, helpers, forks, and a
+//! program that continues in its child are not deaths. [3] A process is identified by its process
+//! ID and start time, because process IDs are reused. [4] A process that cannot be read, or was
+//! never seen, is not reported.
 
 use std::collections::HashSet;
 use std::fs;
@@ -24,17 +24,17 @@ use crate::env::names;
 use crate::env::starter::{Process, agent_of_variable, parent_of, value};
 use crate::job::{Job, Launcher, Served};
 
-/// For how long no process may name a rank whose processes have ended: an agent may start one after
-/// the other.
+/// Time for which no process may have a rank whose processes have ended: an agent may start one
+/// after the other.
 const GRACE: Duration = Duration::from_millis(500);
-/// How often to look, at first and later.
+/// Interval between two checks, at first and later.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
 /// When later begins.
 const AT_FIRST: Duration = Duration::from_secs(2);
-/// More processes of one rank than are watched: then nothing is said of it.
+/// Maximum number of watched processes of one rank; a rank with more is not reported.
 const MAX_MEMBERS: usize = 64;
 
-/// What tells a job of torchrun from others of this user.
+/// The variables that identify a job of torchrun among others of this user.
 const IDENTITY: [&str; 5] =
     [names::WORLD_SIZE, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID, names::TORCHELASTIC_RESTART_COUNT, names::RENDEZVOUS];
 
@@ -64,7 +64,7 @@ struct Rank {
 }
 
 impl Siblings {
-    /// Those of this process. `None` where its launcher says by itself that a PE has ended, the PEs
+    /// Finds the processes of this job. `None` if the launcher itself reports PEs that end, the PEs
     /// are on several machines, or this process was not started with the variables of this job.
     pub(crate) fn of(job: &Job) -> Option<Self> {
         if job.launcher != Launcher::Torchrun || job.served != Served::ByPe0 || !job.is_on_one_machine() {
@@ -89,12 +89,12 @@ impl Siblings {
         })
     }
 
-    /// Looks, if it is time to, at the ranks that have not come. Gives each that has ended once,
-    /// with what to say of it.
+    /// Checks the ranks that have not joined, if the interval has passed. Returns each rank that
+    /// has ended once, with the reason.
     pub(crate) fn look(&mut self, awaited: &[u32]) -> Vec<(u32, String)> {
         let now = Instant::now();
         let every = if now - self.since < AT_FIRST { LOOK_EVERY.0 } else { LOOK_EVERY.1 };
-        // Where the PEs are many, each looks less often.
+        // With many PEs, each checks less often.
         let every = every + Duration::from_millis(self.ranks.len() as u64 / 8);
         if self.looked_at.is_some_and(|looked_at| now - looked_at < every) {
             return Vec::new();
@@ -111,7 +111,7 @@ impl Siblings {
         awaited.into_iter().filter_map(|rank| self.judge(rank, now).map(|what| (rank, what))).collect()
     }
 
-    /// What to say of a rank if it has ended.
+    /// Returns the reason if a rank has ended.
     fn judge(&mut self, index: u32, now: Instant) -> Option<String> {
         let rank = &mut self.ranks[index as usize];
         if rank.is_over || !rank.ran || rank.members.len() >= MAX_MEMBERS || rank.members.iter().any(|member| member.lives()) {
@@ -121,7 +121,8 @@ impl Siblings {
         let is_first_look = rank.gone_since.is_none();
         let gone_since = *rank.gone_since.get_or_insert(now);
         if is_first_look || now - gone_since >= GRACE {
-            // One that is not below the agent any more, since the process between them has ended.
+            // A process that is no longer a descendant of the agent, because the process between
+            // them has ended.
             let others: Vec<i32> = numbers(Path::new("/proc")).filter(|&pid| self.rank_of(pid) == Some(index)).collect();
             let rank = &mut self.ranks[index as usize];
             rank.members.extend(others.into_iter().filter_map(Process::of));

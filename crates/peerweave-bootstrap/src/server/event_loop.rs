@@ -1,8 +1,8 @@
 //! The poll loop of the server. [`super::board`] interprets frames, and [`super::wire`] moves their
 //! bytes.
 //!
-//! Invariant: a connection is in `connections` exactly while its socket is open and registered; a
-//! PE's seat is given up in the same step in which its connection is removed.
+//! Invariant: a connection is in `connections` exactly while its socket is open and registered; the
+//! seat of a PE is released in the same step in which its connection is removed.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -23,15 +23,17 @@ const DOOR: PollToken = PollToken(0);
 pub(super) const WAKER: PollToken = PollToken(1);
 /// Links count from here: a connection polls as `2 * link`, its process as `2 * link + 1`.
 const FIRST_LINK: Link = 1;
-/// How long a connection that is to close may take to read its last answers.
+/// Time for which a closing connection may read its last answers.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How long to leave the door closed when the system has no descriptor for another connection.
+/// Pause between attempts to accept when the process has no free descriptor.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(10);
-/// How many connections are taken between two looks at the PEs, the orders and the clock.
+/// Maximum number of connections accepted between two checks of the PEs, the commands and the
+/// clock.
 const MAX_ACCEPTS: usize = 32;
-/// How many times a connection is read in one turn, before others have theirs.
+/// Maximum number of reads of one connection per turn.
 const MAX_READS: usize = 32;
-/// The same for the last time, after which what is left is lost: more than a socket holds.
+/// Maximum number of reads of a connection whose process has ended: more than a socket buffer
+/// holds.
 const MAX_LAST_READS: usize = 4096;
 
 pub(super) struct EventLoop {
@@ -51,7 +53,7 @@ pub(super) struct EventLoop {
     /// Closing connections with answers left, in the order of their deadlines.
     leaving: VecDeque<Link>,
     retry_door_at: Option<Instant>,
-    /// More connections wait than were taken in one turn. The door does not ring again for them.
+    /// More connections are pending than were accepted in one turn. There is no new event for them.
     crowd_at_door: bool,
     /// Connections that had more to say than is read in one turn. They do not ring again for it.
     unfinished: Vec<Link>,
@@ -107,7 +109,7 @@ impl EventLoop {
             }
             for event in &events {
                 match event.token() {
-                    // After all others: a PE that is known comes before one that is not.
+                    // Last, so that events of joined PEs are handled before new connections.
                     DOOR => at_door = true,
                     WAKER => orders = true,
                     PollToken(token) => {
@@ -159,7 +161,7 @@ impl EventLoop {
         while let Some(link) = self.strangers.front().copied() {
             match self.connections.get(&link).map(|connection| &connection.who) {
                 Some(Who::Stranger(by)) if *by > now => break,
-                Some(Who::Stranger(_)) => self.turn_away(link, "it did not say who it is in time"),
+                Some(Who::Stranger(_)) => self.turn_away(link, "it did not identify itself in time"),
                 _ => {}
             }
             self.strangers.pop_front();
@@ -178,7 +180,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes connections that wait at the door, as many as one turn allows.
+    /// Accepts pending connections, up to the limit per turn.
     fn welcome(&mut self) {
         self.crowd_at_door = false;
         for _ in 0..MAX_ACCEPTS {
@@ -191,10 +193,10 @@ impl EventLoop {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset => {}
-                    // No descriptors left, most likely: make room, and come back though the door
-                    // will not ring again.
+                    // Probably no descriptor is free: drop a connection, and try again later,
+                    // because there is no new event.
                     _ => {
-                        tracing::warn!(%error, "the rendezvous cannot take a connection");
+                        tracing::warn!(%error, "the rendezvous cannot accept a connection");
                         self.drop_oldest_stranger();
                         self.retry_door_at = Some(Instant::now() + NO_DESCRIPTORS);
                         return;
@@ -225,12 +227,12 @@ impl EventLoop {
     fn drop_oldest_stranger(&mut self) {
         while let Some(link) = self.strangers.pop_front() {
             if matches!(self.connections.get(&link), Some(Connection { who: Who::Stranger(_), .. })) {
-                return self.turn_away(link, "too many connections have not said who they are");
+                return self.turn_away(link, "too many connections have not identified themselves");
             }
         }
     }
 
-    /// Reads and writes what the connection allows.
+    /// Reads and writes without blocking.
     fn attend(&mut self, link: Link, readable: bool) {
         if readable {
             self.read(link, MAX_READS);
@@ -276,7 +278,7 @@ impl EventLoop {
                     frame
                 }
                 Ok(None) => {
-                    // A hello fills its room exactly: what is no frame by then never will be.
+                    // A hello has exactly this length, so the data can never become a frame.
                     if matches!(connection.who, Who::Stranger(_)) && connection.inbox.len() >= HELLO_FRAME_LEN_BYTES {
                         self.misbehaved(link, ProtocolError::OutOfPlace { kind: "long" });
                     } else {
@@ -326,7 +328,7 @@ impl EventLoop {
     }
 
     fn process_ended(&mut self, link: Link) {
-        // It may have said something before it ended.
+        // Its last frames may not have been read.
         self.read(link, MAX_LAST_READS);
         if let Some(connection) = self.connections.get(&link) {
             tracing::debug!(pid = connection.pid, "the process of a PE has ended, its socket lives on in another process");
@@ -349,7 +351,7 @@ impl EventLoop {
         }
     }
 
-    /// Says why, and closes.
+    /// Sends the reason, and closes.
     fn refuse(&mut self, link: Link, reason: Refusal) {
         let refused = Frame::Refused { reason }.to_bytes().into();
         self.perform(vec![Action::Send(link, refused), Action::Close(link)]);
@@ -367,8 +369,8 @@ impl EventLoop {
         tracing::debug!(why, "the rendezvous drops a connection");
     }
 
-    /// Does what the board says, and what follows from that: a connection that breaks on the way is
-    /// a loss of its own.
+    /// Executes the board's actions, and their consequences: a connection that breaks meanwhile is
+    /// another loss.
     fn perform(&mut self, mut out: Vec<Action>) {
         let mut touched: Vec<Link> = Vec::new();
         while !out.is_empty() {
@@ -403,7 +405,7 @@ impl EventLoop {
         }
     }
 
-    /// Sends what the socket takes. `false`: this connection is over.
+    /// Sends without blocking. `false` if the connection must be closed.
     fn sends(&mut self, link: Link) -> bool {
         let Some(connection) = self.connections.get_mut(&link) else { return true };
         let sent = connection.outbox.flush(&mut connection.pipe).is_ok();
@@ -435,7 +437,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes orders; how long to linger, if one of them is to end.
+    /// Executes commands. Returns how long to linger if one of them ends the server.
     fn obey(&mut self) -> Option<Duration> {
         let mut end = None;
         let mut out = Vec::new();
@@ -443,7 +445,7 @@ impl EventLoop {
             match command {
                 Command::ReportLost(pe, why) => self.shared.board().report_lost(pe.get(), &why, &mut out),
                 Command::Sync(answer) => {
-                    // Nobody may wait for it any more.
+                    // The receiver may have timed out.
                     let _ = answer.send(());
                 }
                 Command::End { linger } => end = Some(linger),
@@ -453,11 +455,11 @@ impl EventLoop {
         end
     }
 
-    /// Tells everybody who waits, and gives them `linger` to read it.
+    /// Fails all pending requests, and gives the PEs `linger` to read the answers.
     fn finish(&mut self, linger: Duration, events: &mut Events) {
-        // What was said before the end counts: PE 0 may just have given up, and why is what the
-        // others are to be told. A PE of this process is read last: if it ends because another one
-        // was lost, that loss is the first.
+        // Frames sent before the end count: PE 0 may just have given up, and the others need its
+        // reason. A PE of this process is read last: if it ends because another one was lost, that
+        // loss is the first.
         let mut links: Vec<Link> = self.connections.keys().copied().collect();
         let own = Some(std::process::id());
         links.sort_by_key(|link| self.connections.get(link).is_some_and(|connection| connection.pid == own));
@@ -492,6 +494,7 @@ fn watch(registry: &mio::Registry, link: Link, pid: Option<u32>) -> Option<std::
         let result = registry.register(&mut mio::unix::SourceFd(&process.as_raw_fd()), token, Interest::READABLE);
         result.map(|()| process).map_err(|_| rustix::io::Errno::INVAL)
     });
-    // Old kernels and some sandboxes have no such call; the socket's end is what tells then.
+    // Old kernels and some sandboxes have no such call; then the end of the socket reports the
+    // process's end.
     watched.inspect_err(|error| tracing::debug!(pid, %error, "the process of a PE cannot be watched")).ok()
 }

@@ -1,7 +1,7 @@
 //! Non-blocking sockets of the server, and one connection's buffers. Decides nothing: see
 //! [`super::event_loop`].
 //!
-//! Invariant: of an `Outbox` the bytes leave in the order in which they were pushed, each once.
+//! Invariant: the bytes of an `Outbox` are sent in the order in which they were pushed, each once.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -40,8 +40,8 @@ impl Door {
         }
     }
 
-    /// Takes the next connection, with the process on its other side where the system tells. `None`
-    /// in the place of the connection: it was another user's and is closed already.
+    /// Accepts the next connection and returns it with the process on its other side, if the system
+    /// reports it. `None` in place of the connection: it belonged to another user and is closed.
     pub(super) fn accept(&self) -> io::Result<Option<(Pipe, Option<u32>)>> {
         match self {
             #[cfg(target_os = "linux")]
@@ -128,10 +128,9 @@ impl Pipe {
 #[derive(Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
-    /// How much of the front is sent.
+    /// Number of sent bytes of the front.
     sent_len_bytes: usize,
-    /// Bytes in the queue that belong to this connection alone; what is shared with others costs
-    /// nothing more.
+    /// Bytes in the queue that belong to this connection alone; shared bytes cost no more.
     own_len_bytes: usize,
 }
 
@@ -151,7 +150,7 @@ impl Outbox {
         self.own_len_bytes
     }
 
-    /// Sends what the socket takes.
+    /// Sends without blocking.
     pub(super) fn flush(&mut self, pipe: &mut Pipe) -> io::Result<()> {
         while let Some(front) = self.queue.front() {
             let Some(sent) = pipe.write(&front[self.sent_len_bytes..])? else { return Ok(()) };
@@ -166,24 +165,24 @@ impl Outbox {
     }
 }
 
-/// Who a connection is.
+/// The state of a connection.
 pub(super) enum Who {
-    /// It has not said, and has to by then.
+    /// It has not identified itself, and must by then.
     Stranger(Instant),
     Pe(u32),
-    /// Nothing it says matters any more; it goes when its outbox is empty, or then.
+    /// Its frames are ignored; it closes when its outbox is empty, or then.
     Leaving(Instant),
 }
 
 pub(super) struct Connection {
     pub(super) pipe: Pipe,
     pub(super) who: Who,
-    /// The process, where the system tells.
+    /// The process, if the system reports it.
     pub(super) pid: Option<u32>,
     /// Bytes that are read and not decoded.
     pub(super) inbox: Vec<u8>,
     pub(super) outbox: Outbox,
-    /// Ready once the process has ended, even where a forked child keeps the socket open.
+    /// Readable once the process has ended, even if a forked child keeps the socket open.
     #[cfg(target_os = "linux")]
     pub(super) process: Option<std::os::fd::OwnedFd>,
 }
@@ -203,7 +202,7 @@ impl Connection {
 
     /// Ends the polling of the socket and of the process.
     pub(super) fn unregister(&mut self, registry: &Registry) {
-        // A failure means that the system does not watch it, which is what is wanted.
+        // A failure means that the system does not watch it, which is the goal.
         let _ = self.pipe.unregister(registry);
         #[cfg(target_os = "linux")]
         if let Some(process) = &self.process {

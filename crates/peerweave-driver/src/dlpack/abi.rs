@@ -1,16 +1,16 @@
-//! DLPack's structs as C has them: version 0.8 (`DLManagedTensor`) and 1.x
+//! DLPack's structs with the layout of C: version 0.8 (`DLManagedTensor`) and 1.x
 //! (`DLManagedTensorVersioned`). Plain data; nothing is owned here.
 
 use std::ffi::c_void;
 
 /// The major version whose layout [`DLManagedTensorVersioned`] has.
 pub const DLPACK_MAJOR_VERSION: u32 = 1;
-/// The tensor must not be written.
+/// The tensor is read-only.
 pub const DLPACK_FLAG_BITMASK_READ_ONLY: u64 = 1;
 /// The producer made a copy for the consumer.
 pub const DLPACK_FLAG_BITMASK_IS_COPIED: u64 = 1 << 1;
 
-/// The kind of a [`DLDevice`]: any number may come, so it is no enum.
+/// The kind of a [`DLDevice`]. Not an enumeration, because a producer may send any number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct DLDeviceType(pub i32);
@@ -26,17 +26,17 @@ impl DLDeviceType {
     pub const CUDA_MANAGED: Self = Self(13);
 }
 
-/// Where a tensor is.
+/// The device of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DLDevice {
     /// The kind of device.
     pub device_type: DLDeviceType,
-    /// Which of its kind; for CUDA the ordinal.
+    /// Its index among devices of this kind; for CUDA the ordinal.
     pub device_id: i32,
 }
 
-/// The class of a [`DLDataType`]: any number may come, so it is no enum.
+/// The class of a [`DLDataType`]. Not an enumeration, because a producer may send any number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct DLDataTypeCode(pub u8);
@@ -52,7 +52,7 @@ impl DLDataTypeCode {
     pub const BFLOAT: Self = Self(4);
     /// Complex numbers.
     pub const COMPLEX: Self = Self(5);
-    /// Truth values.
+    /// Booleans.
     pub const BOOL: Self = Self(6);
     /// 8-bit floats with 4 exponent bits, finite, with one NaN. Since 1.1.
     pub const FLOAT8_E4M3FN: Self = Self(10);
@@ -76,9 +76,9 @@ pub struct DLDataType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DLPackVersion {
-    /// Another one has another layout.
+    /// The major version; each has its own layout.
     pub major: u32,
-    /// Grows with new types and devices.
+    /// The minor version, which grows with new types and devices.
     pub minor: u32,
 }
 
@@ -88,44 +88,44 @@ pub struct DLPackVersion {
 pub struct DLTensor {
     /// The address of the allocation, in device memory; null for no elements.
     pub data: *mut c_void,
-    /// Where it is.
+    /// The device of the memory.
     pub device: DLDevice,
-    /// How many dimensions it has.
+    /// Number of dimensions.
     pub ndim: i32,
     /// The type of its elements.
     pub dtype: DLDataType,
     /// `ndim` lengths.
     pub shape: *mut i64,
-    /// `ndim` distances, in elements; null for a tensor whose elements lie one after the other.
+    /// `ndim` strides in elements; null for a dense tensor in row-major order.
     pub strides: *mut i64,
-    /// From `data` to the first element, in bytes.
+    /// Offset from `data` to the first element, in bytes.
     pub byte_offset: u64,
 }
 
-/// A tensor and its owner's function, up to version 0.8.
+/// A tensor with its deleter, up to version 0.8.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLManagedTensor {
     /// The tensor.
     pub dl_tensor: DLTensor,
-    /// The producer's own.
+    /// Data of the producer.
     pub manager_ctx: *mut c_void,
-    /// Called once with this struct when the consumer does not need it any more; it frees the
-    /// struct too. Null where there is nothing to do.
+    /// Called once with this struct when the consumer no longer needs it; it frees the struct too.
+    /// Null if nothing is to be freed.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 
-/// A tensor and its owner's function, since version 1.0.
+/// A tensor with its deleter, since version 1.0.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLManagedTensorVersioned {
     /// The version of the layout. With another major version only `deleter` may be used.
     pub version: DLPackVersion,
-    /// The producer's own.
+    /// Data of the producer.
     pub manager_ctx: *mut c_void,
-    /// As [`DLManagedTensor::deleter`].
+    /// As for [`DLManagedTensor::deleter`].
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
-    /// Bits, such as [`DLPACK_FLAG_BITMASK_READ_ONLY`].
+    /// Flags, such as [`DLPACK_FLAG_BITMASK_READ_ONLY`].
     pub flags: u64,
     /// The tensor.
     pub dl_tensor: DLTensor,

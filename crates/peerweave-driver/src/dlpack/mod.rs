@@ -1,12 +1,11 @@
-//! Tensors of other frameworks by DLPack: PyTorch, JAX, CuPy and others hand out a pointer to a
-//! struct, whose owner is told when it is not needed any more.
+//! Imports tensors of other frameworks by DLPack. PyTorch, JAX, CuPy and others hand out a pointer
+//! to a struct with a deleter, which is called when the tensor is no longer needed.
 //!
-//! Neither copies nor makes tensors for others. What is taken becomes [`DeviceMemory`], so that all
-//! rules for that hold.
+//! It does not copy tensors or export any. An imported tensor becomes [`DeviceMemory`] and follows
+//! its rules.
 //!
-//! Invariant: the deleter of a tensor that was taken is called exactly once: at once where it is
-//! refused, else after every stream that used the memory has passed that work; never, where that
-//! cannot be known.
+//! Invariant: the deleter of an imported tensor is called exactly once: at once if it is refused,
+//! otherwise after every stream that used the memory has completed; never if that cannot be known.
 
 mod abi;
 
@@ -25,12 +24,12 @@ use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::{Access, DeviceBuffer, DeviceMemory, DriverError, Keep, context};
 
-/// A tensor that another framework handed over by DLPack: elements of `T`, one after the other in
-/// row-major order, on a CUDA device.
+/// A tensor that another framework exported by DLPack: dense elements of `T` in row-major order on
+/// a CUDA device.
 ///
-/// A [`DeviceBuffer`], to be read. [`into_memory`](Self::into_memory) gives memory that can be
-/// written, unless the producer forbids it. The producer gets the tensor back, by its deleter, when
-/// the last handle is gone and every stream that used the memory has passed that work.
+/// A [`DeviceBuffer`] that can be read. [`into_memory`](Self::into_memory) returns memory that can
+/// be written, unless the producer forbids it. The deleter is called when the last handle was
+/// dropped and every stream that used the memory has completed.
 ///
 /// ```no_run
 /// use std::ptr::NonNull;
@@ -52,23 +51,22 @@ pub struct DlpackTensor<T> {
 }
 
 impl<T: Element> DlpackTensor<T> {
-    /// Takes a tensor of DLPack up to 0.8: the content of a capsule named `dltensor`.
+    /// Imports a tensor of DLPack up to 0.8: the content of a capsule named `dltensor`.
     ///
     /// # Safety
-    /// - `tensor` points to a valid struct that the caller owns: nobody else uses it or calls its
+    /// - `tensor` points to a valid struct that the caller owns: nothing else uses it or calls its
     ///   deleter, whatever this returns.
     /// - `shape`, and `strides` unless it is null, point to `ndim` numbers; the memory has the
     ///   elements that they and `byte_offset` describe, on that device, until the deleter is
     ///   called.
-    /// - The deleter may be called on any thread, and takes by itself what it needs there, such as
-    ///   an interpreter's lock.
-    /// - Work that the tensor is given to on a stream comes after what the producer enqueued on the
-    ///   memory.
+    /// - The deleter may be called on any thread, and acquires what it needs there, such as an
+    ///   interpreter's lock.
+    /// - Work that uses the tensor on a stream is ordered after the producer's work on the memory.
     ///
     /// # Errors
-    /// [`DriverError::Dlpack`] for another device than CUDA's, another element type than `T`,
-    /// elements that do not lie one after the other, or an address that does not fit;
-    /// [`DriverError::NoSuchDevice`]. The deleter has been called then.
+    /// [`DriverError::Dlpack`] for a device that is not CUDA's, another element type than `T`,
+    /// strides that are not dense, or a misaligned address; [`DriverError::NoSuchDevice`]. The
+    /// deleter has been called then.
     pub unsafe fn from_managed(tensor: NonNull<DLManagedTensor>) -> Result<Self, DriverError> {
         const CALL: &str = "DlpackTensor::from_managed";
         let owned = Owned(tensor);
@@ -78,14 +76,14 @@ impl<T: Element> DlpackTensor<T> {
         unsafe { Self::take(CALL, &dl_tensor, false, owned) }
     }
 
-    /// Takes a tensor of DLPack 1.x: the content of a capsule named `dltensor_versioned`.
+    /// Imports a tensor of DLPack 1.x: the content of a capsule named `dltensor_versioned`.
     ///
     /// # Safety
-    /// As [`from_managed`](Self::from_managed); with another major version than 1, what it says of
-    /// the deleter alone.
+    /// As for [`from_managed`](Self::from_managed); with another major version than 1, only what
+    /// concerns the deleter.
     ///
     /// # Errors
-    /// As [`from_managed`](Self::from_managed), and [`DriverError::Dlpack`] for another major
+    /// As for [`from_managed`](Self::from_managed), and [`DriverError::Dlpack`] for another major
     /// version than 1.
     pub unsafe fn from_versioned(tensor: NonNull<DLManagedTensorVersioned>) -> Result<Self, DriverError> {
         const CALL: &str = "DlpackTensor::from_versioned";
@@ -104,7 +102,7 @@ impl<T: Element> DlpackTensor<T> {
     }
 
     /// # Safety
-    /// As [`from_managed`](Self::from_managed), of the tensor in the struct that is owned.
+    /// As for [`from_managed`](Self::from_managed), for the tensor in the struct that is owned.
     unsafe fn take<M: Managed>(
         call: &'static str,
         tensor: &DLTensor,
@@ -115,32 +113,32 @@ impl<T: Element> DlpackTensor<T> {
         let (shape, len, address) = unsafe { check::<T>(call, tensor) }?;
         let context = context(tensor.device.device_id.unsigned_abs() as usize)?;
         let give_back = Box::new(move || drop(owned));
-        // SAFETY: the memory has as many elements on that device, and is the producer's to free, by
-        // the deleter.
+        // SAFETY: the memory has that many elements on that device, and the deleter frees it.
         let memory = unsafe { DeviceMemory::adopt(&context, address, len, give_back) };
         Ok(Self { memory, shape, is_read_only })
     }
 }
 
 impl<T> DlpackTensor<T> {
-    /// The lengths of its dimensions, in elements. Empty for a scalar, which has one element.
+    /// Returns the lengths of its dimensions, in elements. Empty for a scalar, which has one
+    /// element.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Whether the producer forbids writing.
+    /// Returns whether it is read-only.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only
     }
 
-    /// The memory of the tensor, which can be written too. The producer's deleter is called when
-    /// its last handle is gone.
+    /// Returns the memory of the tensor, which can be written too. The deleter is called when its
+    /// last handle was dropped.
     ///
     /// # Errors
-    /// [`DriverError::Dlpack`] for a tensor that is read-only.
+    /// [`DriverError::Dlpack`] for a read-only tensor.
     pub fn into_memory(self) -> Result<DeviceMemory<T>, DriverError> {
         if self.is_read_only {
-            let expected = "writable; as it is, it can be read".into();
+            let expected = "writable; a read-only tensor can only be read".into();
             return Err(refused("DlpackTensor::into_memory", "access", "read-only".into(), expected));
         }
         Ok(self.memory)
@@ -179,35 +177,35 @@ unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
     }
 }
 
-/// A struct that is the consumer's to give back.
+/// A struct whose deleter the consumer must call.
 struct Owned<M: Managed>(NonNull<M>);
 
-// SAFETY: shared is nothing; the struct is this value's alone, and whoever gave it said that its
-// deleter may be called on any thread. Would be caught by the test
-// `deleter_is_called_once_after_the_last_stream`.
+// SAFETY: nothing is shared: this value alone owns the struct, and the caller that passed it
+// promised that its deleter may be called on any thread. The test
+// `deleter_is_called_once_after_the_last_stream` would catch a violation.
 unsafe impl<M: Managed> Send for Owned<M> {}
 
 impl<M: Managed> Drop for Owned<M> {
     fn drop(&mut self) {
-        // SAFETY: the struct is valid until its deleter is called, which is here and once.
+        // SAFETY: the struct is valid until its deleter is called, here and once.
         unsafe { M::delete(self.0) }
     }
 }
 
-/// What is given back by a deleter in it.
+/// A struct with a deleter.
 trait Managed: 'static {
     /// Calls the deleter.
     ///
     /// # Safety
-    /// The struct is valid, at least up to the deleter, and is not used after.
+    /// The struct is valid, at least up to the deleter, and is not used afterwards.
     unsafe fn delete(this: NonNull<Self>);
 }
 
 impl Managed for DLManagedTensor {
     /// # Safety
-    /// As [`Managed::delete`].
+    /// As for [`Managed::delete`].
     unsafe fn delete(this: NonNull<Self>) {
-        // SAFETY: the caller's promise; the field alone is read.
+        // SAFETY: the caller's promise; only the field is read.
         if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {
             // SAFETY: the producer's function for its own struct.
             unsafe { deleter(this.as_ptr()) }
@@ -217,9 +215,9 @@ impl Managed for DLManagedTensor {
 
 impl Managed for DLManagedTensorVersioned {
     /// # Safety
-    /// As [`Managed::delete`].
+    /// As for [`Managed::delete`].
     unsafe fn delete(this: NonNull<Self>) {
-        // SAFETY: the caller's promise; the field alone is read, which is where it is in every
+        // SAFETY: the caller's promise; only the field is read, which has the same offset in every
         // version.
         if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {
             // SAFETY: the producer's function for its own struct.
@@ -233,7 +231,7 @@ fn refused(call: &'static str, what: &'static str, found: String, expected: Stri
     DriverError::Dlpack { call, what, found: found.into(), expected: expected.into() }
 }
 
-/// Shape, number of elements and address of a tensor that can be used.
+/// Checks a tensor. Returns its shape, number of elements and address.
 ///
 /// # Safety
 /// `shape`, and `strides` unless it is null, point to `ndim` numbers.
@@ -267,13 +265,9 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
         // SAFETY: the caller's promise, and it is not null.
         let strides = unsafe { std::slice::from_raw_parts(tensor.strides, ndim) };
         let dense = row_major(&lens);
-        // Where there is one index only, no stride is ever taken.
+        // The stride of a dimension of length 1 does not matter.
         if strides.iter().zip(&dense).zip(&lens).any(|((found, dense), len)| *len > 1 && found != dense) {
-            return wrong(
-                "strides",
-                format!("{strides:?}"),
-                format!("{dense:?}: elements one after the other, in row-major order"),
-            );
+            return wrong("strides", format!("{strides:?}"), format!("{dense:?}: dense in row-major order"));
         }
     }
     let address = (tensor.data.addr() as u64).checked_add(tensor.byte_offset);
@@ -292,7 +286,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
     }
 }
 
-/// The strides of elements that lie one after the other.
+/// Returns the strides of a dense tensor.
 fn row_major(lens: &[usize]) -> Vec<i64> {
     let mut strides = vec![1i64; lens.len()];
     for index in (1..lens.len()).rev() {
@@ -301,7 +295,7 @@ fn row_major(lens: &[usize]) -> Vec<i64> {
     strides
 }
 
-/// DLPack's description of an element type.
+/// Returns DLPack's description of an element type.
 fn data_type(dtype: DType) -> DLDataType {
     let code = match dtype {
         DType::I8 | DType::I32 | DType::I64 => DLDataTypeCode::INT,
@@ -310,7 +304,7 @@ fn data_type(dtype: DType) -> DLDataType {
         DType::BF16 => DLDataTypeCode::BFLOAT,
         DType::F8E4M3 => DLDataTypeCode::FLOAT8_E4M3FN,
         DType::F8E5M2 => DLDataTypeCode::FLOAT8_E5M2,
-        // A code that no producer has.
+        // A code that no producer uses.
         _ => DLDataTypeCode(u8::MAX),
     };
     // At most eight bytes.

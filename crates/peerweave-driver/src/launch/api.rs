@@ -1,8 +1,8 @@
-//! The driver's functions for modules and kernels, and what they are handed.
+//! The driver's functions for modules and kernels, and their structs.
 //!
-//! Own declarations, since cudarc's differ with the version of CUDA that a program is built for.
-//! Invariant: each struct has the size and layout of its namesake in the driver's header, checked
-//! below against cudarc's.
+//! Declared here because cudarc's structs depend on the version of CUDA that a program is built
+//! for. Invariant: each struct has the size and layout of its counterpart in the driver's header,
+//! checked below against cudarc's.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -13,33 +13,33 @@ use crate::{CudaCode, CudaError, Driver, DriverError};
 peerweave_dylib::bindings! {
     /// Modules and kernels.
     pub(super) struct LaunchApi {
-        /// Loads an image: machine code, or PTX that is then compiled.
+        /// Loads an image: machine code, or PTX, which is then compiled.
         "2.1" fn cuModuleLoadDataEx(
             module: *mut CUmodule, image: *const c_void, n_options: c_uint, options: *mut c_int, values: *mut *mut c_void,
         ) -> CudaCode;
-        /// Unloads it.
+        /// Unloads a module.
         "2.0" fn cuModuleUnload(module: CUmodule) -> CudaCode;
-        /// A kernel of a module.
+        /// Returns a kernel of a module.
         "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CudaCode;
-        /// A variable of a module.
+        /// Returns a variable of a module.
         "3.2" fn cuModuleGetGlobal_v2(address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) -> CudaCode;
         /// Loads a kernel that the driver would otherwise load at its first launch.
         "12.4" fn cuFuncLoad(function: CUfunction) -> CudaCode;
-        /// Place and length of a parameter.
+        /// Returns offset and length of a parameter.
         "12.4" fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, bytes: *mut usize) -> CudaCode;
-        /// An attribute of a kernel.
+        /// Returns an attribute of a kernel.
         "2.2" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: CUfunction) -> CudaCode;
-        /// Sets one.
+        /// Sets an attribute of a kernel.
         "9.0" fn cuFuncSetAttribute(function: CUfunction, attribute: c_int, value: c_int) -> CudaCode;
-        /// How many blocks run at once on a multiprocessor.
+        /// Returns how many blocks run at once on an SM.
         "6.5" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
             count: *mut c_int, function: CUfunction, threads: c_int, shared_bytes: usize,
         ) -> CudaCode;
-        /// Allocates memory of the host that devices reach.
+        /// Allocates pinned memory of the host that devices can access.
         "2.2" fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) -> CudaCode;
-        /// Frees it.
+        /// Frees pinned memory.
         "2.0" fn cuMemFreeHost(address: *mut c_void) -> CudaCode;
-        /// The address at which the current device reaches it.
+        /// Returns its address for the current device.
         "3.2" fn cuMemHostGetDevicePointer_v2(device: *mut CUdeviceptr, address: *mut c_void, flags: c_uint) -> CudaCode;
         /// Launches a kernel.
         "11.8" fn cuLaunchKernelEx(
@@ -72,10 +72,10 @@ impl RawAttribute {
     /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
     pub(super) const PROGRAMMATIC: c_uint = 6;
 
-    /// An attribute whose value is the integer 1.
+    /// Returns an attribute whose value is the integer 1.
     pub(super) fn on(id: c_uint) -> Self {
         let mut value = [0; 8];
-        // All machines that CUDA runs on have the low half of a word first, where the integer is.
+        // All machines with CUDA are little-endian, so the integer is in the low half of the word.
         value[0] = 1;
         Self { id, value }
     }
@@ -87,7 +87,7 @@ pub(super) fn api() -> Result<&'static LaunchApi, DriverError> {
     Ok(API.get_or_init(|| LaunchApi::new(driver.api().library().clone())))
 }
 
-/// An answer of the driver as a result.
+/// Converts a code of the driver to a result.
 pub(super) fn done(call: &'static str, code: Result<CudaCode, peerweave_dylib::MissingSymbol>) -> Result<(), DriverError> {
     Ok(CudaError::check(call, code?)?)
 }

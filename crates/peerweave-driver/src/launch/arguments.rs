@@ -1,4 +1,4 @@
-//! The arguments of a launch, by their addresses.
+//! The arguments of a launch, by address.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use peerweave_types::{KernelArg, KernelArgs};
 
-/// Arguments of a kernel in order, borrowed until the launch returns: the driver copies them.
+/// The arguments of a kernel in order, borrowed until the launch returns: the driver copies them.
 ///
 /// ```
 /// use peerweave_driver::launch::Arguments;
@@ -29,12 +29,12 @@ pub(super) struct Place {
 }
 
 impl<'a> Arguments<'a> {
-    /// No arguments.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With one more.
+    /// Adds an argument.
     #[must_use]
     pub fn with<T: KernelArg>(mut self, argument: &'a T) -> Self {
         let address = std::ptr::from_ref(argument).cast();
@@ -42,19 +42,19 @@ impl<'a> Arguments<'a> {
         self
     }
 
-    /// With a tuple of more.
+    /// Adds the arguments of a tuple.
     #[must_use]
     pub fn with_all<A: KernelArgs>(mut self, arguments: &'a A) -> Self {
         arguments.each(&mut |address, bytes, alignment| self.places.push(Place { address: address.cast(), bytes, alignment }));
         self
     }
 
-    /// How many there are.
+    /// Returns the number of arguments.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }

@@ -1,8 +1,8 @@
-//! The shape of a launch and how it runs.
+//! The shape and options of a launch.
 
 use peerweave_types::Dim3;
 
-/// The shape of a grid and how it is launched.
+/// The shape of a grid and the options of its launch.
 ///
 /// ```
 /// use peerweave_driver::launch::LaunchConfig;
@@ -13,40 +13,40 @@ use peerweave_types::Dim3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LaunchConfig {
-    /// Blocks.
+    /// Number of blocks.
     pub grid: Dim3,
-    /// Threads of a block.
+    /// Threads per block.
     pub block: Dim3,
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: u32,
-    /// Whether all blocks must be resident at once, as is needed where they wait for each other. A
+    /// Whether all blocks must be resident at once, as is needed if they wait for each other. A
     /// grid that is too large is refused.
     pub cooperative: bool,
-    /// Whether the kernel may begin before the one before it in the stream has ended. It must then
-    /// wait for it by itself (`griddepcontrol.wait`) before it reads what that kernel writes. Needs
-    /// compute capability 9.0; elsewhere the kernel begins later.
+    /// Whether the kernel may begin before the previous kernel in the stream has ended. It must
+    /// then wait for that kernel (`griddepcontrol.wait`) before it reads what that kernel writes.
+    /// Needs compute capability 9.0; elsewhere the kernel begins later.
     pub programmatic: bool,
 }
 
 impl LaunchConfig {
-    /// A plain launch of this shape.
+    /// Returns a plain launch of this shape.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false, programmatic: false }
     }
 
-    /// With dynamic shared memory for each block.
+    /// Sets the dynamic shared memory per block.
     #[must_use]
     pub fn shared_bytes(self, shared_bytes: u32) -> Self {
         Self { shared_bytes, ..self }
     }
 
-    /// With all blocks resident at once.
+    /// Requires all blocks to be resident at once.
     #[must_use]
     pub fn cooperative(self) -> Self {
         Self { cooperative: true, ..self }
     }
 
-    /// With a programmatic start: see [`programmatic`](Self::programmatic).
+    /// Enables the programmatic start: see [`programmatic`](Self::programmatic).
     #[must_use]
     pub fn programmatic(self) -> Self {
         Self { programmatic: true, ..self }

@@ -1,6 +1,7 @@
-//! A kernel of a loaded module: its parameters, how many blocks are resident, and its launch.
+//! A kernel of a loaded module: its parameters, its resident blocks, and its launch.
 //!
-//! One path: check the shape, the arguments and the residency; keep what a graph needs; enqueue.
+//! A launch checks the shape, the arguments and the residency; keeps what a graph needs; and
+//! enqueues.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -20,7 +21,7 @@ use crate::library::bind;
 use crate::library::launch_error::LaunchError;
 use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, refuse_capture_begun, refuse_per_thread};
 
-/// Shared memory that every block may have without being allowed more, in bytes.
+/// Dynamic shared memory that every block may have without a larger limit, in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
 /// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`, `..._SHARED_SIZE_BYTES`, `..._NUM_REGS`,
 /// `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
@@ -29,11 +30,11 @@ const STATIC_SHARED: c_int = 1;
 const REGISTERS: c_int = 4;
 const MAX_DYNAMIC_SHARED: c_int = 8;
 
-/// Where a kernel has a parameter.
+/// The place of a parameter of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Parameter {
-    /// Bytes from the start of the parameters.
+    /// Offset from the start of the parameters, in bytes.
     pub offset: usize,
     /// Its length in bytes.
     pub bytes: usize,
@@ -49,7 +50,7 @@ pub struct LoadedKernel {
 struct Kernel {
     function: Function,
     name: String,
-    /// `None` where the driver cannot tell.
+    /// `None` if the driver does not report them.
     parameters: Option<Vec<Parameter>>,
     max_threads: u32,
     static_shared_bytes: u32,
@@ -57,17 +58,17 @@ struct Kernel {
     multiprocessors: u32,
     max_shared_bytes: u32,
     is_cooperative: bool,
-    /// Dynamic shared memory that the driver was told to allow, in bytes.
+    /// The limit of dynamic shared memory set in the driver, in bytes.
     allowed_shared_bytes: AtomicU32,
 }
 
 struct Function(CUfunction);
 
-// SAFETY: shared is a handle of the driver, which synchronises calls with it from any thread. Would
-// be caught by the test `kernel_is_launched_from_several_threads`.
+// SAFETY: the shared value is a handle of the driver, which synchronises calls with it from any
+// thread. The test `kernel_is_launched_from_several_threads` would catch a violation.
 unsafe impl Send for Function {}
-// SAFETY: shared is the same handle, and `&Function` gives no more than it; synchronised by the
-// driver. Would be caught by the test `kernel_is_launched_from_several_threads`.
+// SAFETY: the shared value is the same handle, and the driver synchronises calls with it. The test
+// `kernel_is_launched_from_several_threads` would catch a violation.
 unsafe impl Sync for Function {}
 
 impl LoadedKernel {
@@ -75,8 +76,8 @@ impl LoadedKernel {
     /// The function is of that module.
     pub(super) unsafe fn new(module: Arc<Loaded>, function: CUfunction, name: &str) -> Result<Self, DriverError> {
         let api = api()?;
-        // SAFETY: the function is of a loaded module: the caller's promise. A driver that is too
-        // old loads every kernel with its module, or cannot be asked.
+        // SAFETY: the caller promises that the function is of a loaded module. A driver that is too
+        // old loads every kernel with its module, or has no such function.
         if let Ok(code) = unsafe { api.cuFuncLoad(function) } {
             done("cuFuncLoad", Ok(code))?;
         }
@@ -103,41 +104,41 @@ impl LoadedKernel {
         Ok(Self { module, kernel: Arc::new(kernel) })
     }
 
-    /// The name in the module.
+    /// Returns the name in the module.
     pub fn name(&self) -> &str {
         &self.kernel.name
     }
 
-    /// The module.
+    /// Returns the module.
     pub fn module(&self) -> Module {
         Module(Arc::clone(&self.module))
     }
 
-    /// The parameters in order; `None` with a driver before CUDA 12.4, which cannot tell. Then only
-    /// the driver checks arguments.
+    /// Returns the parameters in order; `None` with a driver before CUDA 12.4, which does not
+    /// report them. Then only the driver checks arguments.
     pub fn parameters(&self) -> Option<&[Parameter]> {
         self.kernel.parameters.as_deref()
     }
 
-    /// The most threads of a block, by what the kernel uses.
+    /// Returns the maximum number of threads per block, given the kernel's resources.
     pub fn max_threads(&self) -> u32 {
         self.kernel.max_threads
     }
 
-    /// Shared memory of fixed size that each block has, in bytes.
+    /// Returns the static shared memory per block, in bytes.
     pub fn static_shared_bytes(&self) -> u32 {
         self.kernel.static_shared_bytes
     }
 
-    /// Registers of a thread.
+    /// Returns the registers per thread.
     pub fn registers(&self) -> u32 {
         self.kernel.registers
     }
 
-    /// How many blocks of this shape the device runs at once, if it has nothing else to do.
+    /// Returns how many blocks of this shape an otherwise idle device runs at once.
     ///
     /// # Errors
-    /// [`LaunchError::Shape`]; what the driver says.
+    /// [`LaunchError::Shape`]; errors of the driver.
     pub fn resident_blocks(&self, block: impl Into<Dim3>, shared_bytes: u32) -> Result<u64, DriverError> {
         let config = LaunchConfig::new(1, block).shared_bytes(shared_bytes);
         self.check_shape(&config)?;
@@ -155,22 +156,21 @@ impl LoadedKernel {
     }
 
     /// Enqueues the kernel on a stream. On a stream that is being captured it becomes a node of the
-    /// graph, which from then on keeps the module and `keep`.
+    /// graph, which then keeps the module and `keep`.
     ///
-    /// `keep` is what the arguments refer to. Outside of a capture it is not used: whoever owns the
-    /// memory notes the stream.
+    /// `keep` holds the owners of what the arguments refer to. It is not used outside of a capture:
+    /// the owner of the memory records the stream instead.
     ///
     /// # Errors
     /// Before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`],
     /// [`LaunchError::Shape`], [`LaunchError::NotResident`], [`DriverError::WrongDevice`],
-    /// [`DriverError::PerThreadStream`]. What the driver says of the launch.
-    /// [`DriverError::CaptureBegun`] afterwards, where another thread has begun to capture the
-    /// stream meanwhile.
+    /// [`DriverError::PerThreadStream`]. Errors of the launch. [`DriverError::CaptureBegun`]
+    /// afterwards, if another thread has begun to capture the stream meanwhile.
     ///
     /// # Safety
     /// The kernel does with these arguments only what is allowed: the memory that they refer to
-    /// stays until the kernel has ended, or for as long as `keep` and the graph live, and nobody
-    /// else accesses it in a way that races.
+    /// stays allocated until the kernel has ended, or for as long as `keep` and the graph live, and
+    /// nothing else accesses it in a way that races.
     pub unsafe fn launch(
         &self,
         stream: &Arc<CudaStream>,
@@ -213,11 +213,11 @@ impl LoadedKernel {
         let mut places: Vec<*mut c_void> = arguments.places().iter().map(|place| place.address.cast_mut()).collect();
         // SAFETY: the function is of a loaded module of this context, the configuration and its
         // attributes are live, and there is an argument of the right length for each parameter,
-        // which the driver only reads. What the kernel does with them is the caller's promise.
+        // which the driver only reads. The caller answers for what the kernel does with them.
         let code =
             unsafe { api()?.cuLaunchKernelEx(&raw const raw, self.kernel.function.0, places.as_mut_ptr(), std::ptr::null_mut()) };
         done("cuLaunchKernelEx", code)?;
-        // A graph that took the launch meanwhile would keep neither the module nor the memory.
+        // A graph that captured the launch meanwhile would keep neither the module nor the memory.
         if is_captured { Ok(()) } else { refuse_capture_begun(call, stream) }
     }
 
@@ -235,7 +235,7 @@ impl LoadedKernel {
             }
         }
         if config.block.count() > u64::from(self.kernel.max_threads) {
-            let expected = format!("at most {}, by the kernel's {} registers", self.kernel.max_threads, self.kernel.registers);
+            let expected = format!("at most {}, given the kernel's {} registers", self.kernel.max_threads, self.kernel.registers);
             return refused("the number of threads of a block", config.block.count().to_string(), expected);
         }
         let room = self.kernel.max_shared_bytes.saturating_sub(self.kernel.static_shared_bytes);
@@ -288,15 +288,15 @@ impl LoadedKernel {
         Ok(())
     }
 
-    /// Has the driver allow as much dynamic shared memory as this shape needs. What was allowed
-    /// once stays so.
+    /// Raises the driver's limit of dynamic shared memory for this shape. The limit is never
+    /// lowered.
     fn allow_shared(&self, config: &LaunchConfig) -> Result<(), DriverError> {
         let allowed = &self.kernel.allowed_shared_bytes;
         let wanted = config.shared_bytes;
         if wanted + self.kernel.static_shared_bytes <= SHARED_BYTES || wanted <= allowed.load(Ordering::Acquire) {
             return Ok(());
         }
-        // All that there may be, so that two threads cannot lower each other's limit.
+        // The maximum, so that two threads cannot lower each other's limit.
         let room = self.kernel.max_shared_bytes - self.kernel.static_shared_bytes;
         // SAFETY: the function is live, and the driver checks the value.
         let code = unsafe { api()?.cuFuncSetAttribute(self.kernel.function.0, MAX_DYNAMIC_SHARED, room as c_int) };
@@ -306,9 +306,9 @@ impl LoadedKernel {
     }
 }
 
-/// The parameters of a kernel, if the driver can tell.
+/// Returns the parameters of a kernel, if the driver reports them.
 fn parameters(api: &LaunchApi, function: CUfunction) -> Result<Option<Vec<Parameter>>, DriverError> {
-    /// No kernel has more: its parameters have at most 32764 bytes.
+    /// Upper bound: the parameters of a kernel have at most 32764 bytes.
     const MOST: usize = 32764;
     let mut all = Vec::new();
     for index in 0..=MOST {
@@ -316,8 +316,8 @@ fn parameters(api: &LaunchApi, function: CUfunction) -> Result<Option<Vec<Parame
         // SAFETY: the pointers are to live integers, and the function is live.
         match unsafe { api.cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut bytes) } {
             Ok(CudaCode::SUCCESS) => all.push(Parameter { offset, bytes }),
-            // One past the last. compute-sanitizer reports this call as an error. Drivers before
-            // CUDA 13.2 have no function that tells the number of parameters.
+            // The end of the parameters. compute-sanitizer reports this call as an error. Drivers
+            // before CUDA 13.2 have no function for the number of parameters.
             Ok(CudaCode::INVALID_VALUE) => break,
             Ok(code) => return done("cuFuncGetParamInfo", Ok(code)).map(|()| None),
             Err(_) => return Ok(None),

@@ -1,5 +1,5 @@
-//! Words in memory of the host that kernels reach while they run: for reports and for requests to
-//! end.
+//! Words in memory of the host that kernels access while they run: for reports and for abort
+//! requests.
 //!
 //! Invariant: both sides access the words by single accesses of their width, never through a
 //! reference to plain data.
@@ -17,8 +17,8 @@ use crate::library::bind;
 use crate::streams::reaper;
 use crate::{CudaStream, DriverError, Keep, Streams, relaxed};
 
-/// `len` words of 32 bits in pinned memory, zero at first, which the host and kernels of one device
-/// read and write. Clones are handles of the same words.
+/// `len` words of 32 bits in pinned memory, initially zero, which the host and kernels of one
+/// device read and write. Clones are handles of the same words.
 #[derive(Clone)]
 pub struct MappedWords(Arc<Words>);
 
@@ -33,18 +33,18 @@ struct Words {
 #[derive(Clone, Copy)]
 struct Pinned(NonNull<AtomicU32>);
 
-// SAFETY: shared are words that are atomic, and an address; synchronised by their orderings. Would
-// be caught by the test `mapped_words_are_seen_by_kernels_and_threads`.
+// SAFETY: the shared values are atomic words and an address; their orderings synchronise. The test
+// `mapped_words_are_seen_by_kernels_and_threads` would catch a violation.
 unsafe impl Send for Pinned {}
-// SAFETY: shared are the same words; synchronised as above. Would be caught by the test
-// `mapped_words_are_seen_by_kernels_and_threads`.
+// SAFETY: the shared values are the same words, synchronised as above. The test
+// `mapped_words_are_seen_by_kernels_and_threads` would catch a violation.
 unsafe impl Sync for Pinned {}
 
 impl MappedWords {
-    /// Allocates `len` words for kernels of the context's device, aligned to 128 bytes at least.
+    /// Allocates `len` words for kernels of the context's device, aligned to at least 128 bytes.
     ///
     /// # Errors
-    /// What the driver says; [`DriverError::TooLarge`].
+    /// Errors of the driver; [`DriverError::TooLarge`].
     pub fn new(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
         /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`.
         const FLAGS: u32 = 1 | 2;
@@ -60,21 +60,21 @@ impl MappedWords {
         // SAFETY: the memory was just allocated, and the pointer is to a live address.
         let mapped = done("cuMemHostGetDevicePointer_v2", unsafe { api.cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) });
         if let Err(error) = mapped {
-            // SAFETY: nobody else has the memory.
+            // SAFETY: the memory has no other user.
             let _ = unsafe { api.cuMemFreeHost(host) };
             return Err(error);
         }
-        // SAFETY: the memory has so many bytes, and nobody else has it yet.
+        // SAFETY: the memory has that many bytes, and no other user yet.
         unsafe { host.cast::<u8>().write_bytes(0, bytes) };
-        let host = NonNull::new(host.cast()).expect("the driver gave an address with its success");
+        let host = NonNull::new(host.cast()).expect("the driver returned an address with its success");
         let context = Arc::clone(context);
         Ok(Self(Arc::new(Words { host: Pinned(host), device, len, context, streams: Streams::new() })))
     }
 
-    /// The word at an index.
+    /// Returns the word at an index.
     ///
     /// # Panics
-    /// Where there is no such word.
+    /// If the index is out of range.
     pub fn word(&self, index: usize) -> &AtomicU32 {
         assert!(index < self.0.len, "word {index} of {}", self.0.len);
         // SAFETY: the index is below the length, the memory lives as long as a handle, and is only
@@ -85,27 +85,27 @@ impl MappedWords {
     /// Sets all words from `first` on, in order.
     ///
     /// # Panics
-    /// As [`word`](Self::word).
+    /// As for [`word`](Self::word).
     pub fn store_all(&self, first: usize, values: &[u32], order: Ordering) {
         values.iter().enumerate().for_each(|(index, value)| self.word(first + index).store(*value, order));
     }
 
-    /// The address at which kernels reach the word at an index.
+    /// Returns the address at which kernels access the word at an index.
     ///
     /// # Panics
-    /// As [`word`](Self::word).
+    /// As for [`word`](Self::word).
     pub fn device_address(&self, index: usize) -> CUdeviceptr {
         assert!(index < self.0.len, "word {index} of {}", self.0.len);
         self.0.device + (index * size_of::<u32>()) as u64
     }
 
-    /// Notes that work which uses the words is about to be enqueued on a stream: they are freed
+    /// Records that work which uses the words is about to be enqueued on a stream: they are freed
     /// after it.
     pub fn note(&self, stream: &Arc<CudaStream>) {
         self.0.streams.note(stream);
     }
 
-    /// Something that keeps the words allocated.
+    /// Returns an owner that keeps the words allocated.
     pub fn keep(&self) -> Keep {
         Arc::<Words>::clone(&self.0)
     }
@@ -115,10 +115,10 @@ impl Drop for Words {
     fn drop(&mut self) {
         let host = self.host;
         let free = move || {
-            // The whole value moves, and not the pointer in it, which no thread may send.
+            // Moves the whole value, not the pointer in it, which is not `Send`.
             let whole: Pinned = host;
-            // SAFETY: the memory was allocated by this value, its last handle is gone, and the
-            // streams that used it have passed that work.
+            // SAFETY: this value allocated the memory, its last handle was dropped, and the streams
+            // that used it have completed that work.
             let freed =
                 api().and_then(|api| done("cuMemFreeHost", relaxed(|| unsafe { api.cuMemFreeHost(whole.0.as_ptr().cast()) })));
             if let Err(error) = freed {

@@ -1,7 +1,7 @@
-//! A loaded module, and its end.
+//! Loading and unloading modules.
 //!
-//! Invariant: it is unloaded once, in its context, when no handle and no graph has it and the
-//! streams that ran its kernels have passed them.
+//! Invariant: a module is unloaded once, in its context, when no handle and no graph has it and the
+//! streams that ran its kernels have completed.
 
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
@@ -16,10 +16,10 @@ use crate::library::launch_error::LaunchError;
 use crate::streams::reaper;
 use crate::{CudaCode, CudaError, DriverError, Keep, Streams, relaxed};
 
-/// Code for the device.
+/// Code for a device.
 #[derive(Clone, Copy)]
 pub enum Image<'a> {
-    /// PTX text, which the driver compiles. It must not be newer than the driver.
+    /// PTX text, which the driver compiles. Its version must not be newer than the driver's.
     Ptx(&'a str),
     /// Machine code: a cubin or a fatbin.
     Binary(&'a [u8]),
@@ -39,21 +39,21 @@ pub(super) struct Loaded {
 #[derive(Clone, Copy)]
 struct RawModule(CUmodule);
 
-// SAFETY: shared is a handle of the driver, which synchronises calls with it from any thread. Would
-// be caught by the test `module_is_unloaded_after_the_streams_that_run_its_kernels`, in which
-// another thread unloads.
+// SAFETY: the shared value is a handle of the driver, which synchronises calls with it from any
+// thread. The test `module_is_unloaded_after_the_streams_that_run_its_kernels`, in which another
+// thread unloads, would catch a violation.
 unsafe impl Send for RawModule {}
-// SAFETY: shared is the same handle, and `&RawModule` gives no more than it; synchronised by the
-// driver. Would be caught by the test `module_is_unloaded_after_the_streams_that_run_its_kernels`.
+// SAFETY: the shared value is the same handle, and the driver synchronises calls with it. The test
+// `module_is_unloaded_after_the_streams_that_run_its_kernels` would catch a violation.
 unsafe impl Sync for RawModule {}
 
 impl Module {
-    /// Loads an image in a context. PTX is compiled now, and every kernel that is asked for is
-    /// loaded when it is asked for: loading at the first launch could wait for kernels that run,
-    /// which may in turn wait for this PE.
+    /// Loads an image in a context. PTX is compiled now, and [`kernel`](Self::kernel) loads each
+    /// kernel: loading at the first launch could wait for running kernels, which may in turn wait
+    /// for this PE.
     ///
     /// # Errors
-    /// [`LaunchError::Image`] with the driver's log; what the driver says.
+    /// [`LaunchError::Image`] with the driver's log; errors of the driver.
     pub fn load(context: &Arc<CudaContext>, image: Image<'_>) -> Result<Self, DriverError> {
         /// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
         const OPTIONS: [c_int; 2] = [5, 6];
@@ -74,13 +74,13 @@ impl Module {
         }
         let mut log = vec![0_u8; LOG_BYTES];
         let mut options = OPTIONS;
-        // The second value is a number in the place of a pointer.
+        // The second value is a number in place of a pointer.
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_BYTES)];
         let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
         let mut module: CUmodule = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live handle; PTX is ended by a zero, and an image of another
-        // kind has its length in its head; there are two options, and the log has as many bytes as
-        // the second says.
+        // SAFETY: the pointer is to a live handle; PTX ends in a zero byte, and an image of another
+        // kind has its length in its header; there are two options, and the log has as many bytes
+        // as the second says.
         let code = relaxed(|| unsafe { api.cuModuleLoadDataEx(&raw mut module, bytes.as_ptr().cast(), 2, options, values) })?;
         if code != CudaCode::SUCCESS {
             let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
@@ -91,17 +91,17 @@ impl Module {
         Ok(Self(Arc::new(Loaded { module: RawModule(module), context, streams: Streams::new() })))
     }
 
-    /// A kernel of the module, loaded and with its parameters.
+    /// Returns a kernel of the module, loaded and with its parameters.
     ///
     /// # Errors
-    /// [`LaunchError::NoKernel`]; what the driver says.
+    /// [`LaunchError::NoKernel`]; errors of the driver.
     pub fn kernel(&self, name: &str) -> Result<LoadedKernel, DriverError> {
         let text = zero_ended("Module::kernel", name)?;
         bind(&self.0.context)?;
         let mut function: CUfunction = std::ptr::null_mut();
         let api = api()?;
-        // SAFETY: the pointer is to a live handle, the module is loaded, and the name is ended by a
-        // zero.
+        // SAFETY: the pointer is to a live handle, the module is loaded, and the name ends in a
+        // zero byte.
         let code = relaxed(|| unsafe { api.cuModuleGetFunction(&raw mut function, self.0.module.0, text.as_ptr()) })?;
         if code == CudaCode::NOT_FOUND {
             return Err(LaunchError::NoKernel { kernel: name.to_owned() }.into());
@@ -111,34 +111,34 @@ impl Module {
         unsafe { LoadedKernel::new(Arc::clone(&self.0), function, name) }
     }
 
-    /// Address and bytes of a variable of the module, `None` where it has none of that name. Valid
-    /// while the module is loaded.
+    /// Returns address and length in bytes of a variable of the module, `None` if it has none of
+    /// that name. Valid while the module is loaded.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn global(&self, name: &str) -> Result<Option<(CUdeviceptr, usize)>, DriverError> {
         let text = zero_ended("Module::global", name)?;
         bind(&self.0.context)?;
         let (mut address, mut bytes) = (0, 0);
-        // SAFETY: the pointers are to live integers, the module is loaded, and the name is ended by
-        // a zero.
+        // SAFETY: the pointers are to live integers, the module is loaded, and the name ends in a
+        // zero byte.
         match unsafe { api()?.cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, self.0.module.0, text.as_ptr()) }? {
             CudaCode::NOT_FOUND => Ok(None),
             code => done("cuModuleGetGlobal_v2", Ok(code)).map(|()| Some((address, bytes))),
         }
     }
 
-    /// The driver's handle, valid while [`keep`](Self::keep)'s value or a handle lives.
+    /// Returns the driver's handle, valid while [`keep`](Self::keep)'s value or a handle lives.
     pub fn raw(&self) -> CUmodule {
         self.0.module.0
     }
 
-    /// Something that keeps the module loaded.
+    /// Returns an owner that keeps the module loaded.
     pub fn keep(&self) -> Keep {
         Arc::<Loaded>::clone(&self.0)
     }
 
-    /// The context that it is loaded in.
+    /// Returns the context in which it is loaded.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
     }
@@ -152,13 +152,13 @@ impl Drop for Loaded {
     fn drop(&mut self) {
         let module = self.module;
         let unload = move || {
-            // The whole value moves, and not the pointer in it, which no thread may send.
+            // Moves the whole value, not the pointer in it, which is not `Send`.
             let whole: RawModule = module;
-            // SAFETY: this value loaded the module, its last handle is gone, and the streams that
-            // ran its kernels have passed them.
+            // SAFETY: this value loaded the module, its last handle was dropped, and the streams
+            // that ran its kernels have completed.
             let code = api().and_then(|api| done("cuModuleUnload", relaxed(|| unsafe { api.cuModuleUnload(whole.0) })));
             if let Err(error) = code {
-                tracing::warn!(%error, "a module is not unloaded");
+                tracing::warn!(%error, "a module was not unloaded");
             }
         };
         reaper::retire(&self.context, self.streams.all(), Box::new(unload));

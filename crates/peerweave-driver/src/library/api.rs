@@ -1,9 +1,9 @@
-//! The driver's functions that cudarc lacks, or would panic about where an old driver lacks them.
+//! The driver's functions that cudarc lacks, or for which it panics on an old driver.
 //!
-//! Only declarations. Versions are those of CUDA whose driver first has the function.
+//! Only declarations. The versions are those of the first CUDA whose driver has the function.
 //!
-//! Invariant: what the driver answers, by value or through a pointer, is never of an enumeration,
-//! whose members a newer driver may exceed.
+//! Invariant: a result of the driver, by value or through a pointer, is never an enumeration,
+//! because a newer driver may return other values.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -17,11 +17,11 @@ use crate::cudarc::driver::sys::{
 use crate::CudaCode;
 
 peerweave_dylib::bindings! {
-    /// Functions of CUDA's driver, resolved one by one.
+    /// Functions of CUDA's driver, each resolved separately.
     pub struct Api {
         /// Initialises the driver.
         "2.0" fn cuInit(flags: c_uint) -> CudaCode;
-        /// The newest CUDA that the driver serves: 1000 major + 10 minor.
+        /// Returns the newest CUDA that the driver supports: 1000 major + 10 minor.
         "2.2" fn cuDriverGetVersion(version: *mut c_int) -> CudaCode;
         /// Name of an error code.
         "6.0" fn cuGetErrorName(error: c_uint, name: *mut *const c_char) -> CudaCode;
@@ -35,11 +35,11 @@ peerweave_dylib::bindings! {
         "4.1" fn cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
         /// An attribute of the link between two devices.
         "8.0" fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: CUdevice_P2PAttribute, source: CUdevice, target: CUdevice) -> CudaCode;
-        /// Whether a device can reach another's memory.
+        /// Returns whether a device can access another's memory.
         "4.0" fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice) -> CudaCode;
-        /// Lets the current context reach the memory of another.
+        /// Gives the current context access to the memory of another.
         "4.0" fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> CudaCode;
-        /// The reverse.
+        /// Removes that access.
         "4.0" fn cuCtxDisablePeerAccess(peer: CUcontext) -> CudaCode;
         /// The thread's current context.
         "4.0" fn cuCtxGetCurrent(context: *mut CUcontext) -> CudaCode;
@@ -70,115 +70,115 @@ peerweave_dylib::bindings! {
         /// Fills with a word, ordered by a stream.
         "3.2" fn cuMemsetD32Async(target: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) -> CudaCode;
 
-        /// Makes a stream.
+        /// Creates a stream.
         "2.0" fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CudaCode;
-        /// Destroys a stream. What it has to do is still done.
+        /// Destroys a stream. Its pending work is still executed.
         "4.0" fn cuStreamDestroy_v2(stream: CUstream) -> CudaCode;
-        /// Whether a stream's work is done.
+        /// Returns whether a stream's work is complete.
         "2.0" fn cuStreamQuery(stream: CUstream) -> CudaCode;
         /// Waits for a stream. Without a deadline: used only where the work is known to end.
         "2.0" fn cuStreamSynchronize(stream: CUstream) -> CudaCode;
-        /// Lets a stream wait for an event.
+        /// Makes a stream wait for an event.
         "3.2" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CudaCode;
         /// Calls a function of the host in stream order.
         "10.0" fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) -> CudaCode;
-        /// Whether a stream is being captured.
+        /// Returns whether a stream is being captured.
         "10.0" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint) -> CudaCode;
-        /// Changes which calls this thread may make while streams are being captured, and gives
-        /// what was allowed before.
+        /// Changes which calls this thread may make while streams are being captured, and returns
+        /// the former mode.
         "10.1" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> CudaCode;
-        /// The graph that a stream is being captured into.
+        /// Returns the graph that a stream is being captured into.
         "11.3" fn cuStreamGetCaptureInfo_v2(
             stream: CUstream, status: *mut c_uint, id: *mut u64, graph: *mut CUgraph,
             dependencies: *mut *const c_void, n_dependencies: *mut usize,
         ) -> CudaCode;
-        /// Makes an event.
+        /// Creates an event.
         "2.0" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> CudaCode;
-        /// Marks the present end of a stream.
+        /// Records an event at the present end of a stream.
         "2.0" fn cuEventRecord(event: CUevent, stream: CUstream) -> CudaCode;
-        /// Whether an event has come.
+        /// Returns whether an event is complete.
         "2.0" fn cuEventQuery(event: CUevent) -> CudaCode;
         /// Destroys an event.
         "4.0" fn cuEventDestroy_v2(event: CUevent) -> CudaCode;
-        /// Makes an object that calls a function when its last reference goes.
+        /// Creates an object that calls a function when its last reference is released.
         "11.3" fn cuUserObjectCreate(
             object: *mut CUuserObject, pointer: *mut c_void, destroy: CUhostFn, references: c_uint, flags: c_uint,
         ) -> CudaCode;
-        /// Gives references back.
+        /// Releases references.
         "11.3" fn cuUserObjectRelease(object: CUuserObject, count: c_uint) -> CudaCode;
         /// Gives references to a graph.
         "11.3" fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) -> CudaCode;
 
-        /// Smallest and best step of physical allocations.
+        /// Returns minimum and recommended granularity of physical memory.
         "10.2" fn cuMemGetAllocationGranularity(
             granularity: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags,
         ) -> CudaCode;
-        /// Makes physical memory.
+        /// Allocates physical memory.
         "10.2" fn cuMemCreate(
             handle: *mut CUmemGenericAllocationHandle, bytes: usize, properties: *const CUmemAllocationProp, flags: u64,
         ) -> CudaCode;
-        /// Gives up a handle of physical memory.
+        /// Releases a handle of physical memory.
         "10.2" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CudaCode;
         /// Reserves addresses.
         "10.2" fn cuMemAddressReserve(
             address: *mut CUdeviceptr, bytes: usize, alignment: usize, wish: CUdeviceptr, flags: u64,
         ) -> CudaCode;
-        /// Gives addresses back.
+        /// Frees reserved addresses.
         "10.2" fn cuMemAddressFree(address: CUdeviceptr, bytes: usize) -> CudaCode;
         /// Maps physical memory at reserved addresses.
         "10.2" fn cuMemMap(
             address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64,
         ) -> CudaCode;
-        /// Unmaps it.
+        /// Unmaps memory.
         "10.2" fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> CudaCode;
-        /// Who may read and write a mapping.
+        /// Sets access rights of a mapping.
         "10.2" fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize) -> CudaCode;
-        /// The reverse question.
+        /// Returns access rights of a mapping.
         "10.2" fn cuMemGetAccess(flags: *mut u64, location: *const CUmemLocation, address: CUdeviceptr) -> CudaCode;
-        /// Makes a handle that other processes can import.
+        /// Creates a handle that other processes can import.
         "10.2" fn cuMemExportToShareableHandle(
             shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: u64,
         ) -> CudaCode;
-        /// Imports one.
+        /// Imports a handle.
         "10.2" fn cuMemImportFromShareableHandle(
             handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
         ) -> CudaCode;
-        /// The properties of physical memory. Into room for a `CUmemAllocationProp` whose
+        /// Returns the properties of physical memory, in room for a `CUmemAllocationProp` whose
         /// enumerations are declared as integers.
         "10.2" fn cuMemGetAllocationPropertiesFromHandle(
             properties: *mut c_void, handle: CUmemGenericAllocationHandle,
         ) -> CudaCode;
-        /// Another handle of what is mapped at an address.
+        /// Returns another handle of the memory mapped at an address.
         "11.0" fn cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CudaCode;
 
-        /// A handle of an allocation for other processes.
+        /// Returns a handle of an allocation for other processes.
         "4.1" fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> CudaCode;
-        /// Opens one of another process.
+        /// Opens an allocation of another process.
         "11.0" fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> CudaCode;
         /// Closes it.
         "4.1" fn cuIpcCloseMemHandle(address: CUdeviceptr) -> CudaCode;
-        /// A handle of an event for other processes.
+        /// Returns a handle of an event for other processes.
         "4.1" fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent) -> CudaCode;
-        /// Opens one of another process.
+        /// Opens an event of another process.
         "4.1" fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle) -> CudaCode;
 
-        /// Makes a multicast object. Behind [`multicast_switch`](crate::multicast_switch) wherever
-        /// it is called.
+        /// Creates a multicast object. Every caller checks
+        /// [`multicast_switch`](crate::multicast_switch) first.
         "12.1" fn cuMulticastCreate(handle: *mut CUmemGenericAllocationHandle, properties: *const CUmulticastObjectProp) -> CudaCode;
-        /// Adds a device to it.
+        /// Adds a device to a multicast object.
         "12.1" fn cuMulticastAddDevice(handle: CUmemGenericAllocationHandle, device: CUdevice) -> CudaCode;
-        /// Binds physical memory to it.
+        /// Binds physical memory to a multicast object.
         "12.1" fn cuMulticastBindMem(
             handle: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize,
             bytes: usize, flags: u64,
         ) -> CudaCode;
-        /// Binds mapped memory to it.
+        /// Binds mapped memory to a multicast object.
         "12.1" fn cuMulticastBindAddr(
             handle: CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, bytes: usize, flags: u64,
         ) -> CudaCode;
-        /// Takes a device's memory out of it.
+        /// Unbinds a device's memory from a multicast object.
         "12.1" fn cuMulticastUnbind(handle: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize) -> CudaCode;
-        /// Smallest and best step of binding.
+        /// Returns minimum and recommended granularity of bound memory.
         "12.1" fn cuMulticastGetGranularity(
             granularity: *mut usize, properties: *const CUmulticastObjectProp, which: CUmulticastGranularity_flags,
         ) -> CudaCode;

@@ -1,16 +1,16 @@
 //! A code of CUDA's driver, as a number.
 //!
-//! Not cudarc's enumeration, which lacks what a newer driver answers: a value of an enumeration
-//! that has no such member is undefined behaviour. Invariant: whatever 32 bits the driver returns
-//! are a value of this type.
+//! Not cudarc's enumeration, because a newer driver returns other values, and an enumeration
+//! without such a member is undefined behaviour. Invariant: all 32-bit values are values of this
+//! type.
 
 use std::fmt;
 
 use crate::cudarc::driver::sys::CUresult;
 
-/// What a function of CUDA's driver answers: `CUresult`, where every number is allowed.
+/// A code returned by a function of CUDA's driver: `CUresult`, where every number is allowed.
 ///
-/// The constants are those that this project asks for; the driver has more.
+/// The constants are those that this project uses; the driver has more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 #[must_use = "it may be an error"]
@@ -35,12 +35,12 @@ codes! {
     SUCCESS = 0, "No error.";
     INVALID_VALUE = 1, "`CUDA_ERROR_INVALID_VALUE`.";
     OUT_OF_MEMORY = 2, "`CUDA_ERROR_OUT_OF_MEMORY`.";
-    DEINITIALIZED = 4, "`CUDA_ERROR_DEINITIALIZED`: the driver has ended with the process.";
+    DEINITIALIZED = 4, "`CUDA_ERROR_DEINITIALIZED`: the driver has shut down with the process.";
     INVALID_DEVICE = 101, "`CUDA_ERROR_INVALID_DEVICE`.";
     PEER_ACCESS_UNSUPPORTED = 217, "`CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`.";
     ILLEGAL_STATE = 401, "`CUDA_ERROR_ILLEGAL_STATE`.";
     NOT_FOUND = 500, "`CUDA_ERROR_NOT_FOUND`: no such name.";
-    NOT_READY = 600, "`CUDA_ERROR_NOT_READY`: the work is not done yet.";
+    NOT_READY = 600, "`CUDA_ERROR_NOT_READY`: the work is not complete yet.";
     PEER_ACCESS_ALREADY_ENABLED = 704, "`CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.";
     NOT_PERMITTED = 800, "`CUDA_ERROR_NOT_PERMITTED`.";
     NOT_SUPPORTED = 801, "`CUDA_ERROR_NOT_SUPPORTED`.";
@@ -55,7 +55,7 @@ impl From<CUresult> for CudaCode {
     }
 }
 
-/// The driver's name of the code, and the number where it has none.
+/// Prints the driver's name of the code, or the number if it has none.
 impl fmt::Display for CudaCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&crate::library::describe(*self).0)

@@ -1,4 +1,4 @@
-//! Contexts of devices: the primary one, and which one is a thread's current.
+//! Contexts of devices: the primary one, and the thread's current one.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::{Api, CudaCode, CudaError, Driver, DriverError};
 use crate::cudarc::driver::CudaContext;
 use crate::cudarc::driver::sys::CUcontext;
 
-/// The primary context of a device, by cudarc, or why there is none; never a panic.
+/// Returns cudarc's primary context of a device. Never panics.
 ///
 /// # Errors
 /// [`DriverError::NoSuchDevice`], and those of [`Driver::get`].
@@ -18,26 +18,27 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
     Ok(CudaContext::new(ordinal).map_err(CudaError::of("cuDevicePrimaryCtxRetain"))?)
 }
 
-/// The context of this process's own device, by its index among the processes of the machine (as
-/// launchers count them: `LOCAL_RANK`, `Job::local_pe` of `peerweave-bootstrap`): that of the same
-/// ordinal; or the only device that this process sees, where the launcher shows each process its
-/// own (`CUDA_VISIBLE_DEVICES`).
+/// Returns the context of this process's device, by its index among the processes of the machine
+/// (`LOCAL_RANK` of launchers, `Job::local_pe` of `peerweave-bootstrap`). It is the device of the
+/// same ordinal, or the only visible device if the launcher shows each process its own
+/// (`CUDA_VISIBLE_DEVICES`).
 ///
-/// Never by the index among all processes of a job, which is no ordinal on the second machine.
+/// Do not pass the index among all processes of a job, which is not an ordinal on the second
+/// machine.
 ///
 /// # Errors
-/// [`DriverError::NoSuchDevice`] where this process sees several devices, and not so many; those of
+/// [`DriverError::NoSuchDevice`] if this process sees several devices, but too few; those of
 /// [`Driver::get`].
 pub fn local_context(local_index: usize) -> Result<Arc<CudaContext>, DriverError> {
     let count = Driver::get()?.device_count()?;
     context(if count == 1 { 0 } else { local_index })
 }
 
-/// Makes a context the thread's current one. Not by cudarc's `bind_to_thread`, which first gives,
-/// and forgets, an error that some other object's destructor left in the context.
+/// Makes a context current in this thread. Not by cudarc's `bind_to_thread`, which returns and
+/// clears an error that another object's destructor recorded in the context.
 ///
 /// # Errors
-/// What the driver says.
+/// Errors of the driver.
 #[inline]
 pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     // SAFETY: the context is live as long as cudarc's object.
@@ -45,16 +46,16 @@ pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     Ok(CudaError::check("cuCtxSetCurrent", code)?)
 }
 
-/// As [`bind`], at the cost of a question alone where the context is current already.
+/// Like [`bind`], but only queries the driver if the context is already current.
 ///
 /// # Errors
-/// As [`bind`].
+/// As for [`bind`].
 #[inline]
 pub fn bind_if_needed(context: &CudaContext) -> Result<(), DriverError> {
     if is_current(context) { Ok(()) } else { bind(context) }
 }
 
-/// Whether a context is the thread's current one.
+/// Returns whether a context is current in this thread.
 #[inline]
 pub(crate) fn is_current(context: &CudaContext) -> bool {
     let mut current: CUcontext = std::ptr::null_mut();
@@ -63,16 +64,17 @@ pub(crate) fn is_current(context: &CudaContext) -> bool {
     matches!(code, Ok(Ok(CudaCode::SUCCESS))) && current == context.cu_ctx()
 }
 
-/// Runs something that may make another context the thread's current one, and makes the one from
-/// before current again, also after a panic.
+/// Runs a function that may make another context current, and restores the former one, also after a
+/// panic.
 ///
-/// For destructors: a value is dropped at any place, and the code around it counts on its own
+/// For destructors: a value may be dropped anywhere, and the surrounding code relies on its own
 /// context. Costs two calls of the driver.
 pub fn with_context_kept<R>(run: impl FnOnce() -> R) -> R {
     struct Before(&'static Api, CUcontext);
     impl Drop for Before {
         fn drop(&mut self) {
-            // SAFETY: it was the thread's current context, or none; who made it so keeps it live.
+            // SAFETY: it was the thread's current context, or none; the code that made it current
+            // keeps it live.
             let _ = unsafe { self.0.cuCtxSetCurrent(self.1) };
         }
     }

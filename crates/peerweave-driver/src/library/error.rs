@@ -1,4 +1,4 @@
-//! What the driver can answer, with the call that it answered to.
+//! Errors of the driver, with the call.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ use crate::CudaCode;
 #[error("{name} ({code}) from {call}: {text}")]
 #[non_exhaustive]
 pub struct CudaError {
-    /// The driver's function, or for calls through cudarc what was asked for.
+    /// The driver's function, or for calls through cudarc the operation.
     pub call: &'static str,
-    /// The driver's code. Those of a driver that is newer than this crate are here too.
+    /// The driver's code. Codes of a newer driver are included.
     pub code: u32,
     /// The code's name, such as `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
@@ -22,163 +22,162 @@ pub struct CudaError {
 }
 
 impl CudaError {
-    /// The error of `call`. Asks the driver for its name and description.
+    /// Returns the error of `call`. Queries the driver for its name and description.
     #[cold]
     pub fn new(call: &'static str, code: CudaCode) -> Self {
         let (name, text) = crate::library::describe(code);
         Self { call, code: code.0, name, text }
     }
 
-    /// Whether the driver answered with this code.
+    /// Returns whether the code is this one.
     pub fn is(&self, code: CudaCode) -> bool {
         self.code == code.0
     }
 
-    /// Whether the device or the process has too little memory.
+    /// Returns whether the device or the process has too little memory.
     pub fn is_out_of_memory(&self) -> bool {
         self.is(CudaCode::OUT_OF_MEMORY)
     }
 
-    /// Whether the driver says that it, or the device, cannot do this.
+    /// Returns whether the driver or the device does not support it.
     pub fn is_not_supported(&self) -> bool {
         self.is(CudaCode::NOT_SUPPORTED)
     }
 
-    /// Turns a code into a result.
+    /// Converts a code to a result.
     ///
     /// # Errors
-    /// The error of `call`, for every code but success.
+    /// The error of `call`, for every code except success.
     #[inline]
     pub fn check(call: &'static str, code: CudaCode) -> Result<(), Self> {
         if code == CudaCode::SUCCESS { Ok(()) } else { Err(Self::new(call, code)) }
     }
 
-    /// Gives an error of cudarc its call.
+    /// Adds the call to an error of cudarc.
     #[cold]
     pub fn of(call: &'static str) -> impl FnOnce(crate::cudarc::driver::DriverError) -> Self {
         move |error| Self::new(call, error.0.into())
     }
 }
 
-/// Why a call of the driver did not do what was asked.
+/// An error of this crate.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
-/// show to people.
+/// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
     /// There is no driver on this machine.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The driver is too old to have the function.
+    /// The driver is too old and lacks the function.
     #[error(transparent)]
     Missing(#[from] MissingSymbol),
-    /// The driver refused.
+    /// The driver returned an error.
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// A module was not loaded, or a kernel not launched.
     #[error(transparent)]
     Launch(#[from] super::launch_error::LaunchError),
     /// There is no such device.
-    #[error("{call}: device {ordinal} does not exist, there are {count}")]
+    #[error("{call}: device {ordinal} does not exist, expected an ordinal below {count}")]
     NoSuchDevice {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// The device that was asked for.
+        /// The requested device.
         ordinal: usize,
-        /// How many there are.
+        /// Number of devices.
         count: usize,
     },
     /// The memory belongs to another device.
     #[error("{call}: the memory is on device {found}, expected device {expected}")]
     WrongDevice {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// Where the memory is.
+        /// Its device.
         found: usize,
-        /// Where it should be.
+        /// The expected device.
         expected: usize,
     },
     /// A number of elements is too large for the address space.
     #[error("{call}: {count} elements of {element_bytes} bytes exceed the address space")]
     TooLarge {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// Elements asked for.
+        /// Number of requested elements.
         count: usize,
-        /// Bytes of one.
+        /// Size of an element in bytes.
         element_bytes: usize,
     },
-    /// The stream is being captured into a graph, and what was asked for is not work for a graph.
-    #[error("{call}: the stream is being captured into a graph")]
+    /// The stream is being captured into a graph, and the call cannot be captured.
+    #[error("{call}: the stream is being captured into a graph, expected a stream that is not")]
     Capturing {
-        /// What was called.
+        /// The call.
         call: &'static str,
     },
-    /// Another thread began to capture the stream while work was being enqueued that is not for a
-    /// graph. The capture was invalidated.
+    /// Another thread began to capture the stream while work was being enqueued that must not be
+    /// captured. The capture was invalidated.
     #[error(
-        "{call}: another thread began to capture the stream during the call, and a graph would replay it with memory that nothing keeps: the capture was invalidated"
+        "{call}: another thread began to capture the stream during the call, and a graph would replay it with memory that it does not keep alive: the capture was invalidated"
     )]
     CaptureBegun {
-        /// What was called.
+        /// The call.
         call: &'static str,
     },
-    /// The stream in whose order the buffer is freed is being captured into a graph, so that it
-    /// cannot be made to wait for work on another stream.
+    /// The stream in whose order the buffer is freed is being captured into a graph, so it cannot
+    /// wait for work on another stream.
     #[error(
         "{call}: the buffer's own stream is being captured into a graph, and cannot wait for work on another stream: end the capture first, or use DeviceMemory"
     )]
     OwnerCapturing {
-        /// What was called.
+        /// The call.
         call: &'static str,
     },
-    /// The stream is another one in each thread, so that nobody else could wait for what it does.
-    #[error("{call}: the per-thread stream cannot be used; make one by CudaContext::new_stream, or use default_stream")]
+    /// A per-thread stream: each thread has its own, so no other thread can wait for its work.
+    #[error("{call}: the per-thread stream cannot be used; create one by CudaContext::new_stream, or use default_stream")]
     PerThreadStream {
-        /// What was called.
+        /// The call.
         call: &'static str,
     },
-    /// What the stream had to do did not end in time.
+    /// The work of the stream did not complete in time.
     #[error("{call}: the stream was still busy after {waited:?}")]
     Timeout {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// How long it was waited for.
+        /// The time waited.
         waited: std::time::Duration,
     },
     /// A copy between buffers of different lengths.
-    #[error("{call}: {found} elements, expected {expected}")]
+    #[error("{call}: found {found} elements, expected {expected}")]
     WrongLength {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// Elements given.
+        /// Number of elements.
         found: usize,
-        /// Elements expected.
+        /// Expected number of elements.
         expected: usize,
     },
-    /// A tensor of another framework that cannot be used as it is.
-    #[error("{call}: the tensor's {what}: found {found}, expected {expected}")]
+    /// A tensor of another framework that cannot be imported.
+    #[error("{call}: the tensor has {what} {found}, expected {expected}")]
     Dlpack {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// Which of its properties.
+        /// The property.
         what: &'static str,
         /// The value found.
         found: Box<str>,
-        /// What can be used.
+        /// Description of valid values.
         expected: Box<str>,
     },
-    /// A range that is not inside the memory.
-    #[error("{call}: range {start}..{end} of {len} elements")]
+    /// A range outside of the memory.
+    #[error("{call}: the range is {start}..{end}, expected a range within {len} elements")]
     OutOfRange {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// First element.
+        /// The first element.
         start: usize,
-        /// One past the last.
+        /// One past the last element.
         end: usize,
-        /// Elements that there are.
+        /// Number of elements of the memory.
         len: usize,
     },
 }

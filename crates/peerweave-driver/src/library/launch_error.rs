@@ -1,4 +1,4 @@
-//! Launches that are refused before anything is enqueued.
+//! Errors of module loads and launches, found before anything is enqueued.
 
 use std::fmt;
 
@@ -11,67 +11,67 @@ pub enum LaunchError {
     /// The driver refused the image.
     #[error("{error}; the driver's log:\n{log}")]
     Image {
-        /// The driver's answer.
+        /// The driver's error.
         error: CudaError,
-        /// All that it wrote; empty where it wrote nothing.
+        /// The driver's log; may be empty.
         log: String,
     },
     /// The module has no such kernel.
-    #[error("no kernel {kernel} in the module")]
+    #[error("the module has no kernel {kernel}")]
     NoKernel {
-        /// The name that was asked for.
+        /// The requested name.
         kernel: String,
     },
-    /// The number of arguments.
+    /// A wrong number of arguments.
     #[error("launch of {kernel}: {found} arguments, expected {expected}")]
     Count {
         /// The kernel.
         kernel: String,
-        /// Arguments given.
+        /// Number of arguments.
         found: usize,
-        /// Parameters of the kernel.
+        /// Number of parameters of the kernel.
         expected: usize,
     },
-    /// The place of an argument.
+    /// A wrong length or alignment of an argument.
     #[error(
         "launch of {kernel}: argument {index} has {found_bytes} bytes at offset {found_offset}, expected {expected_bytes} bytes at offset {expected_offset}"
     )]
     Argument {
         /// The kernel.
         kernel: String,
-        /// Which argument, from 0.
+        /// Index of the argument, from 0.
         index: usize,
         /// Its length in bytes.
         found_bytes: usize,
-        /// Where its alignment puts it.
+        /// Its offset, given its alignment.
         found_offset: usize,
         /// The length of the kernel's parameter.
         expected_bytes: usize,
-        /// Where the kernel has it.
+        /// The offset of the kernel's parameter.
         expected_offset: usize,
     },
-    /// A shape that cannot be.
+    /// An invalid shape.
     #[error("launch of {kernel}: {what} is {found}, expected {expected}")]
     Shape {
         /// The kernel.
         kernel: String,
-        /// The part of the shape.
+        /// The property of the shape.
         what: &'static str,
         /// Its value.
         found: String,
-        /// Values that can be.
+        /// Description of valid values.
         expected: String,
     },
     /// A cooperative grid that cannot be resident at once.
     #[error(
-        "launch of {kernel}: a cooperative grid of {found} blocks, expected at most {expected}: so many are resident at once"
+        "launch of {kernel}: the cooperative grid has {found} blocks, expected at most {expected}, which can be resident at once"
     )]
     NotResident {
         /// The kernel.
         kernel: String,
-        /// Blocks asked for.
+        /// Number of blocks of the grid.
         found: u64,
-        /// Blocks that the device runs at once.
+        /// Number of blocks that the device runs at once.
         expected: u64,
     },
 }

@@ -1,7 +1,7 @@
-//! The driver of this process: found once, initialised once.
+//! The driver of this process, loaded and initialised once.
 //!
-//! Invariant: the library is the one that cudarc opens, since both ask the dynamic linker for the
-//! same names in the same order.
+//! Invariant: the library is the one that cudarc opens, because both look for the same names in the
+//! same order.
 
 pub(crate) mod api;
 mod code;
@@ -24,7 +24,7 @@ use peerweave_dylib::{LoadError, Search, Version, Visibility};
 
 use crate::cudarc::driver::sys::{CUdevice, CUdevice_attribute};
 
-// SAFETY: what a system has under these names is CUDA's driver, or stands in for it.
+// SAFETY: a library with one of these names is CUDA's driver, or a substitute for it.
 const SEARCH: Search = unsafe { Search::without_variable("CUDA's driver", &["libcuda.so", "libcuda.so.1"]) };
 
 /// CUDA's driver, loaded and initialised.
@@ -36,12 +36,12 @@ pub struct Driver {
 static LOADED: OnceLock<Result<Driver, LoadError>> = OnceLock::new();
 
 impl Driver {
-    /// The driver of this process. The first call loads and initialises it.
+    /// Returns the driver of this process. The first call loads and initialises it.
     ///
     /// # Errors
-    /// [`DriverError::Load`] where there is none, [`DriverError::Cuda`] where it does not start (no
-    /// device, driver and kernel module of different versions). Both are remembered: every later
-    /// call gives the same.
+    /// [`DriverError::Load`] if there is none, [`DriverError::Cuda`] if its initialisation fails
+    /// (no device, or driver and kernel module of different versions). Both are remembered: every
+    /// later call returns the same.
     pub fn get() -> Result<&'static Self, DriverError> {
         let driver = LOADED.get_or_init(|| SEARCH.open(Visibility::Local).map(|library| Self { api: Api::new(library) }));
         let driver = driver.as_ref().map_err(|error| DriverError::Load(error.clone()))?;
@@ -58,16 +58,16 @@ impl Driver {
         Ok(driver)
     }
 
-    /// The driver's functions.
+    /// Returns the driver's functions.
     #[inline]
     pub fn api(&self) -> &Api {
         &self.api
     }
 
-    /// The newest CUDA that the driver serves; its patch is 0.
+    /// Returns the newest CUDA that the driver supports; its patch version is 0.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn version(&self) -> Result<Version, DriverError> {
         let mut code: c_int = 0;
         // SAFETY: the pointer is to a live integer.
@@ -76,10 +76,10 @@ impl Driver {
         Ok(Version::of_numbers([code / 1000, code % 1000 / 10, 0]))
     }
 
-    /// How many devices this process sees.
+    /// Returns the number of visible devices.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn device_count(&self) -> Result<usize, DriverError> {
         let mut count: c_int = 0;
         // SAFETY: the pointer is to a live integer.
@@ -87,10 +87,10 @@ impl Driver {
         Ok(count.unsigned_abs() as usize)
     }
 
-    /// An attribute of a device.
+    /// Returns an attribute of a device.
     ///
     /// # Errors
-    /// What the driver says; an attribute that it does not know is `CUDA_ERROR_INVALID_VALUE`.
+    /// Errors of the driver; `CUDA_ERROR_INVALID_VALUE` for an attribute that it does not know.
     pub fn attribute(&self, ordinal: usize, attribute: CUdevice_attribute) -> Result<i32, DriverError> {
         let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
         let mut value: c_int = 0;
@@ -100,13 +100,13 @@ impl Driver {
     }
 }
 
-/// Name and description of a code, in the driver's words if it is there.
+/// Returns name and description of a code, from the driver if it is loaded.
 pub(crate) fn describe(code: CudaCode) -> (String, String) {
     let unknown = || (format!("CUresult {}", code.0), "no description".to_owned());
     let Some(Ok(driver)) = LOADED.get() else { return unknown() };
     let (mut name, mut text): (*const c_char, *const c_char) = (std::ptr::null(), std::ptr::null());
     // SAFETY: the pointers are to live pointers; the driver stores the addresses of constants, or
-    // nothing for a code it does not know.
+    // nothing for an unknown code.
     let known = unsafe {
         matches!(driver.api.cuGetErrorName(code.0, &raw mut name), Ok(CudaCode::SUCCESS))
             && matches!(driver.api.cuGetErrorString(code.0, &raw mut text), Ok(CudaCode::SUCCESS))
@@ -114,6 +114,6 @@ pub(crate) fn describe(code: CudaCode) -> (String, String) {
     if !known || name.is_null() || text.is_null() {
         return unknown();
     }
-    // SAFETY: both are constants of the driver, ended by zero.
+    // SAFETY: both are constants of the driver that end in a zero byte.
     unsafe { (CStr::from_ptr(name).to_string_lossy().into_owned(), CStr::from_ptr(text).to_string_lossy().into_owned()) }
 }

@@ -1,31 +1,31 @@
-//! The switch that forbids multicast objects.
+//! The switch that disables multicast objects.
 //!
-//! A fault of the switch fabric can take all GPUs of a machine out of service, and with them other
-//! people's work. So one variable, of ours or of NVIDIA's libraries, is enough to make every
-//! creation and import an error before the driver is called.
+//! A fault of the switch fabric can disable all GPUs of a machine, also those of other users. So
+//! one variable, of this project or of NVIDIA's libraries, suffices to make every creation and
+//! import an error before the driver is called.
 
-/// Multicast objects are forbidden in this process.
+/// Multicast objects are disabled in this process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("multicast objects are forbidden by {variable}={value}")]
+#[error("multicast objects are disabled by {variable}={value}")]
 #[non_exhaustive]
 pub struct MulticastDisabled {
-    /// The variable that forbids them.
+    /// The variable that disables them.
     pub variable: &'static str,
     /// Its value.
     pub value: String,
 }
 
-/// Whether multicast objects may be created or imported. Read anew at each call.
+/// Checks that multicast objects may be created or imported. Reads the environment at each call.
 ///
 /// # Errors
 /// [`MulticastDisabled`] with `PEERWEAVE_MULTICAST=off`, `NCCL_NVLS_ENABLE=0` or
-/// `NVSHMEM_DISABLE_NVLS=1`. A value that is not understood counts as forbidding: the safe side.
+/// `NVSHMEM_DISABLE_NVLS=1`. An unknown value also disables them, to be safe.
 pub fn multicast_switch() -> Result<(), MulticastDisabled> {
     switch(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
 fn switch(variable: &dyn Fn(&str) -> Option<String>) -> Result<(), MulticastDisabled> {
-    // The values that allow; NCCL reads a number (2 is "where supported"), NVSHMEM a truth value.
+    // The values that enable them; NCCL reads a number (2 is "where supported"), NVSHMEM a Boolean.
     let allowing: [(&'static str, &[&str]); 3] = [
         ("PEERWEAVE_MULTICAST", &["", "auto", "on", "1"]),
         ("NCCL_NVLS_ENABLE", &["", "1", "2"]),

@@ -1,8 +1,8 @@
-//! Device memory by trait: what a communication call needs to know of a buffer, whoever owns it.
+//! Device memory by trait: what a communication call needs of a buffer, whatever its owner.
 //!
-//! Neither allocates nor copies. Invariant: an [`Access`] lives until the work that uses its
-//! address is enqueued; from then on the buffer's owner keeps the memory until the stream has
-//! passed that work.
+//! It neither allocates nor copies. Invariant: an [`Access`] lives until the work that uses its
+//! address is enqueued; from then on the buffer's owner keeps the memory allocated until the stream
+//! has completed that work.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,13 +18,12 @@ use crate::streams::private::is_private;
 use crate::streams::wait::wait_past_capture;
 use crate::{DEADLINE, DriverError, Keep, Keeper, deadline_after, join, wait, wait_until};
 
-/// The address of a buffer, for work that is about to be enqueued on the stream that it was asked
-/// for.
+/// The address of a buffer, for work that is about to be enqueued on one stream.
 ///
-/// Drop it after enqueuing: then cudarc's buffers learn that the stream uses them. Leaking it can
-/// only be done inside the library that asked.
+/// Drop it after enqueuing: cudarc's buffers then record that the stream uses them. Only the
+/// library that obtained it can leak it.
 ///
-/// It stays on its thread, since a per-thread stream is another one elsewhere:
+/// It is not `Send`, because a per-thread stream is another one in each thread:
 ///
 /// ```compile_fail
 /// fn sent<T: Send>() {}
@@ -39,29 +38,28 @@ pub struct Access<'a> {
     /// Whether the first must wait for the second.
     joins: bool,
     keeper: Option<&'a dyn Keeper>,
-    /// Dropped by the thread that enqueues: a per-thread stream is another one elsewhere.
+    /// Dropped by the thread that enqueues: a per-thread stream is another one in each thread.
     _this_thread: PhantomData<*const ()>,
 }
 
 impl<'a> Access<'a> {
-    /// An address whose owner needs no word when the work is enqueued.
+    /// Returns an address whose owner need not be notified when the work is enqueued.
     #[inline]
     pub fn new(address: CUdeviceptr) -> Self {
         Self { address, guard: None, streams: None, joins: false, keeper: None, _this_thread: PhantomData }
     }
 
-    /// As [`new`](Self::new), of memory that `keeper` can keep alive.
+    /// Like [`new`](Self::new), for memory that `keeper` can keep alive.
     #[inline]
     pub fn kept_by(address: CUdeviceptr, keeper: &'a dyn Keeper) -> Self {
         Self { address, guard: None, streams: None, joins: false, keeper: Some(keeper), _this_thread: PhantomData }
     }
 
-    /// The address of a slice of cudarc's with its guard, for reading. `own` is the slice's stream,
-    /// `stream` the one it is asked for, and `ask` is cudarc's `device_ptr`.
+    /// Returns the address of a slice of cudarc with its guard, for reading. `own` is the slice's
+    /// stream, `stream` that of the work, and `ask` is cudarc's `device_ptr`.
     ///
     /// The guard alone does not keep the memory: a slice has one event for all reads, and a context
-    /// that knows of no other stream looks at none. So `own` is made to wait for the work when this
-    /// is dropped.
+    /// with only one stream checks none. So dropping this makes `own` wait for the work.
     ///
     /// # Errors
     /// [`DriverError::OwnerCapturing`], [`DriverError::Timeout`]: see [`DeviceBuffer::read`].
@@ -74,18 +72,18 @@ impl<'a> Access<'a> {
         Self::after("DeviceBuffer::read", is_shared, is_shared, own, stream, ask)
     }
 
-    /// As [`reading`](Self::reading), for writing. `own` only waits where cudarc's own event for
-    /// writes does not do.
+    /// Like [`reading`](Self::reading), for writing. `own` waits only if cudarc's own event for
+    /// writes does not make it wait.
     ///
     /// # Errors
-    /// As [`reading`](Self::reading).
+    /// As for [`reading`](Self::reading).
     pub fn writing(
         own: &Arc<CudaStream>,
         stream: &'a Arc<CudaStream>,
         ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Self, DriverError> {
         // The next access waits for a write, so one event is enough if cudarc waits for events. It
-        // does while its context counts a stream that cudarc made: `own` lives as long as the
+        // does if its context counts a stream that cudarc created: `own` lives as long as the
         // slice. A private stream does not count.
         let looks = |stream: &CudaStream| {
             stream.context().is_managing_stream_synchronization() && !is_of_every_context(stream) && !is_private(stream)
@@ -104,42 +102,43 @@ impl<'a> Access<'a> {
         ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Self, DriverError> {
         if is_shared && cannot_be_asked(own)? {
-            // Its events are places in a graph, and it cannot wait for the work before the capture
+            // Its events are part of a graph, and it cannot wait for the work before the capture
             // ends.
             return Err(DriverError::OwnerCapturing { call });
         }
         let ((address, guard), waits) = with_errors_aside(own, stream, ask);
         if !waits || joins && !own.context().is_in_multi_stream_mode() {
-            // Then cudarc did not make the stream wait for what `own` did to the memory, nor for
-            // its allocation.
+            // Then cudarc did not make the stream wait for earlier work of `own` on the memory, nor
+            // for its allocation.
             with_context_kept(|| follow(call, stream, own))?;
         }
         let streams = Some((Arc::clone(own), stream));
         Ok(Self { address, guard: Some(guard), streams, joins, keeper: None, _this_thread: PhantomData })
     }
 
-    /// The device address of the first element.
+    /// Returns the device address of the first element.
     #[inline]
     pub fn address(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// What can keep the memory alive for longer than the work of one call, at this address.
+    /// Returns what can keep the memory alive beyond the work of one call, at this address.
     #[inline]
     pub fn keeper(&self) -> Option<&'a dyn Keeper> {
         self.keeper
     }
 
-    /// Whether its owner made the stream wait for something, and is told when the work is enqueued.
+    /// Returns whether its owner made the stream wait, and must be notified when the work is
+    /// enqueued.
     #[inline]
     pub fn is_guarded(&self) -> bool {
         self.guard.is_some()
     }
 }
 
-/// Whether work on `stream` must be ordered with `own`, in whose order cudarc frees. Not where
-/// cudarc is not left in charge of the order of streams: whoever took that over, which is `unsafe`,
-/// promised what is done here.
+/// Returns whether work on `stream` must be ordered with `own`, in whose order cudarc frees. Not if
+/// the caller has disabled cudarc's event tracking, which is `unsafe`: the caller then promised
+/// this order.
 fn is_shared(own: &CudaStream, stream: &CudaStream) -> bool {
     let is_other = own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx();
     is_other && own.context().is_event_tracking()
@@ -155,8 +154,8 @@ impl Drop for Access<'_> {
                 hold_back(&own, stream, DEADLINE);
             }
         };
-        // What is done makes no other context current than these. Mostly they are one, and it is
-        // current since the work was enqueued.
+        // Restores the contexts. Usually there is one, and it is current since the work was
+        // enqueued.
         if own.context().cu_ctx() == stream.context().cu_ctx() && is_current(own.context()) {
             tell();
         } else {
@@ -165,27 +164,27 @@ impl Drop for Access<'_> {
     }
 }
 
-/// Runs something of cudarc's that tells nobody whether it worked. cudarc does nothing where an
-/// earlier error is noted in a context, whoever left it: so such an error is put aside meanwhile.
-/// Gives also whether no new one came.
+/// Runs a function of cudarc that does not report whether it succeeded. cudarc does nothing if an
+/// earlier error is recorded in a context, so such an error is set aside. Also returns whether no
+/// new error was recorded.
 fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce() -> R) -> (R, bool) {
     let contexts = [own.context(), stream.context()];
     let earlier = contexts.map(|context| context.check_err());
     let answer = run();
-    // Both may be the same one: all are asked before any gets its error back.
+    // Both may be the same context: all errors are read before any is restored.
     let new = contexts.map(|context| context.check_err());
     let worked = new.iter().all(Result::is_ok);
-    // What was there first is what is seen.
+    // The first error is kept.
     for errors in [new, earlier] {
         contexts.iter().zip(errors).for_each(|(context, error)| context.record_err(error));
     }
     (answer, worked)
 }
 
-/// Makes a stream wait for what another one has to do now; where that cannot be, this thread waits,
-/// at most for [`DEADLINE`].
+/// Makes a stream wait for the pending work of another one; if that is not possible, this thread
+/// waits, at most for [`DEADLINE`].
 fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>) -> Result<(), DriverError> {
-    // An event of another stream would spoil a capture.
+    // An event of another stream would invalidate a capture.
     if matches!(cannot_be_asked(waiter), Ok(false)) && join(waiter, other).is_ok() {
         return Ok(());
     }
@@ -193,12 +192,12 @@ fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>)
     if wait(other, deadline_after(DEADLINE))? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }
 
-/// Has the slice's own stream, in whose order cudarc frees it, wait for the work on another. Where
-/// another thread has begun to capture `own` since the access was made, this thread waits until the
-/// capture or the work ends.
+/// Makes the slice's own stream, in whose order cudarc frees it, wait for the work on another. If
+/// another thread has begun to capture `own` since the access was created, this thread waits until
+/// the capture or the work ends.
 ///
-/// The process is aborted where neither ends within `longest`: the slice's owner may free it as
-/// soon as this returns, and the work would go on in memory that is somebody else's by then.
+/// Aborts the process if neither ends within `longest`: the slice's owner may free the memory as
+/// soon as this returns, and the work would continue in memory with another owner.
 fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration) {
     let held = wait_until(deadline_after(longest), || {
         let cannot_wait = |stream| !matches!(cannot_be_asked(stream), Ok(false));
@@ -226,68 +225,66 @@ impl fmt::Debug for Access<'_> {
     }
 }
 
-/// Device memory that can be read: `len` elements of `T`, one after the other, on one device.
+/// Device memory that can be read: `len` contiguous elements of `T` on one device.
 ///
 /// Implemented for cudarc's `CudaSlice`, `CudaView`, `CudaViewMut`, for
 /// [`DeviceMemory`](crate::DeviceMemory), and for [`Raw`]. Implement it for your framework's tensor
-/// to hand it to Peerweave without a copy.
+/// to pass it to Peerweave without a copy.
 ///
-/// A slice of cudarc's that is **read** on a stream other than its own makes its own stream wait
-/// for that work, since cudarc could free the memory under it otherwise. Where computing must go on
-/// meanwhile, use `DeviceMemory`, which waits for nothing but to be freed; or, where the context's
-/// event tracking was switched off, keep the slice yourself until the work is done: that is what
-/// switching it off promises. While its own stream is being captured it cannot be made to wait, so
-/// a slice is refused on other streams then ([`DriverError::OwnerCapturing`]); `DeviceMemory` never
-/// is.
+/// Reading a slice of cudarc on a stream other than its own makes its own stream wait for that
+/// work, because cudarc could free the memory otherwise. If its own stream must continue meanwhile,
+/// use `DeviceMemory`, which only delays its release; or disable the context's event tracking and
+/// keep the slice alive yourself. While its own stream is being captured it cannot wait, so a slice
+/// is refused on other streams ([`DriverError::OwnerCapturing`]); `DeviceMemory` never is.
 ///
 /// # Safety
 /// Implementations promise:
-/// - **\[D1\]** the address of [`read`](Self::read) is that of at least `len` initialised or at
-///   least allocated elements on device [`device`](Self::device);
-/// - **\[D2\]** the memory stays allocated until all work is done that was enqueued on the stream
-///   while the access lived;
-/// - **\[D3\]** where [`keep`](Self::keep) gives a value, the memory stays allocated while that
-///   value lives, and its address is the one of `read`;
-/// - **\[D4\]** where [`is_keepable`](Self::is_keepable) is true, D3 holds for what the keeper of
-///   each access gives.
+/// - **\[D1\]** the address of [`read`](Self::read) is that of at least `len` allocated elements on
+///   device [`device`](Self::device);
+/// - **\[D2\]** the memory stays allocated until all work is complete that was enqueued on the
+///   stream while the access lived;
+/// - **\[D3\]** if [`keep`](Self::keep) returns a value, the memory stays allocated while that
+///   value lives, and its address is that of `read`;
+/// - **\[D4\]** if [`is_keepable`](Self::is_keepable) is true, D3 holds for the value of the keeper
+///   of each access.
 pub unsafe trait DeviceBuffer<T> {
-    /// Number of elements.
+    /// Returns the number of elements.
     fn len(&self) -> usize;
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The ordinal of the device that the memory is on.
+    /// Returns the ordinal of the memory's device.
     fn device(&self) -> usize;
 
-    /// The address, for reading by work that is enqueued on `stream` while the result lives. Makes
-    /// the stream wait for earlier writes on other streams, where the owner tracks them. May make
-    /// the context of `stream` the thread's current one.
+    /// Returns the address, for reading by work that is enqueued on `stream` while the result
+    /// lives. Makes the stream wait for earlier writes on other streams, if the owner tracks them.
+    /// May make the context of `stream` current.
     ///
     /// Not for a stream that is being captured, unless the buffer
     /// [`is_keepable`](Self::is_keepable): see [`keep`](Self::keep).
     ///
     /// # Errors
-    /// Why work on `stream` cannot use the memory; nothing is to be enqueued then. A slice of
-    /// cudarc's gives [`DriverError::OwnerCapturing`] while its own stream is being captured, and
-    /// [`DriverError::Timeout`] where `stream` could not be made to wait for that one and it was
-    /// still busy after [`DEADLINE`]. Should another thread begin to capture the slice's own stream
+    /// The reason why work on `stream` cannot use the memory; nothing may be enqueued then. A slice
+    /// of cudarc returns [`DriverError::OwnerCapturing`] while its own stream is being captured,
+    /// and [`DriverError::Timeout`] if `stream` could not be made to wait for that one and it was
+    /// still busy after [`DEADLINE`]. If another thread begins to capture the slice's own stream
     /// while the result lives, dropping the result waits until the capture or the work ends, and
-    /// aborts the process where neither does within [`DEADLINE`].
+    /// aborts the process if neither does within [`DEADLINE`].
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError>;
 
-    /// The address and what keeps it, for uses that last longer than the work of one call: captured
-    /// graphs, registrations, windows. `None` for memory that is only borrowed, which those refuse.
+    /// Returns the address and the owner that keeps it, for uses beyond the work of one call:
+    /// captured graphs, registrations, windows. `None` for borrowed memory, which those refuse.
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
 
-    /// Whether the accesses of this buffer have a [`keeper`](Access::keeper), and making them
-    /// neither enqueues anything nor has the stream wait.
+    /// Returns whether the accesses of this buffer have a [`keeper`](Access::keeper), and creating
+    /// them neither enqueues work nor makes the stream wait.
     ///
-    /// Then a caller need not know before a call whether the stream is being captured: it asks
-    /// once, after it has enqueued the work, and takes what keeps the memory then. By default
-    /// `false`: the caller asks before it chooses between `read` and [`keep`](Self::keep).
+    /// A caller then need not know before a call whether the stream is being captured: it checks
+    /// once after it has enqueued the work, and takes the owner then. By default `false`: the
+    /// caller checks before it chooses between `read` and [`keep`](Self::keep).
     #[inline]
     fn is_keepable(&self) -> bool {
         false
@@ -297,24 +294,23 @@ pub unsafe trait DeviceBuffer<T> {
 /// Device memory that can be written.
 ///
 /// # Safety
-/// As [`DeviceBuffer`], and the work may write to the memory.
+/// As for [`DeviceBuffer`], and the work may write to the memory.
 pub unsafe trait DeviceBufferMut<T>: DeviceBuffer<T> {
-    /// The address, for reading and writing by work that is enqueued on `stream` while the result
-    /// lives. Makes the stream wait for earlier reads and writes on other streams, where the owner
-    /// tracks them.
+    /// Returns the address, for reading and writing by work that is enqueued on `stream` while the
+    /// result lives. Makes the stream wait for earlier reads and writes on other streams, if the
+    /// owner tracks them.
     ///
     /// # Errors
-    /// As [`read`](DeviceBuffer::read).
+    /// As for [`read`](DeviceBuffer::read).
     fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError>;
 }
 
 macro_rules! of_cudarc {
     ($($Slice:ty),*; $($SliceMut:ty),*) => {
         $(
-            // SAFETY: [D1] cudarc's slices and views stand for `len` elements on the device of
-            // their stream; [D2] a slice is freed in the order of its own stream, which has been
-            // made to wait for the work when the access is gone, by the guard or by us; [D3] none
-            // is given.
+            // SAFETY: [D1] cudarc's slices and views have `len` elements on the device of their
+            // stream; [D2] a slice is freed in the order of its own stream, which the guard or this
+            // crate makes wait for the work when the access is dropped; [D3] `keep` returns `None`.
             unsafe impl<T> DeviceBuffer<T> for $Slice {
                 fn len(&self) -> usize {
                     DeviceSlice::len(self)
@@ -334,7 +330,7 @@ macro_rules! of_cudarc {
             }
         )*
         $(
-            // SAFETY: as for reading; these are borrowed mutably, so nobody else enqueues work on
+            // SAFETY: as for reading; these are borrowed mutably, so no other work is enqueued on
             // them meanwhile.
             unsafe impl<T> DeviceBufferMut<T> for $SliceMut {
                 fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
@@ -347,10 +343,10 @@ macro_rules! of_cudarc {
 }
 of_cudarc!(CudaSlice<T>, CudaView<'_, T>, CudaViewMut<'_, T>; CudaSlice<T>, CudaViewMut<'_, T>);
 
-/// Device memory of somebody else, by its address.
+/// Device memory of another owner, by its address.
 ///
-/// With something that keeps it alive it may be captured into graphs and registered, as a window or
-/// otherwise; without, it is only borrowed, and such uses are refused.
+/// With an owner that keeps it alive, it may be captured into graphs and registered; without, it is
+/// only borrowed, and such uses are refused.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -371,24 +367,24 @@ pub struct Raw<T> {
     _elements: PhantomData<*mut T>,
 }
 
-// SAFETY: shared is an address that the host never dereferences; who made it answers for the
-// memory. Work that two threads enqueue is synchronised by the streams they choose, and elements
-// are plain data. Would be caught by the test `raw_buffers_cross_threads`.
+// SAFETY: the shared value is an address that the host never dereferences; the caller of `new`
+// answers for the memory. Streams synchronise work of two threads, and elements are plain data. The
+// test `raw_buffers_cross_threads` would catch a violation.
 unsafe impl<T: Send> Send for Raw<T> {}
-// SAFETY: shared is the same address, and `&Raw` gives no more than it; synchronised by streams, as
-// above. Would be caught by the test `raw_buffers_cross_threads`.
+// SAFETY: the shared value is the same address; streams synchronise work as above. The test
+// `raw_buffers_cross_threads` would catch a violation.
 unsafe impl<T: Sync> Sync for Raw<T> {}
 
 impl<T> Raw<T> {
-    /// Memory of `len` elements at `address` on device `device`.
+    /// Returns memory of `len` elements at `address` on device `device`.
     ///
     /// # Safety
     /// The address is that of `len` elements of `T` on that device, and they stay allocated
-    /// - until all work is done that was enqueued with this value or a clone of it; and
-    /// - while a clone of `keep` lives, where that is given: whatever uses the memory for longer (a
-    ///   graph, a registration, a window) holds one.
+    /// - until all work is complete that was enqueued with this value or a clone of it; and
+    /// - while a clone of `keep` lives, if it is given: uses beyond one call (a graph, a
+    ///   registration, a window) hold one.
     ///
-    /// Memory that is never freed may be given with any value as its `keep`.
+    /// Memory that is never freed may be passed with any value as its `keep`.
     pub unsafe fn new(address: CUdeviceptr, len: usize, device: usize, keep: Option<Keep>) -> Self {
         Self { address, len, device, keep, _elements: PhantomData }
     }

@@ -1,8 +1,7 @@
-//! Copies between the host and device buffers, which end by a deadline; and what every copy checks
-//! first.
+//! Copies between the host and device buffers, with a deadline; and the checks of every copy.
 //!
-//! Copies between devices are of the crates above. Invariant: the memory of the host that a copy
-//! uses is of our own and outlives it: it is leaked where the copy may still come.
+//! Other crates copy between devices. Invariant: the host memory of a copy is owned by this crate
+//! and outlives the copy: it is leaked if the copy may still be executed.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -16,19 +15,20 @@ use crate::{
     CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, is_capturing, refuse_capture_begun, refuse_per_thread, wait,
 };
 
-/// That `count` elements can be copied to or from all of a buffer, in the order of `stream`, now.
+/// Checks that `count` elements can be copied to or from all of a buffer, in the order of `stream`,
+/// now.
 ///
 /// # Errors
-/// [`DriverError::WrongDevice`] for a buffer of another device's work,
-/// [`DriverError::WrongLength`], [`DriverError::PerThreadStream`]; [`DriverError::Capturing`],
-/// since a graph replays after the memory may have gone.
+/// [`DriverError::WrongDevice`] for a buffer of another device, [`DriverError::WrongLength`],
+/// [`DriverError::PerThreadStream`]; [`DriverError::Capturing`], because a graph would replay the
+/// copy after the memory may have been freed.
 pub fn check_copy<T>(
     call: &'static str,
     stream: &CudaStream,
     buffer: &impl DeviceBuffer<T>,
     count: usize,
 ) -> Result<(), DriverError> {
-    // Neither unmapping nor freeing, which other threads do, could wait for what it does.
+    // Other threads that unmap or free could not wait for its work.
     refuse_per_thread(call, stream)?;
     let ordinal = stream.context().ordinal();
     if buffer.device() != ordinal {
@@ -43,16 +43,16 @@ pub fn check_copy<T>(
     Ok(())
 }
 
-/// Copies `values` to a device buffer after what `stream` has before, and waits until that is done.
+/// Copies `values` to a device buffer after the earlier work of `stream`, and waits for the copy.
 ///
-/// The copy begins when the stream is idle, and then it is as long as it is: the driver ends no
-/// copy of memory that is not pinned half way. Work that another thread enqueues there meanwhile is
-/// waited for too. The values are copied on the host first. Errors name `call`.
+/// The copy begins when the stream is idle, and then has no deadline: the driver does not cancel
+/// copies of pageable memory. Work that another thread enqueues meanwhile is waited for too. The
+/// values are copied on the host first. Errors name `call`.
 ///
 /// # Errors
-/// As [`check_copy`](check_copy#errors); [`DriverError::Timeout`] if the stream is not idle by the
-/// deadline: then nothing is copied, unless others enqueued work meanwhile; what the driver says,
-/// also of earlier work on the stream.
+/// As for [`check_copy`](check_copy#errors); [`DriverError::Timeout`] if the stream is not idle by
+/// the deadline: then nothing is copied, unless other threads enqueued work meanwhile; errors of
+/// the driver, also from earlier work of the stream.
 pub fn copy_from_host<T: Element>(
     call: &'static str,
     stream: &Arc<CudaStream>,
@@ -66,14 +66,14 @@ pub fn copy_from_host<T: Element>(
     }
     let start = Instant::now();
     pass(call, stream, start, deadline)?;
-    // The caller's may be pinned: then it would be read when the stream comes to it, which may be
-    // after this has returned.
+    // The caller's memory may be pinned: it would be read when the stream executes the copy,
+    // possibly after this has returned.
     let values = ManuallyDrop::new(values.to_vec());
     let (api, bytes) = (Driver::get()?.api(), size_of_val(values.as_slice()));
     let to = target.write(stream)?;
     bind(stream.context())?;
     // SAFETY: both ranges have that many bytes, the stream is live, and the vector is dropped only
-    // after the stream has passed the copy.
+    // after the stream has completed the copy.
     let code = unsafe { api.cuMemcpyHtoDAsync_v2(to.address(), values.as_ptr().cast(), bytes, stream.cu_stream()) }?;
     drop(to);
     CudaError::check("cuMemcpyHtoDAsync_v2", code)?;
@@ -83,11 +83,11 @@ pub fn copy_from_host<T: Element>(
     Ok(())
 }
 
-/// Copies a device buffer to the host, after what `stream` has before, and waits for it, as
-/// [`copy_from_host`] does.
+/// Copies a device buffer to the host after the earlier work of `stream`, and waits for the copy,
+/// like [`copy_from_host`].
 ///
 /// # Errors
-/// As [`copy_from_host`](copy_from_host#errors).
+/// As for [`copy_from_host`](copy_from_host#errors).
 pub fn copy_to_host<T: Element>(
     call: &'static str,
     stream: &Arc<CudaStream>,
@@ -102,7 +102,7 @@ pub fn copy_to_host<T: Element>(
         let (api, bytes) = (Driver::get()?.api(), size_of_val(values.as_slice()));
         let from = source.read(stream)?;
         bind(stream.context())?;
-        // SAFETY: both ranges have that many bytes and elements allow any bits; the rest is as for
+        // SAFETY: both ranges have that many bytes and elements allow any bits; otherwise as for
         // `copy_from_host`.
         let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from.address(), bytes, stream.cu_stream()) }?;
         drop(from);
@@ -113,8 +113,8 @@ pub fn copy_to_host<T: Element>(
     Ok(ManuallyDrop::into_inner(values))
 }
 
-/// Waits until the stream has passed all that it has. A copy of memory that is not pinned is itself
-/// ended by no deadline: so the stream is idle before it.
+/// Waits until the stream has completed its work. A copy of pageable memory has no deadline, so the
+/// stream must be idle before it.
 fn pass(call: &'static str, stream: &Arc<CudaStream>, start: Instant, deadline: Instant) -> Result<(), DriverError> {
     if wait(stream, deadline)? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }

@@ -1,9 +1,9 @@
 //! Owned device memory that can be shared, sliced, captured into graphs, and dropped at any time.
 //!
-//! Plain allocations, not from a pool: so they can be registered with NCCL and shared with other
-//! processes by the older way. Symmetric memory is not here.
+//! Plain allocations, not from a pool, so they can be registered with NCCL and shared with other
+//! processes by legacy IPC. `peerweave-vmm` has symmetric memory.
 //!
-//! Invariant: the memory is freed after all work on every stream that it was handed to.
+//! Invariant: the memory is freed after all work on every stream that uses it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,16 +22,16 @@ use crate::{
     copy_from_host, copy_to_host, deadline_after, free, is_capturing, refuse_capture_begun, refuse_per_thread, relaxed,
 };
 
-/// The longest wait for a stream that has a copy to or from the host.
+/// Default time limit for a stream in a copy to or from the host.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Device memory of `len` elements. Clones and slices are handles of the same memory.
 ///
-/// Two handles may be given to work on different streams; if that work races, the elements' values
-/// are unspecified and nothing else is: the host never sees them through a reference. It is freed,
-/// some time later, when the last handle and the last graph that uses it are gone and the streams
-/// that used it have passed that work. Work that was enqueued on a per-thread stream, by who takes
-/// it as a buffer, cannot be waited for: then it is leaked.
+/// Work on different streams may use two handles; if that work races, the values of the elements
+/// are unspecified and nothing else is: the host never accesses them through a reference. The
+/// memory is freed some time after the last handle and the last graph that uses it were dropped and
+/// the streams that used it have completed. Work on a per-thread stream cannot be waited for: the
+/// memory is then leaked.
 pub struct DeviceMemory<T> {
     allocation: Arc<Allocation>,
     start: usize,
@@ -42,9 +42,9 @@ pub struct DeviceMemory<T> {
 struct Allocation {
     address: CUdeviceptr,
     context: Arc<CudaContext>,
-    /// Taken when this is dropped.
+    /// Taken by `drop`.
     free: Mutex<Option<Retired>>,
-    /// Streams that work on this memory was enqueued on.
+    /// Streams with work on this memory.
     streams: Streams,
 }
 
@@ -61,7 +61,7 @@ impl<T: Element> DeviceMemory<T> {
     /// are allowed.
     ///
     /// # Errors
-    /// [`DriverError::TooLarge`]; `CUDA_ERROR_OUT_OF_MEMORY` after everything retired has been
+    /// [`DriverError::TooLarge`]; `CUDA_ERROR_OUT_OF_MEMORY` after all retired memory has been
     /// freed or a second has passed.
     pub fn alloc(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
         let api = Driver::get()?.api();
@@ -72,16 +72,16 @@ impl<T: Element> DeviceMemory<T> {
         bind(context)?;
         let mut address: CUdeviceptr = 0;
         let allocate = || {
-            // SAFETY: the pointer is to a live address. An allocation of nothing is an error of the
-            // driver's, so at least one byte.
+            // SAFETY: the pointer is to a live address. The driver refuses an allocation of zero
+            // bytes, so at least one is requested.
             CudaError::check("cuMemAlloc_v2", relaxed(|| unsafe { api.cuMemAlloc_v2(&raw mut address, bytes.max(1)) })?)
                 .map_err(DriverError::from)
         };
         alloc_when_freed(allocate, |error| matches!(error, DriverError::Cuda(error) if error.is_out_of_memory()))?;
         let owner = Arc::clone(context);
         let give_back = Box::new(move || {
-            // SAFETY: the last handle is gone and the streams that used the memory have passed that
-            // work.
+            // SAFETY: the last handle was dropped and the streams that used the memory have
+            // completed.
             if let Err(error) = unsafe { free(&owner, address) } {
                 tracing::warn!(%error, "device memory is leaked");
             }
@@ -91,14 +91,13 @@ impl<T: Element> DeviceMemory<T> {
         Ok(unsafe { Self::adopt(context, address, len, give_back) })
     }
 
-    /// Takes memory that something else allocated: a library with an allocator of its own, or a
-    /// mapping.
+    /// Takes ownership of memory from another allocator: a library's, or a mapping.
     ///
-    /// `free` is called once, when the last handle is gone and the streams that used the memory
-    /// have passed that work, on a thread of this crate with `context` current.
+    /// `free` is called once, when the last handle was dropped and the streams that used the memory
+    /// have completed, on a thread of this crate with `context` current.
     ///
     /// # Safety
-    /// The address is that of `len` elements on the device of `context`, nobody else frees them,
+    /// The address is that of `len` elements on the device of `context`, nothing else frees them,
     /// and `free` is sound to call then.
     pub unsafe fn adopt(context: &Arc<CudaContext>, address: CUdeviceptr, len: usize, free: Retired) -> Self {
         let allocation =
@@ -106,11 +105,11 @@ impl<T: Element> DeviceMemory<T> {
         Self { allocation: Arc::new(allocation), start: 0, len, _elements: PhantomData }
     }
 
-    /// Allocates and fills with zeros, in the order of `stream`.
+    /// Allocates memory and fills it with zeros in the order of `stream`.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc), and what the driver says of the filling;
-    /// [`DriverError::Capturing`], since a graph would fill it again at each replay;
+    /// As for [`alloc`](Self::alloc), and errors of the filling; [`DriverError::Capturing`],
+    /// because a graph would fill the memory again at each replay;
     /// [`DriverError::PerThreadStream`].
     pub fn zeroed(stream: &Arc<CudaStream>, len: usize) -> Result<Self, DriverError> {
         refuse_per_thread("DeviceMemory::zeroed", stream)?;
@@ -129,43 +128,43 @@ impl<T: Element> DeviceMemory<T> {
         Ok(memory)
     }
 
-    /// Allocates and copies `values` there, as [`copy_from`](Self::copy_from).
+    /// Allocates memory and copies `values` to it, like [`copy_from`](Self::copy_from).
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc) and [`copy_from`](Self::copy_from).
+    /// As for [`alloc`](Self::alloc) and [`copy_from`](Self::copy_from).
     pub fn from_slice(stream: &Arc<CudaStream>, values: &[T]) -> Result<Self, DriverError> {
         let mut memory = Self::alloc(stream.context(), values.len())?;
         memory.copy_from(stream, values)?;
         Ok(memory)
     }
 
-    /// Copies `values` to the memory after what `stream` has before, and waits until that is done,
-    /// as [`copy_from_host`]: at most [`DEADLINE`].
+    /// Copies `values` to the memory after the earlier work of `stream`, and waits for the copy,
+    /// like [`copy_from_host`]: at most [`DEADLINE`].
     ///
     /// # Errors
-    /// As [`copy_from_host`](copy_from_host#errors).
+    /// As for [`copy_from_host`](copy_from_host#errors).
     pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), DriverError> {
         copy_from_host("DeviceMemory::copy_from", stream, self, values, deadline_after(DEADLINE))
     }
 
-    /// Copies the memory to the host after what `stream` has before, and waits for it, as
-    /// [`copy_to_host`]: at most [`DEADLINE`].
+    /// Copies the memory to the host after the earlier work of `stream`, and waits for the copy,
+    /// like [`copy_to_host`]: at most [`DEADLINE`].
     ///
     /// # Errors
-    /// As [`copy_to_host`](copy_to_host#errors).
+    /// As for [`copy_to_host`](copy_to_host#errors).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, DriverError> {
         self.to_vec_within(stream, DEADLINE)
     }
 
-    /// As [`to_vec`](Self::to_vec), with the longest wait for the stream.
+    /// Like [`to_vec`](Self::to_vec), with another time limit for the stream.
     ///
     /// # Errors
-    /// As [`copy_to_host`](copy_to_host#errors).
+    /// As for [`copy_to_host`](copy_to_host#errors).
     pub fn to_vec_within(&self, stream: &Arc<CudaStream>, longest: Duration) -> Result<Vec<T>, DriverError> {
         copy_to_host("DeviceMemory::to_vec", stream, self, deadline_after(longest))
     }
 
-    /// A handle of a part of the memory. `range` counts elements.
+    /// Returns a handle of a part of the memory. `range` counts elements.
     ///
     /// # Errors
     /// [`DriverError::OutOfRange`].
@@ -188,25 +187,25 @@ impl<T: Element> DeviceMemory<T> {
 }
 
 impl<T> DeviceMemory<T> {
-    /// Number of elements.
+    /// Returns the number of elements.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The device address of the first element. Using it is `unsafe` elsewhere; it is valid while a
-    /// handle lives.
+    /// Returns the device address of the first element. It is valid while a handle lives; using it
+    /// is `unsafe` elsewhere.
     #[inline]
     pub fn address(&self) -> CUdeviceptr {
         self.allocation.address + (self.start * size_of::<T>()) as u64
     }
 
-    /// The context that the memory was allocated in.
+    /// Returns the context in which the memory was allocated.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.allocation.context
     }
@@ -225,8 +224,8 @@ impl<T> fmt::Debug for DeviceMemory<T> {
     }
 }
 
-// SAFETY: [D1] `slice` keeps ranges inside the allocation; [D2] the stream is noted before work is
-// enqueued, and the reaper frees after it; [D3] the allocation itself is what keeps it; [D4] by
+// SAFETY: [D1] `slice` keeps ranges inside the allocation; [D2] the stream is recorded before work
+// is enqueued, and the reaper frees after it; [D3] the allocation itself keeps the memory; [D4] by
 // both.
 unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
     #[inline]
@@ -255,7 +254,7 @@ unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
     }
 }
 
-// SAFETY: as above; the memory is written by devices alone, never through a reference.
+// SAFETY: as above; only devices write the memory, never through a reference.
 unsafe impl<T> DeviceBufferMut<T> for DeviceMemory<T> {
     #[inline]
     fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {

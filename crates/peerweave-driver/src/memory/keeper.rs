@@ -1,15 +1,14 @@
-//! What keeps memory alive, asked for only where a call finds out that it needs it.
+//! Owners of memory, obtained only when a call finds that it needs one.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use crate::Keep;
 
-/// Gives what keeps memory alive: see
-/// [`DeviceBuffer::is_keepable`](crate::DeviceBuffer::is_keepable). Implemented for [`Keep`], and
-/// for every `Arc` that can become one.
+/// Returns an owner of memory: see [`DeviceBuffer::is_keepable`](crate::DeviceBuffer::is_keepable).
+/// Implemented for [`Keep`], and for every `Arc` that can become one.
 pub trait Keeper {
-    /// A value that keeps the memory alive while it lives.
+    /// Returns a value that keeps the memory alive while it lives.
     fn keep(&self) -> Keep;
 }
 

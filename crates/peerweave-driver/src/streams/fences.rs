@@ -1,26 +1,26 @@
-//! A pair of fences of which only the rare side pays: every call of a collective makes the light
-//! one, who lets streams go makes the heavy one.
+//! A pair of asymmetric fences: every call of a collective executes the light one, and the thread
+//! that removes streams from a list executes the heavy one.
 //!
-//! Knows nothing of what is ordered. Invariant: for each light fence, what its thread did before it
-//! is seen by whoever comes back from the heavy one, or what was done before the heavy one is seen
-//! by what the thread does after it.
+//! Invariant: for each light fence, either what its thread did before it is visible to the thread
+//! that returns from the heavy one, or what was done before the heavy one is visible to what the
+//! light fence's thread does after it.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// The side that is often. No instruction: the compiler alone is kept from moving memory accesses
-/// over it, the processor by [`heavy`].
+/// The frequent side. No instruction: it only keeps the compiler from reordering memory accesses;
+/// [`heavy`] orders the processor.
 #[inline]
 pub(crate) fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// The side that is rare: the system has every thread of the process pass a fence. Microseconds.
-/// `false` where it cannot, and nothing is ordered.
+/// The rare side: makes every thread of the process execute a fence, which takes microseconds.
+/// `false` if the system does not support it, and nothing is ordered.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn heavy() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};
     compiler_fence(Ordering::SeqCst);
-    // A process says once that it will ask.
+    // A process registers once.
     let passed = membarrier(MembarrierCommand::PrivateExpedited).or_else(|_| {
         membarrier(MembarrierCommand::RegisterPrivateExpedited).and_then(|()| membarrier(MembarrierCommand::PrivateExpedited))
     });
@@ -42,8 +42,8 @@ mod tests {
 
     #[test]
     fn one_of_the_two_sides_sees_the_other() {
-        // Each writes its own word and reads the other's: without a fence both may read what was
-        // there before.
+        // Each thread writes its own word and reads the other's: without a fence both may read the
+        // old value.
         let rounds = 5_000;
         let (often, rare) = (AtomicBool::new(false), AtomicBool::new(false));
         let (seen_by_often, barrier) = (AtomicBool::new(false), Barrier::new(2));

@@ -1,12 +1,12 @@
-//! Freeing device memory without making anybody wait.
+//! Frees device memory without making other threads wait.
 //!
-//! When it may be freed is `reaper.rs`.
+//! `reaper.rs` decides when it may be freed.
 //!
-//! The driver's `cuMemFree` waits until the whole device is idle, and while it waits no thread of
-//! the process can launch a kernel, make an event or allocate on that device (seen on H200). With a
-//! collective in flight whose peer waits for what this process would launch next, that is forever.
-//! Freed in the order of a stream, the same memory goes at once; a stream of our own has nothing
-//! else in it.
+//! The driver's `cuMemFree` waits until the whole device is idle, and meanwhile no thread of the
+//! process can launch a kernel, create an event or allocate on that device (observed on H200). If a
+//! collective is in flight whose peer waits for this process's next launch, that is a deadlock.
+//! Freed in the order of a stream, the same memory is released at once; a separate stream has no
+//! other work.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::streams::reaper::is_over;
 use crate::{Api, CudaCode, CudaError, Driver, DriverError, relaxed};
 
 thread_local! {
-    /// This thread's streams for freeing, one for each of the driver's contexts.
+    /// This thread's streams for freeing, one for each context of the driver.
     static STREAMS: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A stream for freeing. It is destroyed in its context, which it keeps.
+/// A stream for freeing. It is destroyed in its context, which it keeps alive.
 struct Stream {
     stream: CUstream,
     context: Arc<CudaContext>,
@@ -30,49 +30,49 @@ struct Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // The thread may end with the process, and the driver before it.
+        // The thread may end with the process, after the driver.
         if let Ok(driver) = Driver::get()
             && !is_over()
         {
-            // SAFETY: nobody else has the stream, and its context is live.
+            // SAFETY: the stream has no other user, and its context is live.
             let _ = relaxed(|| unsafe { driver.api().cuStreamDestroy_v2(self.stream) });
         }
     }
 }
 
-/// Whether this thread has streams for freeing.
+/// Returns whether this thread has streams for freeing.
 pub(crate) fn has_streams() -> bool {
     STREAMS.try_with(|streams| !streams.borrow().is_empty()).unwrap_or(false)
 }
 
-/// Lets go of this thread's streams for freeing and of their contexts.
+/// Drops this thread's streams for freeing and their contexts.
 pub(crate) fn destroy_streams() {
     let streams = STREAMS.try_with(RefCell::take);
     drop(streams);
 }
 
-/// Gives memory of `cuMemAlloc` back to the driver, without waiting for what else the device does.
-/// Meant for [`retire`](crate::retire).
+/// Frees memory of `cuMemAlloc` without waiting for other work of the device. Meant for
+/// [`retire`](crate::retire).
 ///
 /// A driver before CUDA 11.2, and a device without memory pools, do wait for the whole device. The
-/// thread keeps a stream to free on, and with it the context, until it ends; one of this crate only
-/// for a second.
+/// thread keeps a stream for freeing, and with it the context, until it ends; a thread of this
+/// crate only for a second.
 ///
 /// # Errors
-/// What the driver says; then the memory is leaked.
+/// Errors of the driver: the memory is then leaked.
 ///
 /// # Safety
-/// The address is that of an allocation of this context, nobody else frees it, and all work that
-/// uses it has been done.
+/// The address is that of an allocation of this context, nothing else frees it, and all work that
+/// uses it is complete.
 pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(), DriverError> {
     let api = Driver::get()?.api();
     bind(context)?;
     if let Some(stream) = stream(api, context) {
-        // SAFETY: the memory by the caller's promise; the stream is live, since its context is.
+        // SAFETY: the caller promises the memory; the stream is live because its context is.
         let freed = unsafe { api.cuMemFreeAsync(address, stream) };
         if freed == Ok(CudaCode::SUCCESS) {
-            // Only with this is the memory there for others. The stream has nothing in it but what
-            // was freed. SAFETY: the stream is live.
+            // Only this makes the memory available again. The stream has no other work. SAFETY: the
+            // stream is live.
             let code = unsafe { api.cuStreamSynchronize(stream) }?;
             return Ok(CudaError::check("cuStreamSynchronize", code)?);
         }
@@ -82,14 +82,14 @@ pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(
     Ok(CudaError::check("cuMemFree_v2", code)?)
 }
 
-/// The thread's stream for freeing in that context, which is current.
+/// Returns the thread's stream for freeing in that context, which is current.
 fn stream(api: &Api, context: &Arc<CudaContext>) -> Option<CUstream> {
-    /// `CU_STREAM_NON_BLOCKING`: in no order with the default stream.
+    /// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream.
     const NON_BLOCKING: u32 = 1;
     STREAMS
         .try_with(|streams| {
             let mut streams = streams.borrow_mut();
-            // Several values of cudarc's may stand for one context.
+            // Several values of cudarc may be of one context.
             if let Some(known) = streams.iter().find(|known| known.context.cu_ctx() == context.cu_ctx()) {
                 return Some(known.stream);
             }

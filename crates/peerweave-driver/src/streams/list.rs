@@ -1,9 +1,9 @@
-//! Which streams some memory was handed to.
+//! The streams that use memory.
 //!
-//! Neither waits nor frees: who does hands [`Streams::all`] to [`retire`](crate::retire).
-//! Invariants: a stream is noted before work that uses the memory is enqueued on it; it is let go
-//! only when nobody can enqueue more and what it had is done; a list that is inside another one has
-//! no stream that the outer one lacks.
+//! It neither waits nor frees: the owner passes [`Streams::all`] to [`retire`](crate::retire).
+//! Invariants: a stream is recorded before work that uses the memory is enqueued on it; it is
+//! removed only when no more work can be enqueued on it and its work is complete; a nested list has
+//! no stream that its outer list lacks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,25 +16,25 @@ use crate::DriverError;
 use crate::cudarc::driver::CudaStream;
 use crate::library::with_context_kept;
 
-/// The handles that every context has: the default stream as null and as 1, and 2 for the stream of
-/// whichever thread asks.
+/// The handles that every context has: null and 1 for the default stream, 2 for the per-thread
+/// stream.
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
 
-/// Whether the handle is one that every context has: which stream it is depends on the thread's
-/// current context.
+/// Returns whether every context has a stream with this handle: which one it is depends on the
+/// thread's current context.
 pub(crate) fn is_of_every_context(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() <= LAST_OF_EVERY_CONTEXT
 }
 
-/// Whether the handle stands for another stream in each thread: `CudaContext::per_thread_stream`.
+/// Returns whether the handle is the per-thread stream: `CudaContext::per_thread_stream`.
 #[inline]
 pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// An error for the stream of each thread. What it was given to do can be waited for, or freed
-/// after, by no other thread.
+/// Returns an error for the per-thread stream. No other thread can wait for its work, or free
+/// memory after it.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`].
@@ -43,47 +43,46 @@ pub fn refuse_per_thread(call: &'static str, stream: &CudaStream) -> Result<(), 
     if is_per_thread(stream) { Err(DriverError::PerThreadStream { call }) } else { Ok(()) }
 }
 
-/// The streams that some memory was handed to, each once.
+/// The streams that use memory, each once.
 ///
-/// Streams that nobody else has any more are let go when there are many, so that memory that lives
-/// long can be used on any number of them.
+/// Streams without other handles are removed when the list is long, so that long-lived memory can
+/// be used on any number of streams.
 #[derive(Default)]
 pub struct Streams {
-    /// What is noted here is noted there first.
+    /// The outer list, where streams are recorded first.
     outer: Option<Arc<Streams>>,
     known: Mutex<Known>,
-    /// The one that was noted last, to be compared only: one of those that are known.
+    /// The last recorded stream, only to be compared.
     last: AtomicPtr<CudaStream>,
 }
 
 #[derive(Default)]
 struct Known {
     streams: BTreeMap<Key, Arc<Noted>>,
-    /// With so many it is worth a look which ones can go.
+    /// The length at which unused streams are searched for.
     look_at: usize,
 }
 
-/// A stream that a list knows, and those that are inside it: so that its number tells whether one
-/// of those does.
+/// A stream in a list and in its nested lists; the count of its handles shows whether a nested list
+/// has it.
 struct Noted {
     held: Arc<Held>,
 }
 
-/// The one handle that all lists have of a stream: so that the number of its handles tells whether
-/// somebody else has one.
+/// The single handle that all lists share for a stream, so that the count of the stream's handles
+/// shows whether others exist.
 struct Held {
     stream: Arc<CudaStream>,
 }
 
-/// What all lists hold now, by the address of cudarc's value. An entry goes with what it stands
-/// for.
+/// The handles of all lists, by the address of cudarc's value. An entry is removed with its handle.
 static HELD: Mutex<BTreeMap<usize, Weak<Held>>> = Mutex::new(BTreeMap::new());
 
 impl Held {
     fn of(key: Key, stream: &Arc<CudaStream>) -> Arc<Self> {
         let new = || Arc::new(Self { stream: Arc::clone(stream) });
-        // What is never let go need not be counted, and each list knows it fastest by the value
-        // that it was given.
+        // A stream that is never removed need not be counted, and each list finds it fastest by the
+        // value that it was given.
         let Key::Made(value) = key else { return new() };
         let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&value).and_then(Weak::upgrade).unwrap_or_else(|| {
@@ -98,20 +97,20 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         let value = Arc::as_ptr(&self.stream).addr();
-        // It may have been noted again meanwhile.
+        // It may have been recorded again meanwhile.
         if all.get(&value).is_some_and(|held| held.strong_count() == 0) {
             all.remove(&value);
         }
     }
 }
 
-/// What tells streams apart.
+/// Identifies a stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
-    /// One that was made, by cudarc's value: two values of one handle are noted twice, since each
-    /// may get more work while the other is gone.
+    /// A created stream, by cudarc's value: two values of one handle are recorded separately,
+    /// because each may get more work while the other is dropped.
     Made(usize),
-    /// One that every context has, of which cudarc makes a new value each time.
+    /// A stream that every context has, for which cudarc returns a new value each time.
     OfContext(usize, usize),
 }
 
@@ -125,27 +124,28 @@ impl Key {
 }
 
 impl Streams {
-    /// So many are kept without a look at what they do.
+    /// A list of this length is kept without checking its streams.
     const MANY: usize = 32;
 
-    /// None yet.
+    /// Returns an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// None yet, for a part of the memory of `outer`: what is noted here is noted there too.
+    /// Returns an empty list for a part of the memory of `outer`: streams recorded here are
+    /// recorded there too.
     pub fn within(outer: &Arc<Self>) -> Self {
         Self { outer: Some(Arc::clone(outer)), ..Self::default() }
     }
 
-    /// Notes that work which uses the memory is about to be enqueued on a stream.
+    /// Records that work which uses the memory is about to be enqueued on a stream.
     ///
-    /// A stream that [`is_per_thread`] is noted too; then [`retire`](crate::retire) leaks the
-    /// memory. The thread's current context stays what it is.
+    /// A stream that [`is_per_thread`] is recorded too; [`retire`](crate::retire) then leaks the
+    /// memory. The thread's current context does not change.
     #[inline]
     pub fn note(&self, stream: &Arc<CudaStream>) {
-        // Noted streams are kept alive, so that a noted address belongs to no other stream. Either
-        // the thread that releases streams sees the caller's handle, or the caller sees that `last`
+        // Recorded streams are kept alive, so a recorded address belongs to no other stream. Either
+        // the thread that removes streams sees the caller's handle, or the caller sees that `last`
         // was cleared: see `forget_last`.
         fences::light();
         if self.last.load(Ordering::Relaxed) != Arc::as_ptr(stream).cast_mut() {
@@ -174,47 +174,45 @@ impl Streams {
                 noted
             }
         };
-        // One that every context has is kept forever, but of the values that stand for it only the
-        // first.
+        // A stream that every context has is kept forever, but only the first of its values.
         if matches!(key, Key::Made(_)) || Arc::ptr_eq(&noted.held.stream, stream) {
             self.last.store(Arc::as_ptr(stream).cast_mut(), Ordering::Relaxed);
         }
         drop(known);
-        // Destroys streams, which is the driver's time and not to be waited for by others, and
-        // nothing that the caller's context is to show.
+        // Destroys streams after the lock is released: it takes the driver's time and must not
+        // change the caller's context.
         if !idle.is_empty() {
             with_context_kept(|| relaxed(|| drop(idle)));
         }
         noted
     }
 
-    /// Has `note` look into the list again. Then handles may be counted; the two fences order that
-    /// against a thread that makes a handle of a weak one and notes it. `false` where the system
-    /// has no such fence: then all streams stay.
+    /// Makes `note` search the list again. Handles may then be counted; the two fences order that
+    /// with a thread that upgrades a weak handle and records it. `false` if the system has no such
+    /// fence: then all streams stay.
     fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
         fences::heavy()
     }
 
-    /// The streams that are noted now.
+    /// Returns the recorded streams.
     pub fn all(&self) -> Vec<Arc<CudaStream>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.streams.values().map(|noted| Arc::clone(&noted.held.stream)).collect()
     }
 
-    /// Whether none was noted.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).streams.is_empty()
     }
 }
 
 impl Known {
-    /// Takes out what gets no more work and has none. `outermost`: no other list is responsible for
-    /// it.
+    /// Removes streams that get no more work and have none. `outermost`: the list has no outer
+    /// list.
     fn let_go(&mut self, outermost: bool) -> Vec<Arc<Noted>> {
-        // With a handle of somebody else's, work may be enqueued at any moment, above all between
-        // its noting and its enqueuing. And a list that is inside this one must not know more than
-        // this one.
+        // Another handle may enqueue work at any time, in particular between recording and
+        // enqueuing. And a nested list must not have a stream that this one lacks.
         let goes = |key: &Key, noted: &Arc<Noted>| {
             matches!(key, Key::Made(_))
                 && (!outermost || Arc::strong_count(noted) == 1)
@@ -226,17 +224,16 @@ impl Known {
     }
 }
 
-/// Whether nobody but the lists has a handle, apart from what keeps a private stream until it is
-/// destroyed and does nothing else.
+/// Returns whether only the lists have a handle, apart from the one that keeps a private stream
+/// until it is destroyed.
 fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
     let is_alone = Arc::strong_count(stream) == 1 + usize::from(private::is_left(stream));
-    // What others enqueued before they let their handles go is seen by who asks next whether it is
-    // done.
+    // Makes work enqueued through dropped handles visible to the query that follows.
     fence(Ordering::Acquire);
     is_alone
 }
 
-/// Whether a stream has nothing left to do. One that cannot be asked may have.
+/// Returns whether a stream's work is complete; false if it cannot be queried.
 fn is_idle(stream: &Arc<CudaStream>) -> bool {
     matches!(wait(stream, Instant::now()), Ok(true))
 }

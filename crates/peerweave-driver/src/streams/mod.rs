@@ -1,5 +1,5 @@
-//! Streams: which ones use some memory, waiting for them, capturing them, and doing something once
-//! they have passed.
+//! Streams: recording which ones use memory, waiting for them, capturing them, and acting after
+//! they have completed.
 //!
 //! ```text
 //!  list      the streams that some memory was handed to            fences
@@ -30,5 +30,5 @@ pub use private::PrivateStream;
 pub use reaper::{Retired, alloc_when_freed, retire, settle};
 pub use wait::{deadline_after, wait, wait_past_capture, wait_until};
 
-/// Something that keeps memory alive while it lives.
+/// A value that keeps memory alive while it lives.
 pub type Keep = Arc<dyn Any + Send + Sync>;

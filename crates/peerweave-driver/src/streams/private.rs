@@ -1,10 +1,9 @@
-//! Streams that a library makes for itself.
+//! Streams that a library creates for itself.
 //!
-//! Not by cudarc's `new_stream`: the first one of a context waits, without a deadline, for
-//! everything that the device has to do (`cuCtxSynchronize`), since from then on cudarc orders
-//! streams by events that it did not record before. And not by its `fork`, which counts as such a
-//! first stream without that wait, so that the user's own next stream would run into memory that
-//! the default stream is still filling.
+//! Not by cudarc's `new_stream`: the first one of a context waits without a deadline for all work
+//! of the device (`cuCtxSynchronize`), because from then on cudarc orders streams by events that it
+//! did not record before. And not by its `fork`, which counts as the first stream without that
+//! wait, so that the user's next stream could use memory that the default stream is still filling.
 //!
 //! Invariant: the driver's stream is destroyed once, when no handle of it is left.
 
@@ -18,41 +17,43 @@ use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::library::bind;
 use crate::{CudaError, Driver, DriverError, relaxed};
 
-/// A stream of one's own, in no order with any other, the default stream included.
+/// A separate stream, not ordered with any other, not even the default stream.
 ///
-/// Making it waits for nothing. cudarc does not know of it: a slice of cudarc's is not to be used
-/// on it but through [`DeviceBuffer`](crate::DeviceBuffer), which orders by itself; nor allocated
-/// on it where it is used elsewhere in any other way.
+/// Creating it waits for nothing. cudarc does not know it: use a slice of cudarc on it only through
+/// [`DeviceBuffer`](crate::DeviceBuffer), which orders the work; and do not allocate a slice on it
+/// that is used elsewhere in another way.
 pub struct PrivateStream {
-    /// Taken when this is dropped.
+    /// Taken by `drop`.
     stream: Option<Arc<CudaStream>>,
 }
 
-/// All there are, by the driver's handle; with the last handle of those whose makers have dropped
-/// them while others had one.
+/// All private streams by the driver's handle; with the last handle of those that were dropped
+/// while others had one.
 static MADE: Mutex<BTreeMap<usize, Option<Arc<CudaStream>>>> = Mutex::new(BTreeMap::new());
 
 fn made() -> MutexGuard<'static, BTreeMap<usize, Option<Arc<CudaStream>>>> {
     MADE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether it is one of these: cudarc does not count it among the streams of its context.
+/// Returns whether it is a private stream, which cudarc does not count among the streams of its
+/// context.
 pub(crate) fn is_private(stream: &CudaStream) -> bool {
     made().contains_key(&stream.cu_stream().addr())
 }
 
-/// Whether its maker has dropped it, so that one handle is kept here until nobody else has one.
+/// Returns whether its owner has dropped it, so that one handle is kept here until there is no
+/// other.
 pub(crate) fn is_left(stream: &CudaStream) -> bool {
     matches!(made().get(&stream.cu_stream().addr()), Some(Some(_)))
 }
 
 impl PrivateStream {
-    /// Makes a stream in a context.
+    /// Creates a stream in a context.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
-        /// `CU_STREAM_NON_BLOCKING`: in no order with the default stream.
+        /// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream.
         const NON_BLOCKING: u32 = 1;
         sweep();
         let api = Driver::get()?.api();
@@ -61,7 +62,7 @@ impl PrivateStream {
         // SAFETY: the pointer is to a live handle.
         CudaError::check("cuStreamCreate", relaxed(|| unsafe { api.cuStreamCreate(&raw mut stream, NON_BLOCKING) })?)?;
         made().insert(stream.addr(), None);
-        // SAFETY: it was just made in this context, nobody else submits work to it, and it is
+        // SAFETY: it was just created in this context, nothing else submits work to it, and it is
         // destroyed when this `Arc` has no other handle.
         let stream = unsafe { context.wrap_borrowed_stream(stream) };
         Ok(Self { stream: Some(stream) })
@@ -84,7 +85,7 @@ impl Drop for PrivateStream {
     }
 }
 
-/// Destroys those that nobody has any more. What they have to do is still done.
+/// Destroys streams without other handles. Their pending work is still executed.
 pub(crate) fn sweep() {
     let mut last = Vec::new();
     made().retain(|_, left| match left.take().map(Arc::try_unwrap) {
@@ -99,7 +100,8 @@ pub(crate) fn sweep() {
     });
     let Ok(driver) = Driver::get() else { return };
     for stream in last {
-        // SAFETY: this was the last handle, and cudarc does not destroy what it only wraps.
+        // SAFETY: this was the last handle, and cudarc does not destroy a stream that it only
+        // wraps.
         let _ = relaxed(|| unsafe { driver.api().cuStreamDestroy_v2(stream.cu_stream()) });
     }
 }

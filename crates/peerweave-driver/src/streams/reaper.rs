@@ -1,12 +1,12 @@
-//! The threads that free what streams have finished with, so that no destructor waits.
+//! The threads that free memory after streams have completed, so that no destructor waits.
 //!
-//! What uses memory may never end: a collective whose peer died. So destructors only note which
-//! streams used the memory, and a thread frees it when they have passed that point: one thread for
-//! each device, so that a device that is stuck keeps only its own.
+//! Work that uses memory may never end, for example a collective whose peer died. So destructors
+//! only record the streams that used the memory, and a thread frees it when they have completed:
+//! one thread for each device, so that a stuck device delays only its own memory.
 //!
-//! Invariants: memory is freed after every event recorded at its retirement, or after it, has come,
-//! and where that cannot be known it is leaked; nothing that others put in here ends the thread, or
-//! gets dropped unfreed.
+//! Invariants: memory is freed after every event recorded at its retirement or later is complete,
+//! and leaked if that cannot be known; no value passed here ends the thread, or is dropped without
+//! being run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,50 +23,48 @@ use crate::library::{bind, with_context_kept};
 use crate::streams::capture::{cannot_be_asked, relax_this_thread};
 use crate::{Api, CudaCode, CudaError, Driver, DriverError};
 
-/// What is freed by the reaper: something that may call the driver, with the context of its device
-/// current.
+/// A function that the reaper runs with the context of its device current. It may call the driver.
 pub type Retired = Box<dyn FnOnce() + Send>;
 
 struct Entry {
     context: Option<Arc<CudaContext>>,
     events: Vec<Event>,
-    /// Runs, or is leaked: it owns what a stream may still use, so that whatever ends an entry
-    /// early does not drop it.
+    /// Runs, or is leaked: it owns memory that a stream may still use, so an early end of an entry
+    /// must not drop it.
     free: ManuallyDrop<Retired>,
     _pending: Pending,
 }
 
-/// An event that marks the point a stream must pass.
+/// An event that marks the point that a stream must reach.
 struct Event {
     event: CUevent,
-    /// Not while the stream is being captured: an event would mark a place in the graph, and not
-    /// what the stream had to do before. It is recorded when the capture has ended, which is later
-    /// than needed, and never too early.
+    /// False while the stream is being captured: an event would then be part of the graph. It is
+    /// recorded when the capture has ended, which is later than needed, and never too early.
     is_recorded: bool,
-    /// The stream is kept so that its event can come.
+    /// The stream, kept alive so that its event can complete.
     stream: Arc<CudaStream>,
 }
 
-/// What is known of the streams of an entry.
+/// The state of an entry's streams.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Readiness {
-    /// They have passed all events.
+    /// They have reached all events.
     Ready,
     /// Not yet.
     Busy,
-    /// The driver does not say, and never will.
+    /// The driver cannot tell, and never will.
     Unknown,
 }
 
-// SAFETY: shared is a handle of the driver, whose functions may be called from any thread;
-// synchronised by the channel: only the reaper uses it once it is sent. Would be caught by the test
-// `memory_is_freed_after_the_streams_that_used_it` in tests/memory.rs.
+// SAFETY: the shared value is a handle of the driver, whose functions may be called from any
+// thread; the channel synchronises: only the reaper uses it after it is sent. The test
+// `memory_is_freed_after_the_streams_that_used_it` in tests/memory.rs would catch a violation.
 unsafe impl Send for Event {}
 
-/// Entries that are not done with, of all devices.
+/// Number of pending entries, of all devices.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// One of them.
+/// Counts one pending entry.
 struct Pending;
 
 impl Pending {
@@ -82,20 +80,20 @@ impl Drop for Pending {
     }
 }
 
-/// How long until streams that are not through are asked again.
+/// Interval at which busy streams are queried again.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
-/// After so long without anything to free, the thread lets go of what it frees with.
+/// After this time without work, the thread drops its streams for freeing.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The threads' ends of their channels, by device; `None` is for what needs no device.
+/// The channels of the threads, by device; `None` is for values without a device.
 static REAPERS: Mutex<BTreeMap<Option<usize>, Sender<Entry>>> = Mutex::new(BTreeMap::new());
 
 fn send(entry: Entry) {
     let device = entry.context.as_ref().map(|context| context.ordinal());
     let mut reapers = REAPERS.lock().unwrap_or_else(PoisonError::into_inner);
     if reapers.entry(device).or_insert_with(start).send(entry).is_err() {
-        // The thread could not be started: it is leaked, which is safe. The next one may have more
-        // luck.
+        // The thread could not be started: the value is leaked, which is safe. The next call tries
+        // again.
         reapers.remove(&device);
     }
 }
@@ -103,7 +101,7 @@ fn send(entry: Entry) {
 fn start() -> Sender<Entry> {
     let (sender, receiver) = channel();
     if let Err(error) = std::thread::Builder::new().name("peerweave-reaper".into()).spawn(move || reap(&receiver)) {
-        tracing::error!(%error, "no thread for freeing device memory");
+        tracing::error!(%error, "cannot start the thread for freeing device memory");
     }
     sender
 }
@@ -112,7 +110,7 @@ fn reap(receiver: &Receiver<Entry>) {
     relax_this_thread();
     let mut waiting: Vec<Entry> = Vec::new();
     loop {
-        // With nothing to ask about, sleep until there is. The senders live as long as the process.
+        // With no pending entry, sleep until one arrives. The senders live as long as the process.
         let next = if !waiting.is_empty() {
             receiver.recv_timeout(ASK_AGAIN)
         } else if free::has_streams() {
@@ -127,7 +125,7 @@ fn reap(receiver: &Receiver<Entry>) {
             Err(RecvTimeoutError::Disconnected) => return waiting.into_iter().for_each(Entry::leak),
         }
         if is_over() {
-            // The process ends, and the driver has taken everything back.
+            // The process ends, and the driver has released everything.
             waiting.drain(..).for_each(Entry::leak);
             continue;
         }
@@ -136,10 +134,10 @@ fn reap(receiver: &Receiver<Entry>) {
     }
 }
 
-/// Runs what may panic, a destructor of somebody else's value or what they log with: the thread
-/// must go on, and with it all that others retire.
+/// Runs a function that may panic, such as a destructor of the user or a logger: the thread must
+/// continue, because other retired values depend on it.
 fn caught<R>(run: impl FnOnce() -> R) -> Option<R> {
-    // What was thrown may be somebody else's value too.
+    // The payload of the panic may be a value of the user too.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(std::mem::forget).ok()
 }
 
@@ -157,7 +155,7 @@ impl Event {
         match unsafe { api.cuEventQuery(self.event) } {
             Ok(CudaCode::SUCCESS) => Readiness::Ready,
             Ok(CudaCode::NOT_READY) => Readiness::Busy,
-            // A capture began between the question and the recording.
+            // A capture began between the query and the recording.
             Ok(CudaCode::CAPTURED_EVENT) => {
                 self.is_recorded = false;
                 Readiness::Busy
@@ -173,7 +171,7 @@ impl Event {
         }
         // SAFETY: both handles are live.
         CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(self.event, self.stream.cu_stream()) }?)?;
-        // A capture that began between has the event now, and a question about it would spoil the
+        // A capture that began meanwhile has the event now, and querying it would invalidate the
         // capture.
         self.is_recorded = !cannot_be_asked(&self.stream)?;
         Ok(())
@@ -201,14 +199,14 @@ impl Entry {
         all
     }
 
-    /// Frees what is ready; gives it back where it is not yet.
+    /// Frees the value if its streams are ready; otherwise returns the entry.
     fn step(mut self) -> Option<Self> {
         match self.readiness() {
             Readiness::Busy => return Some(self),
             Readiness::Ready => self.run(),
             Readiness::Unknown => {
                 self.leak();
-                tracing::warn!("device memory is leaked: its streams cannot be asked whether they are done with it");
+                tracing::warn!("device memory is leaked: its streams cannot be queried");
             }
         }
         None
@@ -223,17 +221,17 @@ impl Entry {
         }
     }
 
-    /// With the events and their streams, which nobody can say to be done.
+    /// Leaks the value, the events and their streams, whose state is unknown.
     fn leak(self) {
         std::mem::forget((self.context, self.events));
     }
 }
 
-/// Frees something of a device once all work is done that `streams` have now. Returns at once;
+/// Frees a value of a device after the present work of `streams` is complete. Returns at once and
 /// never fails: what cannot be freed safely is leaked.
 ///
-/// What a per-thread stream was given to do cannot be known: then it is leaked. The thread's
-/// current context stays what it is, since destructors call this.
+/// With a per-thread stream the value is leaked, because its work is unknown. The thread's current
+/// context does not change, because destructors call this.
 ///
 /// `free` runs on a thread of this crate with the device's context current. It may call the driver
 /// and wait for the device.
@@ -243,14 +241,14 @@ pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<
         Err(error) => {
             std::mem::forget(free);
             if !is_over() {
-                tracing::warn!(%error, "device memory is leaked: it cannot be known when it is free");
+                tracing::warn!(%error, "device memory is leaked: it cannot be known when it is unused");
             }
         }
     }
 }
 
-/// Whether the driver has ended with the process: its own exit handler runs while threads still do
-/// (seen on H200).
+/// Returns whether the driver has shut down with the process: its exit handler runs while threads
+/// still do (observed on H200).
 pub(crate) fn is_over() -> bool {
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is to a live handle.
@@ -258,11 +256,11 @@ pub(crate) fn is_over() -> bool {
         .is_ok_and(|driver| unsafe { matches!(driver.api().cuCtxGetCurrent(&raw mut context), Ok(CudaCode::DEINITIALIZED)) })
 }
 
-/// Destroys events. A stream that has not come to one yet still may.
+/// Destroys events. A stream that has not reached one yet still may.
 fn destroy(events: &[Event]) {
     if let Ok(driver) = Driver::get() {
         for event in events {
-            // SAFETY: nobody else has the event.
+            // SAFETY: the event has no other user.
             let _ = unsafe { driver.api().cuEventDestroy_v2(event.event) };
         }
     }
@@ -278,11 +276,11 @@ fn record(streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<Vec<Even
 }
 
 fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<(), DriverError> {
-    /// `CU_EVENT_DISABLE_TIMING`: the cheapest event there is.
+    /// `CU_EVENT_DISABLE_TIMING`: the cheapest event.
     const DISABLE_TIMING: u32 = 2;
     let api = Driver::get()?.api();
     for stream in streams {
-        // This thread's is another one than that which the work is on.
+        // The per-thread stream of this thread is not the one with the work.
         refuse_per_thread("retire", &stream)?;
         bind(stream.context())?;
         let mut event: CUevent = std::ptr::null_mut();
@@ -296,26 +294,26 @@ fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<Cud
     Ok(())
 }
 
-/// Drops something on the reaper's thread: for callbacks of the driver, which may not call it.
+/// Drops values on the reaper's thread: for callbacks of the driver, which may not call it.
 pub(crate) fn drop_later(kept: Vec<Keep>) {
     send(Entry::new(None, Vec::new(), Box::new(move || drop(kept))));
 }
 
-/// Waits until everything retired so far has been freed, or the deadline has passed. Gives whether
-/// it has.
+/// Waits until everything retired so far has been freed, or the deadline has passed. Returns
+/// whether it has.
 ///
-/// For measuring memory, and before an allocation is given up for lack of it. Must not be called
-/// from what `retire` was given.
+/// For measuring memory, and before an allocation fails for lack of memory. Must not be called from
+/// a function passed to `retire`.
 pub fn settle(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
-/// Allocates; where memory `ran_out`, again after everything retired has been freed or a second has
-/// passed: what was just dropped is perhaps not freed yet. Not to be called from what `retire` was
-/// given.
+/// Allocates; if memory `ran_out`, allocates again after everything retired has been freed or a
+/// second has passed, because memory just dropped may not be freed yet. Must not be called from a
+/// function passed to `retire`.
 ///
 /// # Errors
-/// The last ones of `allocate`.
+/// The last error of `allocate`.
 pub fn alloc_when_freed<T, E>(mut allocate: impl FnMut() -> Result<T, E>, ran_out: impl FnOnce(&E) -> bool) -> Result<T, E> {
     match allocate() {
         Err(error) if ran_out(&error) => {

@@ -1,4 +1,4 @@
-//! Waiting with a deadline for what only a question can tell.
+//! Polls with a deadline.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,18 +8,18 @@ use crate::library::bind;
 use crate::streams::capture::cannot_be_asked;
 use crate::{CudaCode, CudaError, Driver, DriverError, is_capturing, relaxed};
 
-/// The moment that is so long from now; one that is as good as never, where the clock cannot tell
-/// it. Adding to an `Instant` would panic.
+/// Returns the time `longest` from now; a very late time if the clock cannot represent it. Adding
+/// to an `Instant` would panic.
 pub fn deadline_after(longest: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
     let now = Instant::now();
     now.checked_add(longest).unwrap_or(now + NEVER)
 }
 
-/// Asks `ready` until it says yes or the deadline has passed: at first in a row, then with pauses
-/// that grow to a millisecond.
+/// Polls `ready` until it returns true or the deadline has passed: at first without pauses, then
+/// with pauses that grow to a millisecond.
 ///
-/// Gives whether it became ready. A deadline that has passed already still asks once.
+/// Returns whether it became ready. If the deadline has already passed, it still polls once.
 ///
 /// # Errors
 /// The first error of `ready`.
@@ -34,7 +34,7 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
             return Ok(false);
         }
         match now - start {
-            // Most calls take microseconds, and a pause costs fifty of them.
+            // Most calls take microseconds, and a pause takes fifty.
             waited if waited < Duration::from_micros(100) => std::hint::spin_loop(),
             waited if waited < Duration::from_millis(1) => std::thread::yield_now(),
             waited => std::thread::sleep((waited / 16).min(Duration::from_millis(1)).min(deadline - now)),
@@ -42,15 +42,14 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
     }
 }
 
-/// Waits until all work is done that the stream has now, or the deadline has passed. Gives whether
-/// it is done.
+/// Waits until the present work of the stream is complete, or the deadline has passed. Returns
+/// whether it is complete.
 ///
-/// Asks the driver again and again, so that a stream that never ends does not keep the caller.
-/// Units: `deadline` is a moment. Other threads may capture other streams meanwhile. A per-thread
-/// stream is that of the calling thread.
+/// Polls the driver, so that a stream that never ends does not block the caller. Other threads may
+/// capture other streams meanwhile. A per-thread stream is that of the calling thread.
 ///
 /// # Errors
-/// What the work failed with, or why the driver cannot be asked; [`DriverError::Capturing`] if the
+/// The error of the work, or why the driver cannot be queried; [`DriverError::Capturing`] if the
 /// stream is being captured.
 pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
     wait_until(deadline, || match is_capturing(stream)? {
@@ -59,17 +58,17 @@ pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverE
     })
 }
 
-/// As [`wait`], for who did not capture the stream: while it is being captured, what it had to do
-/// before is not done yet, since it cannot be asked.
+/// Like [`wait`], for callers that did not begin the capture: while the stream is being captured,
+/// its earlier work counts as incomplete, because it cannot be queried.
 ///
 /// # Errors
-/// What the work failed with, or why the driver cannot be asked.
+/// The error of the work, or why the driver cannot be queried.
 pub fn wait_past_capture(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
     wait_until(deadline, || Ok(!cannot_be_asked(stream)? && is_idle(stream)?))
 }
 
-/// Whether a stream that is not being captured, or the question would spoil that, has nothing to
-/// do.
+/// Returns whether a stream has no work. It must not be called for a stream that is being captured,
+/// which the query would invalidate.
 fn is_idle(stream: &CudaStream) -> Result<bool, DriverError> {
     let api = Driver::get()?.api();
     bind(stream.context())?;

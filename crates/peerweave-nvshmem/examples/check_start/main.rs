@@ -152,7 +152,7 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
         return Err(format!("NVSHMEM says {} of {}", context.pe(), context.n_pes()).into());
     }
     if place.pe == 0 {
-        println!("{:?}, met by {}", context.library(), context.info().met_by);
+        println!("{:?}, met by {}", context.library(), context.info().bootstrap);
     }
     everybody_is_reached(&context)?;
     let report = context.finalize()?;

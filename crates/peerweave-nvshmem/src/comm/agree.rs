@@ -1,10 +1,10 @@
-//! Collective set-up calls: all PEs come, with the same arguments, or none calls NVSHMEM.
+//! Collective setup calls: either all PEs call with the same arguments, or none calls NVSHMEM.
 //!
-//! NVSHMEM's own set-up calls wait forever for a PE that does not come, and corrupt the heap where
-//! PEs allocate different sizes. Where the PEs met by a rendezvous, they first agree there: it
-//! names the PEs that are missing, that were lost, and that came with something else. Then each
-//! enters, and they agree again, so that no PE is inside NVSHMEM for one that is kept out.
-//! Without a rendezvous there is only the deadline.
+//! NVSHMEM's setup calls wait forever for a missing PE, and corrupt the heap if PEs allocate
+//! different sizes. If the PEs have a rendezvous, they therefore agree there first. The rendezvous
+//! names PEs that are missing, were lost, or made another call. Then each PE acquires the gate, and
+//! they agree again, so that no PE waits inside NVSHMEM for one that could not acquire it. Without
+//! a rendezvous there is only the deadline.
 //!
 //! Invariant: the outcome is an error on every PE or on none.
 
@@ -21,13 +21,13 @@ use crate::error::{Disagree, NvshmemError, Timeout};
 pub(crate) enum Members<'a> {
     /// All PEs.
     World,
-    /// The PEs of a team, in its order; the number tells teams apart, and is the same on every
+    /// The PEs of a team, in rank order. The number identifies the team and is the same on every
     /// member.
     Team(&'a [Pe], u64),
 }
 
-/// Comes to a collective call with its arguments, or with why this PE cannot. Gives the way into
-/// NVSHMEM, which all others have got by then too.
+/// Joins a collective call with its arguments, or with the reason why this PE cannot make it.
+/// Returns the acquired gate; all other members have acquired theirs by then.
 pub(crate) fn arrive<'a>(
     comm: &'a Comm,
     call: &'static str,
@@ -35,41 +35,42 @@ pub(crate) fn arrive<'a>(
     arguments: &str,
     able: Result<(), NvshmemError>,
 ) -> Result<Entered<'a>, NvshmemError> {
-    comm.alive(call)?;
+    comm.check_usable(call)?;
     let Some(world) = &comm.world else { return able.and_then(|()| comm.enter_blocking(call)) };
     let round = |step, members, arguments, able| round(comm, world, call, step, members, arguments, able);
     match members {
         Members::World => {
             round(call, agree::Members::All, arguments, able)?;
-            // A PE that does not get in must not leave the others there alone.
+            // A PE that cannot acquire the gate must not leave the others waiting inside NVSHMEM.
             let entered = comm.enter_blocking(call);
-            round(call, agree::Members::All, SEEN, entered.as_ref().map(drop).map_err(Clone::clone))?;
+            round(call, agree::Members::All, ENTERED, entered.as_ref().map(drop).map_err(Clone::clone))?;
             entered
         }
         Members::Team(pes, identity) => {
-            let sequence = comm.count(Counted::Meetings(identity));
+            let sequence = comm.count(Counter::Calls(identity));
             let key_of = |sequence| format!("peerweave-nvshmem/{:016x}/{identity:016x}/{sequence}", comm.life);
             let key = &key_of(sequence);
             let some = agree::Members::Some { pes, key };
             round("came", some, arguments, able).inspect_err(|_| {
-                // The others learn at once what they would only learn at their deadline.
-                agree::give_up(world, key, "seen", "saw another call");
+                // Notifies the others now; otherwise they would wait until their deadline.
+                agree::give_up(world, key, "seen", "another call was made");
             })?;
-            // No PE that is here reads what was said at the meeting before.
+            // All members have read the statements of the previous round, so they can be removed.
             for step in ["came", "seen"] {
                 agree::forget(world, &key_of(sequence - 1), step);
             }
             let entered = comm.enter_blocking(call);
-            round("seen", some, SEEN, entered.as_ref().map(drop).map_err(Clone::clone))?;
+            round("seen", some, ENTERED, entered.as_ref().map(drop).map_err(Clone::clone))?;
             entered
         }
     }
 }
 
-/// What a PE says that has agreed with all, and is inside.
-const SEEN: &str = "all came with the same";
+/// The statement of a PE that has agreed and acquired the gate.
+const ENTERED: &str = "all came with the same";
 
-/// Compares with all PEs what this one has, or why it has nothing, where the PEs have a rendezvous.
+/// Compares `arguments` with those of all PEs, if the PEs have a rendezvous. `able` is the reason
+/// why this PE cannot make the call.
 pub(crate) fn compare(
     comm: &Comm,
     call: &'static str,
@@ -92,15 +93,15 @@ fn round(
     let named = format!("{call} {arguments}");
     let outcome = able.as_ref().map(|()| &[][..]).map_err(|error| Failure { reason: error.to_string(), is_heard: false });
     let agreed = agree(world, members, step, &named, outcome);
-    // A mistake of this PE is its own error, whatever the others have.
+    // An error of this PE takes precedence over what the others report.
     able?;
     let arguments_of = |text: &str| text.strip_prefix(call).map_or(text, str::trim_start).to_owned();
     let disagree = |pe, theirs| Disagree { call, pe, theirs, ours: arguments.to_owned() }.into();
     agreed.map(drop).map_err(|disagreement| match disagreement {
-        Disagreement::Own => unreachable!("bug in peerweave-nvshmem: this PE could do its part"),
+        Disagreement::Own => unreachable!("bug in peerweave-nvshmem: this PE reported no failure"),
         Disagreement::Failed { pe, reason } => disagree(pe, format!("cannot: {reason}")),
         Disagreement::Diverged { one, one_has, other, other_has } => {
-            // One of both is not what this PE has.
+            // One of the two calls differs from this PE's.
             let (pe, theirs) = if one_has == named { (other, other_has) } else { (one, one_has) };
             disagree(pe, arguments_of(&theirs))
         }
@@ -113,21 +114,21 @@ fn round(
     })
 }
 
-/// What was taken for a call, to be kept until it is over; and whether it could be, for the others.
-pub(crate) fn taken<T>(result: Result<T, NvshmemError>) -> (Option<T>, Result<(), NvshmemError>) {
+/// Splits a result into the value to keep and the outcome to report to the other PEs.
+pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, Result<(), NvshmemError>) {
     match result {
         Ok(taken) => (Some(taken), Ok(())),
         Err(error) => (None, Err(error)),
     }
 }
 
-/// What is counted alike on every PE that takes part.
+/// Counters that advance alike on every PE that takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Counted {
-    /// Pieces of symmetric memory.
+pub(crate) enum Counter {
+    /// Allocations of symmetric memory.
     Allocations,
-    /// Meetings of those who have this number in common.
-    Meetings(u64),
-    /// Teams that were made of the team of this identity.
+    /// Collective calls of the team with this identity.
+    Calls(u64),
+    /// Teams split from the team with this identity.
     Children(u64),
 }

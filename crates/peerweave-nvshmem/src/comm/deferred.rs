@@ -1,9 +1,8 @@
-//! Calls of NVSHMEM that destructors have to make. A destructor may wait neither for the thread
-//! that is inside nor for a stream: the call is made at once if nothing is in the way, otherwise by
-//! the next thread that enters.
+//! NVSHMEM calls made by destructors. A destructor must not wait for the gate or for a stream. The
+//! call is made at once if the gate is free, otherwise by the next thread that acquires it.
 //!
-//! Invariant: what NVSHMEM was not told stays alive forever, unless NVSHMEM has ended; and no
-//! destructor of the user's runs inside NVSHMEM.
+//! Invariant: a resource that NVSHMEM still uses stays alive forever, unless NVSHMEM has ended; and
+//! no destructor of the user runs while the gate is held.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,9 +14,8 @@ use crate::comm::Comm;
 use crate::comm::streams::Streams;
 use crate::error::{DeadState, NvshmemError};
 
-/// Somebody's value that NVSHMEM, or this crate for it, needs. When the last handle goes, the value
-/// is dropped by a thread of the driver's crate: its destructor may panic, wait, or call NVSHMEM,
-/// wherever the handle was dropped.
+/// A value that NVSHMEM, or this crate for it, needs. When the last handle is dropped, a thread of
+/// `peerweave-driver` drops the value: its destructor may panic, wait or call NVSHMEM.
 #[derive(Clone)]
 pub(crate) struct Held(Arc<Value>);
 
@@ -31,7 +29,7 @@ impl Held {
         Self(Arc::new(Value { context: Arc::clone(context), keep: Some(keep) }))
     }
 
-    /// It stays forever.
+    /// Keeps the value alive forever.
     pub(crate) fn leak(&self) {
         std::mem::forget(Arc::clone(&self.0));
     }
@@ -45,27 +43,27 @@ impl Drop for Value {
     }
 }
 
-/// A local call of NVSHMEM that waits for nothing. It has what must live until it is made.
+/// A local call of NVSHMEM that does not wait, with the values that must live until it is made.
 pub(crate) struct DeferredCall {
     pub(crate) call: &'static str,
     pub(crate) run: fn(&Comm, usize) -> Result<(), NvshmemError>,
     pub(crate) address: usize,
-    /// Streams that have to pass before.
+    /// Streams that must complete before the call.
     pub(crate) streams: Option<Arc<Streams>>,
     pub(crate) held: Held,
 }
 
-/// The calls that destructors could not make yet.
+/// Calls that destructors could not make yet.
 #[derive(Default)]
 pub(crate) struct Deferred {
     calls: Mutex<Vec<DeferredCall>>,
-    /// Whether there may be any: set after one is added, before its destructor tries the gate,
-    /// whose lock hands it to the thread that enters next.
+    /// Whether there may be any. Set after a call is added and before its destructor tries the
+    /// gate; the lock of the gate makes it visible to the next thread that acquires it.
     any: AtomicBool,
 }
 
 impl Deferred {
-    /// Whether there may be any.
+    /// Returns whether there may be any.
     #[inline]
     pub(crate) fn is_any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
@@ -89,7 +87,7 @@ impl fmt::Debug for DeferredCall {
 }
 
 impl DeferredCall {
-    /// Makes the call, by a thread that is inside. A call that fails keeps what it has.
+    /// Makes the call; the gate is held. If the call fails, its values are leaked.
     fn make(self, comm: &Comm) {
         if let Err(error) = (self.run)(comm, self.address) {
             tracing::warn!(%error, "NVSHMEM keeps {:#x}, so it is leaked", self.address);
@@ -99,12 +97,12 @@ impl DeferredCall {
 }
 
 impl Comm {
-    /// Makes the call now or later; never waits, and leaves the thread's current context as it is.
+    /// Makes the call now or later. Never waits, and leaves the thread's current context as it is.
     pub(crate) fn defer(&self, deferred: DeferredCall) {
         let call = deferred.call;
         match self.dead_state() {
             Some(DeadState::Finalized) => return,
-            // It may still be used by what NVSHMEM left behind.
+            // NVSHMEM may still use it.
             Some(_) => return deferred.held.leak(),
             None if self.nvshmem.not_forked(call).is_err() => return deferred.held.leak(),
             None => {}
@@ -117,7 +115,7 @@ impl Comm {
         }
     }
 
-    /// Makes all calls that wait for a thread to enter, by one that has.
+    /// Makes all deferred calls; the gate is held.
     #[cold]
     pub(crate) fn run_deferred(&self) {
         let deferred = self.deferred.take();
@@ -125,7 +123,7 @@ impl Comm {
             return;
         }
         if let Err(error) = bind_if_needed(&self.context) {
-            tracing::warn!(%error, "the device's context cannot be made current");
+            tracing::warn!(%error, "cannot make the device's context current");
         }
         let (ready, early): (Vec<_>, Vec<_>) =
             deferred.into_iter().partition(|call| call.streams.as_ref().is_none_or(|streams| streams.are_idle()));

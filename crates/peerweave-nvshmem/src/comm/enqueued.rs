@@ -1,4 +1,4 @@
-//! What NVSHMEM has under way on the device: streams, the orders of teams, transfers of its own
+//! Work in flight on the device: streams, the collective order of teams, transfers on NVSHMEM's own
 //! streams, captured graphs.
 
 use std::collections::HashMap;
@@ -11,68 +11,67 @@ use peerweave_driver::{CudaContext, Streams, deadline_after, wait, wait_until};
 use super::Comm;
 use super::order::Order;
 use super::pending::Pending;
-use super::streams::pass_all;
+use super::streams::wait_all;
 use crate::error::NvshmemError;
 use crate::sys::nvshmem_team_t;
 
-/// What is under way, and what keeps NVSHMEM from ending.
+/// Work in flight, and the users that prevent NVSHMEM from ending.
 #[derive(Default)]
-pub(crate) struct Enqueued {
-    /// Every stream that NVSHMEM was given.
+pub(crate) struct InFlight {
+    /// Every stream that was passed to NVSHMEM.
     pub(crate) used: Arc<Streams>,
-    /// What the collectives of NVSHMEM's own teams are ordered by, and its set-up calls. One order
-    /// for all of them: what NVSHMEM does for the world it does, in parts, as the teams of a
+    /// Collective order of NVSHMEM's predefined teams and of its setup calls. They share one order,
+    /// because NVSHMEM implements a collective of the world partly as collectives of the teams of a
     /// machine and of an index.
     world_order: Arc<Order>,
-    /// What those of teams that were made are ordered by, by the team's handle.
+    /// Collective order of each team that was split, by the team's handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
-    /// Transfers that NVSHMEM does on streams of its own.
+    /// Transfers on NVSHMEM's own streams.
     pub(crate) pending: Pending,
-    /// Whether the host has sent something over a network that no quiet from the host has completed
-    /// since.
+    /// Whether the host has sent over a network since the last quiet from the host.
     pub(crate) sent: AtomicBool,
-    /// Captured graphs that call NVSHMEM have clones of it.
+    /// Captured graphs that call NVSHMEM hold clones of it.
     pub(crate) captured: Arc<()>,
-    /// Modules that know NVSHMEM's state have clones of it.
+    /// Modules initialised with NVSHMEM's state hold clones of it.
     pub(crate) modules: Arc<()>,
 }
 
-impl Enqueued {
-    /// What the collectives of a team that was made are ordered by.
+impl InFlight {
+    /// Returns the collective order of a team that was split.
     pub(crate) fn order(&self, team: nvshmem_team_t) -> Arc<Order> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(orders.entry(team).or_default())
     }
 
-    /// What those of NVSHMEM's own teams are ordered by.
+    /// Returns the collective order of NVSHMEM's predefined teams.
     pub(crate) fn world_order(&self) -> Arc<Order> {
         Arc::clone(&self.world_order)
     }
 
-    /// All teams' orders.
+    /// Returns the orders of all teams.
     pub(crate) fn orders(&self) -> Vec<Arc<Order>> {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         orders.values().cloned().chain([self.world_order()]).collect()
     }
 
-    /// A team is no more; NVSHMEM may give its handle to another.
+    /// Removes the order of a destroyed team. NVSHMEM may reuse its handle.
     pub(crate) fn forget_order(&self, team: nvshmem_team_t) {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner).remove(&team);
     }
 }
 
 impl Comm {
-    /// Waits for all that this crate knows to be under way on the device: NVSHMEM waits for the
-    /// whole device where it makes and ends teams, and a wait inside of it is the end, where one
-    /// out here is an error.
+    /// Waits for all known work on the device. NVSHMEM waits for the whole device when it creates
+    /// and destroys teams: a timeout inside NVSHMEM makes it unusable, a timeout here is only an
+    /// error.
     pub(crate) fn drain(&self, call: &'static str) -> Result<(), NvshmemError> {
-        pass_all(call, self, &self.enqueued.used)?;
+        wait_all(call, self, &self.enqueued.used)?;
         self.enqueued.orders().iter().try_for_each(|order| order.drain(call, self).map(drop))
     }
 
-    /// Completes what the host has sent over a network, and what was left to NVSHMEM's own streams.
-    pub(crate) fn quiet_of_host(&self) -> Result<(), NvshmemError> {
-        // Before the call: what is sent while it is inside comes after it.
+    /// Completes what the host has sent over a network, and transfers on NVSHMEM's own streams.
+    pub(crate) fn quiet_host(&self) -> Result<(), NvshmemError> {
+        // Cleared before the call: data sent during the call is not covered by it.
         let sent = self.enqueued.sent.swap(false, Ordering::Relaxed);
         // SAFETY: NVSHMEM is initialised.
         let quiet = self.block("nvshmem_quiet", |api, _| unsafe { api.nvshmem_quiet() });
@@ -81,14 +80,14 @@ impl Comm {
         })
     }
 
-    /// The error that the device has by now, which NVSHMEM's calls without a result only print.
-    pub(crate) fn healthy(&self) -> Result<(), NvshmemError> {
+    /// Returns an error of the device. NVSHMEM's functions without a result only print it.
+    pub(crate) fn check_device_errors(&self) -> Result<(), NvshmemError> {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Whether something has no other owner. What a graph owns is dropped some time after the
-    /// graph: that is waited for, for as long as a graph may just have gone.
-    pub(crate) fn gone_with_graphs(&self, alone: impl Fn() -> bool) -> bool {
+    /// Returns whether a value has no other owner. A graph drops its values some time after it is
+    /// destroyed, so this waits up to 2 s.
+    pub(crate) fn unused_after_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {
             return true;
@@ -103,17 +102,17 @@ impl Comm {
     }
 }
 
-/// Whether nobody else has a handle. What others did before they dropped theirs is seen by the
-/// caller. Only for a value of which nobody makes a `Weak`.
+/// Returns whether `value` is the only handle. Writes made through dropped handles are visible to
+/// the caller. Only for values without a `Weak`.
 pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
     let is_alone = Arc::strong_count(value) == 1;
     fence(Ordering::Acquire);
     is_alone
 }
 
-/// Runs something of cudarc's that first gives, and forgets, an error that some other object's
-/// destructor left in the context: it is put aside meanwhile.
-pub(crate) fn undisturbed<R>(context: &CudaContext, run: impl FnOnce() -> R) -> R {
+/// Runs a function of cudarc that would return and clear an error recorded in the context by
+/// another object's destructor. That error is set aside and restored.
+pub(crate) fn with_error_preserved<R>(context: &CudaContext, run: impl FnOnce() -> R) -> R {
     let earlier = context.check_err();
     let result = run();
     context.record_err(earlier);

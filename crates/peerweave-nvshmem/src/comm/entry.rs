@@ -1,7 +1,7 @@
-//! The way into NVSHMEM: one thread at a time, with a deadline, and not after something left the
-//! library unusable.
+//! The entry to NVSHMEM: one thread at a time, with a deadline, and only while the library is
+//! usable.
 //!
-//! The lock and the thread for calls that wait are `gate.rs`.
+//! `gate.rs` has the lock, and the thread for calls that wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,15 +15,15 @@ use super::gate::{Gate, Inside, NoAnswer, Sent, Worker};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 use crate::sys::{Api, Families};
 
-/// The call that ends NVSHMEM.
+/// The function that ends NVSHMEM.
 pub(crate) const END: &str = "nvshmemx_hostlib_finalize";
 
-/// Who may enter, and whether anyone still may.
+/// The gate, and why NVSHMEM can no longer be called.
 pub(crate) struct Entry {
     gate: Arc<Gate>,
     worker: Worker,
     dead: OnceLock<DeadState>,
-    /// Set while a thread ends NVSHMEM: then it alone gets in.
+    /// Set while a thread ends NVSHMEM; no other thread may enter then.
     ending: AtomicBool,
 }
 
@@ -34,9 +34,9 @@ impl Entry {
 }
 
 impl Comm {
-    /// Whether NVSHMEM can be called, and why not.
+    /// Returns an error if NVSHMEM cannot be called.
     #[inline]
-    pub(crate) fn alive(&self, call: &'static str) -> Result<(), NvshmemError> {
+    pub(crate) fn check_usable(&self, call: &'static str) -> Result<(), NvshmemError> {
         self.nvshmem.not_forked(call)?;
         match self.entry.dead.get() {
             None => Ok(()),
@@ -44,27 +44,27 @@ impl Comm {
         }
     }
 
-    /// Why NVSHMEM cannot be called any more.
+    /// Returns why NVSHMEM can no longer be called.
     pub(crate) fn dead_state(&self) -> Option<&DeadState> {
         self.entry.dead.get()
     }
 
-    /// No more calls after this.
+    /// Refuses all later calls with `state`.
     pub(crate) fn mark_dead(&self, state: DeadState) {
-        // The first cause counts.
+        // The first cause is kept.
         let _ = self.entry.dead.set(state);
     }
 
     #[inline]
     fn enter(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
-        // First of all: in a fork, a thread that is not there may hold the gate's lock.
-        self.alive(call)?;
+        // Checked first: in a forked child, a thread that does not exist may hold the gate's lock.
+        self.check_usable(call)?;
         let inside = match self.entry.gate.try_enter(call) {
             Some(inside) => inside,
             None => self.enter_later(call)?,
         };
-        // What kept the gate shut may have been what ended it.
-        self.alive(call)?;
+        // The call that held the gate may have made NVSHMEM unusable.
+        self.check_usable(call)?;
         if self.entry.ending.load(Ordering::Relaxed) && call != END {
             return Err(NvshmemError::misuse(call, MisuseKind::Context { why: "another thread is ending NVSHMEM" }));
         }
@@ -78,13 +78,13 @@ impl Comm {
     fn enter_later(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
         let start = Instant::now();
         self.entry.gate.enter(call, self.deadline).map_err(|other| {
-            tracing::warn!(call, inside = other, "another call is still inside NVSHMEM");
-            // That one may be well within its own deadline.
-            self.alive(call).err().unwrap_or_else(|| self.late(call, start.elapsed(), Vec::new()))
+            tracing::warn!(call, inside = other, "timed out: another call is still inside NVSHMEM");
+            // The other call may still be within its own deadline.
+            self.check_usable(call).err().unwrap_or_else(|| self.late(call, start.elapsed(), Vec::new()))
         })
     }
 
-    /// Calls NVSHMEM for something that does not wait for others [C2].
+    /// Calls a function of NVSHMEM that does not wait for other PEs or the device [C2].
     #[inline]
     pub(crate) fn issue<R>(
         &self,
@@ -108,7 +108,7 @@ impl Comm {
         self.nvshmem.unsupported_function(call, missing)
     }
 
-    /// As [`issue`](Self::issue), for functions that return a status.
+    /// Like [`issue`](Self::issue), for functions that return a status.
     #[inline]
     pub(crate) fn issue_status(
         &self,
@@ -119,7 +119,7 @@ impl Comm {
         self.nvshmem.check(call, code)
     }
 
-    /// Calls NVSHMEM for something that waits for others or for the device, with the context's
+    /// Calls a function of NVSHMEM that waits for other PEs or for the device, with the context's
     /// deadline [C2].
     pub(crate) fn block<R: Send + 'static>(
         &self,
@@ -129,44 +129,44 @@ impl Comm {
         self.enter_blocking(call)?.block(call, function)
     }
 
-    /// Goes inside for calls that wait, at most for the context's deadline.
+    /// Acquires the gate for calls that wait, within the context's deadline.
     pub(crate) fn enter_blocking(&self, call: &'static str) -> Result<Entered<'_>, NvshmemError> {
         let inside = self.enter(call)?.send(&self.entry.gate);
         Ok(Entered { comm: self, inside: Some(inside) })
     }
 
-    /// Enters if no thread is inside.
+    /// Acquires the gate if it is free.
     pub(crate) fn try_enter(&self, call: &'static str) -> Option<Inside<'_>> {
         self.entry.gate.try_enter(call)
     }
 
-    /// Lets nobody in from now on but the end. What others had enqueued by then is noted.
-    pub(crate) fn begin_end(&self) -> Result<EndBegun<'_>, NvshmemError> {
-        // Inside, so that nobody else is: whoever comes later sees it.
+    /// Begins to end NVSHMEM: all other calls are refused from now on.
+    pub(crate) fn begin_finalize(&self) -> Result<Finalizing<'_>, NvshmemError> {
+        // Set while the gate is held, so every later caller sees it.
         let _inside = self.enter(END)?;
         self.entry.ending.store(true, Ordering::Relaxed);
-        Ok(EndBegun(self))
+        Ok(Finalizing(self))
     }
 }
 
-/// Ending NVSHMEM has begun. Where it does not succeed, others get in again.
-pub(crate) struct EndBegun<'a>(&'a Comm);
+/// NVSHMEM is being ended. Dropping it without success admits other calls again.
+pub(crate) struct Finalizing<'a>(&'a Comm);
 
-impl Drop for EndBegun<'_> {
+impl Drop for Finalizing<'_> {
     fn drop(&mut self) {
         self.0.entry.ending.store(false, Ordering::Relaxed);
     }
 }
 
-/// The way into NVSHMEM for a row of calls that wait. Nobody else gets in while this lives.
+/// The acquired gate, for several calls that wait. No other thread can call NVSHMEM while it lives.
 pub(crate) struct Entered<'a> {
     comm: &'a Comm,
-    /// None while a call has it that never came back.
+    /// `None` after a call that has not returned.
     inside: Option<Sent>,
 }
 
 impl Entered<'_> {
-    /// Calls NVSHMEM for something that waits for others or for the device, with the context's
+    /// Calls a function of NVSHMEM that waits for other PEs or for the device, with the context's
     /// deadline [C2].
     pub(crate) fn block<R: Send + 'static>(
         &mut self,
@@ -174,7 +174,7 @@ impl Entered<'_> {
         function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol> + Send + 'static,
     ) -> Result<R, NvshmemError> {
         let comm = self.comm;
-        comm.alive(call)?;
+        comm.check_usable(call)?;
         let (context, nvshmem, inside) = (Arc::clone(&comm.context), comm.nvshmem, self.inside.take());
         let run = move || {
             bind_if_needed(&context)?;

@@ -1,17 +1,17 @@
-//! One thread at a time inside NVSHMEM, and a deadline for calls that have none.
+//! Serialises calls of NVSHMEM, and gives a deadline to calls that have none.
 //!
-//! NVSHMEM is serialised: threads may call it, one after the other. Calls that wait for other PEs
-//! run on a thread of their own, so that the caller can give up; the gate then stays shut, since
-//! that thread is still inside.
+//! Several threads may call NVSHMEM, one at a time. Calls that wait for other PEs run on a separate
+//! thread, so that the caller can time out. The gate then stays locked, because that thread is
+//! still inside NVSHMEM.
 //!
-//! Invariant: whoever calls NVSHMEM holds an [`Inside`] or a [`Sent`], and gives it up only when
-//! the call has come back.
+//! Invariant: a thread that calls NVSHMEM holds an [`Inside`] or a [`Sent`], and releases it only
+//! after the call has returned.
 
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Lets one thread in.
+/// A lock that admits one thread.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -21,20 +21,20 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct State {
     inside: Option<&'static str>,
-    /// Threads that want in. Waking nobody would cost every call one of the system.
+    /// Number of waiting threads. Without it every call would make a system call to wake no thread.
     waiting: usize,
 }
 
-/// A thread that is inside. Given up when dropped.
+/// The lock is held by this thread; dropping it releases the lock.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
-/// The same, which can go to another thread.
+/// The lock is held, and can be sent to another thread.
 #[derive(Debug)]
 pub(crate) struct Sent(Arc<Gate>);
 
 impl Gate {
-    /// Goes in for a call, or says which call was inside all the time.
+    /// Acquires the lock for a call; returns the call that held it if `patience` passes.
     pub(crate) fn enter(&self, call: &'static str, patience: Duration) -> Result<Inside<'_>, &'static str> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.inside.is_some() {
@@ -52,7 +52,7 @@ impl Gate {
         }
     }
 
-    /// Goes in if nobody is.
+    /// Acquires the lock if it is free.
     #[inline]
     pub(crate) fn try_enter(&self, call: &'static str) -> Option<Inside<'_>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,9 +76,10 @@ impl Gate {
 }
 
 impl Inside<'_> {
-    /// To be given up by whichever thread has it then. `gate` is the one that was entered.
+    /// Converts the guard to one that another thread can release. `gate` is the gate that was
+    /// acquired.
     pub(crate) fn send(self, gate: &Arc<Gate>) -> Sent {
-        debug_assert!(std::ptr::eq(self.0, Arc::as_ptr(gate)), "this gate was entered");
+        debug_assert!(std::ptr::eq(self.0, Arc::as_ptr(gate)), "the guard belongs to this gate");
         std::mem::forget(self);
         Sent(Arc::clone(gate))
     }
@@ -107,22 +108,22 @@ pub(crate) struct Worker {
 /// Why there is no answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
-    /// The deadline has passed; the call goes on.
+    /// The deadline has passed; the call is still running.
     Late(Duration),
     /// The call panicked.
     Panicked,
 }
 
 impl Worker {
-    /// Starts the thread. It ends when this is dropped, after the call that it is in.
+    /// Starts the thread. It ends after its current call when this value is dropped.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (jobs, todo) = channel::<Job>();
         std::thread::Builder::new().name("peerweave-nvshmem".into()).spawn(move || {
-            // Whatever NVSHMEM asks of the driver here, no other thread's capture is spoilt by it,
-            // nor refuses it.
+            // Makes calls of the driver by NVSHMEM legal while another thread captures a graph, and
+            // keeps them from invalidating that capture.
             peerweave_driver::relaxed(|| {
                 for job in todo {
-                    // The caller sees the panic as a missing answer.
+                    // The caller gets the panic as a missing answer.
                     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
                 }
             });
@@ -130,9 +131,8 @@ impl Worker {
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Runs a call and waits for its answer, at most so long. `inside`, which calls of NVSHMEM
-    /// need, comes back with the answer; it is given up when the call comes back where nobody waits
-    /// any more.
+    /// Runs a call and waits for its result, at most `patience`. `inside` comes back with the
+    /// result; if the caller no longer waits, it is dropped when the call returns.
     pub(crate) fn run<R: Send + 'static, I: Send + 'static>(
         &self,
         inside: I,

@@ -1,7 +1,7 @@
-//! Numbers that every PE computes alike, with nothing exchanged, to tell teams, ids and meetings
-//! apart.
+//! Numbers that every PE computes alike without communication. They identify teams, ids and
+//! collective calls.
 
-/// The start of an identity.
+/// The initial value of an identity.
 pub(crate) const SEED: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Mixes a number into an identity (FNV-1a).

@@ -1,4 +1,4 @@
-//! One running NVSHMEM: the PEs, the way into the library, and what it has under way on the device.
+//! One running NVSHMEM: its PEs, the gate, and work in flight on the device.
 //!
 //! ```text
 //!  entry      one call into NVSHMEM at a time, each with a deadline      gate
@@ -7,12 +7,12 @@
 //!  deferred   what destructors have to tell NVSHMEM
 //! ```
 //!
-//! Symmetric memory is `heap`. Starting and ending are `startup`.
+//! `heap` has symmetric memory; `startup` starts and ends NVSHMEM.
 //!
 //! # Invariants
 //! - **\[C1\]** At most one context is live in a process.
-//! - **\[C2\]** NVSHMEM is called with the device's context current, from one thread at a time, and
-//!   not after something left it unusable.
+//! - **\[C2\]** NVSHMEM is called with the device's context current, by one thread at a time, and
+//!   only while it is usable.
 
 pub(crate) mod agree;
 pub(crate) mod deferred;
@@ -35,9 +35,9 @@ use peerweave_types::Pe;
 
 use crate::error::{MisuseKind, NvshmemError, Timeout};
 use crate::library::Nvshmem;
-use agree::Counted;
+use agree::Counter;
 use deferred::Deferred;
-use enqueued::Enqueued;
+use enqueued::InFlight;
 use entry::Entry;
 use order::take;
 
@@ -45,26 +45,27 @@ use order::take;
 pub(crate) struct Comm {
     pub(crate) nvshmem: Nvshmem,
     pub(crate) context: Arc<CudaContext>,
-    /// For the blocking forms.
+    /// The stream of blocking calls.
     pub(crate) stream: Arc<CudaStream>,
-    /// For looks at a word, which nothing may delay: nothing else uses it.
+    /// Used only to read single words of device memory, so that no other work delays them.
     pub(crate) side: PrivateStream,
     pub(crate) pe: Pe,
     pub(crate) n_pes: u32,
     pub(crate) deadline: Duration,
     pub(crate) world: Option<Arc<Rendezvous>>,
-    /// Tells this life of NVSHMEM from others over the same rendezvous; the same on every PE.
+    /// Distinguishes this run of NVSHMEM from others over the same rendezvous; the same on every
+    /// PE.
     pub(crate) life: u64,
     pub(crate) entry: Entry,
-    pub(crate) enqueued: Enqueued,
+    pub(crate) enqueued: InFlight,
     pub(crate) deferred: Deferred,
-    counts: Mutex<HashMap<Counted, u64>>,
-    /// Held by the thread that is in a collective set-up call, from before the others are met until
-    /// it is over.
+    counts: Mutex<HashMap<Counter, u64>>,
+    /// Held by the thread that makes a collective setup call, from the first agreement until the
+    /// call has returned.
     setup: Mutex<()>,
 }
 
-/// What initialisation found.
+/// Results of the initialisation.
 pub(crate) struct Parts {
     pub(crate) nvshmem: Nvshmem,
     pub(crate) context: Arc<CudaContext>,
@@ -92,37 +93,37 @@ impl Comm {
             world,
             life,
             entry,
-            enqueued: Enqueued::default(),
+            enqueued: InFlight::default(),
             deferred: Deferred::default(),
             counts: Mutex::default(),
             setup: Mutex::default(),
         }
     }
 
-    /// The next number of something that every PE counts alike.
-    pub(crate) fn count(&self, what: Counted) -> u64 {
+    /// Returns the next number of a counter that advances alike on every PE.
+    pub(crate) fn count(&self, what: Counter) -> u64 {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(what).or_default();
         *count += 1;
         *count
     }
 
-    /// The turn to make a collective set-up call: one thread has it, from before the others are met
-    /// until NVSHMEM is left, so that no call comes in between the meetings of another, and NVSHMEM
-    /// never waits for PEs that wait for another call.
+    /// Waits for this thread's turn to make a collective setup call. One thread has the turn from
+    /// the first agreement until the call has returned. So the agreements of two calls do not
+    /// interleave, and NVSHMEM never waits for PEs that make another call.
     pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
-        self.alive(call)?;
+        self.check_usable(call)?;
         take(&self.setup, call, self)
     }
 
-    /// The error of a wait that took too long, with what the rendezvous knows.
+    /// Returns the error of a wait that timed out, with the losses that the rendezvous knows.
     #[cold]
     pub(crate) fn late(&self, call: &'static str, waited: Duration, missing: Vec<Pe>) -> NvshmemError {
         let lost = self.world.as_ref().and_then(|world| world.check().err()).map(|error| error.to_string());
         Timeout { call, waited, pe: Some(self.pe), missing, lost }.into()
     }
 
-    /// An error unless the PE is one of the job's.
+    /// Returns an error unless the PE belongs to the job.
     #[inline]
     pub(crate) fn check_pe(&self, call: &'static str, what: &'static str, pe: Pe) -> Result<i32, NvshmemError> {
         if pe.get() < self.n_pes {
@@ -132,7 +133,7 @@ impl Comm {
         }
     }
 
-    /// An error unless the stream is one of this context's device.
+    /// Returns an error unless the stream belongs to this context's device.
     #[inline]
     pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NvshmemError> {
         refuse_per_thread(call, stream)?;

@@ -1,16 +1,14 @@
-//! One order for the collectives of a team in this process, whatever streams they are on.
+//! The order of a team's collectives in this process, on whatever streams they run.
 //!
-//! Does not know what the other PEs do: that everybody calls the same ones, in the same order, is
-//! theirs to hold.
+//! It does not compare PEs: all PEs must call the same collectives in the same order.
 //!
-//! NVSHMEM keeps one set of counters for each team, by which its PEs find each other. Two
-//! collectives of a team that run at once, on two streams, use the same counters, and corrupt each
-//! other: both may hang, or end before everybody came. So a collective on another stream than the
-//! last one waits for it.
+//! NVSHMEM has one set of counters for each team, by which its PEs synchronise. Two collectives of
+//! a team that run at once, on two streams, corrupt these counters: both may hang, or end too
+//! early. So a collective on another stream than the previous one waits for it.
 //!
 //! # Invariant
-//! - **\[O1\]** Of the collectives of a team that this process has enqueued and that are not done,
-//!   each waits for the one before.
+//! - **\[O1\]** Each pending collective of a team in this process waits for the one enqueued before
+//!   it.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -19,21 +17,21 @@ use std::time::Instant;
 use peerweave_driver::{CudaStream, deadline_after, is_capturing, is_same_capture, join, relaxed, wait_until};
 
 use crate::comm::Comm;
-use crate::comm::streams::pass;
+use crate::comm::streams::wait_stream;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// The last stream that a collective of a team was enqueued on.
+/// The stream of the team's last collective.
 #[derive(Debug, Default)]
 pub(crate) struct Order(Mutex<Option<Arc<CudaStream>>>);
 
-/// The right to call the team's next collective, until it is dropped.
+/// The right to enqueue the team's next collective, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     _last: MutexGuard<'a, Option<Arc<CudaStream>>>,
 }
 
-/// Takes a lock, at most for the context's deadline: another thread may be in a call with it that
-/// waits for other PEs.
+/// Acquires a lock within the context's deadline: another thread may hold it in a call that waits
+/// for other PEs.
 pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, comm: &Comm) -> Result<MutexGuard<'a, T>, NvshmemError> {
     let try_take = || match lock.try_lock() {
         Ok(taken) => Some(taken),
@@ -52,7 +50,7 @@ pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, comm: &Comm) -
 }
 
 impl Order {
-    /// Makes the stream the team's: its next work comes after the team's last collective [O1].
+    /// Orders the stream's next work after the team's last collective [O1].
     pub(crate) fn follow(
         &self,
         call: &'static str,
@@ -64,11 +62,11 @@ impl Order {
         if let Some(former) = last.as_ref().filter(|former| !same(former, stream)) {
             match (is_capturing(former)?, capturing) {
                 (false, false) => relaxed(|| join(stream, former))?,
-                // A graph cannot wait for what is outside of it, so that must be over.
-                (false, true) => pass(call, comm, former)?,
+                // A graph cannot wait for work outside of it, so that work must be complete.
+                (false, true) => wait_stream(call, comm, former)?,
                 (true, true) if is_same_capture(former, stream)? => join(stream, former)?,
                 (true, _) => {
-                    let why = "the team's last collective is on a stream that is being captured, which nothing outside of that graph can wait for: end the capture first, or use another team";
+                    let why = "the team's last collective is on a stream that is being captured, and work outside of that graph cannot wait for it: end the capture first, or use another team";
                     return Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
                 }
             }
@@ -79,19 +77,19 @@ impl Order {
         Ok(Turn { _last: last })
     }
 
-    /// Waits until the team's last collective is done, at most for the context's deadline: for what
-    /// NVSHMEM does on a stream of its own.
+    /// Waits within the context's deadline until the team's last collective is complete. For
+    /// collectives that NVSHMEM runs on its own stream.
     pub(crate) fn drain(&self, call: &'static str, comm: &Comm) -> Result<Turn<'_>, NvshmemError> {
         let mut last = take(&self.0, call, comm)?;
         if let Some(stream) = &*last {
-            pass(call, comm, stream)?;
+            wait_stream(call, comm, stream)?;
         }
         *last = None;
         Ok(Turn { _last: last })
     }
 }
 
-/// Whether both are one stream of the driver's: handles of the default stream are many.
+/// Returns whether both are the same stream of the driver. The default stream has several handles.
 fn same(one: &Arc<CudaStream>, other: &Arc<CudaStream>) -> bool {
     Arc::ptr_eq(one, other) || one.cu_stream() == other.cu_stream() && one.context() == other.context()
 }

@@ -1,12 +1,12 @@
-//! Transfers that were left to NVSHMEM's own streams (`nbi`), until somebody completes them.
+//! Transfers on NVSHMEM's own streams (`nbi`) that are not complete.
 //!
-//! A quiet or a barrier on a stream makes that stream wait for NVSHMEM's own, and NVSHMEM forgets
-//! them at once: a later quiet on the host, also the one inside of a free, waits for nothing more.
-//! So from then on that stream is what the memory of those transfers has to wait for.
+//! A quiet or a barrier on a stream makes that stream wait for NVSHMEM's own streams, and NVSHMEM
+//! then forgets those transfers: a later quiet on the host, also the one inside a free, does not
+//! wait for them. So from then on their memory must wait for that stream.
 //!
 //! # Invariant
-//! - **\[N1\]** What an `nbi` transfer reads or writes is known here, or as used by a stream that
-//!   waits for the transfer, or the transfer is complete.
+//! - **\[N1\]** The memory of an incomplete `nbi` transfer is listed here, or recorded as used by a
+//!   stream that waits for the transfer.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,21 +14,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use peerweave_driver::CudaStream;
 
 use crate::comm::Comm;
-use crate::comm::streams::{Streams, pass_all};
+use crate::comm::streams::{Streams, wait_all};
 use crate::error::{MisuseKind, NvshmemError};
 
-/// What was left.
+/// The incomplete transfers.
 #[derive(Default)]
 pub(crate) struct Pending {
     open: Mutex<Open>,
-    /// Streams that took transfers over.
+    /// Streams that wait for transfers.
     taken: peerweave_driver::Streams,
 }
 
-/// By memory: the streams that use it, to which one is added when the transfer is taken over.
+/// For each memory: the streams that use it. A stream is added when it waits for the transfer.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
-    /// Counts how often the list was emptied, so that memory knows whether it is in it.
+    /// Number of times that the list was emptied, so that a memory knows whether it is listed.
     emptied: u64,
 }
 
@@ -40,15 +40,15 @@ impl Default for Open {
 
 impl Open {
     fn note(&mut self, streams: &Arc<Streams>) {
-        // Under this list's lock alone; a row of transfers between the same memory looks, and that
-        // is all.
+        // Only under this list's lock. Further transfers of the same memory only compare the
+        // counter.
         if streams.pending.load(Ordering::Relaxed) != self.emptied {
             streams.pending.store(self.emptied, Ordering::Relaxed);
             self.memory.push(Arc::clone(streams));
         }
     }
 
-    /// NVSHMEM has completed it, or a stream will.
+    /// Empties the list: NVSHMEM has completed the transfers, or a stream waits for them.
     pub(crate) fn empty(&mut self) {
         self.emptied += 1;
         self.memory.clear();
@@ -60,17 +60,16 @@ impl Pending {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A transfer between pieces of memory is about to be left; the result is to be held until it
-    /// is.
+    /// Lists the memory of a transfer. Hold the result until the transfer is enqueued.
     pub(crate) fn add(&self, memory: [Option<&Arc<Streams>>; 3]) -> MutexGuard<'_, Open> {
         let mut open = self.lock();
         memory.into_iter().flatten().for_each(|streams| open.note(streams));
         open
     }
 
-    /// The stream is about to take over everything that was left; the result is to be held until it
-    /// has, and then [emptied](Open::empty).
-    pub(crate) fn take_over(
+    /// Records that a stream is about to wait for all listed transfers. Hold the result until it
+    /// does, and then call [`empty`](Open::empty).
+    pub(crate) fn wait_for_all(
         &self,
         call: &'static str,
         stream: &Arc<CudaStream>,
@@ -87,19 +86,19 @@ impl Pending {
         Ok(open)
     }
 
-    /// An error where a captured stream would have to wait for transfers that were left.
+    /// Returns an error if a captured stream would have to wait for incomplete transfers.
     pub(crate) fn check_capture(&self, call: &'static str) -> Result<(), NvshmemError> {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
-    /// Waits for the streams that took over, then completes what nobody has.
+    /// Waits for the streams that wait for transfers, then completes the remaining ones.
     pub(crate) fn complete(
         &self,
         call: &'static str,
         comm: &Comm,
         quiet: impl FnOnce() -> Result<(), NvshmemError>,
     ) -> Result<(), NvshmemError> {
-        pass_all(call, comm, &self.taken)?;
+        wait_all(call, comm, &self.taken)?;
         let mut open = self.lock();
         quiet()?;
         open.empty();
@@ -107,8 +106,9 @@ impl Pending {
     }
 }
 
-/// NVSHMEM would have the graph wait for a stream outside of it, and end the process.
+/// NVSHMEM would make the graph wait for a stream outside of it, and end the process.
 fn outside(call: &'static str) -> NvshmemError {
-    let why = "transfers were left to NVSHMEM's own streams, which a graph cannot wait for: call quiet_blocking before capturing";
+    let why =
+        "transfers on NVSHMEM's own streams are pending, which a graph cannot wait for: call quiet_blocking before capturing";
     NvshmemError::misuse(call, MisuseKind::Context { why })
 }

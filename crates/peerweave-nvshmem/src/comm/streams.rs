@@ -1,5 +1,4 @@
-//! The streams that use something, to be waited for before it is given up; and waiting for one
-//! stream.
+//! The streams that use a resource, which must complete before it is released; waits for streams.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -10,8 +9,8 @@ use peerweave_driver::{CudaStream, DriverError, deadline_after, wait};
 use crate::comm::Comm;
 use crate::error::NvshmemError;
 
-/// Waits until the stream has passed all it has, at most for the context's deadline.
-pub(crate) fn pass(call: &'static str, comm: &Comm, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+/// Waits within the context's deadline until the stream has completed its work.
+pub(crate) fn wait_stream(call: &'static str, comm: &Comm, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
     pass_until(call, comm, stream, Instant::now(), deadline_after(comm.deadline))
 }
 
@@ -25,34 +24,33 @@ fn pass_until(
     if wait(stream, deadline)? { Ok(()) } else { Err(comm.late(call, start.elapsed(), Vec::new())) }
 }
 
-/// Waits until all these streams have passed what they have, at most for the context's deadline for
-/// all of them together.
-pub(crate) fn pass_all(call: &'static str, comm: &Comm, streams: &peerweave_driver::Streams) -> Result<(), NvshmemError> {
+/// Waits until all these streams have completed their work, within one deadline of the context.
+pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driver::Streams) -> Result<(), NvshmemError> {
     let (start, deadline) = (Instant::now(), deadline_after(comm.deadline));
     streams.all().iter().try_for_each(|stream| pass_until(call, comm, stream, start, deadline))
 }
 
-/// Streams that work was enqueued on. One that is done, and that nobody else has, may be let go.
+/// Streams that use a resource. A stream that is idle and has no other handle may be removed.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// When this was last put into the list of what was left to NVSHMEM's own streams: see
-    /// `pending.rs`.
+    /// Value of the counter in `pending.rs` when this memory was last listed there.
     pub(crate) pending: AtomicU64,
 }
 
 impl Streams {
-    /// None yet. What is noted here is noted among all streams of the context too.
+    /// Creates an empty list. A stream recorded here is also recorded among all streams of the
+    /// context.
     pub(crate) fn new(comm: &Comm) -> Self {
         Self { known: peerweave_driver::Streams::within(&comm.enqueued.used), pending: AtomicU64::new(0) }
     }
 
-    /// Notes that work is enqueued on a stream.
+    /// Records that work was enqueued on a stream.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.known.note(stream);
     }
 
-    /// Whether all of them have passed their work, or never will.
+    /// Returns whether all of them are idle, or will never complete.
     pub(crate) fn are_idle(&self) -> bool {
         let passed = |stream| match wait(stream, Instant::now()) {
             Ok(passed) => passed,
@@ -61,9 +59,9 @@ impl Streams {
         self.known.all().iter().all(passed)
     }
 
-    /// Waits until all of them have passed their work, at most for the context's deadline. They
-    /// stay noted.
+    /// Waits within the context's deadline until all of them have completed their work. They stay
+    /// recorded.
     pub(crate) fn drain(&self, call: &'static str, comm: &Comm) -> Result<(), NvshmemError> {
-        pass_all(call, comm, &self.known)
+        wait_all(call, comm, &self.known)
     }
 }

@@ -1,4 +1,4 @@
-//! What this machine, or how the job was started, cannot do for NVSHMEM; found before it is called.
+//! Problems of the machine or of the start of the job, found before NVSHMEM is called.
 
 use std::path::PathBuf;
 
@@ -6,16 +6,16 @@ use peerweave_types::Pe;
 
 use crate::Version;
 
-/// A plug-in that the library will look for and not find, or find in another version.
+/// A plug-in that the library will look for and that is missing, or has another version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("NVSHMEM {version} needs {plugin} in {}, where the library is; {found}", directory.display())]
+#[error("NVSHMEM {version} needs {plugin} in {}, beside the library; {found}", directory.display())]
 #[non_exhaustive]
 pub struct PluginError {
     /// The plug-in's file name.
     pub plugin: String,
-    /// Where it should be.
+    /// The directory where it is expected.
     pub directory: PathBuf,
-    /// What is there instead.
+    /// What was found instead.
     pub found: String,
     /// The version of the library.
     pub version: Version,
@@ -25,17 +25,17 @@ pub struct PluginError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PreflightError {
-    /// Several PEs were given one GPU.
+    /// Several PEs use one GPU.
     #[error(
         "{pes:?} share the GPU {uuid}: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
     )]
     SharedGpu {
-        /// Who shares it.
+        /// The PEs that share it.
         pes: Vec<Pe>,
         /// The GPU.
         uuid: String,
     },
-    /// NVSHMEM found another PE on this PE's GPU, and would do without half of its calls.
+    /// NVSHMEM found another PE on this PE's GPU; half of its calls would not work then.
     #[error(
         "another PE shares device {device} with {pe}: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
     )]
@@ -45,8 +45,8 @@ pub enum PreflightError {
         /// Its device.
         device: usize,
     },
-    /// The PEs have different libraries.
-    #[error("{pe} has NVSHMEM {theirs}, this PE has {ours}")]
+    /// The PEs have different versions of the library.
+    #[error("{pe} has NVSHMEM {theirs}, this PE has {ours}, expected the same version on all PEs")]
     Versions {
         /// Another PE.
         pe: Pe,
@@ -55,8 +55,8 @@ pub enum PreflightError {
         /// This PE's version.
         ours: Version,
     },
-    /// The PEs were given different settings.
-    #[error("{pe} initialises with `{theirs}`, this PE with `{ours}`")]
+    /// The PEs have different settings.
+    #[error("{pe} initialises with `{theirs}`, this PE initialises with `{ours}`, expected the same on all PEs")]
     Settings {
         /// Another PE.
         pe: Pe,
@@ -68,53 +68,55 @@ pub enum PreflightError {
     /// Another PE cannot take part.
     #[error("{pe} cannot initialise: {reason}")]
     Peer {
-        /// Who.
+        /// The PE.
         pe: Pe,
         /// Its error.
         reason: String,
     },
-    /// The network interface that the PEs shall meet by is not there.
-    #[error("no network interface of this machine matches `{asked}`; there are {there}")]
+    /// The network interface that the PEs should use does not exist.
+    #[error("no network interface of this machine matches `{asked}`, expected one of {there}")]
     Interface {
-        /// What was asked for, by the settings or the environment.
+        /// The requested interface, from the settings or the environment.
         asked: String,
-        /// The interfaces.
+        /// The interfaces of this machine.
         there: String,
     },
-    /// The GPU is older than NVSHMEM can use.
+    /// The GPU is too old for NVSHMEM.
     #[error(
         "device {device} has compute capability {major}.{minor}, expected at least 7.0: NVSHMEM needs a GPU of the Volta generation or a later one"
     )]
     OldGpu {
         /// The device.
         device: usize,
-        /// Its compute capability: `6` of 6.1.
+        /// Major number of its compute capability.
         major: i32,
-        /// `1` of 6.1.
+        /// Minor number of its compute capability.
         minor: i32,
     },
-    /// Too little shared memory in the filesystem, as containers have it.
+    /// Too little shared memory, which is common in containers.
     #[error(
-        "/dev/shm has {free_bytes} bytes left, NVSHMEM needs about {needed_bytes} to start; give the container more (--shm-size)"
+        "/dev/shm has {free_bytes} bytes free, expected about {needed_bytes} for NVSHMEM to start; give the container more (--shm-size)"
     )]
     SharedMemory {
-        /// What is left.
+        /// Number of free bytes.
         free_bytes: u64,
-        /// What is needed.
+        /// Number of bytes needed.
         needed_bytes: u64,
     },
     /// Too little device memory for the symmetric heap.
-    #[error("device {device} has {free_bytes} bytes left, the symmetric heap needs {needed_bytes}")]
+    #[error("device {device} has {free_bytes} bytes free, expected {needed_bytes} for the symmetric heap")]
     DeviceMemory {
         /// The device.
         device: usize,
-        /// What is left.
+        /// Number of free bytes.
         free_bytes: u64,
-        /// What is needed.
+        /// Number of bytes needed.
         needed_bytes: u64,
     },
-    /// A peer's GPU cannot be reached, and the network is switched off.
-    #[error("{pe}'s GPU cannot be reached from this one (device {device}), and the remote transport is none")]
+    /// A peer's GPU cannot be accessed directly, and the network is disabled.
+    #[error(
+        "the GPU of {pe} cannot be accessed from device {device}, expected direct access because the remote transport is none"
+    )]
     Unreachable {
         /// The other PE.
         pe: Pe,

@@ -1,148 +1,148 @@
-//! Mistakes of the caller, found before NVSHMEM is called.
+//! Invalid arguments, found before NVSHMEM is called.
 
 use peerweave_types::Pe;
 
-/// A mistake of the caller: which call, and what is wrong with it.
+/// An invalid argument of a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {kind}")]
 #[non_exhaustive]
 pub struct Misuse {
     /// The call.
     pub call: &'static str,
-    /// What is wrong with it.
+    /// What is invalid.
     pub kind: MisuseKind,
 }
 
-/// What is wrong with a call: the value that was found, and what was expected.
+/// What is invalid: the value found, and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// A number outside of what is allowed.
+    /// A number out of range.
     #[error("{what} is {found}, expected {expected}")]
     Value {
-        /// Which argument or option.
+        /// The argument or option.
         what: &'static str,
         /// Its value.
         found: i64,
-        /// What is allowed.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// Something of the wrong length.
+    /// A wrong length.
     #[error("{what} has {found} {unit}, expected {expected}")]
     Length {
-        /// What.
+        /// The argument.
         what: &'static str,
         /// Its length.
         found: usize,
-        /// The length that it should have.
+        /// The expected length.
         expected: usize,
-        /// In what both are counted: elements, bytes.
+        /// The unit of both lengths: elements or bytes.
         unit: &'static str,
     },
-    /// A range that is not inside the memory.
-    #[error("{what} is {start}..{end} of {len} elements")]
+    /// A range outside of the memory.
+    #[error("{what} is {start}..{end}, expected a range within {len} elements")]
     OutOfRange {
-        /// Which range.
+        /// The argument.
         what: &'static str,
-        /// First element.
+        /// The first element.
         start: usize,
-        /// One past the last.
+        /// One past the last element.
         end: usize,
-        /// Elements that there are.
+        /// Number of elements of the memory.
         len: usize,
     },
-    /// Text that cannot be what it should be.
+    /// An invalid text.
     #[error("{what}: {why}")]
     Text {
-        /// Which argument or option.
+        /// The argument or option.
         what: &'static str,
         /// What is wrong with it.
         why: &'static str,
     },
-    /// A PE that the job does not have.
-    #[error("{what} is {found}, the job has {n_pes} PEs")]
+    /// A PE that is not part of the job.
+    #[error("{what} is {found}, expected a PE below {n_pes}")]
     Pe {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// Its value.
         found: Pe,
-        /// How many there are.
+        /// Number of PEs of the job.
         n_pes: u32,
     },
-    /// A rank that the team does not have.
-    #[error("{what} is rank {found}, the team has {ranks}")]
+    /// A rank that is not part of the team.
+    #[error("{what} is rank {found}, expected a rank below {ranks}")]
     Rank {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// Its value.
         found: usize,
-        /// How many there are.
+        /// Number of ranks of the team.
         ranks: usize,
     },
     /// Memory or a stream of another device.
     #[error("{what} is on device {found}, expected device {expected}")]
     Device {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// Where it is.
+        /// Its device.
         found: usize,
-        /// Where it should be.
+        /// The expected device.
         expected: usize,
     },
-    /// Symmetric memory, or a team, of another context, or of one that ended.
-    #[error("{what} belongs to another NVSHMEM context")]
+    /// Symmetric memory or a team of another context, or of a finalised one.
+    #[error("{what} belongs to another NVSHMEM context, expected this one")]
     WrongContext {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
     },
-    /// Something cannot be given up, since it is still used.
-    #[error("{what} is still used by {by}")]
+    /// A resource that cannot be released because it is still in use.
+    #[error("{what} is still used by {by}, expected no other user")]
     InUse {
-        /// What.
+        /// The resource.
         what: &'static str,
-        /// By whom.
+        /// The user.
         by: &'static str,
     },
-    /// Outside memory that the other PE cannot be reached from.
-    #[error("{what} is neither symmetric nor registered, and {pe} is not reachable without the network: register it first")]
+    /// Memory that the other PE cannot access.
+    #[error("{what} is neither symmetric nor registered, and {pe} is reached only over the network: register it first")]
     Unregistered {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// The other PE.
         pe: Pe,
     },
-    /// Two buffers of a call share memory.
-    #[error("{read} and {written} share memory at {address:#x}")]
+    /// Two buffers of a call overlap.
+    #[error("{read} and {written} overlap at {address:#x}, expected separate memory")]
     Overlap {
         /// The argument that is read.
         read: &'static str,
         /// The argument that is written.
         written: &'static str,
-        /// The first address that both have.
+        /// The first shared address.
         address: u64,
     },
-    /// A reduction that is not defined for these elements, or that NVSHMEM does not have.
-    #[error("{op} of {} elements is not among NVSHMEM's reductions", dtype.rust_name())]
+    /// A reduction that is not defined for the element type, or that NVSHMEM lacks.
+    #[error("{op} of {} elements is not supported by NVSHMEM", dtype.rust_name())]
     Reduction {
         /// The reduction.
         op: peerweave_types::ReduceOp,
-        /// The elements' type.
+        /// The element type.
         dtype: peerweave_types::DType,
     },
-    /// This context is already initialised, with something else.
-    #[error("NVSHMEM is one for each process and already runs with {what} {found}, not {asked}")]
+    /// The context is already initialised with other arguments.
+    #[error("NVSHMEM already runs in this process with {what} {found}, which differs from {asked}; a process has one NVSHMEM")]
     AlreadyInitialized {
-        /// Which argument differs.
+        /// The argument that differs.
         what: &'static str,
-        /// What it runs with.
+        /// Its value in the running context.
         found: String,
-        /// What was asked for.
+        /// The requested value.
         asked: String,
     },
-    /// The call is not possible in this place.
+    /// The call is not possible here.
     #[error("{why}")]
     Context {
-        /// Why not, and what to do instead.
+        /// The reason, and what to do instead.
         why: &'static str,
     },
 }

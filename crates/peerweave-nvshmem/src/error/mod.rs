@@ -1,11 +1,9 @@
-//! What can go wrong, sorted by who is at fault: the caller, the library, the machine, a peer,
-//! time.
+//! Errors, sorted by cause: the caller, the library, the machine, a peer, a deadline.
 //!
-//! The caller's mistakes are `misuse.rs`, what the machine lacks `machine.rs`. No call fails here.
-//! A message is a bug report: it names the call, the value, what was expected, and the library's
-//! code where it gave one.
+//! `misuse.rs` has invalid arguments, `machine.rs` problems of the machine. A message names the
+//! call, the value, what was expected, and the library's code if there is one.
 //!
-//! Invariant: the variants that carry much are boxed, so that a result stays small.
+//! Invariant: large variants are boxed, so that results stay small.
 
 mod machine;
 mod misuse;
@@ -25,45 +23,43 @@ use peerweave_types::Pe;
 
 use crate::{Version, sys};
 
-/// Any failure of this crate.
+/// Any error of this crate.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
-/// show to people.
+/// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvshmemError {
-    /// A bug in the caller. NVSHMEM was not called.
+    /// An invalid argument: a bug in the caller. NVSHMEM was not called.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The library that was found does not do this. NVSHMEM was not called.
+    /// The library that was found does not support this. NVSHMEM was not called.
     #[error(transparent)]
     Unsupported(Box<Unsupported>),
-    /// NVSHMEM said no.
+    /// NVSHMEM returned an error.
     #[error(transparent)]
     Nvshmem(Box<Failure>),
-    /// There is no NVSHMEM, or it cannot be used.
+    /// No usable NVSHMEM was found.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The library was found, and not the plug-ins that it needs beside it.
+    /// The library was found, but a plug-in that it needs is missing.
     #[error(transparent)]
     Plugin(Box<PluginError>),
-    /// This machine, or how the job was started, cannot serve NVSHMEM. It was not called: it would
-    /// have ended the process, or hung.
+    /// This machine, or the way in which the job was started, does not support NVSHMEM. NVSHMEM was
+    /// not called: it would have ended the process, or hung.
     #[error(transparent)]
     Preflight(Box<PreflightError>),
-    /// CUDA's driver is missing, or said no.
+    /// CUDA's driver is missing, or returned an error.
     #[error(transparent)]
     Cuda(#[from] DriverError),
     /// A deadline expired.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// The PEs did not make the same collective call, or one of them could not make it. Nobody
+    /// The PEs made different collective calls, or one of them could not make the call. No PE
     /// called NVSHMEM.
     #[error(transparent)]
     Disagree(Box<Disagree>),
-    /// The process is a fork of the one that loaded NVSHMEM, whose threads did not follow it. Only
-    /// the parent can use NVSHMEM.
-    #[error("{call}: NVSHMEM was loaded by process {loaded_by}, and this is its fork {process}; start a new program instead")]
+    /// The process was forked from the one that loaded NVSHMEM. Only the parent can use NVSHMEM.
+    #[error("{call}: process {process} was forked from process {loaded_by}, which loaded NVSHMEM; start a new program instead")]
     Forked {
         /// The call.
         call: &'static str,
@@ -72,23 +68,23 @@ pub enum NvshmemError {
         /// This process.
         process: u32,
     },
-    /// NVSHMEM can no longer be used in this process, or not any more through this handle.
+    /// NVSHMEM can no longer be used in this process, or through this handle.
     #[error("{call}: {state}")]
     Dead {
         /// The call.
         call: &'static str,
-        /// What became of it.
+        /// The reason.
         state: DeadState,
     },
-    /// Multicast objects are forbidden in this process. Neither NVSHMEM nor the driver was called.
+    /// Multicast objects are disabled in this process. Neither NVSHMEM nor the driver was called.
     #[error(transparent)]
     MulticastDisabled(#[from] MulticastDisabled),
-    /// The PEs did not find each other.
+    /// The rendezvous failed.
     #[error("{call}: {source}")]
     Bootstrap {
         /// The call.
         call: &'static str,
-        /// What the rendezvous said.
+        /// The error of the rendezvous.
         source: Arc<BootstrapError>,
     },
 }
@@ -100,18 +96,18 @@ impl fmt::Debug for NvshmemError {
 }
 
 impl NvshmemError {
-    /// A mistake of the caller in `call`.
+    /// Returns the error for an invalid argument of `call`.
     #[cold]
     pub(crate) fn misuse(call: &'static str, kind: MisuseKind) -> Self {
         Misuse { call, kind }.into()
     }
 
-    /// A failure of the rendezvous in `call`.
+    /// Returns the error for a failure of the rendezvous in `call`.
     pub(crate) fn bootstrap(call: &'static str) -> impl FnOnce(BootstrapError) -> Self {
         move |source| Self::Bootstrap { call, source: Arc::new(source) }
     }
 
-    /// The kind of misuse, where it is one.
+    /// Returns the kind of misuse, if it is one.
     pub fn misuse_kind(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -119,7 +115,7 @@ impl NvshmemError {
         }
     }
 
-    /// NVSHMEM's code, where NVSHMEM spoke.
+    /// Returns NVSHMEM's code, if NVSHMEM returned one.
     pub fn code(&self) -> Option<StatusCode> {
         match self {
             Self::Nvshmem(failure) => failure.code,
@@ -152,16 +148,16 @@ impl From<CudaError> for NvshmemError {
     }
 }
 
-/// NVSHMEM's answer to a call that failed. What it knows about the cause it prints to the standard
-/// error stream; see [`Settings::debug`](crate::Settings::debug).
+/// An error that NVSHMEM returned. It prints details to standard error; see
+/// [`Settings::debug`](crate::Settings::debug).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Failure {
     /// NVSHMEM's function.
     pub call: &'static str,
-    /// Its code; `None` for a function that gives a null pointer.
+    /// Its code; `None` for a function that returned a null pointer.
     pub code: Option<StatusCode>,
-    /// What was asked for, where that helps.
+    /// The arguments, where they help.
     pub detail: String,
     /// The version of the library.
     pub version: Version,
@@ -178,30 +174,30 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A code that NVSHMEM's functions return.
+/// A status code of NVSHMEM.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StatusCode(c_int);
 
 impl StatusCode {
     /// An argument is invalid.
     pub const INVALID_VALUE: Self = Self(sys::NVSHMEMX_ERROR_INVALID_VALUE);
-    /// Too little memory, of the device or of the symmetric heap.
+    /// Not enough memory of the device or of the symmetric heap.
     pub const OUT_OF_MEMORY: Self = Self(sys::NVSHMEMX_ERROR_OUT_OF_MEMORY);
-    /// Not possible here.
+    /// Not supported here.
     pub const NOT_SUPPORTED: Self = Self(sys::NVSHMEMX_ERROR_NOT_SUPPORTED);
-    /// Something inside.
+    /// An internal error of NVSHMEM.
     pub const INTERNAL: Self = Self(sys::NVSHMEMX_ERROR_INTERNAL);
 
     pub(crate) const fn new(code: c_int) -> Self {
         Self(code)
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> i32 {
         self.0
     }
 
-    /// NVSHMEM's name of it, if it has one.
+    /// Returns NVSHMEM's name of the code, if it has one.
     pub fn name(self) -> Option<&'static str> {
         const NAMES: [&str; 8] = [
             "NVSHMEMX_SUCCESS",
@@ -229,18 +225,17 @@ impl fmt::Debug for StatusCode {
     }
 }
 
-/// What became of NVSHMEM in this process.
+/// Why NVSHMEM can no longer be used in this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeadState {
     /// It was finalised.
     Finalized,
-    /// Initialisation failed, and NVSHMEM cannot try it twice in a process.
+    /// Initialisation failed. NVSHMEM cannot be initialised twice in a process.
     InitFailed,
-    /// A call did not come back by its deadline. Its thread is still inside NVSHMEM, which lets no
-    /// other in.
+    /// A call timed out. Its thread is still inside NVSHMEM, so no other thread may call it.
     Stuck {
-        /// The call that did not come back.
+        /// The call that has not returned.
         inside: &'static str,
     },
     /// NVSHMEM reported an error that leaves it unusable.
@@ -254,38 +249,40 @@ impl fmt::Display for DeadState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Finalized => f.write_str("the context was finalised"),
-            Self::InitFailed => f.write_str("initialisation failed before in this process, and NVSHMEM cannot try it twice"),
-            Self::Stuck { inside } => write!(f, "{inside} has not come back from NVSHMEM; end the process"),
-            Self::Broken { by } => write!(f, "NVSHMEM is unusable since {by} failed; end the process"),
+            Self::InitFailed => {
+                f.write_str("initialisation failed before in this process, and NVSHMEM cannot be initialised twice")
+            }
+            Self::Stuck { inside } => write!(f, "{inside} has not returned from NVSHMEM; end the process"),
+            Self::Broken { by } => write!(f, "NVSHMEM is unusable because {by} failed; end the process"),
         }
     }
 }
 
-/// A wait that ended by its deadline.
+/// A wait that timed out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Timeout {
     /// The call.
     pub call: &'static str,
-    /// How long it was waited for.
+    /// The time waited.
     pub waited: Duration,
-    /// This PE, where it is known.
+    /// This PE, if known.
     pub pe: Option<Pe>,
-    /// Who had not arrived, where it is known.
+    /// The PEs that did not arrive, if known.
     pub missing: Vec<Pe>,
-    /// Who was lost meanwhile, in the rendezvous' words.
+    /// The PE that was lost meanwhile, as reported by the rendezvous.
     pub lost: Option<String>,
 }
 
 impl fmt::Display for Timeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { call, waited, .. } = self;
-        write!(f, "{call}: not done after {waited:.1?}")?;
+        write!(f, "{call}: timed out after {waited:.1?}")?;
         if let Some(pe) = self.pe {
             write!(f, " on {pe}")?;
         }
         if !self.missing.is_empty() {
-            write!(f, "; not there: {}", list(&self.missing))?;
+            write!(f, "; missing: {}", list(&self.missing))?;
         }
         self.lost.as_ref().map_or(Ok(()), |lost| write!(f, "; {lost}"))
     }
@@ -297,16 +294,16 @@ fn list(pes: &[Pe]) -> String {
 
 /// PEs that made different collective calls.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call}: {pe} came with `{theirs}`, this PE with `{ours}`")]
+#[error("{call}: {pe} called with `{theirs}`, this PE with `{ours}`, expected the same call on all PEs")]
 #[non_exhaustive]
 pub struct Disagree {
     /// The call.
     pub call: &'static str,
     /// Another PE.
     pub pe: Pe,
-    /// Its arguments, or why it could not call.
+    /// Its arguments, or why it could not make the call.
     pub theirs: String,
-    /// This PE's.
+    /// The arguments of this PE.
     pub ours: String,
 }
 
@@ -318,7 +315,7 @@ mod tests {
     fn types_in_errors_are_those_of_rust() {
         use peerweave_types::{DType, ReduceOp};
         let kind = MisuseKind::Reduction { op: ReduceOp::And, dtype: DType::F32 };
-        assert_eq!(kind.to_string(), "and of f32 elements is not among NVSHMEM's reductions");
+        assert_eq!(kind.to_string(), "and of f32 elements is not supported by NVSHMEM");
     }
 
     #[test]
@@ -335,7 +332,7 @@ mod tests {
             missing: vec![Pe::new(0), Pe::new(3)],
             lost: None,
         };
-        assert_eq!(timeout.to_string(), "nvshmem_malloc: not done after 20.0s on PE 1; not there: PE 0, PE 3");
+        assert_eq!(timeout.to_string(), "nvshmem_malloc: timed out after 20.0s on PE 1; missing: PE 0, PE 3");
         assert_eq!(StatusCode::new(7).to_string(), "NVSHMEMX_ERROR_INTERNAL (7)");
         assert_eq!(StatusCode::new(42).to_string(), "unknown code (42)");
     }

@@ -1,4 +1,4 @@
-//! One piece of symmetric memory.
+//! One allocation of symmetric memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use crate::comm::entry::Entered;
 use crate::comm::streams::Streams;
 use crate::error::NvshmemError;
 
-/// One piece of symmetric memory.
+/// One allocation of symmetric memory.
 pub(crate) struct Allocation {
     pub(crate) comm: Arc<Comm>,
     pub(crate) address: u64,
     bytes: usize,
-    /// Counts allocations, the same on every PE.
+    /// Number of the allocation, the same on every PE.
     id: u64,
-    /// What keeps outside memory; `None` for the heap's own.
+    /// Owner of registered memory; `None` for memory of the heap.
     outside: Option<Held>,
-    /// Streams that work on this memory was enqueued on.
+    /// Streams with work that uses the memory.
     pub(crate) streams: Arc<Streams>,
     pub(crate) handles: Count,
 }
@@ -40,20 +40,20 @@ impl Allocation {
         self.id
     }
 
-    /// Notes that work on this memory is enqueued on a stream.
+    /// Records that work which uses this memory was enqueued on a stream.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
     }
 
-    /// Waits until every stream that used the memory has passed its work.
+    /// Waits until every stream that used the memory has completed its work.
     pub(crate) fn drain(&self, call: &'static str) -> Result<(), NvshmemError> {
         self.streams.drain(call, &self.comm)
     }
 
-    /// Has NVSHMEM take it back; see [`Heap::release`](super::Heap::release).
+    /// Returns the memory to NVSHMEM; see [`Heap::release`](super::Heap::release).
     pub(super) fn release(self: &Arc<Self>, entered: &mut Entered<'_>) -> Result<(), NvshmemError> {
         self.call_release(entered).inspect_err(|_| {
-            // NVSHMEM and the other PEs may still have it: outside memory is not given back, ever.
+            // NVSHMEM and the other PEs may still use it, so registered memory is leaked.
             std::mem::forget(Arc::clone(self));
         })
     }
@@ -62,8 +62,8 @@ impl Allocation {
         let (address, bytes) = (self.address as usize, self.bytes);
         match &self.outside {
             None => entered.block("nvshmem_free", move |api, _| {
-                // SAFETY: the address came from the heap and is freed once: the allocation leaves
-                // the list with it.
+                // SAFETY: the address came from the heap and is freed once, because the allocation
+                // is no longer listed.
                 unsafe { api.nvshmem_free(std::ptr::without_provenance_mut(address)) }
             }),
             Some(_) => {

@@ -1,7 +1,7 @@
-//! Symmetric memory in the caller's hand: a handle, its parts, copies from and to the host, its
-//! counterparts' addresses.
+//! The caller's handles of symmetric memory: slices, copies from and to the host, addresses at
+//! peers.
 //!
-//! Invariant: a handle keeps its memory: freeing is refused while there is one.
+//! Invariant: freeing memory is refused while it has a handle.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,14 +17,14 @@ use peerweave_types::{Element, Pe};
 
 use super::handle::Handle;
 use crate::comm::Comm;
-use crate::comm::streams::pass;
+use crate::comm::streams::wait_stream;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// `len` elements of symmetric memory: this PE's part of what every PE has. Clones and slices are
-/// handles of the same memory.
+/// `len` elements of symmetric memory: the part of this PE. Clones and slices are handles of the
+/// same memory.
 ///
-/// As the target of a put it names the other PE's memory at the same place. Peers may write it at
-/// any time, so it gives no references; it can be read and written by work on streams, and copied
+/// As the target of a put it names the memory of the other PE at the same offset. Peers may write
+/// it at any time, so it returns no references; work on streams can access it, and it can be copied
 /// from and to the host.
 ///
 /// Dropping a handle frees nothing, since freeing is collective: see
@@ -45,23 +45,23 @@ impl<T> SymmetricBuffer<T> {
         self.allocation
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The device address of this PE's first element. Using it is `unsafe` elsewhere; it is valid
-    /// while a handle lives.
+    /// Returns the device address of this PE's first element. It is valid while a handle lives;
+    /// using it is `unsafe` elsewhere.
     pub fn address(&self) -> u64 {
         self.allocation.address + self.start_bytes as u64
     }
 
-    /// A handle of a part of the memory. `range` counts elements.
+    /// Returns a handle of a part of the memory. `range` counts elements.
     ///
     /// # Errors
     /// [`MisuseKind::OutOfRange`].
@@ -82,13 +82,12 @@ impl<T> SymmetricBuffer<T> {
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Copies `values` to this PE's part after what `stream` has before, and waits until that is
-    /// done, at most for the context's deadline.
+    /// Copies `values` to this PE's part after the earlier work of `stream`, and waits for the copy
+    /// within the context's deadline.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless both have the same number of elements;
-    /// [`NvshmemError::Timeout`] where the stream does not come to the copy; what the driver says,
-    /// also of earlier work on the stream.
+    /// [`NvshmemError::Timeout`]; errors of the driver, also from earlier work of the stream.
     pub fn copy_from(&self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NvshmemError> {
         const CALL: &str = "SymmetricBuffer::copy_from";
         let comm = self.arrive(CALL, stream, values.len())?;
@@ -96,11 +95,11 @@ impl<T: Element> SymmetricBuffer<T> {
         copy_from_host(CALL, &comm.side, &mut self.clone(), values, deadline).map_err(|error| late(error, comm, CALL, start))
     }
 
-    /// Copies this PE's part to the host after what `stream` has before, and waits for it, at most
-    /// for the context's deadline.
+    /// Copies this PE's part to the host after the earlier work of `stream`, and waits for the copy
+    /// within the context's deadline.
     ///
     /// # Errors
-    /// As [`copy_from`](Self::copy_from).
+    /// As for [`copy_from`](Self::copy_from).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NvshmemError> {
         self.read_by("SymmetricBuffer::to_vec", stream)
     }
@@ -111,12 +110,11 @@ impl<T: Element> SymmetricBuffer<T> {
         copy_to_host(call, &comm.side, self, deadline).map_err(|error| late(error, comm, call, start))
     }
 
-    /// Waits until the stream has done what it has, at most for the deadline. The copy itself,
-    /// which no deadline can end, is for the context's `side` stream: nobody else has that, so that
-    /// nothing but other copies is before it.
+    /// Waits within the deadline until the stream has completed its work. The copy itself has no
+    /// deadline; it uses the context's `side` stream, which has no other work.
     fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<&Comm, NvshmemError> {
         let comm = &self.allocation.comm;
-        comm.alive(call)?;
+        comm.check_usable(call)?;
         comm.check_stream(call, stream)?;
         if count != self.len {
             let kind = MisuseKind::Length { what: "the slice", found: count, expected: self.len, unit: "elements" };
@@ -125,15 +123,15 @@ impl<T: Element> SymmetricBuffer<T> {
         if is_capturing(stream)? {
             return Err(DriverError::Capturing { call }.into());
         }
-        pass(call, comm, stream)?;
+        wait_stream(call, comm, stream)?;
         Ok(comm)
     }
 
-    /// Where another PE's part is mapped in this process, for kernels that load and store there;
-    /// `None` where it is reached by the network alone.
+    /// Returns the address at which another PE's part is mapped in this process, for kernels that
+    /// access it; `None` if that PE is reached only over the network.
     ///
-    /// Using it is `unsafe` elsewhere; it is valid while this PE has a handle. It cannot be given
-    /// back to puts and gets, which take buffers.
+    /// The address is valid while this PE has a handle; using it is `unsafe` elsewhere. Puts and
+    /// gets do not accept it; they take buffers.
     ///
     /// # Errors
     /// [`MisuseKind::Pe`], [`NvshmemError::Dead`].
@@ -142,17 +140,17 @@ impl<T: Element> SymmetricBuffer<T> {
         let comm = &self.allocation.comm;
         let pe = comm.check_pe(CALL, "the PE", pe)?;
         let address = std::ptr::without_provenance(self.address() as usize);
-        // SAFETY: it only looks the address up.
+        // SAFETY: it only looks up the address.
         let mapped = comm.issue(CALL, |api, _| unsafe { api.nvshmem_ptr(address, pe) })?;
         Ok(Some(mapped.addr() as u64).filter(|mapped| *mapped != 0))
     }
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// The same memory as elements of another type: as many as fit.
+    /// Returns the same memory as elements of another type: as many as fit.
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] where the first element is not aligned for that type.
+    /// [`MisuseKind::Value`] if the first element is not aligned for that type.
     pub fn cast<U: Element>(&self) -> Result<SymmetricBuffer<U>, NvshmemError> {
         const CALL: &str = "SymmetricBuffer::cast";
         if !self.address().is_multiple_of(align_of::<U>() as u64) {
@@ -166,7 +164,7 @@ impl<T: Element> SymmetricBuffer<T> {
     }
 }
 
-/// The error of a copy, with what the rendezvous knows where it came too late.
+/// Returns the error of a copy; after a timeout with the losses that the rendezvous knows.
 fn late(error: DriverError, comm: &Comm, call: &'static str, start: Instant) -> NvshmemError {
     match error {
         DriverError::Timeout { .. } => comm.late(call, start.elapsed(), Vec::new()),
@@ -189,8 +187,8 @@ impl<T> fmt::Debug for SymmetricBuffer<T> {
 }
 
 // SAFETY: [D1] `slice` keeps ranges inside the allocation, which lives while a handle does; [D2]
-// the stream is noted before work is enqueued, and freeing waits for it; [D3] the allocation itself
-// is what keeps it.
+// the stream is recorded before work is enqueued, and freeing waits for it; [D3] the allocation
+// itself keeps the memory alive.
 unsafe impl<T> DeviceBuffer<T> for SymmetricBuffer<T> {
     fn len(&self) -> usize {
         self.len
@@ -210,7 +208,7 @@ unsafe impl<T> DeviceBuffer<T> for SymmetricBuffer<T> {
     }
 }
 
-// SAFETY: as above; the memory is written by devices alone, never through a reference.
+// SAFETY: as above; only devices write the memory, never through a reference.
 unsafe impl<T> DeviceBufferMut<T> for SymmetricBuffer<T> {
     fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.read(stream)

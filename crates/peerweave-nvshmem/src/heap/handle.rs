@@ -1,8 +1,8 @@
-//! Handles of symmetric memory, counted, so that freeing knows whether somebody has one.
+//! Counter handles of symmetric memory, so that freeing knows whether there are others.
 //!
-//! Invariant: a handle is made of a handle, or by the call that allocates. So once the count has
-//! come to one, or none, only the owner of that one can make another. `Arc`'s own count says less:
-//! of a `Weak` somebody makes a handle at any time.
+//! Invariant: a handle is cloned from a handle, or created by the call that allocates. So when the
+//! count is one, only the owner of that handle can create another. The count of `Arc` does not
+//! suffice: a `Weak` can be upgraded at any time.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,32 +12,31 @@ use peerweave_driver::Keep;
 
 use super::allocation::Allocation;
 
-/// How many handles there are.
+/// Number of handles.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicUsize);
 
 impl Count {
-    /// Whether there are no more than so many. What was done with the others, such as noting a
-    /// stream, is seen by the caller.
+    /// Returns whether there are at most `handles`. Effects of dropped handles, such as a recorded
+    /// stream, are visible to the caller.
     pub(crate) fn is_at_most(&self, handles: usize) -> bool {
         self.0.load(Ordering::Acquire) <= handles
     }
 }
 
-/// Symmetric memory in somebody's hand: it is not freed meanwhile.
+/// A handle of symmetric memory, which is not freed while it lives.
 pub(crate) struct Handle(Arc<Allocation>);
 
 impl Handle {
-    /// To be called where a handle is borrowed, or where the memory has just been made.
+    /// Call it only with a borrowed handle, or for new memory.
     pub(crate) fn new(allocation: &Arc<Allocation>) -> Self {
-        // Whoever makes a handle has one, or nobody knows of the memory yet: there is nothing to be
-        // ordered.
+        // The caller has a handle, or the memory is new: no ordering is needed.
         allocation.handles.0.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(allocation))
     }
 
-    /// A handle of its own for whatever keeps the memory. A `Weak` of it is worth as much as it:
-    /// nothing, once that one is dropped.
+    /// Returns a separate handle for an owner that keeps the memory. A `Weak` of it cannot be
+    /// upgraded after it is dropped.
     pub(crate) fn keep(&self) -> Keep {
         Arc::new(self.clone())
     }

@@ -1,28 +1,28 @@
-//! How much the heap can have: what NVSHMEM cannot serve is refused before it is asked, since it
-//! would end the process.
+//! Limits of the heap. A request that NVSHMEM cannot serve is refused before, because NVSHMEM would
+//! end the process.
 
 use std::sync::PoisonError;
 
 use peerweave_driver::CudaError;
 
 use super::Heap;
-use crate::comm::enqueued::undisturbed;
+use crate::comm::enqueued::with_error_preserved;
 use crate::error::NvshmemError;
 use crate::library::Settings;
 
-/// What the heap can have, by the settings that NVSHMEM was started with.
+/// Limits of the heap, from the settings of the initialisation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// It does not grow, and refuses without harm.
+    /// The heap does not grow, and NVSHMEM refuses without harm.
     pub(crate) fixed: bool,
-    /// It grows by so many bytes, or a multiple.
+    /// The heap grows by multiples of this number of bytes.
     pub(crate) step: u64,
     most_bytes: u64,
 }
 
 impl Limits {
     pub(crate) fn of(settings: &Settings) -> Self {
-        /// What the device's memory is mapped in.
+        /// Mapping granularity of device memory.
         const LEAST_STEP: u64 = 2 << 20;
         /// `NVSHMEMI_MAX_HANDLE_LENGTH`.
         const MOST_STEP: u64 = 1 << 31;
@@ -35,10 +35,10 @@ impl Limits {
 }
 
 impl Heap {
-    /// An error where the heap cannot have so much more. NVSHMEM would find that out by itself, and
-    /// then unmap all of its heap, and end the process.
+    /// Returns an error if the heap cannot grow by so much. NVSHMEM would fail itself, and then
+    /// unmap its whole heap and end the process.
     ///
-    /// It is not known which holes there are: where one may be large enough, NVSHMEM is asked.
+    /// The free blocks are not known. If one may be large enough, NVSHMEM decides.
     pub(crate) fn check_room(&self, call: &'static str, bytes: usize, alignment: usize) -> Result<(), NvshmemError> {
         let comm = &self.comm;
         let Limits { fixed: false, step, .. } = self.limits else { return Ok(()) };
@@ -46,25 +46,27 @@ impl Heap {
         let pieces = self.allocations().len() as u64;
         let (freed_pieces, freed) = *self.freed.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = bytes as u64 + alignment as u64;
-        // What was freed, and what each growth may have left over.
+        // Freed bytes, and the remainder of each growth.
         let holes = freed + (pieces + freed_pieces + 1) * step;
-        let (free, _) = undisturbed(&comm.context, || comm.context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
+        let (free, _) =
+            with_error_preserved(&comm.context, || comm.context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
         let grown = wanted.next_multiple_of(step);
         if grown > free as u64 && wanted > holes {
-            let why = format!("the heap would have to grow by {grown}, and the device has {free} left");
+            let why = format!("the heap would have to grow by {grown} bytes, and the device has {free} bytes free");
             return Err(comm.nvshmem.failure(call, None, format!("{bytes} bytes of symmetric memory: {why}")));
         }
         Ok(())
     }
 
-    /// The same of the addresses that the heap has for its own and for outside memory.
+    /// Does the same for the addresses that the heap reserves for its own memory and for registered
+    /// memory.
     pub(crate) fn check_addresses(&self, call: &'static str, bytes: usize) -> Result<(), NvshmemError> {
         let Limits { fixed, most_bytes, .. } = self.limits;
         let held: u64 = self.allocations().iter().map(|allocation| allocation.bytes() as u64).sum();
         if fixed || held + (bytes as u64) < most_bytes {
             return Ok(());
         }
-        let why = format!("{held} of at most {most_bytes} are allocated (NVSHMEM_MAX_MEMORY_PER_GPU)");
+        let why = format!("{held} of at most {most_bytes} bytes are allocated (NVSHMEM_MAX_MEMORY_PER_GPU)");
         Err(self.comm.nvshmem.failure(call, None, format!("{bytes} bytes of symmetric memory: {why}")))
     }
 }

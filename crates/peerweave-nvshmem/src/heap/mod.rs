@@ -1,11 +1,10 @@
-//! The symmetric heap: what is allocated and registered, the handles of it, and what it can have.
+//! The symmetric heap: allocations, registrations, their handles, limits.
 //!
-//! Allocating, freeing and registering, all of it collective, is `ops`.
+//! `ops` has the collective calls that allocate, free and register.
 //!
 //! # Invariants
-//! - **\[H1\]** Memory is freed only where no handle, no captured graph and no stream uses it any
-//!   more.
-//! - **\[H2\]** The list of what is allocated is the same on every PE, in the same order.
+//! - **\[H1\]** Memory is freed only when no handle, no captured graph and no stream uses it.
+//! - **\[H2\]** The list of allocations is the same on every PE, in the same order.
 
 pub(crate) mod allocation;
 pub(crate) mod buffer;
@@ -18,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use peerweave_types::Pe;
 
 use crate::comm::Comm;
-use crate::comm::agree::Counted;
+use crate::comm::agree::Counter;
 use crate::comm::deferred::Held;
 use crate::comm::entry::Entered;
 use crate::error::{MisuseKind, NvshmemError};
@@ -27,17 +26,17 @@ use handle::Handle;
 use limits::Limits;
 use registration::{Record, Registered, Registration};
 
-/// What this process has of the symmetric heap.
+/// The symmetric heap in this process.
 pub(crate) struct Heap {
     pub(crate) comm: Arc<Comm>,
     pub(crate) limits: Limits,
-    /// Symmetric memory that was not freed, in the order of allocation: the same on every PE.
+    /// Allocations that were not freed, in order of allocation: the same on every PE.
     allocations: Mutex<Vec<Arc<Allocation>>>,
-    /// Symmetric memory that was freed: how many pieces, and their bytes.
+    /// Number and bytes of freed allocations.
     freed: Mutex<(u64, u64)>,
-    /// Outside memory that was registered as a source.
+    /// Memory that was registered for transfers of this PE.
     registered: Mutex<Vec<Record>>,
-    /// Which PEs' memory is mapped here.
+    /// The PEs whose memory is mapped here.
     mapped: OnceLock<Vec<bool>>,
 }
 
@@ -47,7 +46,7 @@ impl Heap {
         Self { comm, limits, allocations, freed, registered, mapped: OnceLock::new() }
     }
 
-    /// What is allocated.
+    /// Returns the allocations.
     pub(crate) fn allocations(&self) -> MutexGuard<'_, Vec<Arc<Allocation>>> {
         self.allocations.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -57,21 +56,21 @@ impl Heap {
     }
 
     /// Adds new memory to the list [H2].
-    pub(crate) fn enlist(&self, address: u64, bytes: usize, outside: Option<Held>) -> Handle {
+    pub(crate) fn add_allocation(&self, address: u64, bytes: usize, outside: Option<Held>) -> Handle {
         let mut allocations = self.allocations();
-        let id = self.comm.count(Counted::Allocations);
+        let id = self.comm.count(Counter::Allocations);
         let allocation = Arc::new(Allocation::new(&self.comm, address, bytes, id, outside));
         let handle = Handle::new(&allocation);
         allocations.push(allocation);
         handle
     }
 
-    /// Takes memory off the list [H2].
-    pub(crate) fn delist(&self, allocation: &Arc<Allocation>) {
+    /// Removes memory from the list [H2].
+    pub(crate) fn remove_allocation(&self, allocation: &Arc<Allocation>) {
         self.allocations().retain(|known| !Arc::ptr_eq(known, allocation));
     }
 
-    /// Has NVSHMEM take memory back that is off the list. Collective; the caller has upheld [H1].
+    /// Returns unlisted memory to NVSHMEM. Collective; the caller has ensured [H1].
     pub(crate) fn release(&self, allocation: &Arc<Allocation>, entered: &mut Entered<'_>) -> Result<(), NvshmemError> {
         allocation.release(entered)?;
         let mut freed = self.freed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,16 +78,16 @@ impl Heap {
         Ok(())
     }
 
-    /// Notes outside memory that NVSHMEM has registered.
+    /// Records memory that NVSHMEM has registered.
     pub(crate) fn register(self: &Arc<Self>, address: u64, bytes: usize, held: Held) -> Registration {
         let registered = Arc::new(Registered::new(self, address, bytes, held));
         self.registered().push(Record { address, bytes, registered: Arc::downgrade(&registered) });
         Registration(registered)
     }
 
-    /// This PE's own side of a transfer must be reachable by whatever moves it: the GPU's copy
-    /// engines reach all of the machine, the network what is symmetric or registered. Gives the
-    /// registration where it is one that the transfer needs.
+    /// Checks that this PE's side of a transfer can be accessed by the hardware that moves it: copy
+    /// engines access all memory of the machine, the network only symmetric or registered memory.
+    /// Returns the registration that the transfer needs, if any.
     pub(crate) fn check_reach(
         &self,
         call: &'static str,
@@ -112,14 +111,14 @@ impl Heap {
         }
     }
 
-    /// Which PEs' heaps are mapped here: asked once, by any address of the heap.
+    /// Returns the PEs whose heaps are mapped here: looked up once, by any address of the heap.
     pub(crate) fn mapped(&self, symmetric: u64) -> Result<&Vec<bool>, NvshmemError> {
         if let Some(known) = self.mapped.get() {
             return Ok(known);
         }
         let address = std::ptr::without_provenance(symmetric as usize);
         let found = self.comm.issue("nvshmem_ptr", |api, _| {
-            // SAFETY: it only looks the address up.
+            // SAFETY: it only looks up the address.
             (0..self.comm.n_pes)
                 .map(|pe| unsafe { api.nvshmem_ptr(address, pe as i32) }.map(|mapped| !mapped.is_null()))
                 .collect()

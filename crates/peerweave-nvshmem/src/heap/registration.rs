@@ -1,4 +1,4 @@
-//! Outside memory that is registered as this PE's own side of transfers over a network.
+//! Memory registered as this PE's side of transfers over a network.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -11,11 +11,11 @@ use crate::comm::deferred::{DeferredCall, Held};
 use crate::comm::streams::Streams;
 use crate::error::NvshmemError;
 
-/// Outside memory that is registered as this PE's own side of puts and gets.
+/// Memory registered as this PE's side of puts and gets.
 pub struct Registration(pub(super) Arc<Registered>);
 
 impl Registration {
-    /// Its bytes.
+    /// Returns its length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.0.bytes
     }
@@ -27,18 +27,18 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// The same, for all that need it: the caller's handle, calls that are being made, graphs. The last
-/// of them ends it.
+/// A registration, shared by the caller's handle, calls in progress and graphs. Dropping the last
+/// one unregisters the memory.
 pub(crate) struct Registered {
     heap: Arc<Heap>,
     address: u64,
     bytes: usize,
-    /// Streams that transfer from or to it by the network.
+    /// Streams that use it in network transfers.
     streams: Arc<Streams>,
     held: Held,
 }
 
-/// What the heap knows of one.
+/// The heap's record of a registration.
 pub(super) struct Record {
     pub(super) address: u64,
     pub(super) bytes: usize,
@@ -51,7 +51,7 @@ impl Registered {
         Self { heap: Arc::clone(heap), address, bytes, streams, held }
     }
 
-    /// Notes that work which needs it is enqueued on a stream.
+    /// Records that work which needs it was enqueued on a stream.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
     }
@@ -60,7 +60,8 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         let comm = &self.heap.comm;
-        // In a fork, a thread that is not there may hold the lock; the list is of no use there.
+        // In a forked child, a thread that does not exist may hold the lock, and the list is not
+        // used.
         if comm.nvshmem.not_forked(UNREGISTER).is_ok() {
             self.heap.registered().retain(|record| record.address != self.address);
         }
@@ -73,8 +74,8 @@ const UNREGISTER: &str = "nvshmemx_buffer_unregister";
 
 fn unregister(comm: &Comm, address: usize) -> Result<(), NvshmemError> {
     let address = std::ptr::without_provenance_mut(address);
-    // SAFETY: the address was registered once, and is unregistered once, by the thread that is
-    // inside.
+    // SAFETY: the address was registered once, and is unregistered once, by the thread that holds
+    // the gate.
     let code = comm.nvshmem.code(UNREGISTER, |api| unsafe { api.nvshmemx_buffer_unregister(address) })?;
     comm.nvshmem.check(UNREGISTER, code)
 }

@@ -1,11 +1,11 @@
-//! The environment of the process, changed without disturbing those who read it.
+//! Changes the environment of the process safely while other threads read it.
 //!
-//! `setenv` and `unsetenv` move and free the list that a `getenv` on another thread walks through,
-//! and C has no lock for that. So a whole new list is made and put in place by one store.
+//! `setenv` and `unsetenv` move and free the list that a `getenv` on another thread reads, and C
+//! has no lock for that. So this module builds a new list and installs it by one atomic store.
 //!
-//! Invariant: a list that was put in place, and the texts in it, are neither changed nor freed by
-//! this module: a reader goes on in the list that it found. Those that are needed again are used
-//! again, so that changing back and forth takes no more memory each time.
+//! Invariant: an installed list and its texts are neither changed nor freed by this module, so a
+//! reader can finish with the list that it found. Texts are reused, so that repeated changes need
+//! no more memory.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsString, c_char};
@@ -14,19 +14,20 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 unsafe extern "C" {
-    /// The list of the process's variables, each as `NAME=value`, with null at the end. An
+    /// The list of the process's variables, each as `NAME=value`, terminated by null. An
     /// `AtomicPtr` has the layout of C's `char **`.
     safe static environ: AtomicPtr<*const c_char>;
 }
 
-/// A list that was in place, or is, with the null at its end.
+/// A list that is or was installed, with the terminating null.
 struct List(&'static [*const c_char]);
 
-// SAFETY: shared are addresses of texts that are never changed nor freed; there is nothing to
-// synchronise. Would be caught by the test `environment_is_readable_through_c_while_it_changes`.
+// SAFETY: the shared addresses are those of texts that are never changed nor freed, so nothing
+// needs synchronisation. The test `environment_is_readable_through_c_while_it_changes` would catch
+// a violation.
 unsafe impl Send for List {}
 
-/// What was put in place so far. Locked by whoever changes the environment.
+/// The lists and texts installed so far. Locked while the environment is changed.
 struct Made {
     texts: BTreeSet<&'static CStr>,
     lists: Vec<List>,
@@ -34,11 +35,10 @@ struct Made {
 
 static MADE: Mutex<Made> = Mutex::new(Made { texts: BTreeSet::new(), lists: Vec::new() });
 
-/// Gives variables other values; `None` is for no such variable. A name or value with a zero byte
-/// in it is left out.
+/// Sets variables; `None` removes one. A name or value with a zero byte is ignored.
 ///
-/// Threads that read the environment meanwhile, by Rust's standard library or by C's, find all of
-/// the changes or none. A change that another thread makes at the same moment may be lost.
+/// Threads that read the environment meanwhile, through Rust's standard library or C's, see all of
+/// the changes or none. A change that another thread makes at the same time may be lost.
 pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
     if changes.is_empty() {
         return;
@@ -46,19 +46,19 @@ pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         let before = environ.load(Ordering::Acquire);
-        // By the standard library, whose lock keeps away those who change the environment by it.
+        // Through the standard library, whose lock excludes other users of it.
         let unchanged = std::env::vars_os().filter(|(name, _)| !changes.iter().any(|(changed, _)| name == changed.as_str()));
         let changed = changes.iter().filter_map(|(name, value)| Some((OsString::from(name), value.clone()?)));
         let after = made.list(unchanged.chain(changed));
         if environ.compare_exchange(before, after, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             return;
         }
-        // Somebody else has put another list in place since.
+        // Another list was installed since.
     }
 }
 
 impl Made {
-    /// A list of these variables, forever.
+    /// Builds a list of these variables that is never freed.
     fn list(&mut self, variables: impl Iterator<Item = (OsString, OsString)>) -> *mut *const c_char {
         let mut list: Vec<*const c_char> = variables.filter_map(|(name, value)| self.text(name, value)).collect();
         list.push(std::ptr::null());
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// Changes of the tests of this module, which would see each other's.
+    /// Serialises the tests of this module.
     static ALONE: Mutex<()> = Mutex::new(());
 
     fn alone() -> std::sync::MutexGuard<'static, ()> {
@@ -98,9 +98,9 @@ mod tests {
     }
 
     fn through_c(name: &CStr) -> Option<String> {
-        // SAFETY: nobody frees what is found.
+        // SAFETY: the texts found are never freed.
         let value = unsafe { libc::getenv(name.as_ptr()) };
-        // SAFETY: a text of C's, which stays.
+        // SAFETY: a C string that is never freed.
         (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
     }
 
@@ -112,9 +112,9 @@ mod tests {
         (name.to_owned(), None)
     }
 
-    /// The list in place: where it is, and what is in it.
+    /// Returns the texts of an installed list.
     fn walk(list: *const *const c_char) -> Vec<*const c_char> {
-        // SAFETY: a list of this process's variables has null at its end.
+        // SAFETY: a list of this process's variables is terminated by null.
         (0..).map(|index| unsafe { *list.add(index) }).take_while(|text| !text.is_null()).collect()
     }
 

@@ -1,11 +1,11 @@
-//! The NVSHMEM that this process uses: finding it, its version, what it lacks, its plug-ins.
+//! The NVSHMEM library of this process: finding it, its version, missing functions, plug-ins.
 //!
-//! Starting it is `startup`.
+//! `startup` starts it.
 //!
 //! # Invariants
 //! - **\[L1\]** A library is never unloaded and its record never freed, so that a [`Nvshmem`] is a
-//!   plain reference forever.
-//! - **\[L2\]** No function of a library is called in a fork of the process that loaded it.
+//!   plain `&'static` reference.
+//! - **\[L2\]** No function of a library is called in a forked child of the process that loaded it.
 
 mod environment;
 pub(crate) mod plugins;
@@ -25,13 +25,13 @@ use crate::error::{Failure, NvshmemError, PluginError, StatusCode};
 use crate::sys::{Api, Families};
 use crate::{Version, sys};
 
-/// What the vendor calls the library.
+/// The vendor's name of the library.
 const PRODUCT: &str = "NVSHMEM";
 
-/// The oldest library that this crate uses.
+/// The oldest supported library.
 const OLDEST: Version = Version::new(3, 3, 0);
 
-// SAFETY: what a machine has under these names is NVSHMEM, or stands in for it.
+// SAFETY: a library with one of these names is NVSHMEM, or a substitute for it.
 const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NVSHMEM_PATH", &["libnvshmem_host.so.3", "libnvshmem_host.so"]) }
     .known_by(c"nvshmemx_vendor_get_version_info")
     .in_wheels(&["nvidia/nvshmem/lib"])
@@ -55,13 +55,13 @@ const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NVSHMEM_PATH", &
         "/opt/conda/lib",
     ]);
 
-/// Tells whether this process is a fork of the one that loaded NVSHMEM first.
+/// Detects a forked child of the process that first loaded NVSHMEM.
 static FIRST: OnceLock<ForkGuard> = OnceLock::new();
 
-/// An NVSHMEM host library, loaded until the process ends.
+/// A loaded NVSHMEM host library. It stays loaded until the process ends.
 ///
-/// A handle: copying it is free, and it may be used from any thread. Two are equal if they are the
-/// same library.
+/// A handle that is free to copy and can be used from any thread. Two handles are equal if they are
+/// of the same library.
 #[derive(Clone, Copy)]
 pub struct Nvshmem(&'static Loaded);
 
@@ -74,21 +74,22 @@ struct Loaded {
     guard: ForkGuard,
 }
 
-/// All libraries that were loaded here, so that a file is loaded once.
+/// All loaded libraries, so that each file is loaded once.
 static LOADED: Mutex<Vec<&'static Loaded>> = Mutex::new(Vec::new());
 
 impl Nvshmem {
-    /// The library of this process: found and loaded by the first call, the same ever after.
+    /// Returns the library of this process. The first call finds and loads it; later calls return
+    /// the same.
     ///
-    /// Tried in order: `PEERWEAVE_NVSHMEM_PATH` (a file or a directory; if it is set, nothing else
-    /// is), the wheels of the active Python (`nvidia/nvshmem/lib`), the dynamic linker's path
-    /// (`libnvshmem_host.so.3`), well-known directories. Its symbols are visible to libraries that
-    /// are loaded later: its plug-ins need them. No GPU and no driver is needed.
+    /// Tries in this order: `PEERWEAVE_NVSHMEM_PATH` (a file or a directory; if it is set, nothing
+    /// else is tried), the wheels of the active Python (`nvidia/nvshmem/lib`), the dynamic linker's
+    /// path (`libnvshmem_host.so.3`), well-known directories. Its symbols are visible to libraries
+    /// that are loaded later, because its plug-ins need them. It needs no GPU and no driver.
     ///
     /// # Errors
-    /// [`NvshmemError::Load`] with every path that was tried; a later call tries again.
+    /// [`NvshmemError::Load`] with every path tried; a later call tries again.
     /// [`NvshmemError::Unsupported`] for a library older than 3.3. [`NvshmemError::Forked`] in a
-    /// fork of the process that loaded it.
+    /// forked child of the process that loaded it.
     pub fn load() -> Result<Self, NvshmemError> {
         static DEFAULT: OnceLock<Nvshmem> = OnceLock::new();
         if let Some(nvshmem) = DEFAULT.get() {
@@ -98,20 +99,20 @@ impl Nvshmem {
         Ok(*DEFAULT.get_or_init(|| nvshmem))
     }
 
-    /// One particular library: a file, or the directory that has it. Does not change what
-    /// [`load`](Self::load) gives.
+    /// Loads a particular library: a file, or its directory. Does not change what
+    /// [`load`](Self::load) returns.
     ///
-    /// Plug-ins find the symbols of whichever was loaded first: a process should have one.
+    /// Plug-ins find the symbols of the library that was loaded first, so a process should have
+    /// only one.
     ///
     /// # Safety
-    /// The file is an NVSHMEM. What a library is to do when it is loaded runs, and its functions
-    /// are called with NVSHMEM's signatures; [`load`](Self::load) takes what the machine, its owner
-    /// or the environment has under NVSHMEM's name.
+    /// The file must be an NVSHMEM library: its initialisers run, and its functions are called with
+    /// NVSHMEM's signatures.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// As for [`load`](Self::load).
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self, NvshmemError> {
-        // SAFETY: the caller says that it is an NVSHMEM.
+        // SAFETY: the caller promises that it is NVSHMEM.
         Self::adopt(unsafe { SEARCH.open_at(path.as_ref(), Visibility::Global) }?)
     }
 
@@ -127,7 +128,7 @@ impl Nvshmem {
         for other in peerweave_dylib::mapped("libnvshmem_host.so").into_iter().filter(|file| self::identity(file) != identity) {
             tracing::warn!(
                 used = %path.display(), other = %other.display(),
-                "a second libnvshmem_host is mapped in this process: plug-ins may find the symbols of the wrong one"
+                "a second libnvshmem_host is loaded in this process: plug-ins may find the symbols of the wrong one"
             );
         }
         let api = Api::new(library.clone());
@@ -146,12 +147,12 @@ impl Nvshmem {
         Ok(Self(record))
     }
 
-    /// The library's version: the product's, not the specification's.
+    /// Returns the version of the library (not of the OpenSHMEM specification).
     pub fn version(self) -> Version {
         self.0.version
     }
 
-    /// The version of the OpenSHMEM specification that the library says it follows, major and
+    /// Returns the version of the OpenSHMEM specification that the library implements, major and
     /// minor.
     ///
     /// # Errors
@@ -163,7 +164,7 @@ impl Nvshmem {
         Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
-    /// The name that the library gives itself.
+    /// Returns the name that the library reports.
     ///
     /// # Errors
     /// [`NvshmemError::Forked`], [`NvshmemError::Unsupported`].
@@ -171,11 +172,11 @@ impl Nvshmem {
         let mut name = [0 as c_char; sys::NVSHMEM_MAX_NAME_LEN + 1];
         // SAFETY: it writes at most NVSHMEM_MAX_NAME_LEN bytes, with a zero at the end.
         self.code("nvshmem_info_get_name", |api| unsafe { api.nvshmem_info_get_name(name.as_mut_ptr()) })?;
-        // SAFETY: the last byte is zero whatever was written before it.
+        // SAFETY: the last byte is zero, whatever was written before it.
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// How far the library is initialised in this process, whoever did it.
+    /// Returns how far the library is initialised in this process.
     ///
     /// # Errors
     /// [`NvshmemError::Forked`], [`NvshmemError::Unsupported`].
@@ -184,7 +185,7 @@ impl Nvshmem {
         Ok(Status::new(self.code("nvshmemx_init_status", |api| unsafe { api.nvshmemx_init_status() })?))
     }
 
-    /// The file that is mapped.
+    /// Returns the path of the loaded file.
     pub fn path(self) -> &'static Path {
         &self.0.path
     }
@@ -193,39 +194,39 @@ impl Nvshmem {
         Arc::clone(&self.0.path)
     }
 
-    /// All functions that this crate knows, each with the version whose library first has it.
+    /// Returns all functions that this crate knows, each with the first version that has it.
     pub fn functions() -> Vec<SymbolInfo> {
         Api::SYMBOLS.iter().copied().chain(sys::typed_symbols()).collect()
     }
 
-    /// The functions that this crate can use and that the library lacks, each with the version that
-    /// brought it.
+    /// Returns the functions that this crate can use and that the library lacks, each with the
+    /// first version that has it.
     pub fn missing(self) -> Vec<SymbolInfo> {
         let mut missing = self.0.api.missing();
         missing.extend(self.0.families.missing());
         missing
     }
 
-    /// Whether the library has an untyped function, by NVSHMEM's name. False for names that this
-    /// crate does not use.
+    /// Returns whether the library has an untyped function, by NVSHMEM's name. False for names that
+    /// this crate does not use.
     pub fn has(self, function: &str) -> bool {
         self.0.api.has(function)
     }
 
-    /// NVSHMEM's untyped functions, unsafe to call. Calls through it are not guarded against a
-    /// fork, nor against other threads.
+    /// Returns NVSHMEM's untyped functions, which are unsafe to call. They check neither for forks
+    /// nor for concurrent calls.
     #[cfg(feature = "raw")]
     pub fn api(self) -> &'static Api {
         &self.0.api
     }
 
-    /// NVSHMEM's typed functions, unsafe to call. As [`api`](Self::api).
+    /// Returns NVSHMEM's typed functions, which are unsafe to call. As for [`api`](Self::api).
     #[cfg(feature = "raw")]
     pub fn families(self) -> &'static Families {
         &self.0.families
     }
 
-    /// Whether the plug-ins that initialisation by an id needs lie beside the library, in a version
+    /// Checks that the plug-ins for an initialisation by an id are beside the library, in a version
     /// that it can load.
     ///
     /// `remote_transport` is the value of `NVSHMEM_REMOTE_TRANSPORT` that will be used, such as
@@ -238,29 +239,30 @@ impl Nvshmem {
         self.check_transport(remote_transport)
     }
 
-    /// The same, of the plug-in for ids alone, with these settings.
+    /// Does the same for the plug-in for ids alone, with these settings.
     pub(crate) fn check_id_plugin(self, settings: &Settings) -> Result<(), NvshmemError> {
         let (stem, variable) = plugins::OF_IDS;
-        // Who names a plug-in by its own variable vouches for it.
+        // A plug-in named by its own variable is not checked.
         match self.plugins() {
             Some(directory) if !settings.names(variable) => check_plugin(directory, stem, Some(3), self.0.version),
             _ => Ok(()),
         }
     }
 
-    /// Where plug-ins lie, where that is known.
+    /// Returns the directory of the plug-ins, if known.
     pub(crate) fn plugins(self) -> Option<&'static Path> {
         self.0.path.parent().filter(|directory| directory.is_absolute())
     }
 
-    /// The same, for who meets by MPI or by the launcher, and needs no plug-in for ids.
+    /// Does the same for initialisations by MPI or a launcher, which do not need the plug-in for
+    /// ids.
     pub(crate) fn check_transport(self, remote_transport: &str) -> Result<(), NvshmemError> {
         let Some(directory) = self.plugins() else { return Ok(()) };
         if remote_transport != "none" && !remote_transport.is_empty() {
             let abi = transport_abi(self.0.version);
             let stem = format!("nvshmem_transport_{remote_transport}");
-            // Only a transport of another version is a fault: without one NVSHMEM goes on with what
-            // NVLink reaches.
+            // Only a transport of another version is an error: without one NVSHMEM uses NVLink
+            // alone.
             if !names_of(directory, &stem).is_empty() {
                 check_plugin(directory, &stem, abi, self.0.version)?;
             }
@@ -268,8 +270,7 @@ impl Nvshmem {
         Ok(())
     }
 
-    /// Calls a function and gives what it returns; only what is wrong before NVSHMEM is reached is
-    /// an error.
+    /// Calls a function and returns its result. Only problems before the call are errors.
     #[inline]
     pub(crate) fn code<R>(
         self,
@@ -288,19 +289,19 @@ impl Nvshmem {
         &self.0.families
     }
 
-    /// The error of a call that gave a code.
+    /// Returns the error for a code that a call returned.
     #[cold]
     pub(crate) fn failure(self, call: &'static str, code: Option<c_int>, detail: String) -> NvshmemError {
         Failure { call, code: code.map(StatusCode::new), detail, version: self.0.version }.into()
     }
 
-    /// Success, or the error of the call.
+    /// Returns an error unless the code is success.
     #[inline]
     pub(crate) fn check(self, call: &'static str, code: c_int) -> Result<(), NvshmemError> {
         if code == sys::NVSHMEMX_SUCCESS { Ok(()) } else { Err(self.failure(call, Some(code), String::new())) }
     }
 
-    /// Something that this library does not do.
+    /// Returns the error for a call that this library does not support.
     #[cold]
     pub(crate) fn unsupported(self, call: &'static str, since: Option<Version>) -> NvshmemError {
         Unsupported { product: PRODUCT, what: call, since, found: self.0.version, path: self.shared_path() }.into()
@@ -312,12 +313,12 @@ impl Nvshmem {
         self.unsupported(name, missing.since.parse().ok())
     }
 
-    /// Whether this process is a fork of one that had loaded a library.
+    /// Returns whether this process is a forked child of one that had loaded a library.
     pub(crate) fn is_forked() -> bool {
         FIRST.get().is_some_and(|guard| guard.is_forked())
     }
 
-    /// Upholds [L2].
+    /// Checks [L2].
     #[inline]
     pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NvshmemError> {
         if self.0.guard.is_forked() { Err(self.forked(call)) } else { Ok(()) }
@@ -347,9 +348,9 @@ impl fmt::Debug for Nvshmem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
-    /// Nothing has happened.
+    /// Not initialised.
     NotInitialized,
-    /// The PEs have met.
+    /// The PEs are connected.
     Bootstrapped,
     /// Ready.
     Initialized,
@@ -374,7 +375,7 @@ impl Status {
     }
 }
 
-/// The number behind `.so.` of the transports that a version loads, where it is known.
+/// Returns the number after `.so.` of the transports that a version loads, if known.
 fn transport_abi(version: Version) -> Option<u32> {
     match (version.major, version.minor) {
         (3, 3 | 4) => Some(3),
@@ -400,8 +401,8 @@ fn check_plugin(directory: &Path, stem: &str, abi: Option<u32>, version: Version
         return Ok(());
     }
     let found = match names_of(directory, stem).as_slice() {
-        [] => "there is none of that kind".to_owned(),
-        others => format!("there is {}, of another version", others.join(", ")),
+        [] => "no such plug-in was found".to_owned(),
+        others => format!("{} was found, which is of another version", others.join(", ")),
     };
     Err(PluginError { plugin, directory: directory.to_path_buf(), found, version }.into())
 }
@@ -421,7 +422,7 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
     }
 }
 
-/// What tells one file from another, whatever links lead to it.
+/// Identifies a file, whatever links lead to it.
 fn identity(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }
@@ -441,12 +442,12 @@ mod tests {
         let check = || check_plugin(directory.path(), "nvshmem_bootstrap_uid", Some(3), version);
         let error = check().expect_err("it is empty");
         assert!(
-            error.to_string().contains("nvshmem_bootstrap_uid.so.3") && error.to_string().contains("none of that kind"),
+            error.to_string().contains("nvshmem_bootstrap_uid.so.3") && error.to_string().contains("no such plug-in was found"),
             "{error}"
         );
         touch(directory.path(), "nvshmem_bootstrap_uid.so.2");
         let error = check().expect_err("it is another version");
-        assert!(error.to_string().contains("there is nvshmem_bootstrap_uid.so.2, of another version"), "{error}");
+        assert!(error.to_string().contains("nvshmem_bootstrap_uid.so.2 was found, which is of another version"), "{error}");
         touch(directory.path(), "nvshmem_bootstrap_uid.so.3");
         assert!(check().is_ok());
     }

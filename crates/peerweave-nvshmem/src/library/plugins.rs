@@ -1,9 +1,8 @@
-//! The plug-in by which PEs meet: whether it loads.
+//! Checks that the plug-in of a bootstrap can be loaded.
 //!
-//! Whether the one for ids lies beside the library, and networks, are `library.rs`: there it is the
-//! version in the name that is wrong. Invariant: NVSHMEM is not started with a plug-in of its own
-//! directory that cannot be loaded: it says so on its output at best, and 3.4.5 ends the process
-//! (it frees something twice).
+//! `mod.rs` checks versions in file names. Invariant: NVSHMEM is not started with a plug-in of its
+//! own directory that cannot be loaded. NVSHMEM prints that at best, and 3.4.5 ends the process by
+//! a double free.
 
 use std::ffi::{CStr, CString};
 use std::path::Path;
@@ -11,20 +10,19 @@ use std::path::Path;
 use crate::error::{MisuseKind, NvshmemError, PluginError};
 use crate::{Nvshmem, Settings};
 
-/// The plug-in for ids: its name without its end, and the variable by which somebody names another
-/// one.
+/// The plug-in for ids: its file name without suffix, and the variable that selects another one.
 pub(crate) const OF_IDS: (&str, &str) = ("nvshmem_bootstrap_uid", "NVSHMEM_BOOTSTRAP_UID_PLUGIN");
 
-/// As [`OF_IDS`], for MPI; `None` for what NVSHMEM alone understands.
+/// Like [`OF_IDS`], for MPI; `None` for settings that only NVSHMEM understands.
 pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
 
-/// As [`of_mpi`], for what a launcher offers.
+/// Like [`of_mpi`], for the bootstrap that a launcher offers.
 ///
 /// # Errors
-/// [`MisuseKind::Text`] for ways to meet that are no launcher's: NVSHMEM would give up, and could
-/// not be started any more.
+/// [`MisuseKind::Text`] for bootstraps that no launcher offers: NVSHMEM would fail and could not be
+/// started again.
 pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &'static str)>, NvshmemError> {
     let set = |name| settings.effective(name).filter(|value| !value.is_empty()).map(|value| value.to_ascii_uppercase());
     Ok(match set("NVSHMEM_BOOTSTRAP").as_deref().unwrap_or("PMI") {
@@ -37,21 +35,21 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
         "MPI" => of_mpi(),
         "SHMEM" => Some(("nvshmem_bootstrap_shmem", "NVSHMEM_BOOTSTRAP_SHMEM_PLUGIN")),
         "UID" | "PLUGIN" => {
-            let (what, why) = ("NVSHMEM_BOOTSTRAP", "a launcher's PEs meet by PMI, MPI or SHMEM; ids have calls of their own");
+            let (what, why) =
+                ("NVSHMEM_BOOTSTRAP", "PEs of a launcher are connected by PMI, MPI or SHMEM; ids have calls of their own");
             return Err(NvshmemError::misuse("Context::from_launcher", MisuseKind::Text { what, why }));
         }
         _ => None,
     })
 }
 
-/// Loads the plug-in that lies beside the library, as NVSHMEM will: with every function that it
-/// needs at once.
+/// Loads the plug-in beside the library in the same way as NVSHMEM: it resolves all functions at
+/// once.
 ///
-/// What does not lie there NVSHMEM may find elsewhere, and who names a plug-in by its variable
-/// vouches for it.
+/// A plug-in that is not there may be elsewhere, and one named by its variable is not checked.
 ///
 /// # Errors
-/// [`NvshmemError::Plugin`] with the dynamic linker's words.
+/// [`NvshmemError::Plugin`] with the dynamic linker's message.
 pub(crate) fn check(
     nvshmem: Nvshmem,
     plugin: Option<(&'static str, &'static str)>,
@@ -70,27 +68,27 @@ pub(crate) fn check(
     match open(&path) {
         Ok(()) => Ok(()),
         Err(words) => {
-            let (directory, found) = (directory.to_path_buf(), format!("it is there and does not load: {words}"));
+            let (directory, found) = (directory.to_path_buf(), format!("it cannot be loaded: {words}"));
             Err(PluginError { plugin, directory, found, version: nvshmem.version() }.into())
         }
     }
 }
 
-/// Opens it with every function that it needs at once, and leaves it open: NVSHMEM opens it next.
-/// `peerweave-dylib` opens lazily, by which a plug-in for another PMIx would seem to load.
+/// Opens it and resolves all functions at once, and leaves it open, because NVSHMEM opens it next.
+/// `peerweave-dylib` resolves lazily, so a plug-in for another PMIx would seem to load.
 fn open(path: &Path) -> Result<(), String> {
     let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
-    // SAFETY: the path ends in a zero byte; what the initialisers of NVSHMEM's own plug-in do, who
-    // starts NVSHMEM asks for.
+    // SAFETY: the path ends in a zero byte; the initialisers of NVSHMEM's plug-in run as they do
+    // when NVSHMEM starts.
     if !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) }.is_null() {
         return Ok(());
     }
-    // SAFETY: it takes nothing, and gives this thread's last error or null.
+    // SAFETY: it takes nothing, and returns this thread's last error or null.
     let words = unsafe { libc::dlerror() };
     if words.is_null() {
-        return Err("the dynamic linker does not say why".to_owned());
+        return Err("the dynamic linker reported no reason".to_owned());
     }
-    // SAFETY: the dynamic linker's words end in a zero byte and live until this thread's next call
-    // of it.
+    // SAFETY: the dynamic linker's message ends in a zero byte and lives until this thread's next
+    // call of it.
     Err(unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned())
 }

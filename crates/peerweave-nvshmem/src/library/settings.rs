@@ -1,7 +1,6 @@
-//! What NVSHMEM reads from the environment when it starts, as a typed builder; and setting it for
-//! just so long.
+//! NVSHMEM's environment variables as a typed builder; sets them while NVSHMEM reads them.
 //!
-//! Invariant: every variable is as it was once initialisation is over, unless NVSHMEM may still be
+//! Invariant: every variable has its former value after initialisation, unless NVSHMEM may still be
 //! reading.
 
 use std::collections::BTreeMap;
@@ -12,14 +11,15 @@ use std::time::Duration;
 use super::environment;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// How NVSHMEM shall start. What is not set keeps the environment's value, or NVSHMEM's default.
+/// Settings of NVSHMEM. A setting that is not made keeps the value of the environment, or NVSHMEM's
+/// default.
 ///
-/// NVSHMEM takes its options from environment variables alone, all of them when it starts or makes
-/// an id, once in a process: a second start is to have the same, or is an error
-/// ([`MisuseKind::AlreadyInitialized`]). So initialisation sets these in the process's environment
-/// and puts the former values back afterwards. Threads that read the environment meanwhile, by
-/// Rust's standard library or by C's `getenv`, find either; nothing that they may be reading is
-/// changed or freed. A variable that another thread sets at the same moment may be lost.
+/// NVSHMEM takes its options only from environment variables. It reads all of them once in a
+/// process, when it starts or creates an id. A second start must have the same settings
+/// ([`MisuseKind::AlreadyInitialized`]). So initialisation sets these variables in the process's
+/// environment and restores them afterwards. Threads that read the environment meanwhile, through
+/// Rust's standard library or C's `getenv`, see the old or the new values. A variable that another
+/// thread sets at the same time may be lost.
 ///
 /// ```
 /// use peerweave_nvshmem::Settings;
@@ -73,55 +73,54 @@ impl Settings {
         self
     }
 
-    /// Any other variable, by its whole name. It is checked when NVSHMEM starts: it must begin with
-    /// `NVSHMEM_`.
+    /// Sets any other variable. Its name must begin with `NVSHMEM_`, which is checked when NVSHMEM
+    /// starts.
     pub fn variable(self, name: &str, value: &str) -> Self {
         self.set(name, value)
     }
 
-    /// The longest that initialisation, each set-up call (allocating, freeing, making teams) and
-    /// each blocking call may wait for one thing. 60 seconds unless set.
+    /// Sets the maximum time of each wait in initialisation, setup calls (allocate, free, create
+    /// teams) and blocking calls. 60 seconds by default.
     ///
-    /// A set-up call waits for the streams that use what it changes, then for the other PEs by the
-    /// rendezvous (at most for the rendezvous' own deadline), then for NVSHMEM: where each comes at
-    /// the last moment, it takes the sum.
+    /// A setup call waits for the streams that use its resources, then for the other PEs at the
+    /// rendezvous (at most for the rendezvous' own deadline), then for NVSHMEM. The three waits can
+    /// add up.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
     numbers! {
-        /// Bytes of the symmetric heap where it is of a fixed size, 1 GiB by default; otherwise its
-        /// first size.
+        /// Bytes of the symmetric heap if its size is fixed, 1 GiB by default; otherwise its
+        /// initial size.
         symmetric_size_bytes "NVSHMEM_SYMMETRIC_SIZE";
-        /// Most bytes of a growing heap: addresses that are reserved, not memory. 256 GiB by
-        /// default.
+        /// Maximum bytes of a growing heap: reserved addresses, not memory. 256 GiB by default.
         max_memory_bytes "NVSHMEM_MAX_MEMORY_PER_GPU";
-        /// The step by which a growing heap grows, 512 MiB by default.
+        /// Step of a growing heap, 512 MiB by default.
         heap_step_bytes "NVSHMEM_CUMEM_GRANULARITY";
-        /// Most teams, 128 by default. A team made by the user takes several.
+        /// Maximum number of teams, 128 by default. A team created by the user takes several.
         max_teams "NVSHMEM_MAX_TEAMS";
-        /// Streams that non-blocking puts and gets are spread over, 16 by default.
+        /// Number of streams for non-blocking puts and gets, 16 by default.
         max_peer_streams "NVSHMEM_MAX_PEER_STREAMS";
     }
 
     texts! {
-        /// The network interface by which the PEs meet. By default the one of the rendezvous.
+        /// The network interface by which the PEs connect; by default that of the rendezvous.
         bootstrap_interface "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
-        /// `AF_INET` or `AF_INET6`, for the bootstrap.
+        /// Address family of the bootstrap: `AF_INET` or `AF_INET6`.
         bootstrap_family "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY";
-        /// How PEs meet that a launcher started: `PMI`, `MPI`, or `SHMEM`, which the program has
-        /// initialised.
+        /// Bootstrap of PEs that a launcher started: `PMI`, `MPI`, or `SHMEM`, which the program
+        /// has initialised.
         bootstrap "NVSHMEM_BOOTSTRAP";
-        /// Which PMI: `PMI`, `PMI-2`, `PMIX`.
+        /// The variant of PMI: `PMI`, `PMI-2`, `PMIX`.
         bootstrap_pmi "NVSHMEM_BOOTSTRAP_PMI";
         /// The network: `ibrc` by default, `ibdevx`, `libfabric`, `ucx`, or `none` for one machine.
         remote_transport "NVSHMEM_REMOTE_TRANSPORT";
-        /// What NVSHMEM prints: `VERSION`, `WARN`, `INFO`, `ABORT`, `TRACE`.
+        /// Log level of NVSHMEM: `VERSION`, `WARN`, `INFO`, `ABORT`, `TRACE`.
         debug "NVSHMEM_DEBUG";
-        /// Of which parts: `INIT`, `COLL`, `P2P`, `TRANSPORT`, `MEM`, `TEAM`, ...
+        /// Subsystems to log: `INIT`, `COLL`, `P2P`, `TRANSPORT`, `MEM`, `TEAM`, ...
         debug_subsystem "NVSHMEM_DEBUG_SUBSYS";
-        /// Where to: a path, with `%h` for the host and `%p` for the process.
+        /// Log file: a path, with `%h` for the host and `%p` for the process.
         debug_file "NVSHMEM_DEBUG_FILE";
         /// Ranges for a profiler: `off`, `common`, `all`, ...
         nvtx "NVSHMEM_NVTX";
@@ -130,26 +129,26 @@ impl Settings {
     }
 
     switches! {
-        /// Forbids NVLink multicast. It is forbidden in any case where
-        /// `peerweave_driver::multicast_switch` says so.
+        /// Disables NVLink multicast. It is always disabled where
+        /// `peerweave_driver::multicast_switch` disables it.
         disable_nvls "NVSHMEM_DISABLE_NVLS";
-        /// Forbids direct access to other GPUs of the machine.
+        /// Disables direct access to other GPUs of the machine.
         disable_p2p "NVSHMEM_DISABLE_P2P";
-        /// Forbids NCCL for collectives.
+        /// Disables the use of NCCL for collectives.
         disable_nccl "NVSHMEM_DISABLE_NCCL";
-        /// A heap of a fixed size, allocated at once.
+        /// Allocates a heap of fixed size at once.
         disable_cuda_vmm "NVSHMEM_DISABLE_CUDA_VMM";
-        /// Forbids NVLink between machines.
+        /// Disables NVLink between machines.
         disable_mnnvl "NVSHMEM_DISABLE_MNNVL";
-        /// Network traffic started by the GPU itself.
+        /// Enables network traffic started by the GPU.
         ibgda "NVSHMEM_IB_ENABLE_IBGDA";
-        /// NVSHMEM's own checks of arguments, at a cost.
+        /// Enables NVSHMEM's own checks of arguments, at a cost.
         error_checks "NVSHMEM_ENABLE_ERROR_CHECKS";
         /// Prints every variable at initialisation.
         info "NVSHMEM_INFO";
     }
 
-    /// What is set, by the variables' names.
+    /// Returns the variables that are set, with their values.
     pub fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
         self.variables.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
@@ -158,23 +157,23 @@ impl Settings {
         self.deadline.unwrap_or(Duration::from_secs(60))
     }
 
-    /// The value that NVSHMEM will read.
+    /// Returns the value that NVSHMEM will read.
     pub(crate) fn effective(&self, name: &str) -> Option<String> {
         self.variables.get(name).cloned().or_else(|| std::env::var(name).ok())
     }
 
-    /// A number of bytes that NVSHMEM will read, which may have a unit.
+    /// Returns a number of bytes that NVSHMEM will read; the text may have a unit.
     pub(crate) fn bytes(&self, name: &str) -> Option<u64> {
         bytes_of(&self.effective(name)?)
     }
 
-    /// Whether NVSHMEM will find a switch on.
+    /// Returns whether NVSHMEM will find a switch on.
     pub(crate) fn is_on(&self, name: &str) -> bool {
         let off = |text: &str| matches!(text.trim().to_ascii_lowercase().as_str(), "" | "0" | "n" | "no" | "f" | "false");
         self.effective(name).is_some_and(|text| !off(&text))
     }
 
-    /// Whether somebody names something by a variable, which may be no text of Rust's.
+    /// Returns whether a variable is set, even to a value that is not UTF-8.
     pub(crate) fn names(&self, name: &str) -> bool {
         match self.variables.get(name) {
             Some(value) => !value.is_empty(),
@@ -182,7 +181,7 @@ impl Settings {
         }
     }
 
-    /// Sets a variable unless somebody has.
+    /// Sets a variable unless it is already set.
     pub(crate) fn or(self, name: &str, value: impl FnOnce() -> Option<String>) -> Self {
         match self.effective(name) {
             Some(_) => self,
@@ -193,9 +192,9 @@ impl Settings {
         }
     }
 
-    /// What is set and has to be equal on every PE, in one line: all of NVSHMEM's variables, but
-    /// those that are of one process or machine alone. Numbers of bytes are compared as numbers,
-    /// all else as text.
+    /// Returns the settings that must be equal on every PE, as one line: all of NVSHMEM's variables
+    /// except those of one process or machine. Numbers of bytes are compared as numbers, all else
+    /// as text.
     pub(crate) fn symmetric_part(&self) -> String {
         let one = |(name, text): (&String, &String)| {
             let value = bytes_of(text).map_or_else(|| text.escape_debug().to_string(), |bytes| bytes.to_string());
@@ -204,15 +203,15 @@ impl Settings {
         self.all_effective().iter().filter(|(name, _)| !is_local(name)).map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// All that NVSHMEM will find set, by its names. Its plug-ins read for themselves, each time,
-    /// how PEs are reached to meet.
+    /// Returns all variables of NVSHMEM that will be set. Its plug-ins read each time how PEs
+    /// connect.
     fn all_effective(&self) -> BTreeMap<String, String> {
         let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
         let read = known.filter(|name| name.starts_with("NVSHMEM_") && !name.starts_with("NVSHMEM_BOOTSTRAP_UID_"));
         read.filter_map(|name| self.effective(&name).map(|value| (name, value))).collect()
     }
 
-    /// An error where NVSHMEM has read other settings in this process.
+    /// Returns an error if NVSHMEM has read other settings in this process.
     pub(crate) fn check_read(&self, call: &'static str) -> Result<(), NvshmemError> {
         let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(read) = &*read else { return Ok(()) };
@@ -220,11 +219,11 @@ impl Settings {
         let differs = read.keys().chain(asked.keys()).find(|name| read.get(*name) != asked.get(*name));
         let Some(name) = differs else { return Ok(()) };
         let text = |all: &BTreeMap<String, String>| all.get(name).map_or(format!("no {name}"), |value| format!("{name}={value}"));
-        let (what, found, asked) = ("what it read once for all,", text(read), text(&asked));
+        let (what, found, asked) = ("the settings that it read at its start,", text(read), text(&asked));
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
     }
 
-    /// Multicast is off wherever it is forbidden.
+    /// Disables multicast where it is disabled in this process.
     pub(crate) fn with_switch(self) -> Self {
         match peerweave_driver::multicast_switch() {
             Ok(()) => self,
@@ -245,8 +244,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets the variables until [`Environment::restore`]. One at a time does so: what it finds is
-    /// what it puts back.
+    /// Sets the variables until [`Environment::restore`]. Only one thread does so at a time.
     pub(crate) fn apply(&self) -> Environment {
         let alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         READ.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| self.all_effective());
@@ -264,8 +262,8 @@ impl Settings {
     }
 }
 
-/// Whether a variable may have another value on each PE: what is printed, where things lie, which
-/// adapters a machine has, how processes are reached.
+/// Returns whether a variable may differ among PEs: logging, paths, adapters of a machine,
+/// addresses of processes.
 fn is_local(name: &str) -> bool {
     const BEGINNINGS: [&str; 8] =
         ["BOOTSTRAP", "DEBUG", "HCA_", "IB_GID_INDEX", "INFO", "NVTX", "VERSION", "ENABLE_NIC_PE_MAPPING"];
@@ -275,7 +273,7 @@ fn is_local(name: &str) -> bool {
     BEGINNINGS.iter().any(|beginning| name.starts_with(beginning)) || ENDS.iter().any(|end| place.ends_with(end))
 }
 
-/// A number of bytes as NVSHMEM reads it: `1G` is 1073741824.
+/// Parses a number of bytes like NVSHMEM: `1G` is 1073741824.
 fn bytes_of(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_uppercase();
     let (number, unit) = text.split_at(text.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(text.len()));
@@ -290,25 +288,25 @@ fn bytes_of(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Held by who changes the environment, for as long as NVSHMEM reads it: at most for the deadline
-/// of that call.
+/// Held while the environment is changed, as long as NVSHMEM reads it: at most for the deadline of
+/// that call.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// What NVSHMEM found when it read its settings: it does so once.
+/// The settings that NVSHMEM read; it reads them once.
 static READ: Mutex<Option<BTreeMap<String, String>>> = Mutex::new(None);
 
-/// Variables that were changed, and what they were.
-#[must_use = "the environment is to be restored, or left on purpose"]
+/// Changed variables with their former values.
+#[must_use = "the environment is restored when this is dropped"]
 pub(crate) struct Environment {
     former: Vec<(String, Option<OsString>)>,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Environment {
-    /// Puts everything back, as dropping does.
+    /// Restores the variables, as dropping does.
     pub(crate) fn restore(self) {}
 
-    /// Leaves it as it is: NVSHMEM may still be reading.
+    /// Keeps the changed variables: NVSHMEM may still be reading.
     pub(crate) fn leave(mut self) {
         self.former.clear();
     }

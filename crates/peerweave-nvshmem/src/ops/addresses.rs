@@ -1,4 +1,4 @@
-//! Where symmetric memory of a team is mapped for multicast.
+//! Multicast addresses of symmetric memory.
 
 use peerweave_driver::multicast_switch;
 
@@ -8,8 +8,7 @@ use crate::error::NvshmemError;
 use crate::{SymmetricBuffer, Team};
 
 impl<T> SymmetricBuffer<T> {
-    /// Where the parts of a team are mapped for multicast, for kernels; `None` where NVSHMEM has
-    /// not set that up.
+    /// Returns the multicast address of a team's parts, for kernels; `None` if NVSHMEM has none.
     ///
     /// # Errors
     /// [`NvshmemError::MulticastDisabled`] before NVSHMEM is called; [`MisuseKind::WrongContext`],
@@ -20,7 +19,7 @@ impl<T> SymmetricBuffer<T> {
         let comm = &self.allocation.comm;
         team.check(CALL, comm)?;
         let (address, handle) = (std::ptr::without_provenance(self.address() as usize), team.handle());
-        // SAFETY: it only looks the address up.
+        // SAFETY: it only looks up the address.
         let mapped = comm.issue(CALL, |api, _| unsafe { api.nvshmemx_mc_ptr(handle, address) })?;
         Ok(Some(mapped.addr() as u64).filter(|mapped| *mapped != 0))
     }

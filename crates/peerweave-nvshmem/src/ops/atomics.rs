@@ -1,8 +1,8 @@
-//! Atomic operations on another PE's words, as far as NVSHMEM's host library has them.
+//! Atomic operations on another PE's words that NVSHMEM's host library supports.
 //!
-//! It exports 150 typed atomics, and in every release from 3.3.24 to 3.8.0 each of them prints "not
-//! implemented" and gives zero. What works are its signal operations, which set or add to a 64-bit
-//! word: the operations here are made of those. Kernels have all of them.
+//! The library exports 150 typed atomics, but in every release from 3.3.24 to 3.8.0 they print "not
+//! implemented" and return zero. Its signal operations do work; they set or add to a 64-bit word,
+//! and implement the operations here. Kernels have all atomics.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::{Signal, SymmetricBuffer};
 
 impl Context {
     /// Adds to the first element of `word` on another PE, atomically with other additions and
-    /// signals, in the order of `stream`.
+    /// signals, in stream order.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`] for elements of 32 bits; as [`signal`](Self::signal).
+    /// [`NvshmemError::Unsupported`] for 32-bit elements; as for [`signal`](Self::signal).
     pub fn atomic_add<T: AtomicInteger>(
         &self,
         word: &SymmetricBuffer<T>,
@@ -32,7 +32,7 @@ impl Context {
     /// Adds one; see [`atomic_add`](Self::atomic_add).
     ///
     /// # Errors
-    /// As [`atomic_add`](Self::atomic_add).
+    /// As for [`atomic_add`](Self::atomic_add).
     pub fn atomic_inc<T: AtomicInteger>(
         &self,
         word: &SymmetricBuffer<T>,
@@ -42,10 +42,10 @@ impl Context {
         self.by_signal("nvshmem_TYPE_atomic_inc", word, T::from_word(1), SignalOp::Add, pe, stream)
     }
 
-    /// Stores to the first element of `word` on another PE, atomically, in the order of `stream`.
+    /// Stores to the first element of `word` on another PE, atomically, in stream order.
     ///
     /// # Errors
-    /// As [`atomic_add`](Self::atomic_add).
+    /// As for [`atomic_add`](Self::atomic_add).
     pub fn atomic_set<T: AtomicInteger>(
         &self,
         word: &SymmetricBuffer<T>,
@@ -68,7 +68,7 @@ impl Context {
         if size_of::<T>() != size_of::<u64>() {
             return Err(self.comm.nvshmem.unsupported(call, None));
         }
-        // Sums wrap alike, signed or not.
+        // Addition wraps in the same way for signed and unsigned integers.
         let word = word.cast::<u64>()?;
         self.signal(&Signal { word: &word, value: value.to_word(), op }, pe, stream)
     }

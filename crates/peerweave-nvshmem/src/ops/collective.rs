@@ -1,7 +1,7 @@
-//! Collectives on a stream, on any team, by type and operation; arrival.
+//! Collectives on a stream, by team, type and operation; barriers.
 //!
-//! A collective has no deadline of its own: where a PE does not call it, the others' streams wait,
-//! and the host's waits for those streams expire.
+//! A collective has no deadline of its own. If a PE does not call it, the streams of the others
+//! wait, and waits of the host for those streams time out.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,14 +10,14 @@ use peerweave_driver::{CudaStream, DriverError, is_capturing};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::{DType, Element, Number, Rank, ReduceOp};
 
-use crate::comm::streams::pass;
+use crate::comm::streams::wait_stream;
 use crate::context::Context;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::ops::enqueue::{Enqueue, by_width, check_apart, check_len, overlap, pointer};
 use crate::sys::{self, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
-/// The type of C that a reduction of these elements is for.
+/// Returns the C type of NVSHMEM's reductions of these elements.
 fn reduced(dtype: DType) -> Option<CType> {
     Some(match dtype {
         DType::I8 => CType::Int8,
@@ -37,66 +37,65 @@ fn reduced(dtype: DType) -> Option<CType> {
 type Found = Result<sys::CollectiveOnStream, MissingSymbol>;
 
 impl Context {
-    /// NVSHMEM's own barrier of all PEs from the host (`nvshmem_barrier_all`): completes what this
-    /// PE put or got without a stream and by `nbi`, over a network too, and waits until every PE
-    /// has called it.
+    /// Calls NVSHMEM's barrier of all PEs from the host (`nvshmem_barrier_all`). It completes what
+    /// this PE has put or got without a stream and by `nbi`, also over a network, and waits until
+    /// every PE has called it.
     ///
-    /// What streams of this process still have to put is not waited for: see [`Team::barrier`]. No
-    /// other thread of this PE gets into NVSHMEM meanwhile, so that a PE which does not come by the
-    /// context's deadline is the end of the context; [`Team::barrier_blocking`], which the device
-    /// waits for, is not.
+    /// It does not wait for puts on streams of this process: see [`Team::barrier`]. It holds the
+    /// gate, so a PE that does not arrive by the deadline makes the context unusable.
+    /// [`Team::barrier_blocking`] waits on the device and has no such effect.
     ///
     /// # Collective
-    /// All PEs, in the order of the collectives of the team of all PEs.
+    /// All PEs, in the order of the collectives of the world team.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`], with who was lost; [`NvshmemError::Dead`], [`NvshmemError::Cuda`]
-    /// where earlier work failed.
+    /// [`NvshmemError::Timeout`], with PEs that were lost; [`NvshmemError::Dead`];
+    /// [`NvshmemError::Cuda`] if earlier work failed.
     pub fn barrier_all_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_barrier_all";
         let comm = &self.comm;
-        comm.alive(CALL)?;
+        comm.check_usable(CALL)?;
         let order = comm.enqueued.world_order();
         let _turn = order.drain(CALL, comm)?;
-        // SAFETY: NVSHMEM is initialised, and no other collective of all PEs is under way here.
+        // SAFETY: NVSHMEM is initialised, and no other collective of all PEs is in progress here.
         let barrier = || comm.block(CALL, |api, _| unsafe { api.nvshmem_barrier_all() });
         comm.enqueued.pending.complete(CALL, comm, barrier)?;
-        comm.healthy()
+        comm.check_device_errors()
     }
 }
 
 impl Team {
-    /// Quiet and arrival, in the order of `stream`: when it is passed, every PE of the team has
-    /// come, and what they put before is seen.
+    /// Quiet and synchronisation, in stream order: afterwards every PE of the team has arrived, and
+    /// what they put before is visible.
     ///
-    /// That holds over a network too: the stream waits for NVSHMEM's own streams, and the kernel
-    /// that it then runs completes what the PE has sent before it arrives
-    /// (`nvshmemi_transfer_quiet` on all of the device's queues, in NVSHMEM's `barrier.cuh`). What
-    /// the host itself has sent by [`put_blocking`](Context::put_blocking) has a queue of its own:
-    /// [`barrier_blocking`](Self::barrier_blocking) completes that too.
+    /// That includes the network: the stream waits for NVSHMEM's own streams, and the kernel that
+    /// it then runs completes what the PE has sent before it arrives (`nvshmemi_transfer_quiet` on
+    /// all queues of the device, in NVSHMEM's `barrier.cuh`). Transfers that the host itself has
+    /// sent by [`put_blocking`](Context::put_blocking) use another queue;
+    /// [`barrier_blocking`](Self::barrier_blocking) completes them too.
     ///
     /// # Collective
     /// All PEs of the team.
     ///
     /// # Errors
     /// [`MisuseKind::Device`], [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`];
-    /// [`MisuseKind::Context`] on a stream that is being captured while `nbi` transfers are under
-    /// way.
+    /// [`MisuseKind::Context`] on a stream that is being captured while `nbi` transfers are
+    /// pending.
     pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_barrier_on_stream", stream)?;
         let team = enqueue.team(self)?;
-        enqueue.takes_over()?;
+        enqueue.waits_for_nbi()?;
         // SAFETY: the team is live, and so is the stream.
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_barrier_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Arrival, in the order of `stream`: what was put before need not be seen.
+    /// Synchronisation in stream order, without a quiet: earlier puts need not be visible.
     ///
     /// # Collective
     /// All PEs of the team.
     ///
     /// # Errors
-    /// As [`barrier`](Self::barrier).
+    /// As for [`barrier`](Self::barrier).
     pub fn sync(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_team_sync_on_stream", stream)?;
         let team = enqueue.team(self)?;
@@ -104,62 +103,61 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Waits until every PE of the team has called it, and what they put before is seen; at most
-    /// for the context's deadline. That is also what the host has put without a stream, over a
-    /// network too.
+    /// Waits within the context's deadline until every PE of the team has called it and what they
+    /// put before is visible. That includes puts of the host without a stream, also over a network.
     ///
-    /// What other streams of this process still have to put is not waited for.
+    /// It does not wait for puts on other streams of this process.
     ///
     /// # Collective
     /// All PEs of the team.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`], with who was lost; as [`barrier`](Self::barrier).
+    /// [`NvshmemError::Timeout`], with PEs that were lost; as for [`barrier`](Self::barrier).
     pub fn barrier_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_barrier_on_stream";
         if self.comm.enqueued.sent.load(Ordering::Relaxed) {
-            // The kernel completes what devices have sent, by queues of their own, and not what the
-            // host has. First what was left to NVSHMEM's own streams, whose wait ends by the
-            // deadline out here alone.
+            // The kernel completes what devices have sent on their queues, not what the host has
+            // sent. Transfers on NVSHMEM's own streams are completed first, because only a wait
+            // outside NVSHMEM has a deadline.
             self.blocking("nvshmemx_quiet_on_stream", |team, stream| {
                 let mut enqueue = Enqueue::begin(&team.comm, "nvshmemx_quiet_on_stream", stream)?;
-                enqueue.takes_over()?;
+                enqueue.waits_for_nbi()?;
                 // SAFETY: any stream of the device is allowed.
                 enqueue.call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
             })?;
-            self.comm.quiet_of_host()?;
+            self.comm.quiet_host()?;
         }
         self.blocking(CALL, Self::barrier)
     }
 
-    /// Waits until every PE of the team has called it, at most for the context's deadline.
+    /// Waits within the context's deadline until every PE of the team has called it.
     ///
     /// # Collective
     /// All PEs of the team.
     ///
     /// # Errors
-    /// As [`barrier_blocking`](Self::barrier_blocking).
+    /// As for [`barrier_blocking`](Self::barrier_blocking).
     pub fn sync_blocking(&self) -> Result<(), NvshmemError> {
         self.blocking("nvshmemx_team_sync_on_stream", Self::sync)
     }
 
-    /// By the context's own stream, which the caller may be capturing: nothing can be waited for
-    /// then.
+    /// Uses the context's own stream. If the caller is capturing that stream, nothing can be waited
+    /// for.
     fn blocking(
         &self,
         call: &'static str,
         enqueue: fn(&Self, &Arc<CudaStream>) -> Result<(), NvshmemError>,
     ) -> Result<(), NvshmemError> {
         let stream = &self.comm.stream;
-        self.comm.alive(call)?;
+        self.comm.check_usable(call)?;
         if is_capturing(stream)? {
             return Err(DriverError::Capturing { call }.into());
         }
         enqueue(self, stream)?;
-        pass(call, &self.comm, stream)
+        wait_stream(call, &self.comm, stream)
     }
 
-    /// Copies `source` of the PE at `root` to `target` on every PE of the team, the root's too.
+    /// Copies `source` of the PE at `root` to `target` on every PE of the team, including the root.
     ///
     /// # Collective
     /// All PEs of the team, with the same length and root.
@@ -182,21 +180,20 @@ impl Team {
         let count = target.len();
         enqueue.call_status(|_, families| {
             let function = families.broadcast_on_stream(by_width::<T>())?;
-            // SAFETY: both ranges are inside the symmetric heap and kept; the team is live and the
-            // root in it.
+            // SAFETY: both ranges are inside the symmetric heap and kept alive; the team is live
+            // and contains the root.
             Ok(unsafe { function(team, pointer(to), pointer(from), count, root, stream.cu_stream()) })
         })
     }
 
-    /// Puts the sources of all PEs one after the other, in the order of ranks, into `target` on
-    /// each of them.
+    /// Concatenates the sources of all PEs in rank order in `target` on each of them.
     ///
     /// # Collective
     /// All PEs of the team, with the same length.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless the target has as many elements as all sources together; as
-    /// [`broadcast`](Self::broadcast).
+    /// for [`broadcast`](Self::broadcast).
     pub fn fcollect<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -209,15 +206,15 @@ impl Team {
         self.run(CALL, target, source, source.len(), InPlace::No, stream, function)
     }
 
-    /// Sends the n-th part of `source` to the PE of rank n, and puts what rank n sent into the n-th
-    /// part of `target`.
+    /// Sends the n-th part of `source` to rank n, and stores the part from rank n in the n-th part
+    /// of `target`.
     ///
     /// # Collective
     /// All PEs of the team, with the same length.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless both have the same number of elements, a multiple of the
-    /// team's PEs; as [`broadcast`](Self::broadcast).
+    /// team's size; as for [`broadcast`](Self::broadcast).
     pub fn alltoall<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -232,15 +229,15 @@ impl Team {
         self.run(CALL, target, source, count, InPlace::No, stream, function)
     }
 
-    /// Reduces the sources of all PEs, element by element, into `target` on each of them. The
-    /// target may be the source.
+    /// Reduces the sources of all PEs element by element into `target` on each of them. The target
+    /// may be the source.
     ///
     /// # Collective
     /// All PEs of the team, with the same length and operation.
     ///
     /// # Errors
-    /// [`MisuseKind::Reduction`] for what NVSHMEM does not have (the mean, scaled sums, bits of
-    /// floats); [`MisuseKind::Overlap`] for memory that is shared in part; as
+    /// [`MisuseKind::Reduction`] for reductions that NVSHMEM lacks (the mean, scaled sums, bit
+    /// operations on floats); [`MisuseKind::Overlap`] for memory that overlaps in part; as for
     /// [`broadcast`](Self::broadcast).
     pub fn reduce<T: Number>(
         &self,
@@ -266,15 +263,15 @@ impl Team {
         self.run(CALL, target, source, target.len(), InPlace::Whole, stream, function)
     }
 
-    /// Reduces the sources of all PEs, element by element, and puts the n-th part of the result
-    /// into `target` on the PE of rank n.
+    /// Reduces the sources of all PEs element by element, and stores the n-th part of the result in
+    /// `target` of rank n.
     ///
     /// # Collective
     /// All PEs of the team, with the same length and operation.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless the source has as many elements as all targets together; as
-    /// [`reduce`](Self::reduce), but source and target must be apart.
+    /// for [`reduce`](Self::reduce), but source and target must not overlap.
     pub fn reduce_scatter<T: Number>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -299,7 +296,7 @@ impl Team {
         self.run(CALL, target, source, target.len(), InPlace::No, stream, function)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "what the collectives have in common")]
+    #[allow(clippy::too_many_arguments, reason = "the parameters that all collectives share")]
     fn run<T: Element>(
         &self,
         call: &'static str,
@@ -313,15 +310,15 @@ impl Team {
         let Some((enqueue, team, to, from)) = self.begin(call, target, source, in_place, stream)? else { return Ok(()) };
         enqueue.call_status(|_, families| {
             let function = function(families)?;
-            // SAFETY: both ranges are inside the symmetric heap, as long as the count and the
-            // team's size say, and kept; the team is live.
+            // SAFETY: both ranges are inside the symmetric heap, of the length given by the count
+            // and the team's size, and kept alive; the team is live.
             Ok(unsafe { function(team, pointer(to), pointer(from), count, stream.cu_stream()) })
         })
     }
 
-    /// Checks what all collectives check. Gives the team's handle and both addresses; `None` for
-    /// nothing to do.
-    #[allow(clippy::type_complexity, reason = "taken apart at once by its two callers")]
+    /// Makes the checks that all collectives share. Returns the team's handle and both addresses;
+    /// `None` for zero elements.
+    #[allow(clippy::type_complexity, reason = "destructured at once by its two callers")]
     fn begin<'a, T: Element>(
         &'a self,
         call: &'static str,
@@ -368,7 +365,7 @@ mod tests {
         assert_eq!(reduction::<i8>("test", ReduceOp::Xor).expect("it has it"), CType::Int8);
         for op in [ReduceOp::Avg, ReduceOp::PreMulSum, ReduceOp::And] {
             let error = reduction::<f32>("test", op).expect_err("it has not");
-            assert!(error.to_string().contains("is not among NVSHMEM's reductions"), "{error}");
+            assert!(error.to_string().contains("is not supported by NVSHMEM"), "{error}");
         }
     }
 }

@@ -1,8 +1,7 @@
-//! What every call on a stream does first: checks, and keeping alive what it will use.
+//! The first steps of every call on a stream: checks, and keeping alive what it uses.
 //!
-//! Invariant: when NVSHMEM is called, all memory of the call is noted as used by the stream, or
-//! owned by the graph that the call is captured into, and the stream follows the team's last
-//! collective.
+//! Invariant: when NVSHMEM is called, all memory of the call is recorded as used by the stream, or
+//! owned by the graph of the capture, and the stream is ordered after the team's last collective.
 
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ use crate::heap::registration::Registered;
 use crate::sys::{Api, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
-/// A call on a stream that is being put together.
+/// A call on a stream under construction.
 pub(crate) struct Enqueue<'a> {
     comm: &'a Arc<Comm>,
     call: &'static str,
@@ -28,35 +27,35 @@ pub(crate) struct Enqueue<'a> {
     capturing: bool,
     keeps: Vec<Keep>,
     team: Option<&'a Team>,
-    /// What the call does about transfers that are left to NVSHMEM's own streams.
-    left: Leaving<'a>,
-    /// What is needed until NVSHMEM has enqueued the call; by then its streams are noted.
+    /// Its effect on transfers on NVSHMEM's own streams.
+    left: NbiEffect<'a>,
+    /// Registrations needed until NVSHMEM has enqueued the call; its streams are then recorded.
     registered: Option<Arc<Registered>>,
 }
 
-/// What a call does about transfers that are left to NVSHMEM's own streams.
-enum Leaving<'a> {
+/// Effect of a call on transfers on NVSHMEM's own streams.
+enum NbiEffect<'a> {
     Nothing,
-    /// It leaves one, between memory that these streams use; the last is that of a signal.
+    /// It starts one, between memory with these streams; the last is that of a signal.
     Transfer([Option<&'a Arc<Streams>>; 3]),
-    /// Its stream waits for all.
-    TakenOver,
+    /// Its stream waits for all of them.
+    WaitsForAll,
 }
 
 impl<'a> Enqueue<'a> {
     pub(crate) fn begin(comm: &'a Arc<Comm>, call: &'static str, stream: &'a Arc<CudaStream>) -> Result<Self, NvshmemError> {
-        comm.alive(call)?;
+        comm.check_usable(call)?;
         comm.check_stream(call, stream)?;
-        let (capturing, keeps, left) = (is_capturing(stream)?, Vec::new(), Leaving::Nothing);
+        let (capturing, keeps, left) = (is_capturing(stream)?, Vec::new(), NbiEffect::Nothing);
         Ok(Self { comm, call, stream, capturing, keeps, team: None, left, registered: None })
     }
 
-    /// An error where the call is captured into a graph and cannot be.
+    /// Returns an error if the stream is being captured and the call cannot be.
     pub(crate) fn not_captured(&self, why: &'static str) -> Result<(), NvshmemError> {
         if self.capturing { Err(NvshmemError::misuse(self.call, MisuseKind::Context { why })) } else { Ok(()) }
     }
 
-    /// Symmetric memory of the call. Gives its address.
+    /// Adds symmetric memory of the call and returns its address.
     pub(crate) fn symmetric<T>(&mut self, what: &'static str, buffer: &SymmetricBuffer<T>) -> Result<u64, NvshmemError> {
         check_context(self.comm, self.call, what, buffer)?;
         buffer.allocation.note(self.stream);
@@ -66,27 +65,27 @@ impl<'a> Enqueue<'a> {
         Ok(buffer.address())
     }
 
-    /// The call leaves a transfer between two pieces of memory to NVSHMEM's own streams.
-    pub(crate) fn leaves<T>(&mut self, one: &'a SymmetricBuffer<T>, other: &'a SymmetricBuffer<T>) {
-        self.left = Leaving::Transfer([Some(&one.allocation.streams), Some(&other.allocation.streams), None]);
+    /// Declares that the call starts a transfer between two buffers on NVSHMEM's own streams.
+    pub(crate) fn starts_nbi<T>(&mut self, one: &'a SymmetricBuffer<T>, other: &'a SymmetricBuffer<T>) {
+        self.left = NbiEffect::Transfer([Some(&one.allocation.streams), Some(&other.allocation.streams), None]);
     }
 
-    /// The transfer that the call leaves is followed by a signal, which is left with it.
-    pub(crate) fn leaves_signal(&mut self, word: &'a SymmetricBuffer<u64>) {
-        if let Leaving::Transfer([.., signal]) = &mut self.left {
+    /// Declares that the transfer is followed by a signal on NVSHMEM's own streams.
+    pub(crate) fn starts_nbi_signal(&mut self, word: &'a SymmetricBuffer<u64>) {
+        if let NbiEffect::Transfer([.., signal]) = &mut self.left {
             *signal = Some(&word.allocation.streams);
         }
     }
 
-    /// The call makes the stream wait for NVSHMEM's own streams.
-    pub(crate) fn takes_over(&mut self) -> Result<(), NvshmemError> {
-        self.left = Leaving::TakenOver;
-        // Before the team's order is changed for nothing.
+    /// Declares that the call makes the stream wait for NVSHMEM's own streams.
+    pub(crate) fn waits_for_nbi(&mut self) -> Result<(), NvshmemError> {
+        self.left = NbiEffect::WaitsForAll;
+        // Checked before the team's order is changed.
         if self.capturing { self.comm.enqueued.pending.check_capture(self.call) } else { Ok(()) }
     }
 
-    /// This PE's side of a transfer can be reached, and is until the stream, or the graph, is done
-    /// with it; and on this PE itself both sides are apart.
+    /// Checks that this PE's side of a transfer is accessible and keeps it so until the stream, or
+    /// the graph, has completed; and that the sides do not overlap in a transfer to this PE.
     pub(crate) fn reach(
         &mut self,
         heap: &Heap,
@@ -100,19 +99,20 @@ impl<'a> Enqueue<'a> {
             if self.capturing {
                 self.keeps.push(Arc::<Registered>::clone(&registered));
             }
-            // NVSHMEM is told nothing in between: the thread that enters makes the deferred calls.
+            // NVSHMEM is not called in between: a thread that acquires the gate makes the deferred
+            // calls.
             self.registered = Some(registered);
         }
         Ok(())
     }
 
-    /// Any memory of this PE's own, to be read.
+    /// Adds memory of this PE that the call reads.
     pub(crate) fn source<T>(&mut self, what: &'static str, buffer: &'a impl DeviceBuffer<T>) -> Result<Access<'a>, NvshmemError> {
         self.check_device(what, buffer)?;
         if self.capturing { self.owned(buffer) } else { Ok(buffer.read(self.stream)?) }
     }
 
-    /// Any memory of this PE's own, to be written.
+    /// Adds memory of this PE that the call writes.
     pub(crate) fn target<T>(
         &mut self,
         what: &'static str,
@@ -123,7 +123,8 @@ impl<'a> Enqueue<'a> {
     }
 
     fn owned<T>(&mut self, buffer: &impl DeviceBuffer<T>) -> Result<Access<'static>, NvshmemError> {
-        let why = "the stream is being captured, and a graph cannot keep memory that is only borrowed: use memory that is owned, such as DeviceMemory";
+        let why =
+            "the stream is being captured, and a graph cannot keep borrowed memory alive: use owned memory, such as DeviceMemory";
         let (address, keep) = buffer.keep().ok_or_else(|| NvshmemError::misuse(self.call, MisuseKind::Context { why }))?;
         self.keeps.push(keep);
         Ok(Access::new(address))
@@ -138,7 +139,7 @@ impl<'a> Enqueue<'a> {
         }
     }
 
-    /// A team of the call. Gives its handle.
+    /// Adds the team of the call and returns its handle.
     pub(crate) fn team(&mut self, team: &'a Team) -> Result<i32, NvshmemError> {
         team.check(self.call, self.comm)?;
         if self.capturing {
@@ -148,7 +149,7 @@ impl<'a> Enqueue<'a> {
         Ok(team.handle())
     }
 
-    /// Transfers what must stay alive to the graph, and calls.
+    /// Passes what must stay alive to the graph, and calls.
     #[inline]
     pub(crate) fn call(
         self,
@@ -157,9 +158,9 @@ impl<'a> Enqueue<'a> {
         self.call_status(|api, families| function(api, families).map(|()| 0))
     }
 
-    /// As [`call`](Self::call), for functions that return a status.
+    /// Like [`call`](Self::call), for functions that return a status.
     ///
-    /// Only `function` depends on types: this shell is all that is compiled for each of its users.
+    /// Only `function` depends on types: only this wrapper is compiled for each caller.
     #[inline]
     pub(crate) fn call_status(
         self,
@@ -176,26 +177,26 @@ impl<'a> Enqueue<'a> {
             keeps.push(Arc::<()>::clone(&self.comm.enqueued.captured));
             keep_in_graph(self.stream, keeps)?;
         }
-        // Until NVSHMEM has enqueued it.
+        // Kept until NVSHMEM has enqueued it.
         let _turn = match self.team {
             Some(team) => Some(team.order().follow(self.call, self.comm, self.stream, self.capturing)?),
             None => None,
         };
         let left = match &self.left {
-            Leaving::Nothing => None,
-            Leaving::Transfer(memory) => Some(self.comm.enqueued.pending.add(*memory)),
-            Leaving::TakenOver => Some(self.comm.enqueued.pending.take_over(self.call, self.stream, self.capturing)?),
+            NbiEffect::Nothing => None,
+            NbiEffect::Transfer(memory) => Some(self.comm.enqueued.pending.add(*memory)),
+            NbiEffect::WaitsForAll => Some(self.comm.enqueued.pending.wait_for_all(self.call, self.stream, self.capturing)?),
         };
-        // Also where there is no memory that knows of it, as in a quiet: the end waits for it.
+        // Also recorded for calls without memory, such as a quiet: `finalize` waits for the stream.
         self.comm.enqueued.used.note(self.stream);
         let result = self.comm.issue(self.call, function);
-        // What was not captured when it was asked for has borrowed memory, or memory that only the
-        // streams' list keeps.
+        // A stream whose capture began after the check has borrowed memory, or memory that only the
+        // stream's list keeps alive.
         let alone = if self.capturing { Ok(()) } else { refuse_capture_begun(self.call, self.stream) };
         self.comm.nvshmem.check(self.call, result?)?;
         alone?;
-        // Not before: a call that failed has taken nothing over.
-        if let (Leaving::TakenOver, Some(mut left)) = (self.left, left) {
+        // Only after success: a call that failed makes no stream wait.
+        if let (NbiEffect::WaitsForAll, Some(mut left)) = (self.left, left) {
             left.empty();
         }
         Ok(())
@@ -205,7 +206,7 @@ impl<'a> Enqueue<'a> {
 /// A function of NVSHMEM with its arguments; returns its status.
 type Function<'f> = &'f mut dyn FnMut(&'static Api, &'static Families) -> Result<i32, MissingSymbol>;
 
-/// An error unless the buffer is symmetric memory of that context.
+/// Returns an error unless the buffer is symmetric memory of that context.
 pub(crate) fn check_context<T>(
     comm: &Arc<Comm>,
     call: &'static str,
@@ -219,7 +220,7 @@ pub(crate) fn check_context<T>(
     }
 }
 
-/// An error unless both have the same number of elements.
+/// Returns an error unless both have the same number of elements.
 #[inline]
 pub(crate) fn check_len(call: &'static str, what: &'static str, found: usize, expected: usize) -> Result<(), NvshmemError> {
     if found == expected {
@@ -229,14 +230,14 @@ pub(crate) fn check_len(call: &'static str, what: &'static str, found: usize, ex
     }
 }
 
-/// Where two ranges of bytes meet first, if they do.
+/// Returns the first address that two ranges of bytes share, if any.
 pub(crate) fn overlap(one: (u64, usize), other: (u64, usize)) -> Option<u64> {
     let start = one.0.max(other.0);
     let end = (one.0 + one.1 as u64).min(other.0 + other.1 as u64);
     (start < end).then_some(start)
 }
 
-/// An error where what is read and what is written share memory.
+/// Returns an error if the memory that is read and the memory that is written overlap.
 pub(crate) fn check_apart(
     call: &'static str,
     read: (&'static str, u64, usize),
@@ -248,7 +249,7 @@ pub(crate) fn check_apart(
     }
 }
 
-/// Both sides can be reached, and on this PE itself they are apart.
+/// Checks that both sides are accessible and, in a transfer to this PE, do not overlap.
 pub(crate) fn check_pair(
     heap: &Heap,
     call: &'static str,
@@ -264,7 +265,7 @@ pub(crate) fn check_pair(
     Ok(registered)
 }
 
-/// The type of C that moves elements of so many bytes.
+/// Returns the C type that moves elements of so many bytes.
 pub(crate) const fn by_width<T: Element>() -> CType {
     match size_of::<T>() {
         1 => CType::Uint8,
@@ -274,7 +275,7 @@ pub(crate) const fn by_width<T: Element>() -> CType {
     }
 }
 
-/// An address for NVSHMEM.
+/// Converts an address to a pointer for NVSHMEM.
 pub(crate) fn pointer<T>(address: u64) -> *mut T {
     std::ptr::without_provenance_mut(address as usize)
 }
@@ -294,7 +295,7 @@ mod tests {
     #[test]
     fn overlap_is_named() {
         let error = check_apart("test", ("the source", 0x100, 32), ("the target", 0x110, 32)).expect_err("they overlap");
-        assert_eq!(error.to_string(), "test: the source and the target share memory at 0x110");
+        assert_eq!(error.to_string(), "test: the source and the target overlap at 0x110, expected separate memory");
     }
 
     #[test]

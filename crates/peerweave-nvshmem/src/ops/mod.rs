@@ -1,5 +1,5 @@
-//! What a context and its teams do: memory, transfers, signals, collectives, modules. A call
-//! checks, notes what it uses, and then calls NVSHMEM.
+//! The operations of a context and its teams: memory, transfers, signals, collectives, modules.
+//! Each call checks, records what it uses, and then calls NVSHMEM.
 
 mod addresses;
 mod allocate;

@@ -1,7 +1,7 @@
-//! Modules whose kernels call NVSHMEM: each must be told of NVSHMEM's state before its first
-//! launch, and NVSHMEM has to forget it before it is unloaded.
+//! Modules whose kernels call NVSHMEM. Each must be initialised with NVSHMEM's state before its
+//! first launch, and finalised before it is unloaded.
 //!
-//! Loading and linking modules is not done here.
+//! It does not load or link modules.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use peerweave_dylib::MissingSymbol;
 
 use crate::comm::Comm;
 use crate::comm::deferred::{DeferredCall, Held};
-use crate::comm::streams::pass;
+use crate::comm::streams::wait_stream;
 use crate::context::Context;
 use crate::error::NvshmemError;
 use crate::sys::Api;
 
-/// A module or library that knows NVSHMEM's state, until this is dropped.
+/// A module or library that is initialised with NVSHMEM's state until this is dropped.
 ///
-/// Dropping is local. It is to be dropped when no kernel of the module runs any more, and before
-/// NVSHMEM ends; the module is kept until then.
+/// Dropping is local. Drop it when no kernel of the module runs any more, and before NVSHMEM ends;
+/// it keeps the module loaded until then.
 pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// NVSHMEM does not end while it lives: it would write its state into the module when it is
-    /// started again.
+    /// NVSHMEM does not end while it lives: it would write its state into the module at the next
+    /// start.
     _counted: Arc<()>,
 }
 
-/// The exposed addresses of the driver's handles, which any thread may use.
+/// Addresses of the driver's handles, which any thread may use.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Module(usize),
@@ -38,63 +38,62 @@ enum Kind {
 }
 
 impl Context {
-    /// Tells a module of NVSHMEM's state, so that its kernels may call NVSHMEM's device functions.
-    /// `keep` keeps the module loaded; it is dropped by a thread of [`peerweave_driver`]'s, with
-    /// the device's context current, some time after NVSHMEM has forgotten it.
+    /// Initialises a module with NVSHMEM's state, so that its kernels may call NVSHMEM's device
+    /// functions. `keep` keeps the module loaded; a thread of [`peerweave_driver`] drops it with
+    /// the device's context current, some time after NVSHMEM has finalised the module.
     ///
-    /// NVSHMEM waits for the whole device: first this waits for every stream that was used with
-    /// this context, and for the default stream, at most for the context's deadline. Other work
-    /// there that waits for a PE, for longer than the deadline, is the end of the context.
+    /// NVSHMEM waits for the whole device. So this first waits, within the context's deadline, for
+    /// every stream used with this context and for the default stream. Other work on the device
+    /// that waits for a PE beyond the deadline makes the context unusable.
     ///
     /// # Errors
-    /// [`NvshmemError::Nvshmem`] for a module that was linked with another version of NVSHMEM's
-    /// device functions, or with none of them; [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
+    /// [`NvshmemError::Nvshmem`] for a module linked with another version of NVSHMEM's device
+    /// library, or with none; [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
     ///
     /// # Safety
-    /// The module is loaded in this context's device, and stays so while `keep` lives. Its kernels
-    /// run while the guard lives, and not after it was dropped: NVSHMEM's state is taken from them
-    /// then.
+    /// The module is loaded in this context's device, and stays loaded while `keep` lives. Its
+    /// kernels run only while the guard lives.
     pub unsafe fn init_module(&self, module: CUmodule, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         let (address, held) = (module.expose_provenance(), Held::new(&self.comm.context, keep));
-        self.told("nvshmemx_cumodule_init", &held, move |api| {
-            // SAFETY: the module is loaded: the caller's promise, and it is kept until the call is
-            // over.
+        self.init_with("nvshmemx_cumodule_init", &held, move |api| {
+            // SAFETY: the caller promises that the module is loaded, and it is kept until the call
+            // has returned.
             unsafe { api.nvshmemx_cumodule_init(std::ptr::with_exposed_provenance_mut(address)) }
         })?;
         Ok(self.guard(Kind::Module(address), held))
     }
 
-    /// As [`init_module`](Self::init_module), for a library of the driver's. CUDA 12.
+    /// Like [`init_module`](Self::init_module), for a library of the driver. CUDA 12.
     ///
     /// # Errors
-    /// As [`init_module`](Self::init_module).
+    /// As for [`init_module`](Self::init_module).
     ///
     /// # Safety
-    /// The library is loaded and stays so while `keep` lives. Its kernels run as those of
-    /// [`init_module`](Self::init_module) do.
+    /// The library is loaded and stays so while `keep` lives. Its kernels run only while the guard
+    /// lives.
     pub unsafe fn init_library(&self, library: CUlibrary, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         let (address, held) = (library.expose_provenance(), Held::new(&self.comm.context, keep));
-        self.told("nvshmemx_culibrary_init", &held, move |api| {
-            // SAFETY: the library is loaded: the caller's promise, and it is kept until the call is
-            // over.
+        self.init_with("nvshmemx_culibrary_init", &held, move |api| {
+            // SAFETY: the caller promises that the library is loaded, and it is kept until the call
+            // has returned.
             unsafe { api.nvshmemx_culibrary_init(std::ptr::with_exposed_provenance_mut(address)) }
         })?;
         Ok(self.guard(Kind::Library(address), held))
     }
 
-    /// NVSHMEM copies by the default stream, and waits for the whole device: so what is known to be
-    /// under way is waited for first, where it is an error and not the end.
-    fn told(
+    /// NVSHMEM copies on the default stream, and waits for the whole device. So known work is
+    /// waited for first, where a timeout is only an error.
+    fn init_with(
         &self,
         call: &'static str,
         held: &Held,
         tell: impl FnOnce(&'static Api) -> Result<i32, MissingSymbol> + Send + 'static,
     ) -> Result<(), NvshmemError> {
         let comm = &self.comm;
-        comm.alive(call)?;
+        comm.check_usable(call)?;
         comm.drain(call)?;
-        pass(call, comm, &comm.context.default_stream())?;
-        // However late it comes back.
+        wait_stream(call, comm, &comm.context.default_stream())?;
+        // Kept until the call returns, however late.
         let kept = held.clone();
         let code = comm.block(call, move |api, _| {
             let code = tell(api);
@@ -126,8 +125,8 @@ impl Drop for ModuleGuard {
 fn finalize_module(comm: &Comm, address: usize) -> Result<(), NvshmemError> {
     let nvshmem = comm.nvshmem;
     let module = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: the module is kept, was told once, and is forgotten once, by the thread that is
-    // inside.
+    // SAFETY: the module is kept, was initialised once, and is finalised once, by the thread that
+    // holds the gate.
     let code = nvshmem.code("nvshmemx_cumodule_finalize", |api| unsafe { api.nvshmemx_cumodule_finalize(module) })?;
     nvshmem.check("nvshmemx_cumodule_finalize", code)
 }

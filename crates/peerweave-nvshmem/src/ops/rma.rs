@@ -1,10 +1,10 @@
-//! Puts and gets on a stream, complete in its order or at quiet; strided; single values.
+//! Puts and gets on a stream: in stream order or non-blocking, strided, single values.
 //!
-//! Puts with a signal are `signal.rs`, what the host waits for `rma_blocking.rs`.
+//! `signal.rs` has puts with a signal, `rma_blocking.rs` the calls that the host waits for.
 //!
-//! A put or get on a stream is complete in the stream's order on this side: its source may be
-//! reused, its target read, by later work of that stream. The other PE sees a put after a quiet or
-//! a barrier, or by a signal that came with it.
+//! A put or get on a stream is locally complete in stream order: later work of that stream may
+//! reuse its source or read its target. The put is visible to the other PE after a quiet or a
+//! barrier, or with a signal sent with it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::ops::enqueue::{Enqueue, by_width, check_apart, check_context, check_l
 use crate::sys::{CType, Families};
 use crate::{SymmetricBuffer, sys};
 
-/// What a strided transfer touches.
+/// Returns the number of elements that a strided transfer spans.
 fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len: usize) -> Result<(), NvshmemError> {
     if stride == 0 {
         return Err(NvshmemError::misuse(call, MisuseKind::Value { what, found: 0, expected: "a stride of at least 1" }));
@@ -35,19 +35,18 @@ fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len
     }
 }
 
-const NO_CAPTURE: &str =
-    "the stream is being captured, and NVSHMEM does this on streams of its own, or with a value that does not outlive the call";
+const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM makes this transfer on its own streams, or with a value that does not outlive the call";
 
 impl Context {
-    /// Writes `source` to `target` on another PE, in the order of `stream`.
+    /// Writes `source` to `target` on another PE, in stream order.
     ///
-    /// `source` is any memory of this device; for a PE that is reached by the network it must be
+    /// `source` is any memory of this device. For a PE that is reached over the network it must be
     /// symmetric or [registered](Self::register_local).
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless both have the same number of elements; [`MisuseKind::Pe`],
     /// [`MisuseKind::Device`], [`MisuseKind::WrongContext`], [`MisuseKind::Unregistered`],
-    /// [`MisuseKind::Overlap`] (on this PE itself); [`NvshmemError::Dead`].
+    /// [`MisuseKind::Overlap`] (in a put to this PE); [`NvshmemError::Dead`].
     pub fn put<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -69,21 +68,21 @@ impl Context {
         let local = access.address();
         enqueue.reach(&self.heap, ("the source", local), ("the target", remote), bytes, pe)?;
         // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer;
-        // both are kept until the stream has passed.
+        // both are kept alive until the stream has completed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_putmem_on_stream(pointer(remote), pointer(local), bytes, to, stream.cu_stream())
         })
     }
 
-    /// As [`put`](Self::put), but complete only after a quiet: until then the source must not be
+    /// Like [`put`](Self::put), but complete only after a quiet: until then the source must not be
     /// written. It may overtake other work of the stream.
     ///
-    /// NVSHMEM's own streams wait for what `stream` has before, and its blocking calls for them:
-    /// with a stream that is kept for longer than the deadline, a blocking call after this one is
-    /// the end of the context.
+    /// NVSHMEM's own streams wait for the earlier work of `stream`, and its blocking calls wait for
+    /// its own streams. So if `stream` is delayed beyond the deadline, a later blocking call makes
+    /// the context unusable.
     ///
     /// # Errors
-    /// As [`put`](Self::put); [`MisuseKind::Context`] on a stream that is being captured.
+    /// As for [`put`](Self::put); [`MisuseKind::Context`] on a stream that is being captured.
     pub fn put_nbi<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -99,10 +98,10 @@ impl Context {
         })
     }
 
-    /// Reads `source` of another PE into `target`, in the order of `stream`.
+    /// Reads `source` of another PE into `target`, in stream order.
     ///
     /// # Errors
-    /// As [`put`](Self::put).
+    /// As for [`put`](Self::put).
     pub fn get<T: Element>(
         &self,
         target: &mut impl DeviceBufferMut<T>,
@@ -124,17 +123,17 @@ impl Context {
         let local = access.address();
         enqueue.reach(&self.heap, ("the target", local), ("the source", remote), bytes, pe)?;
         // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer;
-        // both are kept until the stream has passed.
+        // both are kept alive until the stream has completed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_getmem_on_stream(pointer(local), pointer(remote), bytes, from, stream.cu_stream())
         })
     }
 
-    /// As [`get`](Self::get), but complete only after a quiet: until then the target must not be
+    /// Like [`get`](Self::get), but complete only after a quiet: until then the target must not be
     /// used.
     ///
     /// # Errors
-    /// As [`put_nbi`](Self::put_nbi).
+    /// As for [`put_nbi`](Self::put_nbi).
     pub fn get_nbi<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -177,16 +176,16 @@ impl Context {
             return Ok(());
         }
         enqueue.reach(&self.heap, (local_name, here), (remote_name, there), bytes, pe)?;
-        enqueue.leaves(remote, local);
+        enqueue.starts_nbi(remote, local);
         enqueue.call(|api, _| function(api, pointer(there), pointer(here), bytes, to, stream.cu_stream()))
     }
 
-    /// Writes elements of `source` to `target` on another PE, with steps between them, in the order
-    /// of `stream`. NVSHMEM has it for PEs that are reached without the network.
+    /// Writes elements of `source` to `target` on another PE, with strides, in stream order.
+    /// NVSHMEM supports it only for PEs that are reached without the network.
     ///
     /// # Errors
-    /// [`MisuseKind::OutOfRange`] where the last element is outside; [`MisuseKind::Unregistered`]
-    /// for a PE that only the network reaches. As [`put`](Self::put) otherwise.
+    /// [`MisuseKind::OutOfRange`] if the last element is outside; [`MisuseKind::Unregistered`] for
+    /// a PE that only the network reaches. Otherwise as for [`put`](Self::put).
     pub fn put_strided<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -201,11 +200,10 @@ impl Context {
         })
     }
 
-    /// Reads elements of `source` of another PE into `target`, with steps between them, in the
-    /// order of `stream`.
+    /// Reads elements of `source` of another PE into `target`, with strides, in stream order.
     ///
     /// # Errors
-    /// As [`put_strided`](Self::put_strided).
+    /// As for [`put_strided`](Self::put_strided).
     pub fn get_strided<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -220,7 +218,7 @@ impl Context {
         })
     }
 
-    #[allow(clippy::too_many_arguments, reason = "what both directions have in common")]
+    #[allow(clippy::too_many_arguments, reason = "the parameters that both directions share")]
     fn strided<T: Element>(
         &self,
         call: &'static str,
@@ -241,8 +239,8 @@ impl Context {
         enqueue.call(|_, families| {
             let function = function(families, by_width::<T>())?;
             let (target_stride, source_stride) = (strides.dest as isize, strides.source as isize);
-            // SAFETY: every element is inside the symmetric heap on both sides, and kept until the
-            // stream has passed.
+            // SAFETY: every element is inside the symmetric heap on both sides, and kept alive
+            // until the stream has completed.
             unsafe {
                 function(pointer(to), pointer(from), target_stride, source_stride, strides.count, other, stream.cu_stream())
             };
@@ -250,8 +248,8 @@ impl Context {
         })
     }
 
-    /// Every element is inside, both sides are mapped here, and on this PE itself they are apart.
-    /// Gives the PE, and the steps that NVSHMEM is to be given.
+    /// Checks that every element is inside, that both sides are mapped here, and that they do not
+    /// overlap in a transfer to this PE. Returns the PE, and the strides for NVSHMEM.
     pub(crate) fn check_strided<T: Element>(
         &self,
         call: &'static str,
@@ -268,10 +266,10 @@ impl Context {
         if strides.count == 0 {
             return Ok((other, strides));
         }
-        // From one element there is no step; a wide one would be too wide for CUDA all the same.
+        // A single element has no stride, but CUDA would refuse a wide one.
         let strides = if strides.count == 1 { Strides { count: 1, source: 1, dest: 1 } } else { strides };
         for (what, stride) in [("the target's stride", strides.dest), ("the source's stride", strides.source)] {
-            // The widest pitch of a copy of CUDA's; NVSHMEM would end the process.
+            // The widest pitch of a copy of CUDA; NVSHMEM would end the process.
             if stride.saturating_mul(size_of::<T>()) > i32::MAX as usize {
                 let found = i64::try_from(stride).unwrap_or(i64::MAX);
                 return Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected: "less than 2 GiB" }));
@@ -289,11 +287,11 @@ impl Context {
         Ok((other, strides))
     }
 
-    /// Writes one value to the first element of `target` on another PE, in the order of `stream`.
+    /// Writes one value to the first element of `target` on another PE, in stream order.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless the target has an element; [`MisuseKind::Context`] on a stream
-    /// that is being captured. As [`put`](Self::put) otherwise.
+    /// that is being captured. Otherwise as for [`put`](Self::put).
     pub fn put_value<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -316,8 +314,8 @@ impl Context {
                     let function = unsafe {
                         std::mem::transmute::<sys::ByValue, unsafe extern "C" fn(*mut $bits, $bits, c_int, CUstream)>(function)
                     };
-                    // SAFETY: elements are as many plain bytes as the integer; the address is
-                    // inside the symmetric heap and kept.
+                    // SAFETY: elements are plain bytes of the integer's width; the address is
+                    // inside the symmetric heap and kept alive.
                     unsafe { function(pointer(remote), std::mem::transmute_copy::<T, $bits>(&value), to, stream) }
                 }};
             }
@@ -346,8 +344,8 @@ mod tests {
     #[test]
     fn strided_ranges_are_judged_by_their_last_element() {
         assert!(span("test", "the target", 3, 4, 10).is_ok());
-        let error = span("test", "the target", 3, 4, 9).expect_err("the last is outside");
-        assert_eq!(error.to_string(), "test: the target is 0..10 of 9 elements");
+        let error = span("test", "the target", 3, 4, 9).expect_err("the last element is outside");
+        assert_eq!(error.to_string(), "test: the target is 0..10, expected a range within 9 elements");
         assert!(span("test", "the target", 3, 0, 0).is_ok());
         assert!(span("test", "the target", 0, 1, 1).is_err());
         assert!(span("test", "the target", usize::MAX, 3, 9).is_err(), "no overflow");

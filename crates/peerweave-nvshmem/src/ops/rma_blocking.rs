@@ -1,8 +1,8 @@
 //! Puts and gets that the host waits for, with the context's deadline: contiguous, strided, single
 //! values.
 //!
-//! They are in no order with work on streams. Invariant: what the call inside NVSHMEM uses is kept
-//! until that call is over, however late.
+//! They are not ordered with work on streams. Invariant: memory used by a call inside NVSHMEM is
+//! kept alive until the call has returned, however late.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use peerweave_driver::cudarc::driver::sys::CUstream;
 use peerweave_driver::{CudaStream, DriverError, is_capturing};
 use peerweave_types::{Element, Pe, Strides};
 
-use crate::comm::streams::pass;
+use crate::comm::streams::wait_stream;
 use crate::context::Context;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::ops::enqueue::{by_width, check_context, check_len, check_pair, pointer};
 use crate::ops::rma::one_at_least;
 use crate::{SymmetricBuffer, sys};
 
-/// Calls a function that is passed or gives an element by value, as the integer of its width.
+/// Calls a function that takes or returns an element by value, as the integer of its width.
 macro_rules! by_bits {
     ($T:ty, $call:ident) => {
         match size_of::<$T>() {
@@ -32,12 +32,12 @@ macro_rules! by_bits {
 }
 
 impl Context {
-    /// Reads the first element of `source` of another PE. Blocks, at most for the context's
-    /// deadline. NVSHMEM has it for PEs that are reached without the network.
+    /// Reads the first element of `source` of another PE, within the context's deadline. NVSHMEM
+    /// supports it only for PEs that are reached without the network.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; [`MisuseKind::Unregistered`] for a PE that only the network
-    /// reaches. As [`put`](Self::put) otherwise.
+    /// reaches. Otherwise as for [`put`](Self::put).
     pub fn get_value_blocking<T: Element>(&self, source: &SymmetricBuffer<T>, pe: Pe) -> Result<T, NvshmemError> {
         const CALL: &str = "nvshmem_g";
         let (remote, from) = self.check_value(CALL, "the source", source, pe)?;
@@ -50,8 +50,8 @@ impl Context {
                     type Function = unsafe extern "C" fn(*const $bits, c_int) -> $bits;
                     // SAFETY: the address is that of the function for integers of this width.
                     let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: the address is inside the symmetric heap; elements are as many plain
-                    // bytes as the integer, of any value.
+                    // SAFETY: the address is inside the symmetric heap; elements are plain bytes of
+                    // the integer's width, of any value.
                     unsafe { std::mem::transmute_copy::<$bits, T>(&function(pointer(remote), from)) }
                 }};
             }
@@ -59,11 +59,11 @@ impl Context {
         })
     }
 
-    /// As [`get_value_blocking`](Self::get_value_blocking), after what `stream` has before. NVSHMEM
-    /// gives the value to the host, so this waits for the stream.
+    /// Like [`get_value_blocking`](Self::get_value_blocking), after the earlier work of `stream`.
+    /// NVSHMEM returns the value to the host, so this waits for the stream.
     ///
     /// # Errors
-    /// As [`get_value_blocking`](Self::get_value_blocking); [`MisuseKind::Device`],
+    /// As for [`get_value_blocking`](Self::get_value_blocking); [`MisuseKind::Device`],
     /// [`NvshmemError::Cuda`] on a stream that is being captured.
     pub fn get_value<T: Element>(
         &self,
@@ -78,8 +78,8 @@ impl Context {
             return Err(DriverError::Capturing { call: CALL }.into());
         }
         source.allocation.note(stream);
-        // Inside NVSHMEM nothing ends the wait for what the stream has.
-        pass(CALL, &self.comm, stream)?;
+        // A wait for the stream inside NVSHMEM would have no deadline.
+        wait_stream(CALL, &self.comm, stream)?;
         let kept = (source.clone(), Arc::clone(stream));
         self.comm.block(CALL, move |_, families| {
             let function = families.g_on_stream(by_width::<T>())?;
@@ -97,11 +97,11 @@ impl Context {
         })
     }
 
-    /// Writes one value to the first element of `target` on another PE and waits for it, at most
-    /// for the context's deadline.
+    /// Writes one value to the first element of `target` on another PE and waits for it within the
+    /// context's deadline.
     ///
     /// # Errors
-    /// As [`get_value_blocking`](Self::get_value_blocking).
+    /// As for [`get_value_blocking`](Self::get_value_blocking).
     pub fn put_value_blocking<T: Element>(&self, target: &SymmetricBuffer<T>, value: T, pe: Pe) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_p";
         let (remote, to) = self.check_value(CALL, "the target", target, pe)?;
@@ -114,21 +114,20 @@ impl Context {
                     type Function = unsafe extern "C" fn(*mut $bits, $bits, c_int);
                     // SAFETY: the address is that of the function for integers of this width.
                     let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: elements are as many plain bytes as the integer; the address is
+                    // SAFETY: elements are plain bytes of the integer's width; the address is
                     // inside the symmetric heap.
                     unsafe { function(pointer(remote), std::mem::transmute_copy::<T, $bits>(&value), to) }
                 }};
             }
             by_bits!(T, call);
-            // It may be left to a stream of NVSHMEM's own.
-            // SAFETY: NVSHMEM is initialised.
+            // NVSHMEM may use one of its own streams. SAFETY: NVSHMEM is initialised.
             unsafe { api.nvshmem_quiet() }
         })?;
-        self.comm.healthy()
+        self.comm.check_device_errors()
     }
 
-    /// A single value: the PE is there, the element too, and both sides are mapped. Gives the
-    /// address and the PE.
+    /// Checks a transfer of a single value: the PE and the element exist, and both sides are
+    /// mapped. Returns the address and the PE.
     fn check_value<T: Element>(
         &self,
         call: &'static str,
@@ -137,7 +136,7 @@ impl Context {
         pe: Pe,
     ) -> Result<(u64, c_int), NvshmemError> {
         let comm = &self.comm;
-        comm.alive(call)?;
+        comm.check_usable(call)?;
         let other = comm.check_pe(call, "the PE", pe)?;
         one_at_least(call, what, remote)?;
         check_context(comm, call, what, remote)?;
@@ -147,11 +146,11 @@ impl Context {
         Ok((remote.address(), other))
     }
 
-    /// Writes elements of `source` to `target` on another PE, with steps between them, and waits
-    /// for it, at most for the context's deadline.
+    /// Writes elements of `source` to `target` on another PE, with strides, and waits for it within
+    /// the context's deadline.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`]; as [`put_strided`](Self::put_strided).
+    /// [`NvshmemError::Timeout`]; as for [`put_strided`](Self::put_strided).
     pub fn put_strided_blocking<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -162,11 +161,11 @@ impl Context {
         self.strided_blocking("nvshmem_iput", target, source, strides, ("the target", target, pe))
     }
 
-    /// Reads elements of `source` of another PE into `target`, with steps between them, and waits
-    /// for it, at most for the context's deadline.
+    /// Reads elements of `source` of another PE into `target`, with strides, and waits for it
+    /// within the context's deadline.
     ///
     /// # Errors
-    /// As [`put_strided_blocking`](Self::put_strided_blocking).
+    /// As for [`put_strided_blocking`](Self::put_strided_blocking).
     pub fn get_strided_blocking<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -185,7 +184,7 @@ impl Context {
         strides: Strides,
         remote: (&'static str, &SymmetricBuffer<T>, Pe),
     ) -> Result<(), NvshmemError> {
-        self.comm.alive(call)?;
+        self.comm.check_usable(call)?;
         let (other, strides) = self.check_strided(call, target, source, strides, remote)?;
         if strides.count == 0 {
             return Ok(());
@@ -197,26 +196,26 @@ impl Context {
             let kind = by_width::<T>();
             let function = if call == "nvshmem_iput" { families.iput(kind)? } else { families.iget(kind)? };
             let (target_stride, source_stride) = (strides.dest as isize, strides.source as isize);
-            // SAFETY: every element is inside the symmetric heap on both sides, and kept until the
-            // call is over.
+            // SAFETY: every element is inside the symmetric heap on both sides, and kept alive
+            // until the call has returned.
             unsafe { function(pointer(to), pointer(from), target_stride, source_stride, strides.count, other) };
             // SAFETY: NVSHMEM is initialised.
             unsafe { api.nvshmem_quiet() }
         })?;
-        self.comm.healthy()
+        self.comm.check_device_errors()
     }
 
-    /// Writes `source` to `target` on another PE and waits until the source may be reused, at most
-    /// for the context's deadline.
+    /// Writes `source` to `target` on another PE and waits, within the context's deadline, until
+    /// the source may be reused.
     ///
-    /// Where the PE is reached by the network alone, it may arrive later:
+    /// On a PE that is reached only over the network, the data may arrive later:
     /// [`quiet_blocking`](Self::quiet_blocking),
     /// [`Team::barrier_blocking`](crate::Team::barrier_blocking) and
-    /// [`barrier_all_blocking`](Self::barrier_all_blocking) complete it. A quiet and a barrier on a
-    /// stream do not.
+    /// [`barrier_all_blocking`](Self::barrier_all_blocking) complete it. A quiet or a barrier on a
+    /// stream does not.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`]; as [`put`](Self::put).
+    /// [`NvshmemError::Timeout`]; as for [`put`](Self::put).
     pub fn put_blocking<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -231,21 +230,21 @@ impl Context {
         let kept = (target.clone(), source.clone());
         self.comm.block(CALL, move |api, _| {
             let _kept = kept;
-            // SAFETY: both ranges are inside the symmetric heap, and kept until the call is over.
+            // SAFETY: both ranges are inside the symmetric heap, and kept alive until the call has
+            // returned.
             unsafe { api.nvshmem_putmem(pointer(remote), pointer(local), bytes, to) }
         })?;
         if by_network {
-            // After the call: a quiet of another thread that came before it has not completed it.
+            // Set after the call: an earlier quiet of another thread has not completed this put.
             self.comm.enqueued.sent.store(true, Ordering::Relaxed);
         }
-        self.comm.healthy()
+        self.comm.check_device_errors()
     }
 
-    /// Reads `source` of another PE into `target` and waits for it, at most for the context's
-    /// deadline.
+    /// Reads `source` of another PE into `target` and waits for it within the context's deadline.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`]; as [`put`](Self::put).
+    /// [`NvshmemError::Timeout`]; as for [`put`](Self::put).
     pub fn get_blocking<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -259,14 +258,15 @@ impl Context {
         let kept = (target.clone(), source.clone());
         self.comm.block(CALL, move |api, _| {
             let _kept = kept;
-            // SAFETY: both ranges are inside the symmetric heap, and kept until the call is over.
+            // SAFETY: both ranges are inside the symmetric heap, and kept alive until the call has
+            // returned.
             unsafe { api.nvshmem_getmem(pointer(local), pointer(remote), bytes, from) }
         })?;
-        self.comm.healthy()
+        self.comm.check_device_errors()
     }
 
-    /// Checks a transfer without a stream. Gives remote and local address, bytes and PE; `None` for
-    /// nothing to do.
+    /// Checks a transfer without a stream. Returns the remote and local address, bytes and PE;
+    /// `None` for zero elements.
     fn blocking<T: Element>(
         &self,
         call: &'static str,
@@ -275,7 +275,7 @@ impl Context {
         pe: Pe,
     ) -> Result<Option<(u64, u64, usize, c_int)>, NvshmemError> {
         let comm = &self.comm;
-        comm.alive(call)?;
+        comm.check_usable(call)?;
         let other = comm.check_pe(call, "the PE", pe)?;
         check_context(comm, call, remote_name, remote)?;
         check_context(comm, call, local_name, local)?;
@@ -284,7 +284,7 @@ impl Context {
         if bytes == 0 {
             return Ok(None);
         }
-        // All of it is symmetric, so no registration is needed.
+        // Both sides are symmetric, so no registration is needed.
         check_pair(&self.heap, call, (local_name, here), (remote_name, there), bytes, pe)?;
         Ok(Some((there, here, bytes, other)))
     }

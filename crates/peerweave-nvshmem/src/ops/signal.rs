@@ -1,9 +1,9 @@
-//! Signals on a stream and waiting for them; what is complete and what is ordered.
+//! Signals on a stream, waits for them, quiet and fence.
 //!
-//! Waiting for words of other types is `words.rs`.
+//! `wait_words.rs` has waits for words of other types.
 //!
-//! A wait on a stream has no deadline of its own: what never comes keeps the stream, and the host's
-//! waits for that stream expire.
+//! A wait on a stream has no deadline of its own. If the signal never arrives, the stream stays
+//! blocked, and waits of the host for that stream time out.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -20,25 +20,25 @@ use crate::error::NvshmemError;
 use crate::ops::enqueue::{Enqueue, check_apart, check_context, check_len, pointer};
 use crate::ops::rma::one_at_least;
 
-/// What a put does to a word on the other PE once its data is there.
+/// The update of a word on the other PE after the data of a put has arrived.
 #[derive(Clone, Debug)]
 pub struct Signal<'a> {
     /// The word: the first element.
     pub word: &'a SymmetricBuffer<u64>,
-    /// What it is set to, or what is added.
+    /// The value to set or to add.
     pub value: u64,
-    /// Which of both.
+    /// The operation.
     pub op: SignalOp,
 }
 
-const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may store the value of a set signal from memory that does not outlive the call: add instead";
+const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a set signal from memory that does not outlive the call: use add";
 
 impl Context {
-    /// Writes `source` to `target` on another PE, then signals there: who sees the signal sees the
-    /// data. In the order of `stream`.
+    /// Writes `source` to `target` on another PE, then signals there, in stream order. A PE that
+    /// sees the signal also sees the data.
     ///
     /// # Errors
-    /// As [`put`](Self::put); [`MisuseKind::Length`] for a signal without a word;
+    /// As for [`put`](Self::put); [`MisuseKind::Length`] for a signal without a word;
     /// [`MisuseKind::Context`] for a set signal on a stream that is being captured.
     pub fn put_signal<T: Element>(
         &self,
@@ -54,7 +54,7 @@ impl Context {
         if signal.op == SignalOp::Set {
             enqueue.not_captured(NO_CAPTURE)?;
         }
-        let (remote, word, bytes, to) = self.signalled(CALL, &mut enqueue, target, source.len(), signal, pe)?;
+        let (remote, word, bytes, to) = self.check_put_signal(CALL, &mut enqueue, target, source.len(), signal, pe)?;
         if bytes == 0 {
             return self.signal(signal, pe, stream);
         }
@@ -63,7 +63,7 @@ impl Context {
         enqueue.reach(&self.heap, ("the source", local), ("the target", remote), bytes, pe)?;
         let (value, op) = (signal.value, signal_op(signal.op));
         // SAFETY: target and signal are inside the symmetric heap, the source inside its buffer;
-        // all are kept until the stream has passed.
+        // all are kept alive until the stream has completed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_putmem_signal_on_stream(
                 pointer(remote),
@@ -78,10 +78,10 @@ impl Context {
         })
     }
 
-    /// As [`put_signal`](Self::put_signal), but complete on this side only after a quiet.
+    /// Like [`put_signal`](Self::put_signal), but locally complete only after a quiet.
     ///
     /// # Errors
-    /// As [`put_nbi`](Self::put_nbi) and [`put_signal`](Self::put_signal).
+    /// As for [`put_nbi`](Self::put_nbi) and [`put_signal`](Self::put_signal).
     pub fn put_signal_nbi<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -93,15 +93,15 @@ impl Context {
         const CALL: &str = "nvshmemx_putmem_signal_nbi_on_stream";
         let comm = &self.comm;
         let mut enqueue = Enqueue::begin(comm, CALL, stream)?;
-        enqueue.not_captured("the stream is being captured, and NVSHMEM does this on streams of its own")?;
-        let (remote, word, bytes, to) = self.signalled(CALL, &mut enqueue, target, source.len(), signal, pe)?;
+        enqueue.not_captured("the stream is being captured, and NVSHMEM makes this transfer on its own streams")?;
+        let (remote, word, bytes, to) = self.check_put_signal(CALL, &mut enqueue, target, source.len(), signal, pe)?;
         if bytes == 0 {
             return self.signal(signal, pe, stream);
         }
         let local = enqueue.symmetric("the source", source)?;
         enqueue.reach(&self.heap, ("the source", local), ("the target", remote), bytes, pe)?;
-        enqueue.leaves(target, source);
-        enqueue.leaves_signal(signal.word);
+        enqueue.starts_nbi(target, source);
+        enqueue.starts_nbi_signal(signal.word);
         let (value, op) = (signal.value, signal_op(signal.op));
         // SAFETY: all ranges are inside the symmetric heap, whose memory is freed after a quiet.
         enqueue.call(|api, _| unsafe {
@@ -118,9 +118,9 @@ impl Context {
         })
     }
 
-    /// What puts with a signal check of target and signal. Gives their addresses, the bytes and the
+    /// Checks target and signal of a put with a signal. Returns their addresses, the bytes and the
     /// PE.
-    fn signalled<T: Element>(
+    fn check_put_signal<T: Element>(
         &self,
         call: &'static str,
         enqueue: &mut Enqueue<'_>,
@@ -139,7 +139,7 @@ impl Context {
         Ok((remote, word, bytes, to))
     }
 
-    /// Signals to another PE without data, in the order of `stream`.
+    /// Signals to another PE without data, in stream order.
     ///
     /// # Errors
     /// [`MisuseKind::Pe`], [`MisuseKind::Length`], [`MisuseKind::WrongContext`],
@@ -155,21 +155,21 @@ impl Context {
         one_at_least(CALL, "the signal", signal.word)?;
         let word = enqueue.symmetric("the signal", signal.word)?;
         let (value, op) = (signal.value, signal_op(signal.op));
-        // SAFETY: the word is inside the symmetric heap and kept.
+        // SAFETY: the word is inside the symmetric heap and kept alive.
         enqueue.call(|api, _| unsafe { api.nvshmemx_signal_op_on_stream(pointer(word), value, op, to, stream.cu_stream()) })
     }
 
-    /// Has `stream` wait until this PE's word compares so with `value`. The comparison is of
-    /// unsigned numbers.
+    /// Makes `stream` wait until this PE's word, compared as an unsigned number with `value`,
+    /// satisfies the comparison.
     ///
-    /// Where the device's streams can wait by themselves, NVSHMEM has them wait for [`Compare::Eq`]
-    /// and [`Compare::Ge`], and such a stream compares for `Ge` in the cycle of all numbers: a word
-    /// that is 2^63 or more above `value` may not be taken for one that is reached. It never goes
-    /// on too early. For words as far away as that (as one with all bits set), use [`Compare::Gt`].
-    /// Other comparisons are a kernel's, as all of [`wait_until`](Self::wait_until) are.
+    /// On devices whose streams can wait by themselves, NVSHMEM uses such waits for [`Compare::Eq`]
+    /// and [`Compare::Ge`]. These compare `Ge` cyclically: a word that is 2^63 or more above
+    /// `value` may not count as reached. They never end too early. For such words (for example with
+    /// all bits set), use [`Compare::Gt`]. A kernel makes all other comparisons, and all those of
+    /// [`wait_until`](Self::wait_until).
     ///
     /// # Errors
-    /// As [`signal`](Self::signal).
+    /// As for [`signal`](Self::signal).
     pub fn signal_wait(
         &self,
         word: &SymmetricBuffer<u64>,
@@ -181,62 +181,61 @@ impl Context {
         let mut enqueue = Enqueue::begin(&self.comm, CALL, stream)?;
         one_at_least(CALL, "the signal", word)?;
         let word = enqueue.symmetric("the signal", word)?;
-        // In the cycle, what is small is above what is so large; and none is below zero.
+        // In the cyclic order a small word is above such a large value; and no word is below zero.
         let (condition, value) = match condition {
             Compare::Ge if value > i64::MAX as u64 => (Compare::Gt, value - 1),
             Compare::Ge if value == 0 => return Ok(()),
             other => (other, value),
         };
-        // SAFETY: the word is inside the symmetric heap and kept.
+        // SAFETY: the word is inside the symmetric heap and kept alive.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_signal_wait_until_on_stream(pointer(word), compare(condition), value, stream.cu_stream())
         })
     }
 
-    /// The value of this PE's word now. Blocks for a copy from the device, at most for the
+    /// Returns the current value of this PE's word. Waits for a copy from the device, within the
     /// context's deadline.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`]; as [`signal`](Self::signal).
+    /// [`NvshmemError::Timeout`]; as for [`signal`](Self::signal).
     pub fn signal_fetch_blocking(&self, word: &SymmetricBuffer<u64>) -> Result<u64, NvshmemError> {
         const CALL: &str = "nvshmem_signal_fetch";
         one_at_least(CALL, "the signal", word)?;
         check_context(&self.comm, CALL, "the signal", word)?;
-        // NVSHMEM's own would wait for the default stream, and end the process where CUDA says no:
-        // an aligned word is read whole by a copy too.
+        // NVSHMEM's own function would wait for the default stream, and end the process on an error
+        // of CUDA. A copy also reads an aligned word atomically.
         let values = word.slice(0..1)?.read_by(CALL, &self.comm.side)?;
         Ok(values[0])
     }
 
-    /// Completes, in the order of `stream`: what this PE put or got before in that order, and what
-    /// was left to NVSHMEM's own streams (`nbi`) and not yet completed by a quiet or a barrier on
-    /// another stream.
+    /// Completes, in stream order, the earlier puts and gets of this PE on the stream, and pending
+    /// transfers on NVSHMEM's own streams (`nbi`) that no quiet or barrier on another stream has
+    /// completed.
     ///
     /// # Errors
     /// [`MisuseKind::Device`], [`NvshmemError::Dead`]; [`MisuseKind::Context`] on a stream that is
-    /// being captured while `nbi` transfers are under way.
+    /// being captured while `nbi` transfers are pending.
     pub fn quiet(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_quiet_on_stream", stream)?;
-        enqueue.takes_over()?;
+        enqueue.waits_for_nbi()?;
         // SAFETY: any stream of the device is allowed.
         enqueue.call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
     }
 
-    /// Completes what was put and got without a stream, and what was left to NVSHMEM's own streams,
-    /// also where a quiet or a barrier on a stream has yet to complete it. Blocks, at most for the
-    /// context's deadline.
+    /// Completes puts and gets made without a stream and all transfers on NVSHMEM's own streams,
+    /// within the context's deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
     pub fn quiet_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_quiet";
-        self.comm.alive(CALL)?;
-        self.comm.enqueued.pending.complete(CALL, &self.comm, || self.comm.quiet_of_host())?;
-        self.comm.healthy()
+        self.comm.check_usable(CALL)?;
+        self.comm.enqueued.pending.complete(CALL, &self.comm, || self.comm.quiet_host())?;
+        self.comm.check_device_errors()
     }
 
-    /// Orders: what was put before is seen by each PE before what is put later. Blocks, at most for
-    /// the context's deadline.
+    /// Orders puts: each PE sees earlier puts before later ones. Returns within the context's
+    /// deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
@@ -245,23 +244,23 @@ impl Context {
         self.comm.block("nvshmem_fence", |api, _| unsafe { api.nvshmem_fence() })
     }
 
-    /// In the order of `stream`: the sources of what was put before, also of `nbi` puts, may be
-    /// reused. Weaker than [`quiet`](Self::quiet). Since 3.8.
+    /// Makes the sources of earlier puts reusable in stream order, also those of `nbi` puts. Weaker
+    /// than [`quiet`](Self::quiet). Since 3.8.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`]; as [`quiet`](Self::quiet).
+    /// [`NvshmemError::Unsupported`]; as for [`quiet`](Self::quiet).
     pub fn flush(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_flush_on_stream", stream)?;
-        enqueue.takes_over()?;
+        enqueue.waits_for_nbi()?;
         // SAFETY: any stream of the device is allowed.
         enqueue.call(|api, _| unsafe { api.nvshmemx_flush_on_stream(stream.cu_stream()) })
     }
 
-    /// As [`flush`](Self::flush), for what was put without a stream. Blocks, at most for the
-    /// context's deadline. Since 3.8.
+    /// Like [`flush`](Self::flush), for puts made without a stream, within the context's deadline.
+    /// Since 3.8.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`]; as [`quiet_blocking`](Self::quiet_blocking).
+    /// [`NvshmemError::Unsupported`]; as for [`quiet_blocking`](Self::quiet_blocking).
     pub fn flush_blocking(&self) -> Result<(), NvshmemError> {
         // SAFETY: NVSHMEM is initialised.
         self.comm.block("nvshmemx_flush", |api, _| unsafe { api.nvshmemx_flush() })

@@ -1,7 +1,7 @@
-//! Waiting on a stream for words of this PE, of any type that can be waited for.
+//! Waits on a stream for words of this PE, of all types that NVSHMEM supports.
 //!
-//! A wait on a stream has no deadline of its own: what never comes keeps the stream, and the host's
-//! waits for that stream expire.
+//! A wait on a stream has no deadline of its own. If the value never arrives, the stream stays
+//! blocked, and waits of the host for that stream time out.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -21,10 +21,11 @@ use crate::{SymmetricBuffer, sys};
 use peerweave_types::nvshmem::compare;
 
 impl Context {
-    /// Has `stream` wait until the first element of this PE's `word` compares so with `value`.
+    /// Makes `stream` wait until the first element of this PE's `word` satisfies the comparison
+    /// with `value`.
     ///
     /// # Errors
-    /// As [`signal`](Self::signal).
+    /// As for [`signal`](Self::signal).
     pub fn wait_until<T: AtomicInteger>(
         &self,
         word: &SymmetricBuffer<T>,
@@ -41,12 +42,12 @@ impl Context {
             let function = families.wait_until_on_stream(c_type::<T>())?;
             macro_rules! call {
                 ($bits:ty) => {{
-                    // SAFETY: the address is that of the function for an integer of this width,
-                    // signed or not, which is passed the same way.
+                    // SAFETY: the address is that of the function for an integer of this width;
+                    // signed and unsigned ones are passed alike.
                     let function = unsafe {
                         std::mem::transmute::<sys::ByValue, unsafe extern "C" fn(*mut $bits, c_int, $bits, CUstream)>(function)
                     };
-                    // SAFETY: the word is inside the symmetric heap and kept.
+                    // SAFETY: the word is inside the symmetric heap and kept alive.
                     unsafe { function(pointer(address), compare(condition), value.to_word() as $bits, stream) }
                 }};
             }
@@ -59,10 +60,11 @@ impl Context {
         })
     }
 
-    /// Has `stream` wait until every element of this PE's `words` compares so with `value`.
+    /// Makes `stream` wait until every element of this PE's `words` satisfies the comparison with
+    /// `value`.
     ///
     /// # Errors
-    /// As [`signal`](Self::signal).
+    /// As for [`signal`](Self::signal).
     pub fn wait_until_all<T: AtomicInteger>(
         &self,
         words: &SymmetricBuffer<T>,
@@ -84,8 +86,8 @@ impl Context {
                     type Function = unsafe extern "C" fn(*mut $bits, usize, *const c_int, c_int, $bits, CUstream);
                     // SAFETY: as in `wait_until`.
                     let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: the words are inside the symmetric heap and kept; without a mask all
-                    // of them count.
+                    // SAFETY: the words are inside the symmetric heap and kept alive; a null mask
+                    // selects all of them.
                     unsafe {
                         function(pointer(address), count, std::ptr::null(), compare(condition), value.to_word() as $bits, stream)
                     }
@@ -100,12 +102,12 @@ impl Context {
         })
     }
 
-    /// Has `stream` wait until every element of this PE's `words` compares so with the element of
-    /// `values` at the same place. `values` is memory of this device; it must not change until the
-    /// stream has passed.
+    /// Makes `stream` wait until every element of this PE's `words` satisfies the comparison with
+    /// the element of `values` at the same index. `values` is memory of this device; it must not
+    /// change until the stream has completed the wait.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements; as
+    /// [`MisuseKind::Length`] unless both have the same number of elements; as for
     /// [`signal`](Self::signal).
     pub fn wait_until_each<T: AtomicInteger>(
         &self,
@@ -126,7 +128,7 @@ impl Context {
         enqueue.call(|_, families| {
             let function = families.wait_until_all_vector_on_stream(c_type::<T>())?;
             // SAFETY: the words are inside the symmetric heap, the values inside their buffer, and
-            // both are kept; without a mask all count.
+            // both are kept alive; a null mask selects all of them.
             unsafe {
                 function(pointer(address), count, std::ptr::null(), compare(condition), pointer(values), stream.cu_stream())
             };
@@ -135,7 +137,7 @@ impl Context {
     }
 }
 
-/// The type of C of an integer that can be waited for.
+/// Returns the C type of an integer that NVSHMEM can wait for.
 fn c_type<T: AtomicInteger>() -> CType {
     use peerweave_types::DType;
     match T::DTYPE {

@@ -1,18 +1,18 @@
-//! The network interface by which the PEs meet, looked at before NVSHMEM does.
+//! Checks the network interface by which the PEs connect, before NVSHMEM uses it.
 //!
-//! NVSHMEM takes a list of names, each a beginning unless `=` stands before the list; `^` excludes.
-//! Where none is there it says so on the standard error stream alone.
+//! NVSHMEM takes a list of names. Each is a prefix unless the list starts with `=`; `^` excludes
+//! names. If none matches, NVSHMEM only prints that to standard error.
 
 use crate::error::PreflightError;
 use crate::library::Settings;
 
-/// The variable that names it.
+/// The variable that selects it.
 const VARIABLE: &str = "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
 
-/// An error where what is asked for is on no interface of this machine.
+/// Returns an error if no interface of this machine matches.
 pub(crate) fn check(settings: &Settings) -> Result<(), PreflightError> {
     let Some(asked) = settings.effective(VARIABLE).filter(|asked| !asked.is_empty()) else { return Ok(()) };
-    // Where the system does not say, NVSHMEM may still know.
+    // If the system does not list interfaces, NVSHMEM decides.
     let Ok(all) = peerweave_bootstrap::interface::interfaces() else { return Ok(()) };
     let mut there: Vec<String> = all.into_iter().map(|one| one.name).collect();
     there.dedup();

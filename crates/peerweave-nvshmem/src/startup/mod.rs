@@ -1,5 +1,5 @@
-//! Starting and ending NVSHMEM: by a rendezvous, an id, MPI or a launcher; what a machine must
-//! have; what was left at the end.
+//! Starts and ends NVSHMEM: initialisation by a rendezvous, an id, MPI or a launcher; checks of the
+//! machine; the report at the end.
 
 pub(crate) mod finalize;
 mod interface;

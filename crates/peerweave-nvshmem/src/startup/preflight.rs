@@ -1,11 +1,11 @@
-//! What can be known before NVSHMEM is called: most of what goes wrong inside it is printed, and
-//! ends the process or never ends.
+//! Checks before NVSHMEM is called. Most errors inside NVSHMEM are only printed, and end the
+//! process or hang.
 //!
-//! What cannot be known: whether a network works; whether the switch fabric is healthy; whether
-//! another process takes the memory meanwhile; whether a peer dies inside NVSHMEM (then the
-//! deadline is what is left).
+//! It cannot check whether a network works, whether the switch fabric is healthy, whether another
+//! process allocates the memory meanwhile, or whether a peer dies inside NVSHMEM (only the deadline
+//! helps then).
 //!
-//! Invariant: nothing here changes anything.
+//! Invariant: the checks change nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,76 +17,82 @@ use peerweave_types::Pe;
 
 use super::interface;
 use crate::Version;
-use crate::comm::enqueued::undisturbed;
+use crate::comm::enqueued::with_error_preserved;
 use crate::error::{MisuseKind, NvshmemError, PreflightError};
 use crate::library::{Nvshmem, Settings, Status, plugins};
 
-/// What NVSHMEM puts into `/dev/shm` to start: a page for each PE of the machine, generously.
+/// Upper bound of what NVSHMEM writes to `/dev/shm` at its start: a page for each PE of the
+/// machine.
 const SHARED_MEMORY_BYTES: u64 = 1 << 20;
 
-/// The oldest compute capability that NVSHMEM is built for.
+/// The lowest compute capability that NVSHMEM supports.
 const OLDEST_GENERATION: i32 = 7;
 
-/// What one PE tells the others before they start.
+/// The data that PEs exchange before they start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Card {
+pub(crate) struct StartInfo {
     pub(crate) version: Version,
     pub(crate) uuid: String,
     pub(crate) settings: String,
 }
 
-impl Card {
-    /// One line of fields.
+impl StartInfo {
+    /// Returns the fields as one line.
     pub(crate) fn to_text(&self) -> String {
         format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
     }
 
-    /// `Err` is why that PE cannot start.
+    /// Parses a line. `Err` is the reason why that PE cannot start.
     pub(crate) fn from_text(text: &str) -> Result<Self, String> {
         if let Some(reason) = text.strip_prefix("error\t") {
             return Err(reason.to_owned());
         }
-        let unreadable = || format!("its greeting is not understood: {text:?}");
+        let unreadable = || format!("invalid start-up data: {text:?}");
         let [_, version, uuid, settings] = text.split('\t').collect::<Vec<_>>().try_into().map_err(|_| unreadable())?;
         let version = version.parse().map_err(|_| unreadable())?;
         Ok(Self { version, uuid: uuid.to_owned(), settings: settings.to_owned() })
     }
 }
 
-/// How the PEs will meet.
+/// How the PEs will be connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Met {
+pub(crate) enum BootstrapKind {
     Id,
     Mpi,
     Launcher,
 }
 
-/// What one PE can say about itself.
-pub(crate) fn local(nvshmem: Nvshmem, context: &Arc<CudaContext>, settings: &Settings, met: Met) -> Result<Card, NvshmemError> {
+/// Collects the data of this PE.
+pub(crate) fn local(
+    nvshmem: Nvshmem,
+    context: &Arc<CudaContext>,
+    settings: &Settings,
+    met: BootstrapKind,
+) -> Result<StartInfo, NvshmemError> {
     let remote = settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_else(|| "ibrc".to_owned());
     functions(nvshmem)?;
     generation(context)?;
-    not_started(nvshmem)?;
+    check_not_initialized(nvshmem)?;
     match met {
-        Met::Id => {
+        BootstrapKind::Id => {
             nvshmem.check_id_plugin(settings)?;
             nvshmem.check_transport(&remote)?;
             plugins::check(nvshmem, Some(plugins::OF_IDS), settings)?;
             interface::check(settings)?;
         }
-        Met::Mpi | Met::Launcher => {
+        BootstrapKind::Mpi | BootstrapKind::Launcher => {
             nvshmem.check_transport(&remote)?;
-            let plugin = if met == Met::Mpi { plugins::of_mpi() } else { plugins::of_launcher(settings)? };
+            let plugin = if met == BootstrapKind::Mpi { plugins::of_mpi() } else { plugins::of_launcher(settings)? };
             plugins::check(nvshmem, plugin, settings)?;
         }
     }
     shared_memory()?;
     device_memory(context, settings)?;
-    Ok(Card { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part() })
+    Ok(StartInfo { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part() })
 }
 
-/// What no PE can do without once it has started: one that found it missing later would leave the
-/// others waiting.
+/// Checks the functions that every PE needs after the start: a PE that found one missing later
+/// would leave the others waiting.
 fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     const NEEDED: [&str; 12] = [
         "nvshmemx_get_uniqueid",
@@ -108,8 +114,7 @@ fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     }
 }
 
-/// That NVSHMEM has kernels for the GPU: it looks for them when it starts, and would fail to launch
-/// its first one.
+/// Checks that NVSHMEM has kernels for the GPU. It would fail to launch its first kernel otherwise.
 fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     use CUdevice_attribute::{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR};
     let (driver, device) = (Driver::get()?, context.ordinal());
@@ -121,13 +126,13 @@ fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     Err(PreflightError::OldGpu { device, major, minor }.into())
 }
 
-/// NVSHMEM counts initialisations, so that one more on top of somebody else's would be taken for
-/// success, with that one's PEs.
-fn not_started(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
+/// NVSHMEM counts initialisations, so an initialisation on top of another one would succeed, with
+/// the PEs of that one.
+fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
-        // Of a start that got no further than meeting, NVSHMEM would take the PEs.
+        // After a start that only connected the PEs, NVSHMEM would reuse those PEs.
         Status::Bootstrapped | Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
-            let (found, asked) = ("what somebody else in this process started".to_owned(), "a start of its own".to_owned());
+            let (found, asked) = ("the one that other code in this process started".to_owned(), "no earlier start".to_owned());
             let kind = MisuseKind::AlreadyInitialized { what: "NVSHMEM", found, asked };
             Err(NvshmemError::misuse("nvshmemx_init_status", kind))
         }
@@ -135,9 +140,9 @@ fn not_started(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     }
 }
 
-/// The device's number, which is the same for every process.
+/// Returns the device's UUID, which is the same in every process.
 pub(crate) fn uuid_of(context: &Arc<CudaContext>) -> Result<String, NvshmemError> {
-    let uuid = undisturbed(context, || context.uuid()).map_err(CudaError::of("cuDeviceGetUuid_v2"))?;
+    let uuid = with_error_preserved(context, || context.uuid()).map_err(CudaError::of("cuDeviceGetUuid_v2"))?;
     Ok(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
 }
 
@@ -145,7 +150,7 @@ fn shared_memory() -> Result<(), NvshmemError> {
     let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
     // SAFETY: the path ends in a zero byte and the pointer is to room for one struct.
     if unsafe { libc::statvfs(c"/dev/shm".as_ptr(), stat.as_mut_ptr()) } != 0 {
-        // Not mounted: then NVSHMEM will say so.
+        // Not mounted: NVSHMEM will report it.
         return Ok(());
     }
     // SAFETY: the call succeeded, so the struct is filled in.
@@ -158,10 +163,10 @@ fn shared_memory() -> Result<(), NvshmemError> {
 }
 
 fn device_memory(context: &Arc<CudaContext>, settings: &Settings) -> Result<(), NvshmemError> {
-    let (free, _) = undisturbed(context, || context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
+    let (free, _) = with_error_preserved(context, || context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
     let fixed = settings.effective("NVSHMEM_DISABLE_CUDA_VMM").is_some_and(|value| value == "1");
     let (variable, default) = if fixed { ("NVSHMEM_SYMMETRIC_SIZE", 1 << 30) } else { ("NVSHMEM_CUMEM_GRANULARITY", 1 << 29) };
-    // Sizes with a unit, such as 1G, are NVSHMEM's to judge.
+    // NVSHMEM parses sizes with a unit, such as 1G.
     let needed_bytes = settings.effective(variable).map_or(Some(default), |text| text.trim().parse().ok()).unwrap_or(0);
     let free_bytes = free as u64;
     if free_bytes < needed_bytes {
@@ -170,13 +175,13 @@ fn device_memory(context: &Arc<CudaContext>, settings: &Settings) -> Result<(), 
     Ok(())
 }
 
-/// What everybody's cards say together.
-pub(crate) fn together(own: Pe, cards: &[Result<Card, String>]) -> Result<(), PreflightError> {
-    let read = |(pe, card): (usize, &Result<Card, String>)| match card {
+/// Checks the data of all PEs together.
+pub(crate) fn together(own: Pe, cards: &[Result<StartInfo, String>]) -> Result<(), PreflightError> {
+    let read = |(pe, card): (usize, &Result<StartInfo, String>)| match card {
         Ok(card) => Ok((Pe::new(pe as u32), card.clone())),
         Err(reason) => Err(PreflightError::Peer { pe: Pe::new(pe as u32), reason: reason.clone() }),
     };
-    let cards: Vec<(Pe, Card)> = cards.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    let cards: Vec<(Pe, StartInfo)> = cards.iter().enumerate().map(read).collect::<Result<_, _>>()?;
     let ours = &cards[own.index()].1;
     if let Some((pe, card)) = cards.iter().find(|(_, card)| card.version != ours.version) {
         return Err(PreflightError::Versions { pe: *pe, theirs: card.version.to_string(), ours: ours.version });
@@ -194,10 +199,10 @@ pub(crate) fn together(own: Pe, cards: &[Result<Card, String>]) -> Result<(), Pr
     }
 }
 
-/// Which peers' GPUs can be reached directly, as far as this process can see them.
+/// Returns which peers' GPUs are directly accessible, as far as this process can see them.
 pub(crate) fn reachable(
     own: Pe,
-    cards: &[Result<Card, String>],
+    cards: &[Result<StartInfo, String>],
     context: &Arc<CudaContext>,
     settings: &Settings,
 ) -> Result<(), NvshmemError> {
@@ -210,8 +215,7 @@ pub(crate) fn reachable(
     let driver = Driver::get()?;
     let mut ordinals: BTreeMap<String, usize> = BTreeMap::new();
     for ordinal in 0..driver.device_count()? {
-        // Making a context of another device would take memory there: ask the driver for the number
-        // alone.
+        // A context on another device would take memory there, so only the driver's number is used.
         if let Ok(uuid) = peerweave_driver::cudarc::driver::result::device::get(ordinal as i32)
             .and_then(peerweave_driver::cudarc::driver::result::device::get_uuid)
         {
@@ -221,7 +225,7 @@ pub(crate) fn reachable(
     let device = context.ordinal();
     for (pe, card) in cards.iter().enumerate().filter(|(pe, _)| *pe != own.index()) {
         let pe = Pe::new(pe as u32);
-        // A device that is not visible here, or on another machine, cannot be asked about.
+        // A device that is not visible here, or on another machine, cannot be checked.
         let Some(peer) = card.as_ref().ok().and_then(|card| ordinals.get(&card.uuid)) else { continue };
         let mut can = 0;
         // SAFETY: the pointer is to a live integer; the driver checks the ordinals.
@@ -232,7 +236,7 @@ pub(crate) fn reachable(
                 pe = pe.get(),
                 device,
                 peer,
-                "the GPUs cannot reach each other directly: all traffic takes the network"
+                "the GPUs cannot access each other directly: all traffic uses the network"
             );
             if remote_transport == "none" {
                 return Err(PreflightError::Unreachable { pe, device }.into());
@@ -242,7 +246,7 @@ pub(crate) fn reachable(
     Ok(())
 }
 
-impl fmt::Display for Card {
+impl fmt::Display for StartInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NVSHMEM {} on {}", self.version, self.uuid)
     }
@@ -252,23 +256,23 @@ impl fmt::Display for Card {
 mod tests {
     use super::*;
 
-    fn card(uuid: &str) -> Card {
-        Card { version: Version::new(3, 4, 5), uuid: uuid.to_owned(), settings: "NVSHMEM_MAX_TEAMS=7".to_owned() }
+    fn card(uuid: &str) -> StartInfo {
+        StartInfo { version: Version::new(3, 4, 5), uuid: uuid.to_owned(), settings: "NVSHMEM_MAX_TEAMS=7".to_owned() }
     }
 
     #[test]
     fn cards_come_back() {
         let own = card("ab");
-        assert_eq!(Card::from_text(&own.to_text()), Ok(own));
-        assert_eq!(Card::from_text("error\tno driver"), Err("no driver".to_owned()));
-        assert!(Card::from_text("ok\t3.4.5\tab\t\tmore").is_err());
-        assert!(Card::from_text("ok\tthree\tab\t").is_err());
-        assert!(Card::from_text("hello").is_err());
+        assert_eq!(StartInfo::from_text(&own.to_text()), Ok(own));
+        assert_eq!(StartInfo::from_text("error\tno driver"), Err("no driver".to_owned()));
+        assert!(StartInfo::from_text("ok\t3.4.5\tab\t\tmore").is_err());
+        assert!(StartInfo::from_text("ok\tthree\tab\t").is_err());
+        assert!(StartInfo::from_text("hello").is_err());
     }
 
     #[test]
     fn two_pes_on_one_gpu_are_named() {
-        let error = together(Pe::new(1), &[Ok(card("a")), Ok(card("b")), Ok(card("a"))]).expect_err("they share it");
+        let error = together(Pe::new(1), &[Ok(card("a")), Ok(card("b")), Ok(card("a"))]).expect_err("the PEs share a GPU");
         assert_eq!(error, PreflightError::SharedGpu { pes: vec![Pe::new(0), Pe::new(2)], uuid: "a".to_owned() });
         assert_eq!(together(Pe::new(1), &[Ok(card("a")), Ok(card("b"))]), Ok(()));
     }

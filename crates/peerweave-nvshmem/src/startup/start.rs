@@ -1,7 +1,7 @@
-//! Starting NVSHMEM: by a rendezvous, by an id, by MPI, by the launcher.
+//! Starts NVSHMEM by a rendezvous, an id, MPI, or a launcher.
 //!
-//! Invariant: NVSHMEM is started once; while it starts, and after it failed to, a second attempt is
-//! an error.
+//! Invariant: NVSHMEM is initialised once. During the initialisation, and after it failed, another
+//! attempt is an error.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,44 +13,45 @@ use peerweave_driver::{CudaContext, CudaError, CudaStream, PrivateStream, bind_i
 use peerweave_types::Pe;
 
 use super::interface as asked_interface;
-use super::preflight::{self, Card, Met};
+use super::preflight::{self, BootstrapKind, StartInfo};
 use super::unique_id::UniqueId;
-use super::verdict::Verdict;
+use super::verdict::Readiness;
 use crate::comm::Parts;
-use crate::comm::enqueued::undisturbed;
+use crate::comm::enqueued::with_error_preserved;
 use crate::comm::entry::Entry;
 use crate::comm::gate::{Gate, NoAnswer, Sent, Worker};
 use crate::comm::identity::{SEED, mix};
-use crate::context::{Arguments, Context, LIFE, Life};
+use crate::context::{Arguments, Context, LIFE, ProcessState};
 use crate::error::{DeadState, MisuseKind, NvshmemError, PreflightError, Timeout};
 use crate::library::{Nvshmem, Settings, Status, plugins};
 use crate::sys::{self, nvshmemx_init_attr_t};
 
-/// One thread at a time inside NVSHMEM, whichever life or id it is for.
+/// The gate of all calls of NVSHMEM in this process.
 static GATE: LazyLock<Arc<Gate>> = LazyLock::new(Arc::default);
 
-/// How the PEs meet.
-enum Way {
+/// The bootstrap of an initialisation.
+enum Bootstrapping {
     /// By an id.
     Id(UniqueId, u32, u32),
-    /// By MPI: the exposed address of the communicator, which another thread of this process uses.
+    /// By MPI: the address of the communicator, which another thread of this process uses.
     Mpi(usize),
     /// By the launcher's environment.
     Launcher,
 }
 
 impl Context {
-    /// Starts NVSHMEM among the PEs of a rendezvous, with the same numbers: the usual way.
+    /// Starts NVSHMEM among the PEs of a rendezvous, with the same numbers. This is the usual
+    /// bootstrap.
     ///
-    /// The PEs first tell each other what they have: one that cannot start, that has another
-    /// library, other settings, or another PE's GPU is an error on every PE before NVSHMEM is
-    /// called. The id travels by the rendezvous, and NVSHMEM is told to use its interface. Later
-    /// set-up calls meet there too (the context keeps it): they count among its collective calls,
-    /// which come in the same order on every PE.
+    /// The PEs first exchange their data. A PE that cannot start, or that has another library,
+    /// other settings, or the GPU of another PE, is an error on every PE before NVSHMEM is called.
+    /// The rendezvous distributes the id, and NVSHMEM uses its network interface. The context keeps
+    /// the rendezvous for later setup calls: they count among its collective calls, whose order
+    /// must be the same on every PE.
     ///
-    /// Where NVSHMEM runs in this process with the same arguments, this gives another handle, and
-    /// meets nobody. A process that cannot start, since it has another context or has had one that
-    /// cannot be started again, is an error on every PE.
+    /// If NVSHMEM already runs in this process with the same arguments, this returns another handle
+    /// without communication. A process that has another context, or a context that cannot be
+    /// started again, is an error on every PE.
     ///
     /// `device` is the device of this PE; each PE needs its own.
     ///
@@ -59,9 +60,8 @@ impl Context {
     ///
     /// # Errors
     /// [`NvshmemError::Preflight`], [`NvshmemError::Plugin`], [`NvshmemError::Load`];
-    /// [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name who did not come;
-    /// [`MisuseKind::AlreadyInitialized`] where a context runs that was started otherwise: the same
-    /// arguments give another handle of it.
+    /// [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name the PEs that did not arrive;
+    /// [`MisuseKind::AlreadyInitialized`] if a context with other arguments runs.
     pub fn from_rendezvous(
         rendezvous: &Arc<Rendezvous>,
         device: &Arc<CudaContext>,
@@ -77,7 +77,7 @@ impl Context {
             Begun::Start(start) => (Some(start), Ok(())),
             Begun::Refused(error) => (None, Err(error)),
         };
-        // Nothing of this PE's may keep the others waiting: its error is its greeting.
+        // An error of this PE must not keep the others waiting, so it is sent in place of the data.
         let able = refused.and_then(|()| arguments.settings.check(CALL));
         let own = able.and_then(|()| greeting(CALL, &arguments, device));
         let text = match &own {
@@ -86,13 +86,14 @@ impl Context {
         };
         let all = rendezvous.exchange("peerweave-nvshmem/init", text.as_bytes()).map_err(NvshmemError::bootstrap(CALL));
         let (ready, _) = own?;
-        let cards: Vec<_> = all?.iter().map(|text| Card::from_text(&String::from_utf8_lossy(text))).collect();
-        // All have the same cards, so that this is an error on all or on none: the next exchange
-        // has everybody or nobody.
+        let cards: Vec<_> = all?.iter().map(|text| StartInfo::from_text(&String::from_utf8_lossy(text))).collect();
+        // All PEs have the same data, so the result is the same on all, and so is the decision to
+        // exchange again.
         preflight::together(pe, &cards)?;
-        // Reachability is seen by each PE for itself, and who does not get into NVSHMEM must not
-        // leave the others there alone: so the outcome is told too. With the id, which is not made
-        // before: NVSHMEM reads its settings then, once for all, and they are compared by now.
+        // Each PE checks by itself which GPUs it can access, and a PE that cannot start must not
+        // leave the others waiting inside NVSHMEM. So the outcome is exchanged too. PE 0 sends the
+        // id with it. The id is created only now, because NVSHMEM then reads its settings once for
+        // all, and they have been compared.
         let reached = preflight::reachable(pe, &cards, device, &arguments.settings);
         let id = reached.and_then(|()| match pe.get() {
             0 => make_id(CALL, ready.nvshmem, &arguments.settings, &ready.worker).map(Some),
@@ -100,36 +101,37 @@ impl Context {
         });
         let inside = id.and_then(|id| Ok((id, enter(CALL, arguments.settings.deadline_set())?)));
         let text = match &inside {
-            Ok((id, _)) => Verdict::Ready(*id).to_text(),
-            Err(error) => Verdict::Cannot(error.to_string()).to_text(),
+            Ok((id, _)) => Readiness::Ready(*id).to_text(),
+            Err(error) => Readiness::Cannot(error.to_string()).to_text(),
         };
         let verdicts =
             rendezvous.exchange("peerweave-nvshmem/checked", text.as_bytes()).map_err(NvshmemError::bootstrap(CALL))?;
         let (_, inside) = inside?;
         let mut id = None;
         for (pe, text) in verdicts.iter().enumerate() {
-            match Verdict::from_text(&String::from_utf8_lossy(text)) {
-                Verdict::Ready(made) => id = id.or(made),
-                Verdict::Cannot(reason) => return Err(PreflightError::Peer { pe: Pe::new(pe as u32), reason }.into()),
+            match Readiness::from_text(&String::from_utf8_lossy(text)) {
+                Readiness::Ready(made) => id = id.or(made),
+                Readiness::Cannot(reason) => return Err(PreflightError::Peer { pe: Pe::new(pe as u32), reason }.into()),
             }
         }
         let Some(id) = id else {
             return Err(PreflightError::Peer { pe: Pe::new(0), reason: "it sent no id".to_owned() }.into());
         };
         let start = start.expect("a PE that may not start has an error of its own");
-        start.run(ready, inside, Way::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
+        start.run(ready, inside, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 
-    /// A new id for PEs to meet with by [`from_unique_id`](Self::from_unique_id). Loads a plug-in,
-    /// and opens a socket in this process that listens until they have met.
+    /// Creates an id for [`from_unique_id`](Self::from_unique_id). Loads a plug-in, and opens a
+    /// socket in this process that listens until the PEs are connected.
     ///
-    /// `settings` say on which interface. NVSHMEM reads all of its settings here, and never again
-    /// in this process: the same are to be given when starting.
+    /// `settings` selects the network interface. NVSHMEM reads all of its settings here, once in
+    /// this process: the start must have the same.
     ///
     /// # Errors
-    /// [`MisuseKind::AlreadyInitialized`] where it has read others; [`DeadState::InitFailed`] where
-    /// it was asked for an id in vain before. [`NvshmemError::Plugin`], [`NvshmemError::Load`],
-    /// [`NvshmemError::Nvshmem`] where there is no usable interface, [`NvshmemError::Timeout`].
+    /// [`MisuseKind::AlreadyInitialized`] if NVSHMEM has read other settings;
+    /// [`DeadState::InitFailed`] if creating an id failed before. [`NvshmemError::Plugin`],
+    /// [`NvshmemError::Load`], [`NvshmemError::Nvshmem`] if there is no usable interface,
+    /// [`NvshmemError::Timeout`].
     pub fn unique_id(settings: &Settings) -> Result<UniqueId, NvshmemError> {
         const CALL: &str = "Context::unique_id";
         settings.check(CALL)?;
@@ -143,14 +145,14 @@ impl Context {
         make_id(CALL, nvshmem, settings, &start_worker(CALL)?)
     }
 
-    /// Starts NVSHMEM as PE `pe` of `n_pes` that all have the id, which the caller carried to them.
+    /// Starts NVSHMEM as PE `pe` of `n_pes`. The caller distributes the id to all of them.
     ///
     /// # Collective
     /// All `n_pes` PEs.
     ///
     /// # Errors
-    /// As [`from_rendezvous`](Self::from_rendezvous), but who is missing, other libraries and
-    /// shared GPUs are not found out: only the deadline helps.
+    /// As for [`from_rendezvous`](Self::from_rendezvous), but missing PEs, different libraries and
+    /// shared GPUs are not detected: the call times out.
     pub fn from_unique_id(
         id: UniqueId,
         pe: Pe,
@@ -164,7 +166,7 @@ impl Context {
             return Err(NvshmemError::misuse(CALL, MisuseKind::Pe { what: "this PE", found: pe, n_pes }));
         }
         let arguments = arguments("an id", Some((pe.get(), n_pes)), number_of(&id), device, settings);
-        begin_alone(CALL, Way::Id(id, pe.get(), n_pes), device, arguments)
+        begin_alone(CALL, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments)
     }
 
     /// Starts NVSHMEM among the processes of an MPI communicator, with its ranks as PEs.
@@ -173,13 +175,13 @@ impl Context {
     /// All processes of the communicator.
     ///
     /// # Errors
-    /// As [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in
-    /// that does not load, as one for another MPI.
+    /// As for [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in
+    /// that cannot be loaded, such as one for another MPI.
     ///
     /// # Safety
     /// `communicator` points to an `MPI_Comm` of the MPI that NVSHMEM's plug-in is linked to. MPI
-    /// is initialised, another thread than the main one may call it (`MPI_THREAD_SERIALIZED` at
-    /// least), and both live until NVSHMEM is finalised, or if this call times out, until the
+    /// is initialised and allows calls by threads other than the main one (`MPI_THREAD_SERIALIZED`
+    /// at least). Both live until NVSHMEM is finalised or, if this call times out, until the
     /// process ends.
     pub unsafe fn from_mpi(
         communicator: *mut c_void,
@@ -189,24 +191,24 @@ impl Context {
         const CALL: &str = "Context::from_mpi";
         settings.check(CALL)?;
         let arguments = arguments("MPI", None, communicator.addr() as u64, device, settings);
-        begin_alone(CALL, Way::Mpi(communicator.expose_provenance()), device, arguments)
+        begin_alone(CALL, Bootstrapping::Mpi(communicator.expose_provenance()), device, arguments)
     }
 
-    /// Starts NVSHMEM among the processes that a launcher started, by the launcher's own service:
-    /// PMI, PMI-2 or PMIx (`NVSHMEM_BOOTSTRAP`, `NVSHMEM_BOOTSTRAP_PMI`).
+    /// Starts NVSHMEM among the processes of a launcher, by the launcher's own service: PMI, PMI-2
+    /// or PMIx (`NVSHMEM_BOOTSTRAP`, `NVSHMEM_BOOTSTRAP_PMI`).
     ///
     /// # Collective
     /// All processes of the job.
     ///
     /// # Errors
-    /// As [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in
-    /// that does not load, as one for another PMIx. Where no launcher started the process, NVSHMEM
-    /// says so in its own words.
+    /// As for [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in
+    /// that cannot be loaded, such as one for another PMIx. If no launcher started the process, the
+    /// error is NVSHMEM's.
     pub fn from_launcher(device: &Arc<CudaContext>, settings: Settings) -> Result<Self, NvshmemError> {
         const CALL: &str = "Context::from_launcher";
         settings.check(CALL)?;
         let arguments = arguments("the launcher", None, 0, device, settings);
-        begin_alone(CALL, Way::Launcher, device, arguments)
+        begin_alone(CALL, Bootstrapping::Launcher, device, arguments)
     }
 }
 
@@ -220,37 +222,38 @@ fn arguments(
     Arguments { way, place, which, device: device.ordinal(), settings: settings.with_switch() }
 }
 
-/// A number that tells ids apart, and says nothing of what is in them.
+/// Returns a number that identifies an id without disclosing it.
 fn number_of(id: &UniqueId) -> u64 {
     id.to_bytes().iter().fold(SEED, |hash, byte| mix(hash, (*byte).into()))
 }
 
-/// NVSHMEM uses the interface that the job uses.
+/// Selects the network interface of the job for NVSHMEM.
 fn with_interface(settings: Settings) -> Settings {
     let asked = std::env::var(peerweave_bootstrap::env::names::INTERFACE).ok();
     let chosen = interface::advertise_address(asked.as_deref()).ok();
     let family = chosen.as_ref().filter(|chosen| chosen.address.is_ipv6()).map(|_| "AF_INET6".to_owned());
     settings
-        // A bare name would be the beginning of a name.
+        // Without `=` the name would be a prefix.
         .or("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", || chosen.map(|chosen| format!("={}", chosen.name)))
         .or("NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", || family)
 }
 
 fn start_worker(call: &'static str) -> Result<Worker, NvshmemError> {
     Worker::start().map_err(|error| {
-        tracing::error!(%error, "no thread for NVSHMEM");
-        NvshmemError::misuse(call, MisuseKind::Context { why: "the operating system refuses a thread" })
+        tracing::error!(%error, "cannot start the thread for NVSHMEM");
+        NvshmemError::misuse(call, MisuseKind::Context { why: "the operating system cannot start a thread" })
     })
 }
 
-fn greeting(call: &'static str, arguments: &Arguments, device: &Arc<CudaContext>) -> Result<(Ready, Card), NvshmemError> {
+fn greeting(call: &'static str, arguments: &Arguments, device: &Arc<CudaContext>) -> Result<(Ready, StartInfo), NvshmemError> {
     let nvshmem = Nvshmem::load()?;
     arguments.settings.check_read(call)?;
-    let card = preflight::local(nvshmem, device, &arguments.settings, Met::Id)?;
+    let card = preflight::local(nvshmem, device, &arguments.settings, BootstrapKind::Id)?;
     Ok((Ready::new(call, nvshmem, device, &arguments.settings)?, card))
 }
 
-/// What a start needs of this process: had before anybody is told that this PE can.
+/// What an initialisation needs of this process, acquired before other PEs get the report that this
+/// PE is ready.
 struct Ready {
     nvshmem: Nvshmem,
     worker: Worker,
@@ -261,9 +264,9 @@ struct Ready {
 impl Ready {
     fn new(call: &'static str, nvshmem: Nvshmem, device: &Arc<CudaContext>, settings: &Settings) -> Result<Self, NvshmemError> {
         let (worker, context) = (start_worker(call)?, Arc::clone(device));
-        // The caller gets this one too, so it is one that cudarc knows; and the first of those
-        // waits for the whole device, for as long as that takes.
-        let made = worker.run((), settings.deadline_set(), move || undisturbed(&context, || context.new_stream()));
+        // The caller gets this stream too, so it is one of cudarc's; cudarc's first `new_stream`
+        // waits for the whole device without a deadline.
+        let made = worker.run((), settings.deadline_set(), move || with_error_preserved(&context, || context.new_stream()));
         let stream =
             made.map_err(|error| no_answer(call, "cuCtxSynchronize", error, None))?.0.map_err(CudaError::of("cuStreamCreate"))?;
         Ok(Self { nvshmem, worker, stream, side: PrivateStream::new(device)? })
@@ -277,14 +280,14 @@ fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &W
     let environment = settings.apply();
     let made = worker.run(inside, settings.deadline_set(), move || {
         let mut id = sys::nvshmemx_uniqueid_t::EMPTY;
-        // SAFETY: the pointer is to a live struct that is stamped with its version.
+        // SAFETY: the pointer is to a live struct with the version of its layout.
         nvshmem.code(FUNCTION, |api| unsafe { api.nvshmemx_get_uniqueid(&raw mut id) }).map(|code| (code, id))
     });
     match made {
         Ok((result, _inside)) => {
             environment.restore();
             let (code, id) = result?;
-            nvshmem.check(FUNCTION, code).inspect_err(|_| GAVE_UP.store(true, Ordering::Relaxed))?;
+            nvshmem.check(FUNCTION, code).inspect_err(|_| ID_FAILED.store(true, Ordering::Relaxed))?;
             Ok(UniqueId::from_raw(&id))
         }
         Err(error) => {
@@ -294,21 +297,20 @@ fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &W
     }
 }
 
-/// Whether NVSHMEM was asked for an id in vain: it has let go of its plug-in then, and may do so
-/// again if it is asked again, or started (3.4.5).
-static GAVE_UP: AtomicBool = AtomicBool::new(false);
+/// Whether creating an id failed before. NVSHMEM has then freed its plug-in and may free it again
+/// at the next attempt (3.4.5).
+static ID_FAILED: AtomicBool = AtomicBool::new(false);
 
 fn can_still_start(call: &'static str) -> Result<(), NvshmemError> {
-    if GAVE_UP.load(Ordering::Relaxed) { Err(NvshmemError::Dead { call, state: DeadState::InitFailed }) } else { Ok(()) }
+    if ID_FAILED.load(Ordering::Relaxed) { Err(NvshmemError::Dead { call, state: DeadState::InitFailed }) } else { Ok(()) }
 }
 
-/// Goes into NVSHMEM, which another thread may be in, for whichever life or id.
+/// Acquires the gate of this process.
 fn enter(call: &'static str, patience: Duration) -> Result<Sent, NvshmemError> {
     let start = Instant::now();
     let inside = GATE.enter(call, patience).map_err(|inside| {
-        tracing::warn!(call, inside, "another call is still inside NVSHMEM");
-        // Whether that one ever comes back is not known here: a context that it belongs to says so
-        // itself.
+        tracing::warn!(call, inside, "timed out: another call is still inside NVSHMEM");
+        // It is not known here whether that call will return; its own context reports it.
         Timeout { call, waited: start.elapsed(), pe: None, missing: Vec::new(), lost: None }
     })?;
     Ok(inside.send(&GATE))
@@ -327,27 +329,26 @@ fn no_answer(call: &'static str, function: &'static str, error: NoAnswer, world:
     }
 }
 
-/// A start that is under way; ends in a context, or in none forever, or where NVSHMEM was not
-/// called, as if nothing had been.
+/// An initialisation in progress. It ends in a context, or in the state that it cannot be repeated;
+/// or, if NVSHMEM was not called, in the former state.
 struct Start {
     call: &'static str,
-    outcome: Option<Life>,
+    outcome: Option<ProcessState>,
 }
 
 enum Begun {
-    /// Another handle of what runs.
+    /// Another handle of the running context.
     Running(Context),
     Start(Start),
-    /// This process cannot start. Others may wait for it where they meet.
+    /// This process cannot start. Other PEs may wait for it at the rendezvous.
     Refused(NvshmemError),
 }
 
 impl Start {
     /// # Errors
-    /// Where the others are not to hear of it: they are in a call of what this PE started, or
-    /// starts, with them.
+    /// Errors that other PEs must not be sent: they are in another call with this PE.
     fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
-        // In a fork, somebody who is not there may have the lock.
+        // In a forked child, a thread that does not exist may hold the lock.
         let forked = Nvshmem::is_forked();
         let mut life = match LIFE.try_lock() {
             Ok(life) => life,
@@ -356,20 +357,22 @@ impl Start {
             Err(TryLockError::WouldBlock) => return Err(busy(call, STARTING)),
         };
         let (met, refused) = match &*life {
-            Life::Idle => match can_still_start(call) {
+            ProcessState::Idle => match can_still_start(call) {
                 Ok(()) => {
-                    *life = Life::Starting(arguments.meeting());
-                    return Ok(Begun::Start(Self { call, outcome: Some(Life::Idle) }));
+                    *life = ProcessState::Starting(arguments.meeting());
+                    return Ok(Begun::Start(Self { call, outcome: Some(ProcessState::Idle) }));
                 }
                 Err(gave_up) => (None, gave_up),
             },
-            Life::Starting(met) => (Some(*met), busy(call, STARTING)),
-            Life::Ending(running) => (Some(running.arguments.meeting()), busy(call, ENDING)),
-            Life::Live(running) => match running.alive(call).and_then(|()| same(call, &running.arguments, arguments)) {
-                Ok(()) => return Ok(Begun::Running(Context::handle(running))),
-                Err(other) => (Some(running.arguments.meeting()), other),
-            },
-            Life::Over(state) => (None, NvshmemError::Dead { call, state: state.clone() }),
+            ProcessState::Starting(met) => (Some(*met), busy(call, STARTING)),
+            ProcessState::Ending(running) => (Some(running.arguments.meeting()), busy(call, ENDING)),
+            ProcessState::Live(running) => {
+                match running.check_usable(call).and_then(|()| same(call, &running.arguments, arguments)) {
+                    Ok(()) => return Ok(Begun::Running(Context::handle(running))),
+                    Err(other) => (Some(running.arguments.meeting()), other),
+                }
+            }
+            ProcessState::Over(state) => (None, NvshmemError::Dead { call, state: state.clone() }),
         };
         if forked || met == Some(arguments.meeting()) { Err(refused) } else { Ok(Begun::Refused(refused)) }
     }
@@ -378,7 +381,7 @@ impl Start {
         mut self,
         Ready { nvshmem, worker, stream, side }: Ready,
         inside: Sent,
-        way: Way,
+        way: Bootstrapping,
         device: &Arc<CudaContext>,
         arguments: Arguments,
         world: Option<&Arc<Rendezvous>>,
@@ -387,14 +390,14 @@ impl Start {
         let call = self.call;
         nvshmem.not_forked(call)?;
         let began = Instant::now();
-        let life = if let Way::Id(id, ..) = &way { number_of(id) } else { 0 };
+        let life = if let Bootstrapping::Id(id, ..) = &way { number_of(id) } else { 0 };
         if let Some(world) = world {
-            // Who does not get so far is missing for those who wait.
+            // A PE that returns here is reported as missing by those that wait.
             world.put(&began_key(life, world.pe()), b"began").map_err(NvshmemError::bootstrap(call))?;
         }
         let environment = arguments.settings.apply();
         // From here on NVSHMEM cannot be started again if it fails.
-        self.outcome = Some(Life::Over(DeadState::InitFailed));
+        self.outcome = Some(ProcessState::Over(DeadState::InitFailed));
         let (context, ordinal) = (Arc::clone(device), device.ordinal());
         let limit = arguments.settings.deadline_set();
         let answer = worker.run(inside, limit, move || -> Result<_, NvshmemError> {
@@ -402,21 +405,22 @@ impl Start {
             let place = call_init(nvshmem, &way, ordinal)?;
             match nvshmem.status()? {
                 Status::Initialized | Status::FullSharing => Ok(place),
-                // Half of NVSHMEM's calls end the process where PEs share a GPU without MPS: better
-                // it ends at once.
+                // If PEs share a GPU without MPS, half of NVSHMEM's calls end the process, so
+                // NVSHMEM is ended now.
                 Status::LimitedSharing => {
                     let _ = nvshmem.code("nvshmemx_hostlib_finalize", |api| {
-                        // SAFETY: NVSHMEM was initialised just now, nothing of it is used, and all
-                        // PEs find the same.
+                        // SAFETY: NVSHMEM was just initialised, nothing of it is used, and all PEs
+                        // find the same.
                         unsafe { api.nvshmemx_hostlib_finalize() }
                     });
                     Err(PreflightError::NotAlone { pe: Pe::new(place.0), device: ordinal }.into())
                 }
-                // It says success where the PEs have met and nothing else went well. Its next call
-                // would try again, on this PE alone, and end the process.
+                // NVSHMEM returns success if only the connection of the PEs succeeded. Its next
+                // call would try again on this PE alone, and end the process.
                 status => {
-                    let detail =
-                        format!("NVSHMEM gave up after the PEs had met ({status:?}); with NVSHMEM_DEBUG=INFO it prints why");
+                    let detail = format!(
+                        "NVSHMEM failed after the PEs were connected ({status:?}); with NVSHMEM_DEBUG=INFO it prints the reason"
+                    );
                     Err(nvshmem.failure(FUNCTION, None, detail))
                 }
             }
@@ -428,14 +432,14 @@ impl Start {
             }
             Err(error) => {
                 environment.leave();
-                self.outcome = Some(Life::Over(DeadState::Stuck { inside: FUNCTION }));
+                self.outcome = Some(ProcessState::Over(DeadState::Stuck { inside: FUNCTION }));
                 let world = world.map(|world| (&**world, missing(world, life)));
                 return Err(no_answer(call, FUNCTION, error, world));
             }
         };
         let (pe, n_pes) = result?;
         if let Some(asked) = arguments.place.filter(|asked| *asked != (pe, n_pes)) {
-            let detail = format!("PE {pe} of {n_pes}, where PE {} of {} was asked for", asked.0, asked.1);
+            let detail = format!("PE {pe} of {n_pes}, expected PE {} of {}", asked.0, asked.1);
             return Err(nvshmem.failure(FUNCTION, None, detail));
         }
         tracing::debug!(pe, n_pes, took = ?began.elapsed(), version = %nvshmem.version(), "NVSHMEM started");
@@ -452,7 +456,7 @@ impl Start {
             entry: Entry::new(Arc::clone(&GATE), worker),
         };
         let context = Context::adopt(parts, arguments);
-        self.outcome = Some(Life::Live(Arc::clone(&context.running)));
+        self.outcome = Some(ProcessState::Live(Arc::clone(&context.running)));
         drop(self);
         Ok(context)
     }
@@ -466,7 +470,12 @@ impl Drop for Start {
     }
 }
 
-fn begin_alone(call: &'static str, way: Way, device: &Arc<CudaContext>, arguments: Arguments) -> Result<Context, NvshmemError> {
+fn begin_alone(
+    call: &'static str,
+    way: Bootstrapping,
+    device: &Arc<CudaContext>,
+    arguments: Arguments,
+) -> Result<Context, NvshmemError> {
     let start = match Start::begin(call, &arguments)? {
         Begun::Running(context) => return Ok(context),
         Begun::Start(start) => start,
@@ -475,9 +484,9 @@ fn begin_alone(call: &'static str, way: Way, device: &Arc<CudaContext>, argument
     let nvshmem = Nvshmem::load()?;
     arguments.settings.check_read(call)?;
     let met = match way {
-        Way::Id(..) => Met::Id,
-        Way::Mpi(_) => Met::Mpi,
-        Way::Launcher => Met::Launcher,
+        Bootstrapping::Id(..) => BootstrapKind::Id,
+        Bootstrapping::Mpi(_) => BootstrapKind::Mpi,
+        Bootstrapping::Launcher => BootstrapKind::Launcher,
     };
     preflight::local(nvshmem, device, &arguments.settings, met)?;
     let ready = Ready::new(call, nvshmem, device, &arguments.settings)?;
@@ -485,14 +494,14 @@ fn begin_alone(call: &'static str, way: Way, device: &Arc<CudaContext>, argument
     start.run(ready, inside, way, device, arguments, None)
 }
 
-const STARTING: &str = "another thread is starting NVSHMEM, which is one for each process";
-const ENDING: &str = "another thread is ending NVSHMEM, which is one for each process";
+const STARTING: &str = "another thread is starting NVSHMEM; a process has one NVSHMEM";
+const ENDING: &str = "another thread is ending NVSHMEM; a process has one NVSHMEM";
 
 fn busy(call: &'static str, why: &'static str) -> NvshmemError {
     NvshmemError::misuse(call, MisuseKind::Context { why })
 }
 
-/// An error that names the first argument in which two initialisations differ.
+/// Returns an error that names the first argument in which two initialisations differ.
 fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<(), NvshmemError> {
     let differ = |what, found: String, asked: String| {
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
@@ -526,31 +535,31 @@ fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<()
     Ok(())
 }
 
-/// Starts it. Gives this PE and how many there are.
-fn call_init(nvshmem: Nvshmem, way: &Way, device: usize) -> Result<(u32, u32), NvshmemError> {
+/// Calls NVSHMEM's initialisation. Returns this PE and the number of PEs.
+fn call_init(nvshmem: Nvshmem, way: &Bootstrapping, device: usize) -> Result<(u32, u32), NvshmemError> {
     const FUNCTION: &str = "nvshmemx_hostlib_init_attr";
     let mut attr = nvshmemx_init_attr_t::unset(nvshmem.version());
     if nvshmem.version().at_least(sys::INIT_LAYOUT_2) {
         attr.args.cuda_device_id = device as i32;
     }
-    // The id must stay where it is until initialisation is over.
+    // The id must not move until the initialisation has returned.
     let mut raw_id;
     let flags = match way {
-        Way::Id(id, pe, n_pes) => {
+        Bootstrapping::Id(id, pe, n_pes) => {
             raw_id = id.to_raw();
             attr.args.uid_args.id = &raw mut raw_id;
             attr.args.uid_args.myrank = *pe as i32;
             attr.args.uid_args.nranks = *n_pes as i32;
             sys::NVSHMEMX_INIT_WITH_UNIQUEID
         }
-        Way::Mpi(communicator) => {
+        Bootstrapping::Mpi(communicator) => {
             attr.mpi_comm = std::ptr::with_exposed_provenance_mut(*communicator);
             sys::NVSHMEMX_INIT_WITH_MPI_COMM
         }
-        Way::Launcher => 0,
+        Bootstrapping::Launcher => 0,
     };
-    // SAFETY: the struct is stamped for this library, and it and the id live until the call is
-    // over; the device's context is current.
+    // SAFETY: the struct has the layout of this library's version, and it and the id live until the
+    // call has returned; the device's context is current.
     let code = nvshmem.code(FUNCTION, |api| unsafe { api.nvshmemx_hostlib_init_attr(flags, &raw mut attr) })?;
     nvshmem.check(FUNCTION, code)?;
     // SAFETY: NVSHMEM is initialised.
@@ -565,7 +574,7 @@ fn began_key(life: u64, pe: Pe) -> String {
     format!("peerweave-nvshmem/{life:016x}/began/{}", pe.get())
 }
 
-/// Who has not even begun.
+/// Returns the PEs that have not started.
 fn missing(world: &Rendezvous, life: u64) -> Vec<Pe> {
     let pes = (0..world.n_pes()).map(Pe::new);
     pes.filter(|pe| matches!(world.try_get(&began_key(life, *pe)), Ok(None))).collect()
@@ -584,9 +593,9 @@ mod tests {
             change(&mut asked);
             same("test", &running, &asked).expect_err("they differ").to_string()
         };
-        assert!(differs(|asked| asked.device = 1).contains("the device 0, not 1"));
-        assert!(differs(|asked| asked.which = 8).contains("the id #00000007, not #00000008"));
-        assert!(differs(|asked| asked.place = Some((1, 2))).contains("the place PE 0 of 2, not PE 1 of 2"));
+        assert!(differs(|asked| asked.device = 1).contains("the device 0, which differs from 1"));
+        assert!(differs(|asked| asked.which = 8).contains("the id #00000007, which differs from #00000008"));
+        assert!(differs(|asked| asked.place = Some((1, 2))).contains("the place PE 0 of 2, which differs from PE 1 of 2"));
         assert!(differs(|asked| asked.settings = Settings::default()).contains("NVSHMEM_MAX_TEAMS=8"));
         assert!(same("test", &running, &running.clone()).is_ok());
     }

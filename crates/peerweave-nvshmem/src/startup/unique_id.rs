@@ -1,5 +1,4 @@
-//! What PEs that want to meet have in common. How it reaches them is the business of
-//! `peerweave-bootstrap`, or of the caller.
+//! The id by which PEs connect. `peerweave-bootstrap` or the caller distributes it.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -7,24 +6,24 @@ use std::fmt;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::sys;
 
-/// An id that one process makes ([`Context::unique_id`](crate::Context::unique_id)) and every PE of
-/// the job needs.
+/// An id that one process creates ([`Context::unique_id`](crate::Context::unique_id)) and every PE
+/// of the job needs.
 ///
-/// 128 opaque bytes; they hold the address of the process that made it. Who has them can join, so
-/// `Debug` shows only a hash.
+/// 128 opaque bytes with the address of the process that created it. Any process that has them can
+/// join, so `Debug` shows only a hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UniqueId([u8; Self::LEN_BYTES]);
 
 impl UniqueId {
-    /// Bytes of an id.
+    /// Length of an id in bytes.
     pub const LEN_BYTES: usize = size_of::<sys::nvshmemx_uniqueid_t>();
 
-    /// The id of these bytes. Bytes that no NVSHMEM made fail when PEs try to meet.
+    /// Returns the id of these bytes. Bytes that NVSHMEM did not create fail when PEs connect.
     pub const fn from_bytes(bytes: [u8; Self::LEN_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes, to be sent to the other PEs.
+    /// Returns the bytes, to be sent to the other PEs.
     pub const fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
         self.0
     }
@@ -60,7 +59,7 @@ impl fmt::Debug for UniqueId {
 impl TryFrom<&[u8]> for UniqueId {
     type Error = NvshmemError;
 
-    /// Takes exactly 128 bytes.
+    /// Requires exactly 128 bytes.
     fn try_from(bytes: &[u8]) -> Result<Self, NvshmemError> {
         let wrong = |_| {
             let kind = MisuseKind::Length { what: "the id", found: bytes.len(), expected: Self::LEN_BYTES, unit: "bytes" };

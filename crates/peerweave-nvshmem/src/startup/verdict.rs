@@ -1,17 +1,17 @@
-//! What a PE tells the others when all have greeted each other, right before any enters NVSHMEM.
+//! The outcome that PEs exchange after the checks, directly before NVSHMEM is called.
 
 use super::unique_id::UniqueId;
 
-/// What a PE says when all have greeted each other.
-pub(super) enum Verdict {
-    /// It is at NVSHMEM's door. PE 0 has the id.
+/// Outcome of a PE's checks.
+pub(super) enum Readiness {
+    /// It is ready. PE 0 sends the id.
     Ready(Option<UniqueId>),
-    /// It is not, and why.
+    /// It cannot start, with the reason.
     Cannot(String),
 }
 
-impl Verdict {
-    /// The id in hexadecimal.
+impl Readiness {
+    /// Returns the line to send, with the id in hexadecimal.
     pub(super) fn to_text(&self) -> String {
         match self {
             Self::Ready(id) => {
@@ -30,7 +30,7 @@ impl Verdict {
         match (text, id) {
             ("ready\t", _) => Self::Ready(None),
             (_, Some(id)) => Self::Ready(Some(id)),
-            (_, None) => Self::Cannot(format!("its id is not understood: {text:?}")),
+            (_, None) => Self::Cannot(format!("invalid id: {text:?}")),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The functions that are not typed, each with the first library that exports it.
+//! NVSHMEM's untyped functions, each with the first library that exports it.
 //!
-//! Nothing here checks. Co-resident launches are not bound: they take a kernel of CUDA's runtime,
+//! They check nothing. Co-resident launches are not bound: they take a kernel of CUDA's runtime,
 //! which Rust does not have.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
@@ -10,7 +10,7 @@ use peerweave_driver::cudarc::driver::sys::{CUlibrary, CUmodule, CUstream};
 use super::types::*;
 
 peerweave_dylib::bindings! {
-    /// The functions of one libnvshmem_host that are not typed, each resolved at its first call.
+    /// The untyped functions of one libnvshmem_host, each resolved at its first call.
     pub struct Api {
         // Versions and names.
 
@@ -21,121 +21,121 @@ peerweave_dylib::bindings! {
         /// The product's name, at most [`NVSHMEM_MAX_NAME_LEN`] bytes.
         "3.3.24" fn nvshmem_info_get_name(name: *mut c_char);
 
-        // Life.
+        // Initialisation and end.
 
-        /// How far initialisation is.
+        /// Returns how far NVSHMEM is initialised.
         "3.3.24" fn nvshmemx_init_status() -> c_int;
         /// Initialises. Collective.
         "3.3.24" fn nvshmemx_hostlib_init_attr(flags: c_uint, attr: *mut nvshmemx_init_attr_t) -> c_int;
-        /// Ends. Collective. Ends the process where it fails.
+        /// Ends NVSHMEM. Collective. Ends the process if it fails.
         "3.3.24" fn nvshmemx_hostlib_finalize();
-        /// A new id. Loads a plug-in and opens a socket.
+        /// Creates an id. Loads a plug-in and opens a socket.
         "3.3.24" fn nvshmemx_get_uniqueid(id: *mut nvshmemx_uniqueid_t) -> c_int;
-        /// Fills in what the bootstrap by id needs.
+        /// Fills in the arguments of the bootstrap by id.
         "3.3.24" fn nvshmemx_set_attr_uniqueid_args(
             rank: c_int, n_ranks: c_int, id: *const nvshmemx_uniqueid_t, attr: *mut nvshmemx_init_attr_t,
         ) -> c_int;
-        /// Fills in what the bootstrap by MPI needs.
+        /// Fills in the arguments of the bootstrap by MPI.
         "3.3.24" fn nvshmemx_set_attr_mpi_comm_args(mpi_comm: *mut c_void, attr: *mut nvshmemx_init_attr_t) -> c_int;
-        /// Which threads may call.
+        /// Returns which threads may call NVSHMEM.
         "3.3.24" fn nvshmem_query_thread(provided: *mut c_int);
         /// Ends all PEs.
         "3.3.24" fn nvshmem_global_exit(status: c_int);
-        /// This PE.
+        /// Returns this PE.
         "3.3.24" fn nvshmem_my_pe() -> c_int;
-        /// How many PEs.
+        /// Returns the number of PEs.
         "3.3.24" fn nvshmem_n_pes() -> c_int;
 
         // Memory.
 
-        /// Symmetric memory. Collective.
+        /// Allocates symmetric memory. Collective.
         "3.3.24" fn nvshmem_malloc(bytes: usize) -> *mut c_void;
-        /// Symmetric memory of zeros. Collective.
+        /// Allocates symmetric memory filled with zeros. Collective.
         "3.3.24" fn nvshmem_calloc(count: usize, bytes: usize) -> *mut c_void;
-        /// Symmetric memory at an alignment. Collective.
+        /// Allocates aligned symmetric memory. Collective.
         "3.3.24" fn nvshmem_align(alignment: usize, bytes: usize) -> *mut c_void;
-        /// Frees it. Collective.
+        /// Frees symmetric memory. Collective.
         "3.3.24" fn nvshmem_free(address: *mut c_void);
-        /// Where a PE's part is mapped here, or null.
+        /// Returns the address at which a PE's part is mapped here, or null.
         "3.3.24" fn nvshmem_ptr(address: *const c_void, pe: c_int) -> *mut c_void;
-        /// Where a team's parts are mapped for multicast, or null.
+        /// Returns the multicast address of a team's parts, or null.
         "3.3.24" fn nvshmemx_mc_ptr(team: nvshmem_team_t, address: *const c_void) -> *mut c_void;
         /// Registers local memory.
         "3.3.24" fn nvshmemx_buffer_register(address: *mut c_void, bytes: usize) -> c_int;
-        /// The reverse.
+        /// Unregisters local memory.
         "3.3.24" fn nvshmemx_buffer_unregister(address: *mut c_void) -> c_int;
-        /// The reverse, for all.
+        /// Unregisters all local memory.
         "3.3.24" fn nvshmemx_buffer_unregister_all();
-        /// Makes outside memory symmetric. Collective.
+        /// Makes memory symmetric. Collective.
         "3.3.24" fn nvshmemx_buffer_register_symmetric(address: *mut c_void, bytes: usize, flags: c_int) -> *mut c_void;
-        /// The same, near an address. Collective.
+        /// Makes memory symmetric near an address. Collective.
         "3.6.5" fn nvshmemx_buffer_register_symmetric_at_preferred_address(
             address: *mut c_void, bytes: usize, preferred: *mut c_void, flags: c_int,
         ) -> *mut c_void;
-        /// The reverse. Collective.
+        /// Unregisters symmetric memory. Collective.
         "3.3.24" fn nvshmemx_buffer_unregister_symmetric(address: *mut c_void, bytes: usize) -> c_int;
 
         // Teams.
 
-        /// This PE's rank in a team, -1 for none.
+        /// Returns this PE's rank in a team, -1 if it is not a member.
         "3.3.24" fn nvshmem_team_my_pe(team: nvshmem_team_t) -> c_int;
-        /// How many PEs a team has.
+        /// Returns the number of PEs of a team.
         "3.3.24" fn nvshmem_team_n_pes(team: nvshmem_team_t) -> c_int;
-        /// A team's options.
+        /// Returns a team's options.
         "3.3.24" fn nvshmem_team_get_config(team: nvshmem_team_t, config: *mut nvshmem_team_config_t);
-        /// The rank of a PE in another team, -1 for none.
+        /// Returns the rank of a PE in another team, -1 if it is not a member.
         "3.3.24" fn nvshmem_team_translate_pe(source: nvshmem_team_t, rank: c_int, target: nvshmem_team_t) -> c_int;
-        /// A team of some. Collective over the parent.
+        /// Creates a team of some PEs. Collective over the parent.
         "3.3.24" fn nvshmem_team_split_strided(
             parent: nvshmem_team_t, start: c_int, stride: c_int, count: c_int, config: *const nvshmem_team_config_t,
             mask: c_long, team: *mut nvshmem_team_t,
         ) -> c_int;
-        /// Teams of rows and columns. Collective over the parent.
+        /// Creates teams of rows and columns. Collective over the parent.
         "3.3.24" fn nvshmem_team_split_2d(
             parent: nvshmem_team_t, xrange: c_int, x_config: *const nvshmem_team_config_t, x_mask: c_long,
             x_team: *mut nvshmem_team_t, y_config: *const nvshmem_team_config_t, y_mask: c_long, y_team: *mut nvshmem_team_t,
         ) -> c_int;
-        /// A new id for a team.
+        /// Creates an id for a team.
         "3.3.24" fn nvshmemx_team_get_uniqueid(id: *mut nvshmemx_team_uniqueid_t) -> c_int;
-        /// A team of whoever has the id. Collective over them.
+        /// Creates a team of the PEs that have the id. Collective over them.
         "3.3.24" fn nvshmemx_team_init(
             team: *mut nvshmem_team_t, config: *mut nvshmem_team_config_t, mask: c_long, n_pes: c_int, rank: c_int,
         ) -> c_int;
-        /// Ends a team. Collective over it.
+        /// Destroys a team. Collective over it.
         "3.3.24" fn nvshmem_team_destroy(team: nvshmem_team_t);
-        /// Arrival of a team.
+        /// Synchronises a team.
         "3.3.24" fn nvshmem_team_sync(team: nvshmem_team_t) -> c_int;
 
-        // Order and arrival.
+        // Order and synchronisation.
 
-        /// Quiet and arrival of a team.
+        /// Quiet and synchronisation of a team.
         "3.3.24" fn nvshmem_barrier(team: nvshmem_team_t) -> c_int;
-        /// Quiet and arrival of all.
+        /// Quiet and synchronisation of all PEs.
         "3.3.24" fn nvshmem_barrier_all();
-        /// Arrival of all.
+        /// Synchronises all PEs.
         "3.3.24" fn nvshmem_sync_all();
-        /// Quiet and arrival of a team.
+        /// Quiet and synchronisation of a team.
         "3.3.24" fn nvshmemx_barrier_on_stream(team: nvshmem_team_t, stream: CUstream) -> c_int;
-        /// Quiet and arrival of all.
+        /// Quiet and synchronisation of all PEs.
         "3.3.24" fn nvshmemx_barrier_all_on_stream(stream: CUstream);
-        /// Arrival of a team.
+        /// Synchronises a team.
         "3.3.24" fn nvshmemx_team_sync_on_stream(team: nvshmem_team_t, stream: CUstream) -> c_int;
-        /// Arrival of all.
+        /// Synchronises all PEs.
         "3.3.24" fn nvshmemx_sync_all_on_stream(stream: CUstream);
-        /// Completes.
+        /// Completes transfers.
         "3.3.24" fn nvshmem_quiet();
-        /// Orders.
+        /// Orders puts.
         "3.3.24" fn nvshmem_fence();
-        /// Completes.
+        /// Completes transfers.
         "3.3.24" fn nvshmemx_quiet_on_stream(stream: CUstream);
-        /// Sources may be reused.
+        /// Makes sources of puts reusable.
         "3.8.0" fn nvshmemx_flush();
-        /// Sources may be reused.
+        /// Makes sources of puts reusable.
         "3.8.0" fn nvshmemx_flush_on_stream(stream: CUstream);
 
         // Signals.
 
-        /// The value of a word of this PE.
+        /// Returns the value of a word of this PE.
         "3.3.24" fn nvshmem_signal_fetch(signal: *mut u64) -> u64;
         /// Sets a PE's word, or adds to it.
         "3.3.24" fn nvshmemx_signal_op_on_stream(signal: *mut u64, value: u64, op: c_int, pe: c_int, stream: CUstream);
@@ -450,21 +450,21 @@ peerweave_dylib::bindings! {
 
         // Modules, launches, regions, queue pairs.
 
-        /// Gives a module what NVSHMEM's device functions need.
+        /// Initialises a module with what NVSHMEM's device functions need.
         "3.3.24" fn nvshmemx_cumodule_init(module: CUmodule) -> c_int;
-        /// The reverse.
+        /// Removes it from a module.
         "3.3.24" fn nvshmemx_cumodule_finalize(module: CUmodule) -> c_int;
-        /// The same for a library.
+        /// Initialises a library.
         "3.3.24" fn nvshmemx_culibrary_init(library: CUlibrary) -> c_int;
-        /// The reverse.
+        /// Removes it from a library.
         "3.3.24" fn nvshmemx_culibrary_finalize(library: CUlibrary) -> c_int;
         /// Begins a region in which transfers may be batched.
         "3.8.0" fn nvshmemx_region_start(
             handle: *mut nvshmemx_region_handle_t, attributes: *const nvshmemx_region_attrs_t,
         ) -> c_int;
-        /// Ends it.
+        /// Ends a region.
         "3.8.0" fn nvshmemx_region_stop(handle: nvshmemx_region_handle_t) -> c_int;
-        /// Whether there is one.
+        /// Returns whether there is a region.
         "3.8.0" fn nvshmemx_region_is_active(hints: u32, active: *mut c_int) -> c_int;
         /// Queue pairs for kernels.
         "3.6.5" fn nvshmemx_qp_create(count: c_int, handles: *mut *mut nvshmemx_qp_handle_t) -> c_int;

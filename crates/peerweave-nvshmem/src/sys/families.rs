@@ -14,9 +14,9 @@ use peerweave_dylib::{Library, MissingSymbol, Symbol, SymbolInfo};
 
 use super::types::nvshmem_team_t;
 
-/// A type of C, as it stands in the functions' names.
+/// A C type, as named in the functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the vendor's words for types of C")]
+#[allow(missing_docs, reason = "the vendor's names of C types")]
 #[repr(usize)]
 pub enum CType {
     Bfloat16,
@@ -48,7 +48,7 @@ pub enum CType {
 
 const N_TYPES: usize = 25;
 
-/// Which types a family has, a bit for each [`CType`].
+/// The types of a family, one bit for each [`CType`].
 type Types = u32;
 
 const fn types(list: &[CType]) -> Types {
@@ -78,10 +78,10 @@ const AMO: Types = AMO_BITWISE | types(&[CType::Int, CType::Long, CType::Longlon
 const AMO_EXTENDED: Types = AMO | AMO_FLOAT & !types(&[CType::Half]);
 const AMO_FLOAT: Types = types(&[CType::Half, CType::Float, CType::Double]);
 
-/// One family's functions, resolved one by one.
+/// The functions of one family, each resolved separately.
 #[derive(Debug)]
 pub struct Family {
-    /// By type; the empty name where the family does not have the type.
+    /// By type; an empty name if the family lacks the type.
     names: [&'static CStr; N_TYPES],
     symbols: [Symbol; N_TYPES],
     since: &'static str,
@@ -100,10 +100,10 @@ impl Family {
         Self { names, symbols: [const { Symbol::unknown() }; N_TYPES], since }
     }
 
-    /// The address of the function for a type.
+    /// Returns the address of the function for a type.
     ///
     /// # Errors
-    /// `MissingSymbol`, with an empty name where the family does not have the type.
+    /// `MissingSymbol`, with an empty name if the family lacks the type.
     #[inline]
     pub fn address(&self, library: &Library, kind: CType) -> Result<NonNull<c_void>, MissingSymbol> {
         self.symbols[kind as usize].get(library, self.names[kind as usize], self.since)
@@ -140,7 +140,7 @@ macro_rules! families {
             )*
         }
 
-        /// Every typed function that is bound, of all families.
+        /// Returns every typed function that is bound, of all families.
         pub fn typed_symbols() -> Vec<SymbolInfo> {
             let mut all = Vec::new();
             $(all.extend(Family::new(names!($prefix, $suffix), $types, $since).symbols());)*
@@ -148,12 +148,12 @@ macro_rules! families {
         }
 
         impl Families {
-            /// Binds a library. Nothing is looked up before it is asked for.
+            /// Binds a library. Each function is looked up at its first use.
             pub fn new(library: Library) -> Self {
                 Self { library, $($name: Family::new(names!($prefix, $suffix), $types, $since),)* }
             }
 
-            /// The functions that are bound here and that the library lacks.
+            /// Returns the bound functions that the library lacks.
             pub fn missing(&self) -> Vec<SymbolInfo> {
                 let lacks = |symbol: &SymbolInfo| {
                     let name = std::ffi::CString::new(symbol.name).expect("names of functions have no zero byte");
@@ -166,7 +166,7 @@ macro_rules! families {
                 #[doc = concat!("`", $prefix, "TYPE", $suffix, "` for a type.")]
                 ///
                 /// # Errors
-                /// As [`Family::address`].
+                /// As for [`Family::address`].
                 #[inline]
                 #[allow(clippy::useless_transmute, reason = "some families give the address itself")]
                 pub fn $name(&self, kind: CType) -> Result<$Function, MissingSymbol> {
@@ -202,7 +202,7 @@ pub type BroadcastOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *
 pub type WaitVectorOnStream = unsafe extern "C" fn(*mut c_void, usize, *const c_int, c_int, *mut c_void, CUstream);
 /// target, PE.
 pub type Increment = unsafe extern "C" fn(*mut c_void, c_int);
-/// A function that takes or gives a value of the type itself: cast to its own type by the caller.
+/// A function that takes or returns a value of the type itself; the caller casts it.
 pub type ByValue = NonNull<c_void>;
 
 families! {
@@ -290,8 +290,8 @@ mod tests {
 
     fn families() -> Families {
         use peerweave_dylib::{Search, Visibility};
-        // Any library will do: nothing is called.
-        // SAFETY: what a system has under this name is its C library.
+        // Any library works, because nothing is called. SAFETY: a file of this name is the system's
+        // C library.
         const SEARCH: Search = unsafe { Search::without_variable("libc", &["libc.so.6"]) };
         Families::new(SEARCH.open(Visibility::Local).expect("every Linux has it"))
     }

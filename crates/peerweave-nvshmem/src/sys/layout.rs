@@ -1,4 +1,4 @@
-//! Sizes and offsets of the structs that are bound, for the comparison with headers.
+//! Sizes and offsets of the bound structs, for the comparison with headers.
 
 use std::mem::offset_of;
 
@@ -8,7 +8,7 @@ use crate::Version;
 /// One fact: `size X` or `offset X.f`, the version whose header first has it, and the number.
 pub type Fact = (&'static str, Version, i64);
 
-/// All facts about layouts.
+/// Returns all facts about layouts.
 pub fn facts() -> Vec<Fact> {
     let mut all = Vec::new();
     macro_rules! layout {
@@ -28,7 +28,7 @@ pub fn facts() -> Vec<Fact> {
     all
 }
 
-/// The header that brought regions.
+/// The first header with regions.
 const HEADER_OF_REGIONS: Version = Version::new(3, 8, 0);
 
 #[cfg(test)]

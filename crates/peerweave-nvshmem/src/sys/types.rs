@@ -1,4 +1,4 @@
-//! NVSHMEM's structs and constants. Each struct has a version word, and grows only inside its
+//! NVSHMEM's structs and constants. Each struct starts with a version word, and grows only into its
 //! padding.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
@@ -8,21 +8,21 @@ use peerweave_types::{Compare, SignalOp};
 
 use crate::Version;
 
-/// The word that heads a struct: which layout, and how many bytes.
+/// Returns the first word of a struct: its layout and its size in bytes.
 pub const fn version_word(layout: c_int, bytes: usize) -> c_int {
     (layout << 16) + bytes as c_int
 }
 
 /// A team's handle.
 pub type nvshmem_team_t = i32;
-/// What the members of a team that is made by id have in common.
+/// The id shared by the members of a team created by id.
 pub type nvshmemx_team_uniqueid_t = u64;
 /// A queue pair's handle.
 pub type nvshmemx_qp_handle_t = c_int;
 /// A region's handle.
 pub type nvshmemx_region_handle_t = u64;
 
-/// What PEs that want to meet have in common.
+/// The id by which PEs connect.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_uniqueid_t {
@@ -33,11 +33,11 @@ pub struct nvshmemx_uniqueid_t {
 }
 
 impl nvshmemx_uniqueid_t {
-    /// An id to be filled in.
+    /// Returns an empty id.
     pub const EMPTY: Self = Self { version: version_word(1, size_of::<Self>()), internal: [0; 124] };
 }
 
-/// Who this process is among those that meet by an id.
+/// This process among those that connect by an id.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct nvshmemx_uniqueid_args_t {
@@ -45,9 +45,9 @@ pub struct nvshmemx_uniqueid_args_t {
     pub version: c_int,
     /// The id.
     pub id: *mut nvshmemx_uniqueid_t,
-    /// This PE, -1 for unset.
+    /// This PE, -1 if unset.
     pub myrank: c_int,
-    /// How many PEs, -1 for unset.
+    /// Number of PEs, -1 if unset.
     pub nranks: c_int,
 }
 
@@ -57,15 +57,15 @@ pub struct nvshmemx_uniqueid_args_t {
 pub struct nvshmemx_init_args_t {
     /// Layout and size.
     pub version: c_int,
-    /// For the bootstrap by id.
+    /// Arguments of the bootstrap by id.
     pub uid_args: nvshmemx_uniqueid_args_t,
     /// The device's ordinal, -1 for the current context's. Layout 2; padding before.
     pub cuda_device_id: c_int,
-    /// Room for later.
+    /// Reserved.
     pub content: [c_char; 92],
 }
 
-/// What initialisation takes.
+/// Attributes of the initialisation.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_init_attr_t {
@@ -73,15 +73,15 @@ pub struct nvshmemx_init_attr_t {
     pub version: c_int,
     /// A pointer to an `MPI_Comm`, for the bootstrap by MPI.
     pub mpi_comm: *mut c_void,
-    /// The rest.
+    /// The other arguments.
     pub args: nvshmemx_init_args_t,
 }
 
-/// The first library that reads layout 2 of the structs of initialisation.
+/// The first library that reads layout 2 of the initialisation's structs.
 pub const INIT_LAYOUT_2: Version = Version::new(3, 6, 5);
 
 impl nvshmemx_init_attr_t {
-    /// Nothing set, stamped for a library of that version.
+    /// Returns unset attributes with the layout of a library of that version.
     pub const fn unset(library: Version) -> Self {
         let layout = if library.at_least(INIT_LAYOUT_2) { 2 } else { 1 };
         // In layout 1 the bytes of the device are padding, which is zero.
@@ -111,16 +111,16 @@ impl nvshmemx_init_attr_t {
 pub struct nvshmem_team_config_t {
     /// Layout and size.
     pub version: c_int,
-    /// How many contexts, -1 for unset.
+    /// Number of contexts, -1 if unset.
     pub num_contexts: c_int,
     /// The team's id, all ones for none.
     pub uniqueid: nvshmemx_team_uniqueid_t,
-    /// Room for later.
+    /// Reserved.
     pub padding: [c_char; 48],
 }
 
 impl nvshmem_team_config_t {
-    /// Nothing set.
+    /// All options unset.
     pub const UNSET: Self =
         Self { version: version_word(2, size_of::<Self>()), num_contexts: -1, uniqueid: u64::MAX, padding: [0; 48] };
 }
@@ -129,9 +129,9 @@ impl nvshmem_team_config_t {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_region_attrs_t {
-    /// What is hinted.
+    /// The hints.
     pub hints: u32,
-    /// Room for later.
+    /// Reserved.
     pub reserved: [c_char; 60],
 }
 
@@ -139,7 +139,7 @@ macro_rules! constants {
     ($($(#[$attribute:meta])* $name:ident: $type:ty = $value:expr;)*) => {
         $($(#[$attribute])* pub const $name: $type = $value;)*
 
-        /// Every constant, by the vendor's name.
+        /// Returns every constant with the vendor's name.
         pub fn constants() -> Vec<(&'static str, i64)> {
             vec![$((stringify!($name), i64::try_from($name).unwrap_or(i64::MAX))),*]
         }
@@ -149,11 +149,11 @@ macro_rules! constants {
 constants! {
     /// PEs are threads.
     NVSHMEMX_INIT_THREAD_PES: c_uint = 1;
-    /// Meet by an MPI communicator.
+    /// Bootstrap by an MPI communicator.
     NVSHMEMX_INIT_WITH_MPI_COMM: c_uint = 2;
-    /// Meet by OpenSHMEM.
+    /// Bootstrap by OpenSHMEM.
     NVSHMEMX_INIT_WITH_SHMEM: c_uint = 4;
-    /// Meet by an id.
+    /// Bootstrap by an id.
     NVSHMEMX_INIT_WITH_UNIQUEID: c_uint = 8;
 
     /// No team.
@@ -185,9 +185,9 @@ constants! {
     /// Greater or equal.
     NVSHMEM_CMP_GE: c_int = compare(Compare::Ge);
 
-    /// Nothing has happened.
+    /// Not initialised.
     NVSHMEM_STATUS_NOT_INITIALIZED: c_int = 0;
-    /// The PEs have met.
+    /// The PEs are connected.
     NVSHMEM_STATUS_IS_BOOTSTRAPPED: c_int = 1;
     /// Initialised.
     NVSHMEM_STATUS_IS_INITIALIZED: c_int = 2;
@@ -196,28 +196,28 @@ constants! {
     /// Initialised, several PEs share a GPU.
     NVSHMEM_STATUS_FULL_MPG: c_int = 4;
 
-    /// The configuration's number of contexts counts.
+    /// The number of contexts is set.
     NVSHMEM_TEAM_CONFIG_MASK_NUM_CONTEXTS: c_long = 1;
-    /// The configuration's id counts.
+    /// The id is set.
     NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID: c_long = 2;
 
     /// Success.
     NVSHMEMX_SUCCESS: c_int = 0;
-    /// A wrong argument.
+    /// An invalid argument.
     NVSHMEMX_ERROR_INVALID_VALUE: c_int = 1;
-    /// Too little memory.
+    /// Not enough memory.
     NVSHMEMX_ERROR_OUT_OF_MEMORY: c_int = 2;
-    /// Not possible here.
+    /// Not supported here.
     NVSHMEMX_ERROR_NOT_SUPPORTED: c_int = 3;
-    /// PEs disagree.
+    /// The PEs' arguments differ.
     NVSHMEMX_ERROR_SYMMETRY: c_int = 4;
     /// No device.
     NVSHMEMX_ERROR_GPU_NOT_SELECTED: c_int = 5;
     /// A kernel that must be co-resident was not launched.
     NVSHMEMX_ERROR_COLLECTIVE_LAUNCH_FAILED: c_int = 6;
-    /// Something inside.
+    /// An internal error.
     NVSHMEMX_ERROR_INTERNAL: c_int = 7;
 
-    /// Bytes of a name.
+    /// Maximum length of a name in bytes.
     NVSHMEM_MAX_NAME_LEN: usize = 256;
 }

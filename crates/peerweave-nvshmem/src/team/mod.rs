@@ -1,10 +1,10 @@
 //! Teams: ordered sets of PEs that call collectives together.
 //!
-//! Making them is `split.rs`, their collectives are `ops`.
+//! `split.rs` creates teams, `ops` has their collectives.
 //!
 //! # Invariants
-//! - **\[T1\]** A handle is a member's: who is not in a team has none.
-//! - **\[T2\]** A team that was destroyed cannot be named: destroying takes the last handle.
+//! - **\[T1\]** Only members have a handle of a team.
+//! - **\[T2\]** A destroyed team has no handle: `destroy` takes the last one.
 
 mod split;
 
@@ -16,7 +16,7 @@ use peerweave_driver::{CudaStream, Keep, is_capturing};
 use peerweave_types::{Pe, Rank};
 
 use crate::comm::Comm;
-use crate::comm::agree::{Members, arrive, taken};
+use crate::comm::agree::{Members, arrive, split_outcome};
 use crate::comm::enqueued::is_alone;
 use crate::comm::entry::Entered;
 use crate::comm::identity::{SEED, mix};
@@ -25,42 +25,41 @@ use crate::context::Context;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 
-/// An ordered set of PEs, this one among them. [`Rank`]s are indexes in it.
+/// An ordered set of PEs that includes this one. [`Rank`]s are indexes in it.
 ///
 /// # Order
-/// NVSHMEM keeps one set of counters for each team. So the collectives of a team (barriers, syncs,
-/// set-up calls and splits too) must come in the same order on every PE, which is the caller's to
-/// hold, and never two at once in one process, which this crate holds:
+/// NVSHMEM has one set of counters for each team. So the collectives of a team (barriers, syncs,
+/// setup calls and splits too) must be called in the same order on every PE, and two of them must
+/// never run at once in one process. The caller ensures the first, this crate the second:
 ///
-/// - All handles of a team share one order, by the time of the call. Its collectives may come from
-///   several threads. NVSHMEM's own teams (all PEs, those whose memory is mapped, those of a
-///   machine, those of an index) share one order too: what NVSHMEM does for all PEs it does in
-///   parts, as those.
-/// - One on another stream than the team's last waits, on the device, for all that the last stream
-///   had by then; on the host it waits only while another thread is in a call of the team that
-///   does. A stream that waits for something that only comes after the new collective keeps both
-///   forever: give streams that shall be independent a team each, made by the program.
-/// - Set-up calls (allocating, freeing, registering, making and destroying teams, the end) come in
-///   one order over all teams, on every PE that takes part, threads included: NVSHMEM lets one in
-///   at a time. One thread of a process makes them at a time, the others wait for it. Threads that
-///   make them in other orders on other PEs wait for each other until the deadline, outside of
-///   NVSHMEM, and get errors.
-/// - What NVSHMEM does on a stream of its own (allocating, freeing, registering) and the blocking
-///   forms wait for the team's last stream first, at most for the context's deadline. Making and
-///   destroying teams, and the end, wait for every stream that was used with this context: NVSHMEM
-///   itself then waits for the whole device, so that other work there which waits for a PE keeps
-///   it, and for longer than the deadline is the end of the context.
-/// - A collective that is captured waits on the host for a last stream that is outside of the
-///   graph, since a graph cannot. While the last stream is being captured, others are refused
+/// - All handles of a team share one order: the order of the calls. Several threads may call its
+///   collectives. NVSHMEM's predefined teams (all PEs, those whose memory is mapped, those of a
+///   machine, those of an index) share one order too, because NVSHMEM implements collectives of all
+///   PEs partly as theirs.
+/// - A collective on another stream than the team's last one waits on the device for all earlier
+///   work of that stream. The host waits only while another thread is in a call of the team. A
+///   stream that waits for work enqueued after the new collective deadlocks both streams: use a
+///   separate team for each independent stream.
+/// - Setup calls (allocating, freeing, registering, creating and destroying teams, the end) must be
+///   called in the same order over all teams on every PE that takes part. One thread of a process
+///   makes them at a time; other threads wait for it. Threads that make them in other orders on
+///   other PEs wait for each other until the deadline, outside of NVSHMEM, and get errors.
+/// - Calls that NVSHMEM runs on its own stream (allocating, freeing, registering) and blocking
+///   calls first wait within the context's deadline for the team's last stream. Creating and
+///   destroying teams, and the end, wait for every stream used with this context, because NVSHMEM
+///   itself then waits for the whole device. Other work on the device that waits for a PE beyond
+///   the deadline makes the context unusable.
+/// - A captured collective waits on the host for a last stream outside of the graph, because a
+///   graph cannot. While the last stream is being captured, other collectives are refused
 ///   ([`MisuseKind::Context`]), unless they are captured into the same graph. Launching a graph is
-///   CUDA's call, which this crate does not see: [`join`](Self::join) orders it.
+///   a call of CUDA that this crate does not see: [`join`](Self::join) orders it.
 ///
-/// A stream that is dropped while it is captured is captured forever, since its last work is waited
-/// for: end captures where an error leaves them, too.
+/// End every capture, also after an error: a stream that is dropped during its capture can never
+/// complete its last work.
 ///
 /// The blocking forms use the context's own stream ([`Context::stream`]).
 ///
-/// A team that was destroyed has no name any more:
+/// A destroyed team has no handle:
 ///
 /// ```compile_fail
 /// # fn f(team: peerweave_nvshmem::Team, stream: std::sync::Arc<peerweave_driver::CudaStream>) -> Result<(), peerweave_nvshmem::NvshmemError> {
@@ -69,9 +68,9 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// # }
 /// ```
 ///
-/// Dropping a team that was made here is local: NVSHMEM keeps it until it is finalised, and there
-/// are only so many ([`Settings::max_teams`](crate::Settings::max_teams)).
-/// [`destroy`](Self::destroy) gives it back.
+/// Dropping a team created here is local: NVSHMEM keeps it until it is finalised, and the number of
+/// teams is limited ([`Settings::max_teams`](crate::Settings::max_teams)).
+/// [`destroy`](Self::destroy) releases it.
 pub struct Team {
     pub(crate) comm: Arc<Comm>,
     core: Arc<Core>,
@@ -82,22 +81,22 @@ struct Core {
     kind: TeamKind,
     members: Vec<Pe>,
     rank: Rank,
-    /// Tells teams apart, the same on every member.
+    /// Identifies the team; the same on every member.
     identity: u64,
-    /// Whether it was made by an id: NVSHMEM keeps no stride of it.
+    /// Whether it was created by an id: NVSHMEM has no stride for it then.
     by_id: bool,
-    /// What its collectives are ordered by; one for all handles of the team.
+    /// Order of its collectives, shared by all handles of the team.
     order: Arc<Order>,
 }
 
 const TRANSLATE: &str = "nvshmem_team_translate_pe";
 
-// What identities are of, so that no number of one kind is that of another.
+// Kinds of identities; a number of one kind never equals one of another kind.
 const PREDEFINED: u64 = 1;
 const BY_ID: u64 = 2;
 const CHILD: u64 = 3;
 
-/// Where a team comes from.
+/// Origin of a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TeamKind {
@@ -109,20 +108,20 @@ pub enum TeamKind {
     Node,
     /// The PEs of the same index on every machine.
     SameIndex,
-    /// Made by the program.
+    /// Created by the program.
     Made,
 }
 
-/// Options of a team that is made.
+/// Options of a new team.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TeamConfig {
-    /// How many communication contexts NVSHMEM shall provide for; `None` leaves it to NVSHMEM.
+    /// Number of communication contexts; `None` selects NVSHMEM's default.
     pub n_contexts: Option<u32>,
 }
 
 impl TeamConfig {
-    /// With so many communication contexts.
+    /// Sets the number of communication contexts.
     pub fn with_contexts(n_contexts: u32) -> Self {
         Self { n_contexts: Some(n_contexts) }
     }
@@ -139,17 +138,17 @@ impl TeamConfig {
     }
 }
 
-/// An id that the members of a team have in common, to make it without a parent.
+/// An id shared by the members of a team, to create it without a parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TeamId(u64);
 
 impl TeamId {
-    /// The id of this number.
+    /// Returns the id of this number.
     pub const fn from_u64(number: u64) -> Self {
         Self(number)
     }
 
-    /// The number, to be sent to the other members.
+    /// Returns the number, to be sent to the other members.
     pub const fn to_u64(self) -> u64 {
         self.0
     }
@@ -182,7 +181,7 @@ impl Team {
         Self::of_handle(comm, &mut entered, handle, kind, mix(mix(SEED, PREDEFINED), handle as u64), false)
     }
 
-    /// Asks NVSHMEM who is in a team that this PE is in.
+    /// Queries the members of a team of this PE from NVSHMEM.
     fn of_handle(
         comm: &Arc<Comm>,
         entered: &mut Entered<'_>,
@@ -211,39 +210,39 @@ impl Team {
         if pes.get(rank as usize) != Some(&comm.pe) {
             return Err(wrong());
         }
-        // What it is made of is part of what tells it apart.
+        // The parent is part of the identity.
         let identity = pes.iter().fold(identity, |identity, pe| mix(identity, pe.get().into()));
         let order = if kind == TeamKind::Made { comm.enqueued.order(handle) } else { comm.enqueued.world_order() };
         let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity, by_id, order };
         Ok(Self { comm: Arc::clone(comm), core: Arc::new(core) })
     }
 
-    /// This PE's rank.
+    /// Returns this PE's rank.
     pub fn rank(&self) -> Rank {
         self.core.rank
     }
 
-    /// How many PEs it has.
+    /// Returns the number of PEs.
     pub fn len(&self) -> usize {
         self.core.members.len()
     }
 
-    /// False: this PE is in it.
+    /// Returns false: a team has at least one PE.
     pub fn is_empty(&self) -> bool {
         self.core.members.is_empty()
     }
 
-    /// Its PEs, in the order of ranks.
+    /// Returns its PEs in rank order.
     pub fn members(&self) -> &[Pe] {
         &self.core.members
     }
 
-    /// Where it comes from.
+    /// Returns its origin.
     pub fn kind(&self) -> TeamKind {
         self.core.kind
     }
 
-    /// The PE of a rank.
+    /// Returns the PE of a rank.
     ///
     /// # Errors
     /// [`MisuseKind::Rank`].
@@ -252,7 +251,8 @@ impl Team {
         Ok(self.core.members[rank.index()])
     }
 
-    /// The rank in another team of the PE that has this rank here, if it is in that one.
+    /// Returns the rank in another team of the PE that has this rank here, or `None` if it is not a
+    /// member.
     ///
     /// # Errors
     /// [`MisuseKind::Rank`].
@@ -262,13 +262,13 @@ impl Team {
         Ok(index.map(|index| Rank::new(index as u32)))
     }
 
-    /// NVSHMEM's handle of the team, for kernels that call its device library. It is valid on this
-    /// PE until the team is destroyed.
+    /// Returns NVSHMEM's handle of the team, for kernels that call its device library. It is valid
+    /// on this PE until the team is destroyed.
     pub fn raw(&self) -> i32 {
         self.handle()
     }
 
-    /// NVSHMEM's options of the team.
+    /// Returns NVSHMEM's options of the team.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`].
@@ -280,52 +280,55 @@ impl Team {
         Ok(TeamConfig { n_contexts: u32::try_from(raw.num_contexts).ok() })
     }
 
-    /// Ends a team that was made here, once the streams that its collectives are on have passed
-    /// them.
+    /// Destroys a team created here, after the streams of its collectives have completed.
     ///
     /// # Collective
     /// All PEs of the team.
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] for a team that NVSHMEM made; [`MisuseKind::InUse`] while a captured
-    /// graph uses it; then it lives on, without a name. As [`split_strided`](Self::split_strided)
-    /// otherwise.
+    /// [`MisuseKind::Context`] for a predefined team; [`MisuseKind::InUse`] while a captured graph
+    /// uses it: the team then stays alive without a handle. Otherwise as for
+    /// [`split_strided`](Self::split_strided).
     pub fn destroy(self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_team_destroy";
         if self.core.kind != TeamKind::Made {
-            return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "NVSHMEM's own teams live as long as it does" }));
+            return Err(NvshmemError::misuse(
+                CALL,
+                MisuseKind::Context { why: "NVSHMEM's predefined teams cannot be destroyed" },
+            ));
         }
         let _setup = self.comm.setup_turn(CALL)?;
-        let able = match self.comm.gone_with_graphs(|| is_alone(&self.core)) {
-            true => self.settle(CALL),
+        let able = match self.comm.unused_after_graphs(|| is_alone(&self.core)) {
+            true => self.drain(CALL),
             false => Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the team", by: "a captured graph" })),
         };
-        let (_turn, able) = taken(able);
+        let (_turn, able) = split_outcome(able);
         let mut entered = self.arrive(CALL, "", able)?;
         let handle = self.handle();
         self.comm.enqueued.forget_order(handle);
-        // SAFETY: the handle is live, nobody else has it [T2], and all PEs of the team call.
+        // SAFETY: the handle is live, there is no other one [T2], and all PEs of the team call.
         entered.block(CALL, move |api, _| unsafe { api.nvshmem_team_destroy(handle) })
     }
 
-    /// Has `stream` wait for the team's last collective, and the team's next one for `stream`: to
-    /// be called before work is put there that does collectives of the team and that this crate
-    /// does not see, such as the launch of a graph or of a kernel.
+    /// Makes `stream` wait for the team's last collective, and the team's next collective wait for
+    /// `stream`. Call it before enqueuing work that makes collectives of the team without this
+    /// crate, such as the launch of a graph or of a kernel.
     ///
-    /// Local: other PEs need not call it.
+    /// Not collective.
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] where the team's last stream is being captured,
-    /// [`MisuseKind::Device`], [`NvshmemError::Dead`].
+    /// [`MisuseKind::Context`] if the team's last stream is being captured, [`MisuseKind::Device`],
+    /// [`NvshmemError::Dead`].
     pub fn join(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         const CALL: &str = "Team::join";
-        self.comm.alive(CALL)?;
+        self.comm.check_usable(CALL)?;
         self.comm.check_stream(CALL, stream)?;
         self.order().follow(CALL, &self.comm, stream, is_capturing(stream)?).map(drop)
     }
 
-    /// Nothing is under way on the device, and nothing of this team will be while the result lives.
-    fn settle(&self, call: &'static str) -> Result<Turn<'_>, NvshmemError> {
+    /// Waits until the device has no work in flight. No collective of this team starts while the
+    /// result lives.
+    fn drain(&self, call: &'static str) -> Result<Turn<'_>, NvshmemError> {
         self.comm.drain(call)?;
         self.order().drain(call, &self.comm)
     }
@@ -350,7 +353,7 @@ impl Team {
         Arc::<Core>::clone(&self.core)
     }
 
-    /// An error unless the team is one of that context.
+    /// Returns an error unless the team belongs to that context.
     pub(crate) fn check(&self, call: &'static str, comm: &Arc<Comm>) -> Result<(), NvshmemError> {
         if Arc::ptr_eq(&self.comm, comm) {
             Ok(())
@@ -376,12 +379,12 @@ impl fmt::Debug for Team {
 }
 
 impl Context {
-    /// The team of all PEs.
+    /// Returns the team of all PEs.
     pub fn world(&self) -> Team {
         Team::world(&self.comm)
     }
 
-    /// The team of the PEs whose memory is mapped here.
+    /// Returns the team of the PEs whose memory is mapped here.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`].
@@ -389,7 +392,7 @@ impl Context {
         Team::predefined(&self.comm, TeamKind::Shared)
     }
 
-    /// The team of the PEs of this machine.
+    /// Returns the team of the PEs of this machine.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`].
@@ -397,7 +400,7 @@ impl Context {
         Team::predefined(&self.comm, TeamKind::Node)
     }
 
-    /// The team of the PEs that have this PE's index on their machine.
+    /// Returns the team of the PEs that have this PE's index on their machine.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`].

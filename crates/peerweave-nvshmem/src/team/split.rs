@@ -1,5 +1,4 @@
-//! Making teams: parts of a team, rows and columns of it, and teams of any PEs that have an id in
-//! common.
+//! Creates teams: parts of a team, its rows and columns, and teams of any PEs that share an id.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use peerweave_types::Pe;
 
 use super::{BY_ID, CHILD, Team, TeamConfig, TeamId, TeamKind};
 use crate::comm::Comm;
-use crate::comm::agree::{Counted, Members, arrive, taken};
+use crate::comm::agree::{Counter, Members, arrive, split_outcome};
 use crate::comm::entry::Entered;
 use crate::comm::identity::{SEED, mix};
 use crate::context::Context;
@@ -16,11 +15,11 @@ use crate::error::{MisuseKind, NvshmemError};
 use crate::sys::{self, nvshmem_team_t};
 
 impl Team {
-    /// A team of `count` of this team's PEs: ranks `start`, `start + stride`, and so on, in that
-    /// order. `None` where this PE is not among them.
+    /// Creates a team of `count` PEs of this team: ranks `start`, `start + stride`, and so on, in
+    /// that order. Returns `None` on a PE that is not a member.
     ///
-    /// A negative stride counts down. NVSHMEM's own split takes positive ones alone, so such a team
-    /// is made by an id, as [`Context::team_of`] does.
+    /// A negative stride counts down. NVSHMEM's own split supports only positive strides, so such a
+    /// team is created by an id, like [`Context::team_of`].
     ///
     /// ```no_run
     /// # fn f(world: &peerweave_nvshmem::Team) -> Result<(), peerweave_nvshmem::NvshmemError> {
@@ -35,20 +34,20 @@ impl Team {
     /// All PEs of this team, with the same arguments.
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] for ranks that this team does not have; [`NvshmemError::Nvshmem`]
-    /// where there are too many teams ([`Settings::max_teams`](crate::Settings::max_teams)), unless
-    /// multicast is on: then each team takes many places, and NVSHMEM ends the process where they
-    /// run out; [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
+    /// [`MisuseKind::Value`] for ranks that this team does not have; [`NvshmemError::Nvshmem`] if
+    /// there are too many teams ([`Settings::max_teams`](crate::Settings::max_teams)), except with
+    /// multicast: each team then takes many slots, and NVSHMEM ends the process when there are no
+    /// more; [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
     pub fn split_strided(&self, start: u32, stride: i32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
         const CALL: &str = "nvshmem_team_split_strided";
         let _setup = self.comm.setup_turn(CALL)?;
         let ranks = self.strided(CALL, start, stride, count);
         let able = ranks.as_ref().map(drop).map_err(Clone::clone);
-        let (_turn, able) = taken(able.and_then(|()| self.settle(CALL)));
+        let (_turn, able) = split_outcome(able.and_then(|()| self.drain(CALL)));
         let mut entered = self.arrive(CALL, &format!("start {start}, stride {stride}, count {count}, {config:?}"), able)?;
         let (parent, identity) = (self.handle(), self.child(u64::from(start) << 32 | u64::from(stride.cast_unsigned())));
         let ranks = ranks?;
-        // One member is reached by any stride.
+        // With one member the stride does not matter.
         let stride = if count == 1 { 1 } else { stride };
         if self.core.by_id || stride < 0 {
             return self.part(CALL, &mut entered, ranks, identity, config);
@@ -68,18 +67,18 @@ impl Team {
         self.made(CALL, &mut entered, handle, member, identity)
     }
 
-    /// The ranks of a part of this team, which has them all.
+    /// Returns the ranks of a part of this team, after checking that they exist.
     fn strided(&self, call: &'static str, start: u32, stride: i32, count: u32) -> Result<Vec<u32>, NvshmemError> {
         let value = |what, found, expected| Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected }));
         if stride == 0 {
-            return value("the stride", 0, "a number above or below 0");
+            return value("the stride", 0, "a number other than 0");
         }
         if count == 0 {
             return value("the count", 0, "at least 1");
         }
         let last = i64::from(start) + i64::from(stride) * i64::from(count - 1);
         if last < 0 {
-            return value("the last member", last, "at least 0: counted down from the start by the stride");
+            return value("the last member", last, "at least 0, counting down from the start by the stride");
         }
         // The first is beyond the team only where it is counted down.
         let highest = last.max(start.into());
@@ -90,22 +89,22 @@ impl Team {
         Ok((0..i64::from(count)).map(|index| (i64::from(start) + index * i64::from(stride)) as u32).collect())
     }
 
-    /// Teams of the rows and the columns of this team, laid out in rows of `width`: the row and the
-    /// column that this PE is in.
+    /// Creates teams of the rows and the columns of this team, laid out in rows of `width`. Returns
+    /// the row and the column of this PE.
     ///
     /// # Collective
     /// All PEs of this team, with the same arguments.
     ///
     /// # Errors
-    /// As [`split_strided`](Self::split_strided).
+    /// As for [`split_strided`](Self::split_strided).
     pub fn split_2d(&self, width: u32, config: TeamConfig) -> Result<(Self, Self), NvshmemError> {
         const CALL: &str = "nvshmem_team_split_2d";
         let _setup = self.comm.setup_turn(CALL)?;
         let able = match width {
             0 => Err(NvshmemError::misuse(CALL, MisuseKind::Value { what: "the width", found: 0, expected: "at least 1" })),
-            _ => self.settle(CALL),
+            _ => self.drain(CALL),
         };
-        let (_turn, able) = taken(able);
+        let (_turn, able) = split_outcome(able);
         let mut entered = self.arrive(CALL, &format!("width {width}, {config:?}"), able)?;
         let parent = self.handle();
         let (row_identity, column_identity) = (self.child(1), self.child(2));
@@ -139,8 +138,8 @@ impl Team {
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
 
-    /// A part of a team that was made by an id. NVSHMEM's own split of such teams reads beyond its
-    /// tables, so the part is made by an id too.
+    /// Creates a part of a team that was created by an id. NVSHMEM's own split of such teams reads
+    /// beyond its tables, so the part is created by an id too.
     fn part(
         &self,
         call: &'static str,
@@ -153,12 +152,12 @@ impl Team {
             return Ok(None);
         }
         let members: Vec<Pe> = ranks.iter().map(|rank| self.core.members[*rank as usize]).collect();
-        // All ones stands for no id.
+        // All ones stand for no id.
         let id = TeamId(if identity == u64::MAX { 0 } else { identity });
         Self::by_id(&self.comm, call, entered, id, &members, config, identity).map(Some)
     }
 
-    /// Has NVSHMEM make a team of these PEs, this one among them.
+    /// Creates a team of these PEs by an id; this PE is one of them.
     fn by_id(
         comm: &Arc<Comm>,
         call: &'static str,
@@ -168,7 +167,7 @@ impl Team {
         config: TeamConfig,
         identity: u64,
     ) -> Result<Self, NvshmemError> {
-        let rank = members.iter().position(|pe| *pe == comm.pe).expect("who calls has looked") as c_int;
+        let rank = members.iter().position(|pe| *pe == comm.pe).expect("the caller has checked it") as c_int;
         let n_pes = members.len() as c_int;
         let (code, handle) = entered.block(call, move |api, _| {
             let (mut raw, mask) = config.to_raw();
@@ -182,12 +181,12 @@ impl Team {
         })?;
         comm.nvshmem.check(call, code)?;
         if handle == sys::NVSHMEM_TEAM_INVALID {
-            return Err(comm.nvshmem.failure(call, None, "no team was made".to_owned()));
+            return Err(comm.nvshmem.failure(call, None, "no team was created".to_owned()));
         }
         Self::of_handle(comm, entered, handle, TeamKind::Made, identity, true)
     }
 
-    /// The team behind a new handle.
+    /// Returns the team of a new handle.
     fn made(
         &self,
         call: &'static str,
@@ -199,23 +198,22 @@ impl Team {
         match (handle, member) {
             (sys::NVSHMEM_TEAM_INVALID, false) => Ok(None),
             (sys::NVSHMEM_TEAM_INVALID, true) => {
-                let detail = "no team was made: NVSHMEM_MAX_TEAMS may be too small".to_owned();
+                let detail = "no team was created: NVSHMEM_MAX_TEAMS may be too small".to_owned();
                 Err(self.comm.nvshmem.failure(call, None, detail))
             }
             _ => Self::of_handle(&self.comm, entered, handle, TeamKind::Made, identity, false).map(Some),
         }
     }
 
-    /// The number for the next child, the same on every member.
+    /// Returns the number of the next child, the same on every member.
     fn child(&self, salt: u64) -> u64 {
-        let count = self.comm.count(Counted::Children(self.core.identity));
+        let count = self.comm.count(Counter::Children(self.core.identity));
         mix(mix(mix(self.core.identity, CHILD), count), salt)
     }
 }
 
 impl Context {
-    /// A new id for a team that is made without a parent. It reaches the other members by the
-    /// caller's care.
+    /// Creates an id for a team without a parent. The caller distributes it to the other members.
     ///
     /// # Errors
     /// [`NvshmemError::Nvshmem`], [`NvshmemError::Dead`].
@@ -227,23 +225,23 @@ impl Context {
         Ok(TeamId(id))
     }
 
-    /// A team of any PEs in any order, which all have the id.
+    /// Creates a team of any PEs in any order that all have the id.
     ///
     /// # Collective
-    /// The members, with the same list. They meet by the id: those that come with other lists get
+    /// The members, with the same list. They are matched by the id: PEs with different lists get
     /// [`NvshmemError::Disagree`].
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] for a list that does not have this PE, or one PE twice;
-    /// [`MisuseKind::Pe`]. As [`Team::split_strided`] otherwise.
+    /// [`MisuseKind::Value`] for a list without this PE, or with a PE twice; [`MisuseKind::Pe`].
+    /// Otherwise as for [`Team::split_strided`].
     pub fn team_of(&self, id: TeamId, members: &[Pe], config: TeamConfig) -> Result<Team, NvshmemError> {
         const CALL: &str = "nvshmemx_team_init";
         let comm = &self.comm;
         let checked = self.check_members(CALL, id, members);
         let own = [comm.pe];
-        // Who has a list that cannot be waits for nobody; the others are to see why.
+        // A PE with an invalid list does not wait; the others get its error.
         let present = if checked.is_ok() { members } else { &own };
-        // They meet by the id alone, so that those whose lists differ meet too.
+        // PEs are matched by the id alone, so that PEs with different lists get an error too.
         let identity = mix(mix(SEED, BY_ID), id.0);
         let _setup = comm.setup_turn(CALL)?;
         let able = checked.and_then(|()| comm.drain(CALL));

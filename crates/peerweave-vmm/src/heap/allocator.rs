@@ -1,12 +1,12 @@
-//! Which bytes of the heap are taken. Knows no memory: only numbers.
+//! The allocator of the heap's bytes. It works on numbers alone.
 //!
-//! The lowest place that fits is taken, so that the same calls give the same offsets on every PE.
-//! Invariants: free ranges neither touch nor overlap; free and taken ranges together are exactly
-//! what was added.
+//! It takes the lowest free range that fits, so that the same calls give the same offsets on every
+//! PE. Invariants: free ranges neither touch nor overlap; free and taken ranges together are
+//! exactly the added ranges.
 
 use std::collections::BTreeMap;
 
-/// Ranges of a heap, free and taken, by their start. All in bytes.
+/// Free and taken ranges of a heap by their start, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ranges {
     free: BTreeMap<u64, u64>,
@@ -14,8 +14,7 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Every taken range starts and ends at a multiple of it: two cache lines of a GPU, so that PEs
-    /// never share one.
+    /// Unit of all taken ranges: two cache lines of a GPU, so that PEs never share one.
     pub(crate) const UNIT_BYTES: u64 = 256;
 
     /// Adds free bytes.
@@ -23,8 +22,8 @@ impl Ranges {
         self.put_back(start, bytes);
     }
 
-    /// Takes `bytes` at a multiple of `alignment` (a power of two), at the lowest place that fits.
-    /// `None` where there is none.
+    /// Takes `bytes` at a multiple of `alignment` (a power of two), at the lowest offset that fits.
+    /// Returns `None` if there is none.
     pub(crate) fn take(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(Self::UNIT_BYTES)?;
         let alignment = alignment.max(Self::UNIT_BYTES);
@@ -43,7 +42,7 @@ impl Ranges {
         Some(at)
     }
 
-    /// Gives back what was taken at `start`; `false` if nothing was.
+    /// Returns the range at `start`; `false` if it is not taken.
     pub(crate) fn give_back(&mut self, start: u64) -> bool {
         match self.taken.remove(&start) {
             Some(bytes) => {
@@ -68,12 +67,12 @@ impl Ranges {
         self.free.insert(start, bytes);
     }
 
-    /// Free bytes, not always in one piece.
+    /// Returns the number of free bytes, possibly in several ranges.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.free.values().sum()
     }
 
-    /// Where each range is taken.
+    /// Returns the taken ranges.
     #[cfg(test)]
     fn taken(&self) -> impl Iterator<Item = (u64, u64)> {
         self.taken.iter().map(|(start, bytes)| (*start, *bytes))

@@ -1,8 +1,6 @@
-//! Whether the PEs of a machine really reach each other's memory: by writing and reading, not by
-//! asking.
+//! Checks access among the PEs of a machine by writing and reading, not by the driver's answers.
 //!
-//! Invariant: a way counts as good only after words that exist nowhere else were compared at its
-//! end.
+//! Invariant: a path counts as working only after data written through it was compared at its end.
 
 use std::time::Instant;
 
@@ -16,24 +14,24 @@ use crate::memory::streams::wait_for;
 use crate::peer::pattern_word;
 use crate::{copy, read, write};
 
-/// Words that each PE writes to each.
+/// Number of words that each PE writes to each.
 const WORDS: usize = 8192;
 
 impl SymmetricHeap {
     /// Writes to and reads from every PE of this machine, and compares every word. Takes a few
-    /// pages of the heap meanwhile, and gives them back also where something is found, unless this
-    /// PE's device is stuck with them.
+    /// pages of the heap meanwhile, and frees them even after an error, unless this PE's device is
+    /// stuck.
     ///
     /// # Collective
     /// All PEs of the job.
     ///
     /// # Errors
-    /// [`VmmError::BrokenPeer`] names the PEs between which data were lost, on the PE that saw it,
-    /// and [`VmmError::Peer`] tells the others; as [`alloc`](Self::alloc).
+    /// [`VmmError::BrokenPeer`] names the two PEs, on the PE that found it, and [`VmmError::Peer`]
+    /// notifies the others; as for [`alloc`](Self::alloc).
     pub fn check_peers(&self) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::check_peers";
         let n = self.inner.rendezvous.n_pes() as usize;
-        // Nothing else of this heap comes between its rounds.
+        // No other call on this heap may come between the rounds.
         let state = &mut *self.inner.enter(CALL)?;
         let mailbox: SymmetricMemory<u64> = self.alloc_in(state, n * WORDS, align_of::<u64>())?;
         let staging = self.alloc_in(state, WORDS, align_of::<u64>());
@@ -51,8 +49,8 @@ impl SymmetricHeap {
             }
             Err(error) => (Err(error), None),
         };
-        // What all know of is undone by all, with the time that is left: a stream that is stuck
-        // gets no more, and keeps the pages parked.
+        // After a known failure all PEs free the pages, within the remaining time. A stuck stream
+        // gets no more work, and its pages stay parked.
         let until = if checked.is_ok() { self.inner.own_deadline() } else { until };
         let mut freed = Ok(());
         for memory in staging.into_iter().chain([mailbox]) {
@@ -79,7 +77,7 @@ impl SymmetricHeap {
         for pe in self.members() {
             write(stream, staging, &words(me, *pe), until)?;
             copy(stream, &mut mailbox.peer(*pe)?.slice(slot(me))?, staging)?;
-            // One after the other, so that it is known whose way it is that carries nothing.
+            // One after the other, so that a broken path can be named.
             came(wait_for(stream, "SymmetricHeap::check_peers", Instant::now(), until), me, *pe, "written")?;
         }
         Ok(())
@@ -98,8 +96,7 @@ impl SymmetricHeap {
             compare(&found, *pe, me, "written")?;
         }
         for pe in self.members() {
-            // What the peer wrote to itself: no other way than the one that is tried could have
-            // lost it.
+            // The peer wrote this data itself, so only the tested path can have lost it.
             copy(stream, staging, &mailbox.peer(*pe)?.slice(slot(*pe))?)?;
             let found = came(read(stream, staging, until), me, *pe, "read")?;
             compare_with(&found, (*pe, *pe), (me, *pe), "read")?;
@@ -108,15 +105,15 @@ impl SymmetricHeap {
     }
 }
 
-/// Says of what did not come by the deadline on whose way it was.
+/// Converts a timeout to the error that names the broken path.
 fn came<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, way: &str) -> Result<T, VmmError> {
     waited.map_err(|error| match error {
-        VmmError::Timeout { .. } => broken(from, to, format!("what was {way} did not arrive by the deadline")),
+        VmmError::Timeout { .. } => broken(from, to, format!("data {way} did not arrive by the deadline")),
         error => error,
     })
 }
 
-/// Where a PE writes to, in every mailbox.
+/// Returns the range that a PE writes to in every mailbox.
 fn slot(of: Pe) -> std::ops::Range<usize> {
     of.index() * WORDS..(of.index() + 1) * WORDS
 }
@@ -133,8 +130,8 @@ fn compare(found: &[u64], from: Pe, to: Pe, way: &str) -> Result<(), VmmError> {
     compare_with(found, (from, to), (from, to), way)
 }
 
-/// Compares with what `pattern.0` wrote to `pattern.1`; `blamed` are the ends of the way that was
-/// tried.
+/// Compares with the data that `pattern.0` wrote to `pattern.1`; `blamed` are the ends of the
+/// tested path.
 fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), way: &str) -> Result<(), VmmError> {
     let expected = |at| pattern_word(seed(pattern.0, pattern.1), at);
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {
@@ -158,8 +155,8 @@ mod tests {
     #[test]
     fn what_does_not_come_is_on_the_way_that_was_tried() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
-        let error = came::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("it did not come");
-        let text = "peer access from PE 1 to PE 3 is broken: what was written did not arrive by the deadline";
+        let error = came::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("it did not arrive");
+        let text = "peer access from PE 1 to PE 3 is broken: data written did not arrive by the deadline";
         assert_eq!(error.to_string(), text);
         let other = came::<()>(Err(broken(Pe::new(0), Pe::new(2), "lost".into())), Pe::new(1), Pe::new(3), "written");
         assert!(other.expect_err("it was lost").to_string().contains("from PE 0 to PE 2"));

@@ -1,8 +1,8 @@
-//! One step of a heap's growth: a piece of memory of each PE of the machine, mapped in all of them.
+//! One step of a heap's growth: a chunk of memory of each PE of the machine, mapped in all of them.
 //!
-//! When chunks are made, and that all agree, is `heap.rs`. Invariants: a chunk owns what its
-//! addresses need, for as long as it lives; one that was never given out goes without waiting for
-//! the heap's streams, which do not know it.
+//! `mod.rs` decides when chunks are created. Invariants: a chunk owns what its addresses need, for
+//! as long as it lives; a chunk that was never used is released without waiting for the heap's
+//! streams.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::share::ipc::{Closing, IpcHandle, IpcMemory, IpcPeerMemory};
 use crate::share::{FabricHandle, SharedMemory};
 use crate::{PeerCause, VmmError};
 
-/// How memory of one PE of a machine gets to the others.
+/// How memory of a PE is shared with the others of its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Way {
@@ -32,43 +32,43 @@ pub enum Way {
     FileDescriptor,
     /// As fabric handles.
     Fabric,
-    /// By legacy CUDA IPC: the addresses of peers are no arithmetic then. A heap of this kind is
-    /// not finalized while a stream of its context is being captured: the driver refuses to close
-    /// peers' memory then, and the capture is spoiled.
+    /// By legacy CUDA IPC: the segments are not at equal strides then. A heap of this kind cannot
+    /// be finalised while a stream of its context is being captured: the driver then refuses to
+    /// close peers' memory, and the capture is invalidated.
     Ipc,
 }
 
 impl Way {
-    /// How memory is made that goes this way. Descriptors are asked for wherever they can be had: a
-    /// multicast object, which goes by descriptor, takes no memory that is less exportable than
-    /// itself.
+    /// Returns the handle types of memory shared in this way. File descriptors are always requested
+    /// if possible, because a multicast object that is shared by descriptor only accepts memory
+    /// that can be shared likewise.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
 }
 
-/// What all chunks of a heap have in common.
+/// Properties shared by all chunks of a heap.
 pub(crate) struct Layout {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) way: Way,
     pub(crate) exportable: Exportable,
-    /// PEs of this machine in ascending order, and the index of this one.
+    /// PEs of this machine in ascending order.
     pub(crate) members: Vec<Pe>,
     pub(crate) place: usize,
-    /// `None` in the way of legacy IPC.
+    /// `None` with legacy IPC.
     pub(crate) reservation: Option<Reservation>,
     pub(crate) stride: u64,
-    /// Streams that any memory of the heap was handed to.
+    /// Streams that use any memory of the heap.
     pub(crate) streams: Arc<Streams>,
 }
 
 /// A chunk of this PE, before it is shared.
 pub(crate) struct Made {
     own: Own,
-    /// Keeps it to be found by other threads.
+    /// Makes it visible to other threads.
     _entry: Option<Entry>,
     pub(crate) fd: Option<Descriptor>,
-    /// What the others need to know.
+    /// The data that other PEs need to open it.
     pub(crate) blob: Vec<u8>,
 }
 
@@ -79,31 +79,31 @@ enum Own {
 
 /// A chunk, mapped from all PEs of the machine.
 pub(crate) struct Chunk {
-    /// Offset of its first byte in every segment, and its length.
+    /// Offset of its first byte in every segment.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// Its address in this process for each place.
+    /// Its addresses in this process, by rank on the machine.
     pub(crate) addresses: Vec<CUdeviceptr>,
     pub(crate) own: Option<PhysicalMemory>,
     parts: Vec<Part>,
     is_given_out: bool,
 }
 
-/// What the addresses of one place need.
+/// The owner of the addresses of one PE's part.
 enum Part {
     Mapped(Mapping),
-    /// This PE's, by legacy IPC.
+    /// This PE's memory, with legacy IPC.
     Mine(IpcMemory),
-    /// That of a PE of this process, by legacy IPC.
+    /// Memory of a PE that is a thread of this process, with legacy IPC.
     Found {
         _memory: Arc<IpcMemory>,
     },
-    /// That of another process.
+    /// Memory of another process, with legacy IPC.
     Opened(IpcPeerMemory),
 }
 
 impl Layout {
-    /// Makes this PE's piece and what the others need to find it.
+    /// Allocates this PE's part and returns it with the data for the others.
     pub(crate) fn make(&self, bytes: usize) -> Result<Made, VmmError> {
         let context = &self.context;
         if self.way == Way::Ipc {
@@ -121,7 +121,7 @@ impl Layout {
             Way::FileDescriptor => {
                 let SharedMemory::FileDescriptor { fd: exported, .. } = memory.export_file_descriptor()? else { unreachable!() };
                 if self.place == 0 {
-                    // For the connections of the others, and for what they send.
+                    // Room for the connections of the others and for their descriptors.
                     descriptor::check_room(&exported, 2 * self.members.len() + 2)?;
                 }
                 fd = Some(exported);
@@ -139,8 +139,9 @@ impl Layout {
         Ok(Made { own: Own::Physical(memory), _entry: entry, fd, blob })
     }
 
-    /// Maps the pieces of all members at `start` of their segments. `blobs` are of all PEs of the
-    /// job, `fds` of the members. Gives what there is of the chunk also where it fails.
+    /// Maps the parts of all members at `start` of their segments. `blobs` are of all PEs of the
+    /// job, `fds` of the members. After an error the result also has the part of the chunk that was
+    /// mapped.
     pub(crate) fn join(
         &self,
         call: &str,
@@ -192,7 +193,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The physical memory of another PE.
+    /// Returns the physical memory of another PE.
     fn peers_memory(
         &self,
         call: &str,
@@ -214,7 +215,7 @@ impl Layout {
                 return Ok(PhysicalMemory { inner });
             }
         };
-        // SAFETY: the peer, which knows the job's secret and made the same call, exported its
+        // SAFETY: the peer, which knows the job's token and made the same call, exported its
         // physical memory of that many bytes.
         unsafe { PhysicalMemory::import(&self.context, shared) }
     }
@@ -234,21 +235,21 @@ impl Layout {
         match place == self.place {
             false if error.is_code(PEER_REFUSED) => Err(VmmError::Unsupported {
                 feature: "peer access",
-                needs: format!("that device {ordinal} reaches the memory of {pe}"),
+                needs: format!("access of device {ordinal} to the memory of {pe}"),
                 found: error.to_string(),
             }),
             _ => Err(error),
         }
     }
 
-    /// Another PE's memory by legacy IPC, or directly where it is a thread of this process.
+    /// Opens another PE's memory by legacy IPC, or directly if the PE is a thread of this process.
     fn open(&self, call: &str, pe: Pe, blob: &[u8], bytes: usize) -> Result<(CUdeviceptr, Part), VmmError> {
         let mut reader = Reader(blob);
         let mut read = || Some((ProcessId(reader.bytes()?), reader.number()?, IpcHandle(reader.bytes()?)));
         let (process, key, handle) = read().ok_or_else(|| unreadable(call, pe))?;
         if process != ProcessId::mine() {
             // SAFETY: the peer made the same call with that many bytes, and leaks the memory unless
-            // all have finalized.
+            // all PEs finalise the heap.
             let opened = unsafe { IpcPeerMemory::open_for(&self.context, handle, bytes, Arc::clone(&self.streams)) }?;
             return Ok((opened.address(), Part::Opened(opened)));
         }
@@ -260,16 +261,16 @@ impl Layout {
     }
 }
 
-/// What drivers answer where a device does not reach another's memory.
+/// Codes of the driver for a device without access to another's memory.
 pub(crate) const PEER_REFUSED: &[CudaCode] =
     &[CudaCode::INVALID_DEVICE, CudaCode::NOT_SUPPORTED, CudaCode::PEER_ACCESS_UNSUPPORTED];
 
 fn gone(call: &str, pe: Pe) -> VmmError {
-    VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("has withdrawn its memory".into()) }
+    VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("has closed its memory".into()) }
 }
 
 impl Made {
-    /// Its length.
+    /// Returns its length.
     pub(crate) fn bytes(&self) -> usize {
         match &self.own {
             Own::Physical(memory) => memory.bytes(),
@@ -277,28 +278,27 @@ impl Made {
         }
     }
 
-    /// Says that no other PE has this piece open, nor will.
+    /// Marks this part as not opened by any other PE.
     ///
     /// # Safety
-    /// All have learnt that the call failed before anybody opened anything, or have closed it again
-    /// and said so.
+    /// All PEs know that the call failed before any opened the part, or have closed it.
     pub(crate) unsafe fn recall(&self) {
         if let Own::Ipc(memory) = &self.own {
             memory.unused();
-            // SAFETY: promised by the caller.
+            // SAFETY: the caller promises it.
             unsafe { memory.recall() };
         }
     }
 }
 
 impl Chunk {
-    /// Says that its addresses are given out from now on.
+    /// Marks its addresses as used from now on.
     pub(crate) fn give_out(mut self) -> Self {
         self.is_given_out = true;
         self
     }
 
-    /// Closes what is open of others. Gives what tells that it is done.
+    /// Closes memory of other PEs. Returns handles to wait for that.
     pub(crate) fn close_peers(&mut self) -> Vec<Arc<Closing>> {
         let (mine, others): (Vec<Part>, Vec<Part>) = self.parts.drain(..).partition(|part| matches!(part, Part::Mine(_)));
         self.parts = mine;
@@ -308,25 +308,25 @@ impl Chunk {
         others.iter().filter_map(|part| if let Part::Opened(opened) = part { Some(opened.closing()) } else { None }).collect()
     }
 
-    /// Says that no other PE has this chunk open any more.
+    /// Marks this chunk as not opened by any other PE.
     ///
     /// # Safety
-    /// All have said so.
+    /// All PEs have closed it.
     pub(crate) unsafe fn recall(&self) {
         for part in &self.parts {
             if let Part::Mine(memory) = part {
-                // SAFETY: promised by the caller.
+                // SAFETY: the caller promises it.
                 unsafe { memory.recall() };
             }
         }
     }
 
-    /// Where the last of these ends, in every segment.
+    /// Returns the end of the last chunk in every segment.
     pub(crate) fn end(chunks: &[Self]) -> u64 {
         chunks.last().map_or(0, |chunk| chunk.start + chunk.bytes)
     }
 
-    /// Whether an offset is in this chunk, with `bytes` after it.
+    /// Returns whether `bytes` from an offset on lie in this chunk.
     pub(crate) fn holds(&self, offset: u64, bytes: u64) -> bool {
         offset >= self.start && offset.saturating_add(bytes) <= self.start + self.bytes
     }
@@ -342,25 +342,25 @@ impl Drop for Chunk {
 }
 
 impl Part {
-    /// Says that no work was ever given its address.
+    /// Marks its addresses as never used by any stream.
     fn unused(&self) {
         match self {
             Self::Mapped(mapping) => mapping.unused(),
             Self::Mine(memory) => memory.unused(),
-            // Whose it is says so.
+            // The owner marks it.
             Self::Found { .. } => {}
             Self::Opened(opened) => opened.unused(),
         }
     }
 }
 
-/// Whether a device offers physical memory by fabric handles, tried with the smallest piece, as a
-/// heap would make it; if not, why.
+/// Checks whether a device supports fabric handles, by allocating the smallest part as a heap
+/// would; `Err` is the reason.
 pub(crate) fn fabric_works(context: &Arc<CudaContext>, file_descriptor: bool) -> Result<Result<(), String>, VmmError> {
     let exportable = Way::Fabric.exportable(file_descriptor);
     if !raw::has(context.ordinal(), raw::Attribute::Fabric)? {
         let ordinal = context.ordinal();
-        return Ok(Err(format!("device {ordinal} is without CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED")));
+        return Ok(Err(format!("device {ordinal} lacks CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED")));
     }
     let tried = physical::Granularity::of_device(context.ordinal(), exportable)
         .and_then(|granularity| PhysicalMemory::create(context, granularity.minimum, exportable))

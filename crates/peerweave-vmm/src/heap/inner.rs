@@ -1,8 +1,8 @@
-//! What a heap and every handle of its memory share: the mapped chunks, the allocator, and who is
-//! around.
+//! The state shared by a heap and the handles of its memory: the mapped chunks, the allocator, the
+//! PEs.
 //!
-//! The calls that users make are in `heap.rs`. Invariant: [H1] to [H3] of that module; the state is
-//! locked during a whole collective call, and nothing that runs in a destructor takes that lock.
+//! `mod.rs` has the public calls. Invariant: [H1] to [H3] of that module; the state is locked
+//! during a whole collective call, and no destructor takes that lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -28,7 +28,7 @@ use crate::share::history::History;
 use crate::share::identity::{self, ProcessId};
 use crate::share::ipc::{Closing, IpcMemory};
 
-/// What handles of memory keep.
+/// The state that handles of memory keep alive.
 pub(crate) struct HeapInner {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(super) options: HeapOptions,
@@ -38,13 +38,13 @@ pub(crate) struct HeapInner {
     pub(super) max_bytes: u64,
     /// For filling with zeros, and for checks.
     pub(super) stream: PrivateStream,
-    /// Bytes between a chunk and the next one.
+    /// Distance between two chunks in bytes.
     gap: u64,
     pub(crate) layout: Layout,
-    /// The streams that were handed multicast addresses, of whichever memory: inside the list of
-    /// the heap.
+    /// Streams that use multicast addresses of any memory of the heap; a part of the heap's
+    /// streams.
     pub(crate) multicast: Arc<Streams>,
-    /// Why not as the options wish.
+    /// Why memory is shared in another way than requested.
     pub(super) fell_back: Option<String>,
     pub(super) chunks: RwLock<Vec<Chunk>>,
     /// Held during a collective call.
@@ -52,21 +52,21 @@ pub(crate) struct HeapInner {
     ledger: Mutex<BTreeMap<u64, Leak>>,
 }
 
-/// What collective calls change.
+/// State that collective calls change.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) ranges: Ranges,
     pub(super) history: History,
-    /// Collective calls that worked.
+    /// Number of successful collective calls.
     pub(super) calls: u64,
     /// Bytes of each segment.
     pub(super) total: u64,
-    /// Where the next chunk starts.
+    /// Offset of the next chunk.
     end: u64,
     pub(super) broken: Option<String>,
 }
 
-/// What a PE tells of itself before a heap is made.
+/// The data that PEs exchange before a heap is created.
 pub(super) struct Around {
     pub(super) random: u64,
     machine: u64,
@@ -76,7 +76,7 @@ pub(super) struct Around {
     vmm: bool,
     file_descriptor: bool,
     fabric: bool,
-    /// Why not by fabric handles, where they were tried.
+    /// Why fabric handles cannot be used, if they were tried.
     refusal: String,
 }
 
@@ -85,12 +85,12 @@ impl Around {
         let ordinal = context.ordinal();
         let vmm = raw::has(ordinal, Attribute::Vmm)? && options.sharing != Sharing::Ipc;
         let exportable = if vmm { Exportable::of_device(ordinal)? } else { Exportable::NOWHERE };
-        // Tried only where it would be taken: it makes memory.
+        // Tried only if requested, because it allocates memory.
         let is_tried = options.sharing == Sharing::PreferFabric || !exportable.file_descriptor;
         let tried = match vmm {
             true if is_tried => fabric_works(context, exportable.file_descriptor)?,
             true => Err(String::new()),
-            false => Err(format!("device {ordinal} is without virtual memory management")),
+            false => Err(format!("device {ordinal} lacks virtual memory management")),
         };
         let fabric = tried.is_ok();
         let granularity = match vmm {
@@ -139,20 +139,19 @@ impl Around {
         let [vmm, file_descriptor, fabric] = reader.bytes::<3>()?.map(|flag| flag == 1);
         let len = u32::from_le_bytes(reader.bytes()?) as usize;
         let refusal = reader.rest();
-        // The sizes of no machine that there is would overflow in what follows.
+        // Sizes that no real machine has would overflow below.
         let whole = refusal.len() == len && (1..1 << 48).contains(&granularity) && total_bytes < 1 << 56;
         let refusal = String::from_utf8(refusal.to_vec()).ok()?;
         whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric, refusal })
     }
 
-    /// The number that names the heap, which is PE 0's. 0 where even that cannot be read: then it
-    /// is 0 for all.
+    /// Returns the id of the heap, which PE 0 chose. 0 if its blob is invalid, on all PEs alike.
     pub(super) fn id(blobs: &[Vec<u8>]) -> u64 {
         blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
     }
 
-    /// What lies between two chunks, on all machines of the job: something where the PEs of any
-    /// machine go by legacy IPC.
+    /// Returns the distance between chunks on all machines: non-zero if the PEs of any machine use
+    /// legacy IPC.
     fn gap(all: &[Self], sharing: Sharing, granularity: u64) -> u64 {
         let machines: BTreeSet<u64> = all.iter().map(|pe| pe.machine).collect();
         let any_ipc = machines.into_iter().any(|machine| {
@@ -162,7 +161,7 @@ impl Around {
         if any_ipc { granularity } else { 0 }
     }
 
-    /// The way that all PEs of a machine can go, with the wish of the options.
+    /// Returns how all PEs of a machine can share memory, given the request.
     fn way(members: &[&Self], sharing: Sharing) -> Way {
         let all = |can: fn(&Self) -> bool| members.iter().all(|member| can(member));
         let one_process = members.iter().all(|member| member.process == members[0].process);
@@ -177,26 +176,26 @@ impl Around {
     }
 }
 
-/// The smallest multiple of a granularity that is one of what the driver recommends for multicast
-/// objects too, where there may be such.
+/// Returns the smallest multiple of a granularity that is also a multiple of what the driver
+/// recommends for multicast objects.
 fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usize, VmmError> {
     if multicast_switch().is_err() || multicast::check_device(ordinal).is_err() {
         return Ok(granularity);
     }
     let recommended = MulticastProperties::new(devices, granularity).granularity()?.recommended;
-    // Both are powers of two on any device that there is.
+    // Both are powers of two on all devices.
     Ok(if recommended.is_multiple_of(granularity) { recommended } else { granularity.saturating_mul(recommended) })
 }
 
-/// Why the wish for fabric handles was not followed on a machine: of the first PE there that
-/// cannot.
+/// Returns why fabric handles are not used on a machine although requested: the reason of the first
+/// PE that cannot.
 fn why_not_fabric(members: &[(Pe, &Around)], sharing: Sharing) -> Option<String> {
     let (pe, around) = members.iter().find(|(_, around)| sharing == Sharing::PreferFabric && !around.fabric)?;
     Some(format!("{pe}: {}", around.refusal))
 }
 
 impl HeapInner {
-    /// A heap without memory. Local.
+    /// Creates a heap without memory. Not collective.
     pub(super) fn new(
         rendezvous: &Arc<Rendezvous>,
         context: &Arc<CudaContext>,
@@ -213,7 +212,7 @@ impl HeapInner {
         let way = Around::way(&here.iter().map(|(_, around)| *around).collect::<Vec<_>>(), options.sharing);
         let fell_back = why_not_fabric(&here, options.sharing);
         if let Some(why) = &fell_back {
-            tracing::warn!(?way, why, "fabric handles were preferred and cannot be had");
+            tracing::warn!(?way, why, "fabric handles were preferred and are not available");
         }
         let file_descriptor = members.iter().all(|pe| around[pe.index()].file_descriptor);
         let granularity = around.iter().map(|pe| pe.granularity).max().unwrap_or(1).max(IpcMemory::STEP_BYTES as u64);
@@ -225,10 +224,9 @@ impl HeapInner {
             .checked_next_multiple_of(granularity)
             .filter(|bytes| bytes.checked_mul(2 * members.len() as u64).is_some_and(|all| all <= 1 << 57))
             .ok_or_else(too_large)?;
-        // By legacy IPC neighbouring chunks have unrelated addresses: a gap keeps allocations from
-        // going across. It is in all segments of the job or in none, since offsets are the same
-        // everywhere. A chunk is no shorter than its gap, so that there is room for all in twice
-        // the length.
+        // With legacy IPC neighbouring chunks have unrelated addresses: a gap keeps allocations
+        // from spanning them. All segments of the job have it or none, because offsets are the same
+        // everywhere. A chunk is at least as long as its gap, so twice the length suffices for all.
         let gap = Around::gap(around, options.sharing, granularity);
         let stride = if gap == 0 { max_bytes } else { 2 * max_bytes };
         let reservation = match way {
@@ -277,7 +275,7 @@ impl HeapInner {
         }
     }
 
-    /// What addresses of the heap are aligned to, in bytes: a power of two.
+    /// Returns the alignment of addresses of the heap, in bytes: a power of two.
     pub(crate) fn alignment_bytes(&self) -> usize {
         self.granularity.next_power_of_two() as usize
     }
@@ -294,14 +292,14 @@ impl HeapInner {
         body(&self.chunks.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Notes that memory was dropped without being freed.
+    /// Records that memory was dropped without being freed.
     pub(crate) fn park(&self, offset: u64) {
         if let Some(leak) = self.ledger().get_mut(&offset) {
             leak.dropped = true;
             tracing::debug!(
                 offset,
                 bytes = leak.bytes,
-                "symmetric memory was dropped without free: it stays until the heap is gone"
+                "symmetric memory was dropped without free: it stays allocated until the heap is released"
             );
         }
     }
@@ -310,14 +308,13 @@ impl HeapInner {
         label(self.id, state.calls, what)
     }
 
-    /// Until when this PE may wait for its own device in a collective call: early enough for the
-    /// others, who wait for this PE meanwhile, to hear that it was in vain.
+    /// Returns the time limit for waits on this PE's own device in a collective call: early enough
+    /// to notify the other PEs before their deadline.
     pub(super) fn own_deadline(&self) -> Instant {
         deadline_after(self.rendezvous.deadline() / 4 * 3)
     }
 
-    /// The end of a round: where the PEs may have come to different ends, the heap is of no use any
-    /// more.
+    /// Ends a round: if the PEs may have come to different results, the heap is unusable.
     pub(super) fn settle<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
         agreed.map_err(|disagreement| {
             if let Disagreement::Unknown(error) = &disagreement {
@@ -334,8 +331,8 @@ impl HeapInner {
         let outcome = made.as_ref().map(|made| made.blob.clone()).map_err(Clone::clone);
         let agreed = agree(&self.rendezvous, &self.label(state, "chunk"), call, outcome);
         if let (Err(Disagreement::Known(_)), Ok(made)) = (&agreed, &made) {
-            // SAFETY: all PEs know that this round failed, and open what others made only after one
-            // that did not.
+            // SAFETY: all PEs know that this round failed, and open the parts of others only after
+            // a successful round.
             unsafe { made.recall() };
         }
         let blobs = self.settle(state, call, agreed)?;
@@ -345,7 +342,7 @@ impl HeapInner {
             _ => Ok(Vec::new()),
         };
         let fds = match fds {
-            // A PE that is missing or lost gets nothing in the next round either.
+            // A PE that is missing or lost takes no part in the next round either.
             Err(error) if error.is_loss() => self.settle(state, call, Err(Disagreement::Unknown(error)))?,
             fds => fds,
         };
@@ -359,7 +356,7 @@ impl HeapInner {
         let agreed = agree(&self.rendezvous, &self.label(state, "mapped"), call, joined.map(|()| Vec::new()));
         let chunk = match (self.settle(state, call, agreed), chunk) {
             (Ok(_), Some(chunk)) => chunk,
-            (Ok(_), None) => unreachable!("without a chunk this PE told an error, which is its result"),
+            (Ok(_), None) => unreachable!("without a chunk this PE reported an error, which is its result"),
             (Err(error), chunk) => {
                 self.undo(state, call, chunk, made);
                 return Err(error);
@@ -372,30 +369,29 @@ impl HeapInner {
         Ok(())
     }
 
-    /// Takes back what there is of a chunk that failed somewhere, so that nothing of it is left
-    /// where it can be known.
+    /// Releases the rest of a chunk that failed on some PE.
     fn undo(&self, state: &mut State, call: &str, chunk: Option<Chunk>, made: Made) {
         let (start, len) = (state.end, made.bytes());
         let mut chunk = chunk;
         let closings = chunk.as_mut().map(Chunk::close_peers).unwrap_or_default();
         drop(chunk);
-        // By legacy IPC, others may have it open. All PEs come here or none.
+        // With legacy IPC, other PEs may have it open. All PEs come here or none.
         if self.gap > 0 && state.broken.is_none() {
             let closed = wait_for_closings(call, &closings, self.own_deadline()).map(|()| Vec::new());
             let agreed = agree(&self.rendezvous, &self.label(state, "undone"), call, closed);
             match self.settle(state, call, agreed) {
-                // SAFETY: all PEs have just said that they closed what they had opened, and nobody
-                // opens it any more.
+                // SAFETY: all PEs have just reported that they closed the parts of others, and none
+                // opens them again.
                 Ok(_) => unsafe { made.recall() },
-                Err(error) => tracing::warn!(%error, "memory of a chunk that failed is leaked, since others may have it open"),
+                Err(error) => tracing::warn!(%error, "memory of a failed chunk is leaked, because other PEs may have it open"),
             }
         }
         drop(made);
         self.wait_for_room(start, len);
     }
 
-    /// Waits until the addresses of a chunk that was dropped are free in all segments, so that the
-    /// next one finds them so.
+    /// Waits until the addresses of a dropped chunk are free in all segments, so that the next
+    /// chunk can use them.
     fn wait_for_room(&self, start: u64, len: usize) {
         let Layout { reservation, stride, members, .. } = &self.layout;
         let Some(reservation) = reservation else { return };
@@ -403,7 +399,7 @@ impl HeapInner {
         for place in 0..members.len() as u64 {
             let start = usize::try_from(place * stride + start).unwrap_or(usize::MAX);
             if !reservation.wait_for_room(start..start.saturating_add(len), until) {
-                tracing::warn!(place, "addresses of a chunk that failed are still taken");
+                tracing::warn!(place, "addresses of a failed chunk are still mapped");
             }
         }
     }
@@ -412,7 +408,7 @@ impl HeapInner {
         (bytes as u64).max(1).checked_next_multiple_of(self.granularity).unwrap_or(u64::MAX)
     }
 
-    /// By how much to grow for an allocation, if that is allowed and there is room.
+    /// Returns by how much to grow for an allocation, if the heap may and can grow.
     pub(super) fn growth_for(&self, state: &State, bytes: u64, alignment: u64) -> Option<u64> {
         let Growth::Steps { bytes: step } = self.options.growth else { return None };
         let wanted = bytes.max(step as u64).checked_add(alignment)?.max(1).checked_next_multiple_of(self.granularity)?;
@@ -442,7 +438,7 @@ impl HeapInner {
         wait_for(&self.stream, call, start, self.own_deadline())
     }
 
-    /// The address of a range of a segment.
+    /// Returns the address of a range of a segment.
     pub(crate) fn address_of(&self, call: &'static str, pe: Pe, offset: u64, bytes: u64) -> Result<CUdeviceptr, VmmError> {
         let Layout { members, reservation, stride, .. } = &self.layout;
         let place = members.binary_search(&pe).map_err(|_| {
@@ -472,13 +468,13 @@ impl HeapInner {
     }
 }
 
-/// The label of a round.
+/// Returns the label of a round.
 pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
 }
 
-/// Waits until memory of others is closed. Fails where one could not be: it is still open, and its
-/// owner must not free it.
+/// Waits until memory of other PEs is closed. Returns an error if one part could not be closed: its
+/// owner must not free it then.
 pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     if !wait_until(until, || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some())))? {
@@ -488,7 +484,7 @@ pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: In
     closings.iter().filter_map(|closing| closing.get().cloned()).collect()
 }
 
-/// That all PEs found the same offset for an allocation, or all found none.
+/// Checks that all PEs found the same offset for an allocation, or all found none.
 pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagreement> {
     let text = |blob: &[u8]| match blob.try_into() {
         Ok(at) => format!("offset {}", u64::from_le_bytes(at)),
@@ -505,7 +501,7 @@ pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagree
     }
 }
 
-/// Tells the others that this PE has failed; gives the error back, or what came between.
+/// Notifies the other PEs of this PE's failure; returns the error, or that of the round.
 pub(super) fn tell(rendezvous: &Rendezvous, label: &str, call: &str, error: VmmError) -> VmmError {
     match agree(rendezvous, label, call, Err(error.clone())) {
         Err(disagreement) => disagreement.into(),
@@ -550,8 +546,8 @@ mod tests {
         let here = || around(1, true, true, true);
         let there = |vmm| Around { machine: 3, ..around(2, vmm, vmm, vmm) };
         assert_eq!(Around::gap(&[here(), there(true)], Sharing::Auto, 7), 0);
-        // The machine that goes by legacy IPC needs a gap after each chunk; so the other one has it
-        // too.
+        // The machine that uses legacy IPC needs a gap after each chunk, so the other machine has
+        // it too.
         assert_eq!(Around::gap(&[here(), there(false)], Sharing::Auto, 7), 7);
         assert_eq!(Around::gap(&[there(false), here()], Sharing::Auto, 7), 7);
     }

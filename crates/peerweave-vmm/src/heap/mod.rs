@@ -1,18 +1,17 @@
-//! A symmetric heap on the GPUs of one machine: what one PE allocates, all allocate, at the same
-//! offset; each reaches every other's.
+//! A symmetric heap on the GPUs of one machine: all PEs allocate together, at the same offset, and
+//! each can access the memory of the others.
 //!
-//! Typed memory is `symmetric.rs`, one round of a collective call `agree.rs`, one piece of memory
-//! `chunk.rs`. Not here: machines beyond this one.
+//! `symmetric.rs` has typed memory, `agree.rs` one round of a collective call, `chunk.rs` one chunk
+//! of memory. It does not reach other machines.
 //!
 //! ```text
 //!   base                stride              stride
 //!   |  place 0: chunk chunk ...  |  place 1: chunk chunk ...  |  ...      one reservation in every process
 //! ```
 //!
-//! Invariants: [H1] the allocators of all PEs have gone through the same calls with the same
-//! results; [H2] an offset given out is mapped, at every place of the machine, until the heap and
-//! every handle of its memory is gone; [H3] what is dropped without `free` is never given out
-//! again.
+//! Invariants: [H1] the allocators of all PEs have executed the same calls with the same results;
+//! [H2] an allocated offset is mapped, for every PE of the machine, until the heap and every handle
+//! of its memory is dropped; [H3] memory that is dropped without `free` is never allocated again.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -48,92 +47,93 @@ use inner::{Around, State};
 const ALLOC: &str = "SymmetricHeap::alloc";
 const FREE: &str = "SymmetricHeap::free";
 
-/// How memory of the heap should get to the other PEs of the machine.
+/// How memory of the heap should be shared with the other PEs of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sharing {
-    /// Directly among threads of one process; as file descriptors; as fabric handles; by legacy
-    /// IPC: the first that all can.
+    /// The first that all PEs support: directly among threads of one process; file descriptors;
+    /// fabric handles; legacy IPC.
     #[default]
     Auto,
-    /// As fabric handles where all PEs of the machine can have them, or else as
-    /// [`Auto`](Self::Auto): [`SymmetricHeap::fell_back`] tells why.
+    /// Fabric handles if all PEs of the machine support them, otherwise as [`Auto`](Self::Auto),
+    /// and [`SymmetricHeap::fell_back`] returns the reason.
     PreferFabric,
-    /// By legacy IPC.
+    /// Legacy IPC.
     Ipc,
 }
 
-/// Whether a heap grows by itself.
+/// Whether a heap grows automatically.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Growth {
     /// Only by [`SymmetricHeap::grow`].
     #[default]
     Explicit,
-    /// When an allocation finds no room, by at least this many bytes.
+    /// When an allocation does not fit, by at least this many bytes.
     Steps {
-        /// Bytes.
+        /// Number of bytes.
         bytes: usize,
     },
 }
 
-/// How large a heap is, and how it is shared. The same on all PEs.
+/// Size and sharing of a heap. The same on all PEs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeapOptions {
-    /// Bytes of each PE at the start; rounded up to the granularity.
+    /// Initial bytes of each PE; rounded up to the granularity.
     pub initial_bytes: usize,
-    /// The most that each PE may ever have: so many addresses are reserved, which costs no memory.
-    /// `None` for all the memory of the device.
+    /// Maximum bytes of each PE: so many addresses are reserved, which costs no memory. `None` for
+    /// all the memory of the device.
     pub max_bytes: Option<usize>,
-    /// Whether it grows by itself.
+    /// Whether it grows automatically.
     pub growth: Growth,
-    /// How memory gets to the others.
+    /// How its memory is shared.
     pub sharing: Sharing,
-    /// Whether the heap is to have multicast addresses too, by [`SymmetricHeap::multicast`]. Then
-    /// its granularity is a multiple of what the driver recommends for multicast objects, which may
-    /// be 512 MiB, on every PE whose device and switch allow them.
+    /// Prepares the heap for [`SymmetricHeap::multicast`]. Its granularity is then a multiple of
+    /// what the driver recommends for multicast objects, which may be 512 MiB, on every PE whose
+    /// device and settings allow them.
     pub multicast: bool,
 }
 
 impl HeapOptions {
-    /// A heap of `initial_bytes` on each PE that grows when asked.
+    /// Returns the options of a heap of `initial_bytes` on each PE that does not grow
+    /// automatically.
     pub fn new(initial_bytes: usize) -> Self {
         Self { initial_bytes, max_bytes: None, growth: Growth::default(), sharing: Sharing::default(), multicast: false }
     }
 
-    /// With this limit.
+    /// Sets the maximum size.
     pub fn max_bytes(self, max_bytes: usize) -> Self {
         Self { max_bytes: Some(max_bytes), ..self }
     }
 
-    /// With this way of growing.
+    /// Sets how it grows.
     pub fn growth(self, growth: Growth) -> Self {
         Self { growth, ..self }
     }
 
-    /// Made for multicast objects.
+    /// Prepares it for multicast objects.
     pub fn multicast(self, multicast: bool) -> Self {
         Self { multicast, ..self }
     }
 
-    /// With this way of sharing.
+    /// Sets how its memory is shared.
     pub fn sharing(self, sharing: Sharing) -> Self {
         Self { sharing, ..self }
     }
 }
 
-/// Memory of every PE's GPU that all PEs of the machine reach, allocated collectively.
+/// Memory of every PE's GPU, allocated collectively, that all PEs of the machine can access.
 ///
 /// # Collective
-/// [`new`](Self::new), [`alloc`](Self::alloc), [`signal_pad`](Self::signal_pad),
-/// [`free`](Self::free), [`grow`](Self::grow) and [`finalize`](Self::finalize) are called by all
-/// PEs of the job in the same order with the same arguments; where they are not, all get
-/// [`Misuse::Diverged`] and nothing has happened. They end by the deadline of the rendezvous and
-/// name who did not come.
+/// All PEs of the job call [`new`](Self::new), [`alloc`](Self::alloc),
+/// [`signal_pad`](Self::signal_pad), [`free`](Self::free), [`grow`](Self::grow) and
+/// [`finalize`](Self::finalize) in the same order with the same arguments. If they do not, all get
+/// [`Misuse::Diverged`] and nothing has changed. The calls end by the deadline of the rendezvous
+/// and name the PEs that did not arrive.
 ///
-/// Dropping it, or memory of it, is local. What is dropped without [`free`](Self::free) is parked
-/// until the heap is gone, and told by [`finalize`](Self::finalize).
+/// Dropping it, or memory of it, is local. Memory that is dropped without [`free`](Self::free) is
+/// parked until the heap is released, and [`finalize`](Self::finalize) reports it.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -165,26 +165,26 @@ pub struct SymmetricHeap {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leak {
-    /// Where it is in the heap.
+    /// Its offset in the heap.
     pub offset: u64,
-    /// Its length in bytes, as it was asked for.
+    /// Its requested length in bytes.
     pub bytes: u64,
     /// The element's type.
     pub element: &'static str,
-    /// Whether all its handles are gone. If not, its addresses stay valid until they are.
+    /// Whether all its handles were dropped. If not, its addresses stay valid until they are.
     pub dropped: bool,
 }
 
-/// What a heap held that was not freed, when it was finalized.
+/// The memory of a heap that was not freed when it was finalised.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakReport {
-    /// Each piece, by its offset.
+    /// The allocations, by offset.
     pub leaks: Vec<Leak>,
 }
 
 impl LeakReport {
-    /// Whether everything had been freed.
+    /// Returns whether everything had been freed.
     pub fn is_clean(&self) -> bool {
         self.leaks.is_empty()
     }
@@ -196,7 +196,7 @@ impl fmt::Display for LeakReport {
             return f.write_str("everything was freed");
         }
         let dropped = self.leaks.iter().filter(|leak| leak.dropped).count();
-        write!(f, "{} pieces were dropped without free, {} are still held:", dropped, self.leaks.len() - dropped)?;
+        write!(f, "{} allocations were dropped without free, {} still have handles:", dropped, self.leaks.len() - dropped)?;
         for leak in &self.leaks {
             write!(f, "\n  offset {}: {} bytes of {}", leak.offset, leak.bytes, leak.element)?;
         }
@@ -205,16 +205,16 @@ impl fmt::Display for LeakReport {
 }
 
 impl SymmetricHeap {
-    /// Makes a heap on the device of `context`. PEs may be threads with a context each, or
+    /// Creates a heap on the device of `context`. PEs may be threads with a context each, or
     /// processes.
     ///
     /// # Collective
-    /// All PEs of the job. Those of this machine reach each other's memory.
+    /// All PEs of the job. The PEs of one machine can access each other's memory.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] where devices do not reach each other or memory cannot be shared;
-    /// [`VmmError::Peer`] for the failure or loss of another PE; [`VmmError::Timeout`] names who
-    /// did not come; what the driver says.
+    /// [`VmmError::Unsupported`] if devices cannot access each other or memory cannot be shared;
+    /// [`VmmError::Peer`] if another PE failed or was lost; [`VmmError::Timeout`] names the PEs
+    /// that did not arrive; errors of the driver.
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: HeapOptions) -> Result<Self, VmmError> {
         let call = format!("SymmetricHeap::new({options:?})");
         let around = agree(
@@ -228,7 +228,7 @@ impl SymmetricHeap {
         let around: Result<Vec<Around>, VmmError> = around.iter().zip(0..).map(read).collect();
         let inner = match around.and_then(|around| HeapInner::new(rendezvous, context, options, &around, id)) {
             Ok(inner) => inner,
-            // The others are at their first chunk, and are to hear of it.
+            // The others are in the round of their first chunk, and must be notified.
             Err(error) => return Err(inner::tell(rendezvous, &inner::label(id, 0, "chunk"), &call, error)),
         };
         {
@@ -246,17 +246,17 @@ impl SymmetricHeap {
     /// All PEs, with the same type and length. When it returns, the memory of all PEs is zero.
     ///
     /// # Errors
-    /// [`Misuse::Exhausted`] where there is no room and the heap may not grow;
-    /// [`Misuse::Diverged`]; as [`new`](Self::new).
+    /// [`Misuse::Exhausted`] if it does not fit and the heap cannot grow; [`Misuse::Diverged`]; as
+    /// for [`new`](Self::new).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricMemory<T>, VmmError> {
         self.alloc_aligned(len, align_of::<T>())
     }
 
-    /// As [`alloc`](Self::alloc), at an offset that is a multiple of `alignment_bytes`, a power of
-    /// two of at most 2 MiB. (256 is always kept.)
+    /// Like [`alloc`](Self::alloc), at an offset that is a multiple of `alignment_bytes`, a power
+    /// of two of at most 2 MiB. (Every offset is a multiple of 256.)
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); [`Misuse::Value`] for another alignment.
+    /// As for [`alloc`](Self::alloc); [`Misuse::Value`] for another alignment.
     pub fn alloc_aligned<T: Element>(&self, len: usize, alignment_bytes: usize) -> Result<SymmetricMemory<T>, VmmError> {
         let mut state = self.inner.enter(ALLOC)?;
         self.alloc_in(&mut state, len, alignment_bytes)
@@ -268,7 +268,7 @@ impl SymmetricHeap {
         len: usize,
         alignment_bytes: usize,
     ) -> Result<SymmetricMemory<T>, VmmError> {
-        /// Every segment starts at a multiple of it.
+        /// Alignment of every segment.
         const MAX_ALIGNMENT_BYTES: usize = 2 << 20;
         let name = std::any::type_name::<T>();
         let history = state.history.get();
@@ -298,8 +298,8 @@ impl SymmetricHeap {
         Ok(SymmetricMemory::new(Arc::new(block), len))
     }
 
-    /// A round in which all PEs must have found the same offset. Gives it back to the allocator
-    /// otherwise.
+    /// Makes a round in which all PEs must have found the same offset. Otherwise returns the range
+    /// to the allocator.
     fn agree_on_offset(
         &self,
         state: &mut State,
@@ -318,39 +318,39 @@ impl SymmetricHeap {
         self.inner.settle(state, call, agreed)
     }
 
-    /// Allocates `len` signals on every PE, each zero and in a line of its own.
+    /// Allocates `len` signals on every PE, each zero and in its own cache line.
     ///
     /// # Collective
-    /// As [`alloc`](Self::alloc).
+    /// As for [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc).
+    /// As for [`alloc`](Self::alloc).
     pub fn signal_pad(&self, len: usize) -> Result<SignalPad, VmmError> {
-        // A number beyond the address space is refused by all in the same way.
+        // All PEs refuse a number beyond the address space in the same way.
         let words = len.saturating_mul(SignalPad::WORDS_PER_SIGNAL);
         Ok(SignalPad::new(self.alloc(words)?, len))
     }
 
-    /// Frees memory on every PE, once this PE's streams have passed the work that uses it, and all
-    /// work at multicast addresses of the heap.
+    /// Frees memory on every PE, after this PE's streams have completed the work that uses it, and
+    /// all work at multicast addresses of the heap.
     ///
-    /// If it fails, the memory is parked as if it had been dropped. It does where another library
-    /// gave it to a per-thread stream: nobody can wait for what that stream does.
+    /// If it fails, the memory is parked as if it had been dropped. It fails if another library
+    /// used the memory on a per-thread stream, because no other thread can wait for that stream.
     ///
     /// # Collective
-    /// All PEs, with the handle of the same allocation. Every other handle of it, slices and peers'
-    /// views included, must be gone.
+    /// All PEs, with the handle of the same allocation. There must be no other handle of it,
+    /// including slices and peers' views.
     ///
     /// # Errors
-    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] where a stream does
-    /// not pass, as one that is being captured; `DriverError::PerThreadStream`;
-    /// [`Misuse::Diverged`]; as [`new`](Self::new).
+    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] if a stream does not
+    /// complete, for example one that is being captured; `DriverError::PerThreadStream`;
+    /// [`Misuse::Diverged`]; as for [`new`](Self::new).
     pub fn free<T: Element>(&self, memory: SymmetricMemory<T>) -> Result<(), VmmError> {
         let mut state = self.inner.enter(FREE)?;
         self.free_in(&mut state, memory, self.inner.own_deadline())
     }
 
-    /// Frees memory; its streams have until then.
+    /// Frees memory after its streams have completed, which they must by `until`.
     fn free_in<T: Element>(&self, state: &mut State, mut memory: SymmetricMemory<T>, until: Instant) -> Result<(), VmmError> {
         let is_alone = memory.is_only_handle();
         let (block, offset) = (memory.block(), memory.block().offset());
@@ -373,10 +373,10 @@ impl SymmetricHeap {
         Ok(())
     }
 
-    /// As [`free`](Self::free), for a signal pad.
+    /// Like [`free`](Self::free), for a signal pad.
     ///
     /// # Errors
-    /// As [`free`](Self::free).
+    /// As for [`free`](Self::free).
     pub fn free_signal_pad(&self, pad: SignalPad) -> Result<(), VmmError> {
         self.free(pad.into_memory())
     }
@@ -387,7 +387,7 @@ impl SymmetricHeap {
     /// All PEs, with the same number.
     ///
     /// # Errors
-    /// [`Misuse::Exhausted`] beyond the heap's limit; as [`new`](Self::new).
+    /// [`Misuse::Exhausted`] beyond the heap's limit; as for [`new`](Self::new).
     pub fn grow(&self, bytes: usize) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::grow";
         let mut state = self.inner.enter(CALL)?;
@@ -406,7 +406,7 @@ impl SymmetricHeap {
 
     fn grow_and_take(&self, state: &mut State, call: &str, bytes: u64, alignment: u64) -> Result<u64, VmmError> {
         let step = self.inner.growth_for(state, bytes, alignment);
-        // All PEs have the same history, so that all find the same here.
+        // All PEs have the same history, so all get the same result here.
         let step = step.ok_or_else(|| self.inner.exhausted(ALLOC, state, bytes))?;
         self.inner.extend(state, call, step)?;
         let at = state.ranges.take(bytes, alignment).ok_or_else(|| self.inner.exhausted(ALLOC, state, bytes))?;
@@ -415,16 +415,16 @@ impl SymmetricHeap {
         Ok(at)
     }
 
-    /// Ends the heap, once this PE's streams have passed the work that uses it, and tells what was
-    /// not freed.
+    /// Ends the heap, after this PE's streams have completed the work that uses it, and reports
+    /// memory that was not freed.
     ///
-    /// The memory goes back to the devices when the last handle is gone.
+    /// The memory is released when its last handle is dropped.
     ///
     /// # Collective
-    /// All PEs. What is still held may differ.
+    /// All PEs. Their remaining handles may differ.
     ///
     /// # Errors
-    /// As [`free`](Self::free). The heap is gone all the same, locally.
+    /// As for [`free`](Self::free). The heap is ended locally in any case.
     pub fn finalize(self) -> Result<LeakReport, VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut state = self.inner.enter(CALL)?;
@@ -441,12 +441,12 @@ impl SymmetricHeap {
         if held.iter().all(|held| *held == [0; 8]) && self.inner.layout.way == Way::Ipc {
             self.close_peers(&mut state)?;
         }
-        state.broken = Some("it was finalized".into());
+        state.broken = Some("it was finalised".into());
         drop(state);
         Ok(LeakReport { leaks })
     }
 
-    /// By legacy IPC, memory may be freed only when all others have closed it.
+    /// With legacy IPC, memory may be freed only after all other PEs have closed it.
     fn close_peers(&self, state: &mut State) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut chunks = std::mem::take(&mut *self.inner.chunks.write().unwrap_or_else(PoisonError::into_inner));
@@ -454,14 +454,14 @@ impl SymmetricHeap {
         let closed = inner::wait_for_closings(CALL, &closings, self.inner.own_deadline()).map(|()| Vec::new());
         let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, "closed"), CALL, closed);
         self.inner.settle(state, CALL, agreed)?;
-        // SAFETY: all PEs have just said that they closed what they had of others, and none has a
+        // SAFETY: all PEs have just reported that they closed the memory of others, and none has a
         // handle left.
         chunks.iter().for_each(|chunk| unsafe { chunk.recall() });
         Ok(())
     }
 
-    /// The address, in this process, of `offset` in the segment of `pe`. The device of this PE's
-    /// context may read and write there.
+    /// Returns the address in this process of `offset` in the segment of `pe`. The device of this
+    /// PE's context may read and write there.
     ///
     /// # Errors
     /// [`Misuse::NotMapped`] for a PE of another machine; [`Misuse::OutOfRange`] for an offset
@@ -470,12 +470,12 @@ impl SymmetricHeap {
         self.inner.address_of("SymmetricHeap::address_of", pe, offset, 1)
     }
 
-    /// How the segments lie in this address space, for kernels. `my_pe` and `n_pes` count the PEs
-    /// of this machine.
+    /// Returns the layout of the segments in this address space, for kernels. `my_pe` and `n_pes`
+    /// count the PEs of this machine.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] where memory is shared by legacy IPC: then addresses are no
-    /// arithmetic.
+    /// [`VmmError::Unsupported`] with legacy IPC, because the segments are not at equal strides
+    /// then.
     pub fn geometry(&self) -> Result<HeapGeometry, VmmError> {
         let layout = &self.inner.layout;
         let base = layout.reservation.as_ref().map(Reservation::base).ok_or_else(|| VmmError::Unsupported {
@@ -488,36 +488,36 @@ impl SymmetricHeap {
         Ok(HeapGeometry { base, stride: layout.stride, heap_start: 0, heap_bytes, my_pe, n_pes })
     }
 
-    /// The PEs whose memory is mapped here, in ascending order: those of this machine.
+    /// Returns the PEs whose memory is mapped here, in ascending order: those of this machine.
     pub fn members(&self) -> &[Pe] {
         &self.inner.layout.members
     }
 
-    /// How memory gets from one PE of this machine to the others. With [`Sharing::PreferFabric`] it
-    /// is [`Way::Fabric`] or [`fell_back`](Self::fell_back) says why not.
+    /// Returns how memory is shared among the PEs of this machine. With [`Sharing::PreferFabric`]
+    /// it is [`Way::Fabric`], or [`fell_back`](Self::fell_back) returns why not.
     pub fn way(&self) -> Way {
         self.inner.layout.way
     }
 
-    /// Why the memory goes another way than the options wish: which PE could not, and what its
-    /// driver said. `None` where it goes as they wish; the same on all PEs of a machine.
+    /// Returns why memory is shared in another way than requested: the PE that could not, and its
+    /// driver's reason. `None` if it is shared as requested; the same on all PEs of a machine.
     pub fn fell_back(&self) -> Option<&str> {
         self.inner.fell_back.as_deref()
     }
 
-    /// Bytes of each segment now.
+    /// Returns the current size of each segment in bytes.
     pub fn bytes(&self) -> u64 {
         self.inner.with_chunks(|chunks| chunks.iter().map(|chunk| chunk.bytes).sum())
     }
 
-    /// The physical memory of this PE, chunk by chunk, each with its offset: to bind it to a
-    /// multicast object. Empty where memory is shared by legacy IPC.
+    /// Returns the physical memory of this PE by chunk, each with its offset, to bind it to a
+    /// multicast object. Empty with legacy IPC.
     pub fn physical(&self) -> Vec<(u64, PhysicalMemory)> {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
 
-    /// A collective call of another module: one at a time, and after one that may have ended
-    /// differently on the PEs the heap is broken.
+    /// Runs a collective call of another module. One runs at a time, and one that may have ended
+    /// differently on the PEs makes the heap unusable.
     pub(crate) fn collectively<R>(
         &self,
         call: &'static str,
@@ -528,7 +528,7 @@ impl SymmetricHeap {
         self.inner.settle(&mut state, call, agreed)
     }
 
-    /// The context that the heap is on.
+    /// Returns the context of the heap.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.layout.context
     }

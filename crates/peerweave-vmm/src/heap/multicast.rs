@@ -1,8 +1,7 @@
-//! The symmetric heap at multicast addresses: a store at an offset reaches that offset of every
+//! Multicast addresses of the symmetric heap: a store at an offset reaches that offset of every
 //! PE's segment.
 //!
-//! Invariant: what is mapped here is bound to the very memory of the heap's chunks, at the same
-//! offsets.
+//! Invariant: the memory bound here is that of the heap's chunks, at the same offsets.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -21,26 +20,26 @@ use crate::multicast::collective::put_together;
 use crate::multicast::{MulticastMapping, MulticastView};
 use crate::{SymmetricHeap, multicast_switch};
 
-/// A heap's segments at multicast addresses. Covers what the heap had when it was made.
+/// Multicast addresses of a heap's segments, of the size that the heap had when this was created.
 ///
-/// Dropping it is local, and takes this PE's memory out of the objects once its own streams are
-/// through. Before that, the other PEs must have stopped storing: meet them, by a barrier or
-/// another collective call.
+/// Dropping it is local, and unbinds this PE's memory from the objects after its own streams have
+/// completed. The other PEs must have stopped storing before: synchronise with them, by a barrier
+/// or another collective call.
 pub struct HeapMulticast {
-    /// Whose it is. Keeps nothing of it, but its place in memory.
+    /// The heap, without keeping its memory.
     heap: Weak<HeapInner>,
     addresses: Reservation,
-    /// The chunks, each with its offset and length.
+    /// Offset and length of each chunk.
     chunks: Vec<(u64, u64)>,
     mappings: Vec<MulticastMapping>,
     bytes: u64,
 }
 
 impl SymmetricHeap {
-    /// Makes a multicast object for each chunk of this heap and maps them at the chunks' offsets.
+    /// Creates a multicast object for each chunk of this heap and maps them at the chunks' offsets.
     ///
     /// The objects are as long as the chunks. Those are multiples of what the driver recommends for
-    /// multicast objects where the heap was made for it
+    /// multicast objects if the heap was prepared for it
     /// ([`HeapOptions::multicast`](crate::HeapOptions::multicast)).
     ///
     /// # Collective
@@ -48,16 +47,16 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the
-    /// others; [`VmmError::Unsupported`] with what it needs; as every collective call. Where this
-    /// PE cannot know how the call ended on the others, the heap is broken, and what is bound
-    /// already is leaked: another may store there.
+    /// others; [`VmmError::Unsupported`] with what it needs; as for every collective call. If this
+    /// PE cannot know how the call ended on the others, the heap is unusable, and bound memory is
+    /// leaked: another PE may store there.
     pub fn multicast(&self) -> Result<HeapMulticast, VmmError> {
         const CALL: &str = "SymmetricHeap::multicast";
         self.collectively(CALL, |inner| {
             let chunks = self.physical();
             let bytes = chunks.last().map_or(0, |(start, memory)| start + memory.bytes() as u64);
             let rounds = Rounds { heap: self, inner, call: format!("{CALL}({bytes} bytes)") };
-            // The first round tells the others of the switch.
+            // The first round exchanges the switch of every PE.
             let addresses = rounds.agree("reserved", self.reserve(bytes, inner.alignment_bytes()))?;
             let mut mappings = Vec::with_capacity(chunks.len());
             for (start, memory) in &chunks {
@@ -65,7 +64,7 @@ impl SymmetricHeap {
                     Ok(mapping) => mappings.push(mapping),
                     Err(disagreement) => {
                         if let Disagreement::Unknown(_) = &disagreement {
-                            // As for the last one: another PE may have heard that all chunks are
+                            // As for the last chunk: another PE may know that all chunks are
                             // mapped, and store.
                             std::mem::forget(mappings);
                         }
@@ -93,7 +92,7 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Tells the others of what this PE has done; gives it back if all have.
+    /// Reports this PE's result to the others; returns it if all succeeded.
     fn agree<R>(&self, what: &str, done: Result<R, VmmError>) -> Result<R, Disagreement> {
         let label = format!("peerweave-vmm/multicast/{:016x}/{what}", self.inner.id);
         let outcome = done.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
@@ -104,21 +103,21 @@ impl Rounds<'_> {
         }
     }
 
-    /// Makes an object of a chunk and maps it.
+    /// Creates an object of a chunk and maps it.
     fn map(&self, addresses: &Reservation, start: u64, memory: &PhysicalMemory) -> Result<MulticastMapping, Disagreement> {
         let (rendezvous, context, bytes) = (&self.inner.rendezvous, self.heap.context(), memory.bytes());
         let label = format!("{:016x}/{start}", self.inner.id);
         let team = put_together(rendezvous, context, self.heap.members(), &label, bytes)?;
         let binding = self.agree(&format!("{start}/binding"), team.bind(memory, 0, 0, bytes))?;
         let bound = team.agree_on_bound(rendezvous, &label, vec![binding])?;
-        // Memory of the heap is freed, and what is freed is given out again, only after work at its
-        // multicast addresses too.
+        // Memory of the heap is freed and reused only after work at its multicast addresses has
+        // completed too.
         let streams = Arc::clone(&self.inner.multicast);
         let mapped = bound.map_for(addresses, start as usize, bytes, &[context.ordinal()], streams);
         let kept = mapped.as_ref().ok().cloned();
         let agreed = self.agree(&format!("{start}/mapped"), mapped);
         if let Err(Disagreement::Unknown(error)) = &agreed {
-            // Another PE may have heard that it is mapped everywhere, and store.
+            // Another PE may know that it is mapped everywhere, and store.
             tracing::warn!(%error, "a multicast mapping of a heap is leaked");
             std::mem::forget(kept);
         }
@@ -127,23 +126,24 @@ impl Rounds<'_> {
 }
 
 impl HeapMulticast {
-    /// The multicast address of an offset of the heap.
+    /// Returns the multicast address of an offset of the heap.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`] beyond what the heap had when this was made, and between chunks.
+    /// [`Misuse::OutOfRange`] beyond the size that the heap had when this was created, and between
+    /// chunks.
     pub fn address_of(&self, offset: SymOffset) -> Result<CUdeviceptr, VmmError> {
         self.range("HeapMulticast::address_of", offset, 1)
     }
 
-    /// What a kernel needs to reach memory on every PE, one by one and all at once.
+    /// Returns what a kernel needs to access memory on every PE, one at a time and all at once.
     ///
-    /// Valid while this value and a handle of the memory live. Work on a stream is noted for the
-    /// memory, by its `read` or `write`, and for the [`mappings`](Self::mappings).
+    /// Valid while this value and a handle of the memory live. Record work on a stream by the
+    /// memory's `read` or `write`, and for the [`mappings`](Self::mappings).
     ///
     /// # Errors
-    /// As [`address_of`](Self::address_of); [`Misuse::OtherHeap`] for memory of another heap.
+    /// As for [`address_of`](Self::address_of); [`Misuse::OtherHeap`] for memory of another heap.
     pub fn view<T: Element>(&self, memory: &SymmetricMemory<T>) -> Result<SymmetricView, VmmError> {
-        // Also of another PE's handle of the same heap: its addresses are others.
+        // Also refuses another PE's handle of the same heap: its addresses differ.
         if !std::ptr::eq(self.heap.as_ptr(), Arc::as_ptr(memory.block().heap())) {
             return Err(Misuse::OtherHeap { call: "HeapMulticast::view" }.into());
         }
@@ -152,16 +152,16 @@ impl HeapMulticast {
         Ok(view.with_multicast(multicast))
     }
 
-    /// The elements of some memory of the heap on all PEs at once, for kernels.
+    /// Returns the elements of memory of the heap on all PEs at once, for kernels.
     ///
     /// # Errors
-    /// As [`view`](Self::view).
+    /// As for [`view`](Self::view).
     pub fn elements<T: Element>(&self, memory: &SymmetricMemory<T>) -> Result<MulticastView<T>, VmmError> {
         Ok(MulticastView::new(self.view(memory)?.multicast, memory.len()))
     }
 
-    /// The mappings, chunk by chunk: to note the streams that use them, by
-    /// [`MulticastMapping::access`]. What is freed of the heap waits for all of those.
+    /// Returns the mappings by chunk, to record the streams that use them by
+    /// [`MulticastMapping::access`]. Freeing memory of the heap waits for all of those.
     pub fn mappings(&self) -> &[MulticastMapping] {
         &self.mappings
     }
@@ -177,7 +177,7 @@ impl HeapMulticast {
     }
 }
 
-/// Whether all from `start` to `end` is in chunks, given by offset and length in ascending order.
+/// Returns whether `start..end` lies in chunks, given by offset and length in ascending order.
 /// There may be gaps between them.
 fn covers(chunks: &[(u64, u64)], start: u64, end: u64) -> bool {
     let reached =

@@ -1,7 +1,7 @@
-//! Signal pads: words in symmetric memory that one PE sets and another waits for, each in a line of
-//! its own.
+//! Signal pads: words in symmetric memory that one PE sets and another waits for, each in its own
+//! cache line.
 //!
-//! Waiting and setting from kernels is `peerweave-device`'s. Invariant: no two signals share a
+//! `peerweave-device` has the operations of kernels on them. Invariant: no two signals share a
 //! line.
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
@@ -11,7 +11,7 @@ use crate::error::{Misuse, VmmError};
 use crate::heap::symmetric::{PeerMemory, SymmetricMemory};
 use crate::memory::buffer::wrong_value;
 
-/// `len` signals at the same offset of every PE's segment, zero at first.
+/// `len` signals at the same offset of every PE's segment, initially zero.
 #[derive(Debug)]
 pub struct SignalPad {
     memory: SymmetricMemory<SignalWord>,
@@ -19,29 +19,29 @@ pub struct SignalPad {
 }
 
 impl SignalPad {
-    /// Words from one signal to the next.
+    /// Distance between two signals, in words.
     pub const WORDS_PER_SIGNAL: usize = KernelContext::SIGNAL_LINE_BYTES as usize / size_of::<SignalWord>();
 
     pub(crate) fn new(memory: SymmetricMemory<SignalWord>, len: usize) -> Self {
         Self { memory, len }
     }
 
-    /// Number of signals.
+    /// Returns the number of signals.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no signals.
+    /// Returns whether there are no signals.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where the first signal is in every segment.
+    /// Returns the offset of the first signal in every segment.
     pub fn offset(&self) -> SymOffset {
         self.memory.offset()
     }
 
-    /// One signal of this PE, as a buffer of one element.
+    /// Returns one signal of this PE, as a buffer of one element.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`].
@@ -50,7 +50,7 @@ impl SignalPad {
         self.memory.slice(word..word + 1)
     }
 
-    /// One signal of another PE, as a buffer of one element.
+    /// Returns one signal of another PE, as a buffer of one element.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`], [`Misuse::NotMapped`].
@@ -58,10 +58,10 @@ impl SignalPad {
         self.signal(index)?.peer(pe)
     }
 
-    /// The address, in this process, of a signal of a PE.
+    /// Returns the address in this process of a signal of a PE.
     ///
     /// # Errors
-    /// As [`signal_of`](Self::signal_of).
+    /// As for [`signal_of`](Self::signal_of).
     pub fn address_of(&self, pe: Pe, index: usize) -> Result<CUdeviceptr, VmmError> {
         Ok(self.signal_of(pe, index)?.address())
     }

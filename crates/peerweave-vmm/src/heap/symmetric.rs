@@ -1,7 +1,7 @@
 //! Typed memory of the symmetric heap: this PE's part, and views of the other PEs' parts.
 //!
-//! Allocated and freed by the heap. Gives no reference to the memory: a peer may write there at any
-//! moment. Invariant: handles of a block keep the heap's mappings; a block that is dropped without
+//! The heap allocates and frees it. It returns no references: a peer may write the memory at any
+//! time. Invariant: handles of a block keep the heap's mappings; a block that is dropped without
 //! being freed is parked.
 
 use std::marker::PhantomData;
@@ -19,12 +19,12 @@ use crate::heap::view::SymmetricView;
 use crate::memory::buffer::buffers;
 use crate::memory::mapping::elements_of;
 
-/// A range of the heap that was allocated.
+/// An allocated range of the heap.
 pub(crate) struct Block {
     heap: Arc<HeapInner>,
     offset: u64,
     address: CUdeviceptr,
-    /// Inside the list of the heap.
+    /// A part of the heap's streams.
     streams: Streams,
     freed: AtomicBool,
 }
@@ -49,7 +49,7 @@ impl Block {
         &self.streams
     }
 
-    /// Its range belongs to the allocator again.
+    /// Marks its range as returned to the allocator.
     pub(crate) fn forget(&self) {
         self.freed.store(true, Ordering::Release);
     }
@@ -67,12 +67,12 @@ impl Drop for Block {
     }
 }
 
-/// `len` elements at the same offset of every PE's segment; as a buffer, this PE's own. Clones and
+/// `len` elements at the same offset of every PE's segment; as a buffer, this PE's part. Clones and
 /// slices are handles of the same allocation.
 ///
-/// Freed by [`SymmetricHeap::free`](crate::SymmetricHeap::free), collectively. Work on different
-/// streams and of different PEs may race: then the elements' values are unspecified, and nothing
-/// else is.
+/// [`SymmetricHeap::free`](crate::SymmetricHeap::free) frees it collectively. Work on different
+/// streams and of different PEs may race: the values of the elements are then unspecified, and
+/// nothing else is.
 pub struct SymmetricMemory<T> {
     block: Arc<Block>,
     start: usize,
@@ -89,24 +89,24 @@ impl<T> SymmetricMemory<T> {
         &self.block
     }
 
-    /// Whether nobody else has a handle, nor could make one of a weak handle of what
-    /// [`keep`](peerweave_driver::DeviceBuffer::keep) gave.
+    /// Returns whether there is no other handle, and no weak handle of
+    /// [`keep`](peerweave_driver::DeviceBuffer::keep) that could be upgraded.
     pub(crate) fn is_only_handle(&mut self) -> bool {
         Arc::get_mut(&mut self.block).is_some()
     }
 
-    /// The address of the first element of this PE. Using it is `unsafe` elsewhere; it is valid
-    /// while a handle lives.
+    /// Returns the address of the first element of this PE. It is valid while a handle lives; using
+    /// it is `unsafe` elsewhere.
     pub fn address(&self) -> CUdeviceptr {
         self.block.address + self.start_bytes()
     }
 
-    /// Where it is in every segment.
+    /// Returns its offset in every segment.
     pub fn offset(&self) -> SymOffset {
         SymOffset(self.block.offset + self.start_bytes())
     }
 
-    /// A handle of a part of the memory, on every PE. `range` counts elements.
+    /// Returns a handle of a part of the memory, on every PE. `range` counts elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).
@@ -133,7 +133,7 @@ impl<T> SymmetricMemory<T> {
 }
 
 impl<T: Element> SymmetricMemory<T> {
-    /// The same elements in the segment of another PE of this machine, or of this one.
+    /// Returns the same elements in the segment of another PE of this machine, or of this one.
     ///
     /// # Errors
     /// [`Misuse::NotMapped`](crate::Misuse::NotMapped).
@@ -143,13 +143,14 @@ impl<T: Element> SymmetricMemory<T> {
         Ok(PeerMemory { block: Arc::clone(&self.block), pe, address, len: self.len, _elements: PhantomData })
     }
 
-    /// What a kernel needs to reach these elements on every PE of the machine: plain data.
+    /// Returns what a kernel needs to access these elements on every PE of the machine, as plain
+    /// data.
     ///
     /// Valid while a handle of the memory lives.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] where memory is shared by legacy IPC: then addresses are no
-    /// arithmetic.
+    /// [`VmmError::Unsupported`] with legacy IPC, because the segments are not at equal strides
+    /// then.
     pub fn view(&self) -> Result<SymmetricView, VmmError> {
         let layout = &self.block.heap.layout;
         let reservation = layout.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
@@ -176,7 +177,7 @@ impl<T> Clone for SymmetricMemory<T> {
 
 buffers!(SymmetricMemory);
 
-/// Elements in the segment of another PE, reached by this PE's device. A handle of the same
+/// Elements in the segment of another PE that this PE's device can access. A handle of the same
 /// allocation.
 ///
 /// As a device buffer it is memory for this PE's device: copies to it are puts, copies from it are
@@ -190,17 +191,17 @@ pub struct PeerMemory<T> {
 }
 
 impl<T> PeerMemory<T> {
-    /// The address in this process of the first element of that PE.
+    /// Returns the address in this process of that PE's first element.
     pub fn address(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// Whose memory it is.
+    /// Returns the PE whose memory it is.
     pub fn pe(&self) -> Pe {
         self.pe
     }
 
-    /// A handle of a part. `range` counts elements.
+    /// Returns a handle of a part. `range` counts elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).

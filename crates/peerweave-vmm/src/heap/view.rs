@@ -1,41 +1,40 @@
-//! What kernels receive: plain data of a fixed layout.
+//! Plain data of a fixed layout for kernels.
 //!
-//! Dereferences nothing. Invariant: the layout is part of the interface, and is checked below.
+//! It accesses no memory. Invariant: the layout is part of the interface, and is checked below.
 
 use peerweave_types::{Rank, SymOffset};
 
-/// Some bytes at the same offset of every PE's segment, as a kernel reaches them.
+/// Bytes at the same offset of every PE's segment, as a kernel accesses them.
 ///
-/// PEs go by their rank among those of the machine: the index in
+/// PEs are identified by their rank on the machine: the index in
 /// [`SymmetricHeap::members`](crate::SymmetricHeap::members).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SymmetricView {
     /// Address of the bytes of rank 0.
     pub base: u64,
-    /// Bytes from one PE's to the next one's.
+    /// Distance between the bytes of two PEs.
     pub stride: u64,
-    /// How many bytes there are.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Address at which a store reaches all PEs, and a load that reduces reads all; 0 where there
-    /// is none.
+    /// Address at which a store reaches all PEs, and a reducing load reads all; 0 if there is none.
     pub multicast: u64,
     /// The rank of this PE.
     pub me: u32,
-    /// How many PEs there are.
+    /// Number of PEs.
     pub n_pes: u32,
 }
 
 impl SymmetricView {
-    /// The address of byte `offset` of the PE with this rank on the machine, which is less than
-    /// `n_pes`. (Which rank a PE of the job has is its place in
+    /// Returns the address of byte `offset` of the PE with this rank on the machine, which must be
+    /// less than `n_pes`. (The rank of a PE is its index in
     /// [`SymmetricHeap::members`](crate::SymmetricHeap::members).)
     #[inline]
     pub const fn address(&self, rank: Rank, offset: SymOffset) -> u64 {
         self.base + self.stride * rank.get() as u64 + offset.0
     }
 
-    /// The multicast address of byte `offset`, where there is one.
+    /// Returns the multicast address of byte `offset`, if there is one.
     #[inline]
     pub const fn multicast_address(&self, offset: SymOffset) -> Option<u64> {
         match self.multicast {
@@ -44,7 +43,7 @@ impl SymmetricView {
         }
     }
 
-    /// The view with a multicast address for its first byte.
+    /// Returns the view with a multicast address of its first byte.
     pub const fn with_multicast(self, multicast: u64) -> Self {
         Self { multicast, ..self }
     }

@@ -1,8 +1,8 @@
-//! Who may read and write a mapping.
+//! Access rights of devices to a mapping.
 //!
-//! Invariant: memory is handed out for a device only after that device was given rights to it.
+//! Invariant: addresses are handed out for a device only after that device has rights to them.
 
-/// What a device may do with a mapping.
+/// Access rights of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
     /// Nothing.
@@ -14,7 +14,7 @@ pub enum Rights {
 }
 
 impl Rights {
-    /// The driver's number.
+    /// Returns the driver's number.
     pub(crate) fn flags(self) -> u32 {
         match self {
             Self::None => 0,

@@ -1,7 +1,6 @@
-//! What the kinds of memory of this crate share: they are device buffers, and are copied to and
-//! from in a stream's order.
+//! Device buffers on the kinds of memory of this crate, and copies in stream order.
 //!
-//! Where the memory is, and who keeps it, is each kind's own.
+//! Each kind has its own address and owner.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,16 +14,17 @@ use crate::memory::streams::timed_out;
 use crate::raw;
 use crate::{Misuse, VmmError};
 
-/// Makes a type with `address`, `len`, `device_of`, `note` and `keep_alive` a device buffer.
+/// Implements the device buffer traits for a type with `address`, `len`, `device_of`, `note` and
+/// `keep_alive`.
 macro_rules! buffers {
     ($Memory:ident) => {
         impl<T> $Memory<T> {
-            /// Number of elements.
+            /// Returns the number of elements.
             pub fn len(&self) -> usize {
                 self.len
             }
 
-            /// Whether there are no elements.
+            /// Returns whether there are no elements.
             pub fn is_empty(&self) -> bool {
                 self.len == 0
             }
@@ -37,9 +37,9 @@ macro_rules! buffers {
             }
         }
 
-        // SAFETY: [D1] ranges stay inside what the type stands for, which its device may read and
-        // write; [D2] the stream is noted before work is enqueued, and whoever frees or unmaps the
-        // memory waits for the noted streams; [D3] `keep_alive` is what owns the mapping.
+        // SAFETY: [D1] ranges stay inside the memory, which its device may read and write; [D2] the
+        // stream is recorded before work is enqueued, and freeing or unmapping the memory waits for
+        // the recorded streams; [D3] `keep_alive` returns the owner of the mapping.
         unsafe impl<T> peerweave_driver::DeviceBuffer<T> for $Memory<T> {
             fn len(&self) -> usize {
                 self.len
@@ -62,7 +62,7 @@ macro_rules! buffers {
             }
         }
 
-        // SAFETY: as above; the memory is written by devices alone, never through a reference.
+        // SAFETY: as above; only devices write the memory, never through a reference.
         unsafe impl<T> peerweave_driver::DeviceBufferMut<T> for $Memory<T> {
             fn write<'a>(
                 &'a mut self,
@@ -75,14 +75,14 @@ macro_rules! buffers {
 }
 pub(crate) use buffers;
 
-/// Copies between device buffers of the stream's device, in its order, and returns at once.
+/// Enqueues a copy between device buffers of the stream's device, and returns at once.
 ///
 /// With a [`PeerMemory`](crate::PeerMemory) on one side this is a put or a get by a copy engine.
 ///
 /// # Errors
 /// [`DriverError::WrongLength`] unless both have the same number of elements,
-/// [`DriverError::WrongDevice`] for buffers of another device's work, [`DriverError::Capturing`] on
-/// a stream that is being captured, [`DriverError::PerThreadStream`]; what the driver says.
+/// [`DriverError::WrongDevice`] for buffers of another device, [`DriverError::Capturing`] on a
+/// stream that is being captured, [`DriverError::PerThreadStream`]; errors of the driver.
 pub fn copy<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -96,23 +96,23 @@ pub fn copy<T: Element>(
     }
     let from = source.read(stream)?;
     let to = target.write(stream)?;
-    // Last: a buffer of somebody else's may make another context current.
+    // Last: the buffer of another crate may make another context current.
     raw::bind(stream.context())?;
-    // SAFETY: both ranges have that many bytes and stay until the stream has passed the copy, which
-    // their accesses promise.
+    // SAFETY: both ranges have that many bytes and stay allocated until the stream has completed
+    // the copy, which their accesses promise.
     raw::done("cuMemcpyAsync", unsafe { raw::api()?.cuMemcpyAsync(to.address(), from.address(), bytes, stream.cu_stream()) })?;
     Ok(refuse_capture_begun("copy", stream)?)
 }
 
-/// Copies `values` to a device buffer after what `stream` has before, and waits until that is done.
+/// Copies `values` to a device buffer after the earlier work of `stream`, and waits for the copy.
 ///
-/// The copy begins when the stream is idle, and then it is as long as it is: the driver ends no
-/// copy of memory that is not pinned half way. Work that another thread enqueues there meanwhile is
-/// waited for as long as it takes.
+/// The copy begins when the stream is idle, and then has no deadline: the driver does not cancel
+/// copies of pageable memory. Work that another thread enqueues meanwhile is waited for without a
+/// deadline.
 ///
 /// # Errors
-/// As [`copy`](copy#errors); [`VmmError::Timeout`] if the stream is not idle by the deadline: then
-/// nothing is copied.
+/// As for [`copy`](copy#errors); [`VmmError::Timeout`] if the stream is not idle by the deadline:
+/// then nothing is copied.
 pub fn write<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -122,22 +122,22 @@ pub fn write<T: Element>(
     copy_from_host("write", stream, target, values, deadline).map_err(timed_out(stream))
 }
 
-/// Copies a device buffer to the host, after what `stream` has before, and waits for it, as
-/// [`write()`] does.
+/// Copies a device buffer to the host after the earlier work of `stream`, and waits for the copy,
+/// like [`write()`].
 ///
-/// From a [`PeerMemory`](crate::PeerMemory) whose way is broken the copy may never end. Where that
-/// is possible, [`copy`] it to memory of this device first.
+/// From a [`PeerMemory`](crate::PeerMemory) whose peer access is broken the copy may never end. If
+/// that is possible, [`copy`] it to memory of this device first.
 ///
 /// # Errors
-/// As [`write()`].
+/// As for [`write()`].
 pub fn read<T: Element>(stream: &Arc<CudaStream>, source: &impl DeviceBuffer<T>, deadline: Instant) -> Result<Vec<T>, VmmError> {
     copy_to_host("read", stream, source, deadline).map_err(timed_out(stream))
 }
 
-/// Fills a device buffer with zero bytes, in the order of `stream`, and returns at once.
+/// Enqueues filling a device buffer with zero bytes, and returns at once.
 ///
 /// # Errors
-/// As [`copy`](copy#errors).
+/// As for [`copy`](copy#errors).
 pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBufferMut<T>) -> Result<(), VmmError> {
     check_copy("zero", stream, target, target.len())?;
     let bytes = target.len() * size_of::<T>();
@@ -146,19 +146,19 @@ pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBuffer
     }
     let to = target.write(stream)?;
     raw::bind(stream.context())?;
-    // SAFETY: the range has that many bytes and stays until the stream has passed the filling,
-    // which its access promises.
+    // SAFETY: the range has that many bytes and stays allocated until the stream has completed the
+    // filling, which its access promises.
     raw::done("cuMemsetD8Async", unsafe { raw::api()?.cuMemsetD8Async(to.address(), 0, bytes, stream.cu_stream()) })?;
     Ok(refuse_capture_begun("zero", stream)?)
 }
 
-/// The bytes of `count` elements.
+/// Returns the length of `count` elements in bytes.
 pub(crate) fn bytes_of<T>(call: &'static str, count: usize) -> Result<usize, VmmError> {
     let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
     Ok(bytes.ok_or(DriverError::TooLarge { call, count, element_bytes: size_of::<T>() })?)
 }
 
-/// A wrong value, for the error.
+/// Returns the error for an invalid value.
 pub(crate) fn wrong_value(call: &'static str, what: &'static str, value: impl ToString, expected: &str) -> VmmError {
     Misuse::Value { call, what, value: value.to_string(), expected: expected.to_owned() }.into()
 }

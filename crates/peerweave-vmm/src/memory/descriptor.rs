@@ -1,55 +1,54 @@
-//! File descriptors, and how they travel, where the system has them; elsewhere each use is an error
-//! and not a missing function.
+//! File descriptors and their exchange, on systems that have them; elsewhere each use is an error.
 //!
-//! Invariant: everything that depends on the system is here.
+//! Invariant: everything that depends on the operating system is here.
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_types::Pe;
 
 use crate::error::VmmError;
 
-/// A file descriptor. Where the system has none, there is no such value.
+/// A file descriptor.
 #[cfg(unix)]
 pub type Descriptor = std::os::fd::OwnedFd;
-/// A file descriptor. Where the system has none, there is no such value.
+/// A file descriptor. Systems without descriptors have no such value.
 #[cfg(not(unix))]
 #[derive(Debug)]
 pub struct Descriptor(std::convert::Infallible);
 
-/// Whether memory can leave as a descriptor at all.
+/// Whether memory can be exported as a descriptor.
 pub(crate) const POSSIBLE: bool = cfg!(target_os = "linux");
 
 #[cfg(not(target_os = "linux"))]
 fn nowhere() -> VmmError {
     let found = std::env::consts::OS.to_owned();
-    VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs: "Linux".to_owned(), found }
+    VmmError::Unsupported { feature: "memory that is exported as a file descriptor", needs: "Linux".to_owned(), found }
 }
 
-/// Takes over a descriptor that the driver has just opened for us, and closes it in programs that
-/// this process starts: they would keep the memory.
+/// Takes ownership of a descriptor that the driver has just opened, and sets close-on-exec: a child
+/// program would otherwise keep the memory.
 pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     #[cfg(unix)]
     if number >= 0 {
-        // SAFETY: by the contract of this function nobody else owns it.
+        // SAFETY: by the contract of this function it has no other owner.
         let fd: Descriptor = unsafe { std::os::fd::FromRawFd::from_raw_fd(number) };
         if let Err(error) = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC) {
-            tracing::warn!(%error, "programs that this process starts get a descriptor of GPU memory too");
+            tracing::warn!(%error, "child programs inherit a descriptor of GPU memory");
         }
         return Ok(fd);
     }
     let (needs, found) = ("a descriptor from the driver".to_owned(), number.to_string());
-    Err(VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs, found })
+    Err(VmmError::Unsupported { feature: "memory that is exported as a file descriptor", needs, found })
 }
 
-/// That this process may open so many descriptors more. For who leads an exchange: it cannot tell a
-/// connection that it has no room for from one that does not come.
+/// Checks that this process may open so many more descriptors. The leader of an exchange cannot
+/// distinguish a connection for which it has no descriptor from one that never arrives.
 pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> {
     #[cfg(unix)]
     {
         let copies: Result<Vec<Descriptor>, std::io::Error> = (0..count).map(|_| fd.try_clone()).collect();
         copies.map(drop).map_err(|error| {
-            let (needs, found) = (format!("room for {count} open descriptors more"), error.to_string());
-            VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs, found }
+            let (needs, found) = (format!("{count} more open descriptors"), error.to_string());
+            VmmError::Unsupported { feature: "memory that is exported as a file descriptor", needs, found }
         })
     }
     #[cfg(not(unix))]
@@ -59,7 +58,7 @@ pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> 
     }
 }
 
-/// Its number, in the place of a pointer, as the driver takes it.
+/// Returns its number in the form of a pointer, as the driver takes it.
 pub(crate) fn as_pointer(fd: &Descriptor) -> *mut std::ffi::c_void {
     #[cfg(unix)]
     return std::ptr::without_provenance_mut(usize::try_from(std::os::fd::AsRawFd::as_raw_fd(fd)).unwrap_or(usize::MAX));

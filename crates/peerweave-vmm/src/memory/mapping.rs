@@ -1,9 +1,9 @@
-//! Memory at addresses: a mapping keeps its memory and its reservation, and goes when no stream
+//! Mapped memory: a mapping keeps its memory and its reservation, and is unmapped when no stream
 //! uses it any more.
 //!
-//! Invariants: [M1] what is mapped and the addresses live as long as the mapping; [M2] it is
-//! unmapped after all work on every stream that it was handed to; [M3] nobody gets an address for a
-//! device that has no rights.
+//! Invariants: [M1] the memory and the addresses live as long as the mapping; [M2] it is unmapped
+//! after all work on every stream that uses it; [M3] no address is handed out for a device without
+//! rights.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,21 +23,20 @@ use crate::memory::physical::PhysicalMemory;
 use crate::memory::reservation::Place;
 use crate::raw::{self, AccessDescription, Location};
 
-/// Memory that is mapped at addresses. Clones are handles of the same mapping.
+/// Mapped memory. Clones are handles of the same mapping.
 ///
-/// Dropping the last handle does not wait: it is unmapped some time later, when the streams that
-/// used it have passed that work. Until then its place is occupied; [`peerweave_driver::settle`]
-/// waits for that. Where a per-thread stream was given to use it, by a call of another library, it
-/// stays forever.
+/// Dropping the last handle does not wait: the memory is unmapped later, when the streams that used
+/// it have completed. Until then its addresses are occupied; [`peerweave_driver::settle`] waits for
+/// that. If another library used it on a per-thread stream, it stays mapped forever.
 #[derive(Clone)]
 pub struct Mapping {
     inner: Arc<Inner>,
 }
 
-/// What is mapped.
+/// The source of a mapping.
 pub(crate) enum Source {
     Physical(PhysicalMemory),
-    /// A multicast object, by its handle and what keeps it.
+    /// A multicast object: its handle and its owner.
     Multicast {
         handle: CUmemGenericAllocationHandle,
         _keep: Keep,
@@ -54,14 +53,14 @@ impl Source {
 }
 
 pub(crate) struct Inner {
-    /// Taken when it is dropped.
+    /// Taken by `drop`.
     parts: Option<(Source, Place)>,
     address: CUdeviceptr,
     bytes: usize,
     context: Arc<CudaContext>,
     rights: Mutex<BTreeMap<usize, Rights>>,
     streams: Arc<Streams>,
-    /// Whether no stream was handed this mapping, whatever else its streams were handed.
+    /// Whether no stream used this mapping, whatever else its streams used.
     is_unused: AtomicBool,
 }
 
@@ -73,26 +72,25 @@ impl Mapping {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The first address. Using it is `unsafe` elsewhere; it is valid while a handle of the mapping
-    /// lives, and for devices that have rights.
+    /// Returns the first address. It is valid while a handle of the mapping lives, and for devices
+    /// with rights; using it is `unsafe` elsewhere.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 
-    /// Gives devices, by ordinal, rights to the whole mapping, or takes them away with
-    /// [`Rights::None`].
+    /// Sets the rights of devices, by ordinal, to the whole mapping.
     ///
-    /// Taking rights away is refused for a device that memory was handed out for: work may still
-    /// use it.
+    /// Reducing the rights of a device is refused while memory was handed out for it: work may
+    /// still use it.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for less rights than a device has while [`memory`](Self::memory) may be in
-    /// use; what the driver says: then rights that were to be taken away count as taken.
+    /// [`Misuse::Value`] for fewer rights than a device has while [`memory`](Self::memory) may be
+    /// in use; errors of the driver: rights that were to be reduced then count as reduced.
     pub fn allow(&self, devices: &[usize], rights: Rights) -> Result<(), VmmError> {
         let call = "Mapping::allow";
         if devices.is_empty() {
@@ -100,11 +98,11 @@ impl Mapping {
             return Err(Misuse::Value { call, what: "devices", value, expected }.into());
         }
         let mut known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
-        // A handle beyond this one may have been made into memory that a stream uses.
+        // A handle beyond this one may have been used by a stream.
         let may_be_in_use = Arc::strong_count(&self.inner) > 1 || !self.inner.streams.is_empty();
         if let Some(device) = devices.iter().find(|device| may_be_in_use && known.get(device).is_some_and(|has| *has > rights)) {
             let value = format!("{rights:?} for device {device}, which has {:?}", known[device]);
-            let expected = "no less than before, while there are other handles or streams that used it".into();
+            let expected = "at least the present rights, while there are other handles or streams that used it".into();
             return Err(Misuse::Value { call, what: "rights", value, expected }.into());
         }
         let descriptions: Vec<AccessDescription> = devices
@@ -119,16 +117,17 @@ impl Mapping {
         let set = raw::done("cuMemSetAccess", code);
         for device in devices {
             let has = known.entry(*device).or_insert(Rights::None);
-            // What was refused may have been done for some of them: nobody has more than is sure.
+            // The driver may have changed some devices before it failed: only certain rights are
+            // kept.
             *has = if set.is_ok() { rights } else { rights.min(*has) };
         }
         set
     }
 
-    /// The rights of a device, as the driver tells.
+    /// Returns the rights of a device, as reported by the driver.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn rights(&self, device: usize) -> Result<Rights, VmmError> {
         let location = Location::device(device);
         let mut flags = 0;
@@ -144,24 +143,24 @@ impl Mapping {
         })
     }
 
-    /// The mapping as device memory of whole elements, for work of device `device`.
+    /// Returns the mapping as device memory of whole elements, for work of device `device`.
     ///
     /// # Errors
-    /// [`Misuse::Value`] unless the device has been given [`Rights::ReadWrite`].
+    /// [`Misuse::Value`] unless the device has [`Rights::ReadWrite`].
     pub fn memory<T: Element>(&self, device: usize) -> Result<MappedMemory<T>, VmmError> {
-        // Locked until there is another handle, which `allow` counts.
+        // Locked until the new handle exists, which `allow` counts.
         let known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
         let rights = known.get(&device).copied();
         if rights != Some(Rights::ReadWrite) {
             let value = format!("{:?} for device {device}", rights.unwrap_or(Rights::None));
-            let expected = "Rights::ReadWrite, by Mapping::allow".into();
+            let expected = "Rights::ReadWrite, set by Mapping::allow".into();
             return Err(Misuse::Value { call: "Mapping::memory", what: "rights", value, expected }.into());
         }
         let len = self.inner.bytes / size_of::<T>();
         Ok(MappedMemory { mapping: Arc::clone(&self.inner), device, start: 0, len, _elements: PhantomData })
     }
 
-    /// The physical memory behind it; `None` for a multicast mapping.
+    /// Returns the physical memory behind it; `None` for a multicast mapping.
     pub fn physical(&self) -> Option<&PhysicalMemory> {
         match &self.inner.parts.as_ref()?.0 {
             Source::Physical(memory) => Some(memory),
@@ -169,33 +168,33 @@ impl Mapping {
         }
     }
 
-    /// The address for work of device `device` that is about to be enqueued on `stream`, by its
-    /// rights: it stays mapped until the stream has passed that work. For work that is captured
-    /// into a graph, the graph must have [`keep`](Self::keep) too. Where a device may write,
-    /// [`memory`](Self::memory) is a buffer.
+    /// Returns the address for work of device `device` that is about to be enqueued on `stream`: it
+    /// stays mapped until the stream has completed that work. For work that is captured into a
+    /// graph, the graph must have [`keep`](Self::keep) too. If the device may write,
+    /// [`memory`](Self::memory) returns a buffer.
     ///
     /// # Errors
     /// [`Misuse::Value`] for a device without rights.
     pub fn access(&self, device: usize, stream: &Arc<CudaStream>) -> Result<Access<'_>, VmmError> {
-        // Locked until the stream is noted, which `allow` looks for.
+        // Locked until the stream is recorded, which `allow` checks.
         let known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
         if known.get(&device).is_none_or(|rights| *rights == Rights::None) {
-            let (value, expected) = (format!("none for device {device}"), "some, by Mapping::allow".into());
+            let (value, expected) = (format!("none for device {device}"), "rights set by Mapping::allow".into());
             return Err(Misuse::Value { call: "Mapping::access", what: "rights", value, expected }.into());
         }
         self.note(stream);
         Ok(Access::new(self.address()))
     }
 
-    /// What keeps it mapped, for graphs.
+    /// Returns the owner that keeps it mapped, for graphs.
     pub fn keep(&self) -> Keep {
-        // Locked until there is another handle, which `allow` counts.
+        // Locked until the new handle exists, which `allow` counts.
         let _known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
         keep_of(&self.inner)
     }
 
-    /// Says that no work was ever given its addresses, so that it goes without waiting for the
-    /// streams that it shares with others.
+    /// Marks it as never used by any stream, so that it is unmapped without waiting for the streams
+    /// that it shares with others.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -205,7 +204,8 @@ impl Mapping {
     }
 }
 
-/// A handle of its own: of a `Weak` of it nobody makes a handle that `allow` did not count.
+/// Returns a separate handle: upgrading a `Weak` of it creates no handle that `allow` did not
+/// count.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }
@@ -219,13 +219,13 @@ impl Drop for Inner {
             &self.context,
             streams,
             Box::new(move || {
-                // SAFETY: the range was mapped by this mapping alone, the last handle is gone, and
-                // the streams that used it have passed that work.
+                // SAFETY: only this mapping mapped the range, the last handle was dropped, and the
+                // streams that used it have completed that work.
                 let code = raw::api().map(|api| unsafe { api.cuMemUnmap(address, bytes) });
                 match code.and_then(|code| raw::done("cuMemUnmap", code)) {
                     Ok(()) => drop((source, place)),
                     Err(error) => {
-                        // Still mapped: the memory and the addresses must stay, also where logging
+                        // Still mapped: the memory and the addresses must stay, even if logging
                         // panics.
                         std::mem::forget((source, place));
                         tracing::warn!(%error, "a mapping is leaked");
@@ -236,10 +236,10 @@ impl Drop for Inner {
     }
 }
 
-/// A mapping seen as `len` elements of `T`, for the work of one device. Clones and slices are
-/// handles of the same mapping.
+/// A mapping as `len` elements of `T`, for the work of one device. Clones and slices are handles of
+/// the same mapping.
 ///
-/// Two handles may be given to work on different streams; if that work races, the elements' values
+/// Work on different streams may use two handles; if that work races, the values of the elements
 /// are unspecified and nothing else is.
 pub struct MappedMemory<T> {
     mapping: Arc<Inner>,
@@ -250,12 +250,12 @@ pub struct MappedMemory<T> {
 }
 
 impl<T> MappedMemory<T> {
-    /// The address of the first element.
+    /// Returns the address of the first element.
     pub fn address(&self) -> CUdeviceptr {
         self.mapping.address + (self.start * size_of::<T>()) as u64
     }
 
-    /// A handle of a part. `range` counts elements.
+    /// Returns a handle of a part. `range` counts elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`].
@@ -291,10 +291,10 @@ impl<T> Clone for MappedMemory<T> {
 }
 
 // [D1] `slice` keeps ranges inside the mapping, and the device has rights [M3]; [D2] is [M2]; [D3]
-// the mapping is what keeps it [M1].
+// the mapping is the owner [M1].
 buffers!(MappedMemory);
 
-/// A range of elements, if it is inside.
+/// Returns the range of elements, if it is inside.
 pub(crate) fn elements_of(call: &'static str, range: Range<usize>, len: usize) -> Result<Range<usize>, Misuse> {
     match range.start <= range.end && range.end <= len {
         true => Ok(range),

@@ -1,4 +1,4 @@
-//! Virtual memory of this process's devices: physical memory, addresses, and what is mapped where.
+//! Virtual memory of this process's devices: physical memory, reserved addresses, mappings.
 
 pub(crate) mod access;
 pub(crate) mod buffer;

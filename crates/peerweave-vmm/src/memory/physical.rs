@@ -1,7 +1,7 @@
-//! Physical memory of a device: pieces that have no address until they are mapped.
+//! Physical memory of a device, which has no address until it is mapped.
 //!
-//! Sharing them is `share.rs`, addresses are `reservation.rs`. Invariant: the driver's handle is
-//! released when the last value that needs it is gone, a mapping included.
+//! `share.rs` shares it, `reservation.rs` has addresses. Invariant: the driver's handle is released
+//! when its last user is dropped, a mapping included.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use crate::error::{Misuse, VmmError};
 use crate::memory::descriptor;
 use crate::raw::{self, AllocationProperties, Attribute};
 
-/// By which ways physical memory may leave its process.
+/// The handle types by which physical memory can be exported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Exportable {
-    /// As a POSIX file descriptor, to processes of this machine.
+    /// POSIX file descriptors, for processes of this machine.
     pub file_descriptor: bool,
-    /// As a fabric handle, to every machine of an NVLink domain. Needs NVIDIA's IMEX service.
+    /// Fabric handles, for every machine of an NVLink domain. They need NVIDIA's IMEX service.
     pub fabric: bool,
 }
 
 impl Exportable {
-    /// Not at all: for this process alone.
+    /// Not exportable: for this process alone.
     pub const NOWHERE: Self = Self { file_descriptor: false, fabric: false };
-    /// As a POSIX file descriptor.
+    /// A POSIX file descriptor.
     pub const FILE_DESCRIPTOR: Self = Self { file_descriptor: true, fabric: false };
-    /// As a fabric handle.
+    /// A fabric handle.
     pub const FABRIC: Self = Self { file_descriptor: false, fabric: true };
 
-    /// The ways that a device offers, by its attributes. That a fabric handle can be had is only
-    /// known when one was made.
+    /// Returns the handle types that a device supports, by its attributes. Whether fabric handles
+    /// work is only known after one was created.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn of_device(ordinal: usize) -> Result<Self, VmmError> {
         Ok(Self {
             file_descriptor: descriptor::POSSIBLE && raw::has(ordinal, Attribute::FileDescriptor)?,
@@ -47,21 +47,21 @@ impl Exportable {
     }
 }
 
-/// The steps in which physical memory comes, in bytes.
+/// The allocation granularity of physical memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granularity {
     /// Every length and offset is a multiple of it.
     pub minimum: usize,
-    /// The multiple that is mapped best.
+    /// The multiple with the best performance.
     pub recommended: usize,
 }
 
 impl Granularity {
-    /// The granularity of a device's memory.
+    /// Returns the granularity of a device's memory.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] where the device has no virtual memory management; what the driver
-    /// says.
+    /// [`VmmError::Unsupported`] if the device lacks virtual memory management; errors of the
+    /// driver.
     pub fn of_device(ordinal: usize, exportable: Exportable) -> Result<Self, VmmError> {
         check_supported(ordinal)?;
         let properties = AllocationProperties::on_device(ordinal, exportable.bits(), false);
@@ -83,14 +83,14 @@ impl Granularity {
         Ok(Self { minimum, recommended })
     }
 
-    /// The smallest multiple of the recommended granularity that holds `bytes`, at least one;
-    /// `None` beyond the address space.
+    /// Returns the smallest multiple of the recommended granularity that is at least `bytes` and
+    /// not zero; `None` beyond the address space.
     pub fn round_up(&self, bytes: usize) -> Option<usize> {
         bytes.max(1).checked_next_multiple_of(self.recommended)
     }
 }
 
-/// That a device has virtual memory management.
+/// Checks that a device has virtual memory management.
 pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
     let count = Driver::get()?.device_count()?;
     if ordinal >= count {
@@ -108,8 +108,8 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
 
 /// Physical memory of one device. Clones are handles of the same memory.
 ///
-/// It has no address: see [`Reservation::map`](crate::Reservation::map). The memory goes back to
-/// the device when the last handle and the last mapping are gone, in all processes.
+/// It has no address: see [`Reservation::map`](crate::Reservation::map). The memory is released
+/// when the last handle and the last mapping are dropped, in all processes.
 ///
 /// ```no_run
 /// use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights};
@@ -133,18 +133,19 @@ pub(crate) struct Inner {
     handle: CUmemGenericAllocationHandle,
     bytes: usize,
     exportable: Exportable,
-    /// Where it is; of memory that was imported, nobody says in whose numbering.
+    /// The device; `None` for imported memory, whose device is unknown.
     device: Option<usize>,
     context: Arc<CudaContext>,
 }
 
 impl PhysicalMemory {
-    /// Takes `bytes` of the device of `context`.
+    /// Allocates `bytes` on the device of `context`.
     ///
     /// # Errors
     /// [`Misuse::Unaligned`] unless `bytes` is a multiple of the device's minimum granularity;
-    /// [`VmmError::Unsupported`] where the device, or for fabric handles the machine, cannot do it;
-    /// `CUDA_ERROR_OUT_OF_MEMORY` after everything retired has been freed or a second has passed.
+    /// [`VmmError::Unsupported`] if the device, or for fabric handles the machine, does not support
+    /// it; `CUDA_ERROR_OUT_OF_MEMORY` after all retired memory has been freed or a second has
+    /// passed.
     pub fn create(context: &Arc<CudaContext>, bytes: usize, exportable: Exportable) -> Result<Self, VmmError> {
         let ordinal = context.ordinal();
         let granularity = Granularity::of_device(ordinal, exportable)?;
@@ -162,7 +163,7 @@ impl PhysicalMemory {
         };
         let mut made = alloc_when_freed(|| create(&properties), VmmError::is_out_of_memory);
         if made.as_ref().is_err_and(|error| error.is_code(&[CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE])) {
-            // Some virtual machines promise direct access by network cards and refuse it.
+            // Some virtual machines report direct access by network cards and refuse it.
             properties = AllocationProperties::on_device(ordinal, exportable.bits(), false);
             made = create(&properties);
         }
@@ -170,8 +171,8 @@ impl PhysicalMemory {
             Ok(()) => Ok(Self::own(handle, bytes, exportable, Some(ordinal), context)),
             Err(error) if exportable.fabric && error.is_code(FABRIC_REFUSED) && !is_fabric_to_be_had(context, &granularity) => {
                 Err(VmmError::Unsupported {
-                    feature: "memory that leaves as a fabric handle",
-                    needs: "NVIDIA's IMEX service and this user's right to use it".into(),
+                    feature: "memory that is exported as a fabric handle",
+                    needs: "NVIDIA's IMEX service and this user's permission to use it".into(),
                     found: error.to_string(),
                 })
             }
@@ -179,7 +180,7 @@ impl PhysicalMemory {
         }
     }
 
-    /// Takes over a handle that the driver has just given.
+    /// Takes ownership of a handle that the driver has just returned.
     pub(crate) fn own(
         handle: CUmemGenericAllocationHandle,
         bytes: usize,
@@ -190,24 +191,24 @@ impl PhysicalMemory {
         Self { inner: Arc::new(Inner { handle, bytes, exportable, device, context: Arc::clone(context) }) }
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 
-    /// By which ways it may leave this process.
+    /// Returns the supported handle types for export.
     pub fn exportable(&self) -> Exportable {
         self.inner.exportable
     }
 
-    /// The device that it is on, by ordinal; `None` for memory that was imported, which may be on
-    /// any, even one that this process does not see.
+    /// Returns the ordinal of its device; `None` for imported memory, which may be on any device,
+    /// even one that this process cannot see.
     pub fn device(&self) -> Option<usize> {
         self.inner.device
     }
 
-    /// The context it was made or imported in. For imported memory the device may be another than
-    /// the one the memory is on.
+    /// Returns the context in which it was created or imported. Imported memory may be on another
+    /// device.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }
@@ -217,11 +218,11 @@ impl PhysicalMemory {
     }
 }
 
-/// What drivers answer where fabric handles are known but not to be had.
+/// Codes of the driver when fabric handles are known but not available.
 pub(crate) const FABRIC_REFUSED: &[CudaCode] = &[CudaCode::NOT_PERMITTED, CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE];
 
-/// Whether the smallest piece of memory can be made for fabric handles: then whatever else was
-/// refused was not refused for them.
+/// Returns whether the smallest memory can be allocated for fabric handles: then a refusal has
+/// another reason.
 fn is_fabric_to_be_had(context: &Arc<CudaContext>, granularity: &Granularity) -> bool {
     let properties = AllocationProperties::on_device(context.ordinal(), raw::FABRIC.0, false);
     let mut handle = 0;
@@ -237,12 +238,13 @@ fn is_fabric_to_be_had(context: &Arc<CudaContext>, granularity: &Granularity) ->
 impl Drop for Inner {
     fn drop(&mut self) {
         let handle = self.handle;
-        // Nothing that uses the memory is left, but giving it back may take the driver a while.
+        // The memory has no user any more, but releasing it may take the driver some time.
         retire(
             &self.context,
             [],
             Box::new(move || {
-                // SAFETY: this value owned the handle, and every mapping of it kept this value.
+                // SAFETY: this value owned the handle, and every mapping of it kept this value
+                // alive.
                 let code = raw::api().map(|api| unsafe { api.cuMemRelease(handle) });
                 if let Err(error) = code.and_then(|code| raw::done("cuMemRelease", code)) {
                     tracing::warn!(%error, "physical memory was not released");

@@ -1,7 +1,7 @@
-//! Ranges of device addresses, with nothing behind them until something is mapped there.
+//! Reserved device addresses, which are not backed by memory until something is mapped there.
 //!
-//! Mapping is `mapping.rs`. Invariant: a reservation lives as long as every mapping in it, and no
-//! two mappings overlap.
+//! `mapping.rs` maps. Invariant: a reservation lives as long as every mapping in it, and no two
+//! mappings overlap.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +28,7 @@ pub(crate) struct Inner {
     base: CUdeviceptr,
     bytes: usize,
     context: Arc<CudaContext>,
-    /// What is mapped: start to end, in bytes from the base.
+    /// Mapped ranges: start to end, in bytes from the base.
     mapped: Mutex<BTreeMap<usize, usize>>,
 }
 
@@ -38,8 +38,8 @@ impl Reservation {
     /// Costs no memory of any device.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for 0 bytes or an alignment that is no power of two; what the driver says,
-    /// above all of a length that is no multiple of its granularity.
+    /// [`Misuse::Value`] for 0 bytes or an alignment that is not a power of two; errors of the
+    /// driver, for example for a length that is not a multiple of its granularity.
     pub fn new(context: &Arc<CudaContext>, bytes: usize, alignment_bytes: usize) -> Result<Self, VmmError> {
         let call = "Reservation::new";
         if bytes == 0 {
@@ -52,7 +52,7 @@ impl Reservation {
         check_supported(context.ordinal())?;
         raw::bind(context)?;
         let mut base: CUdeviceptr = 0;
-        // SAFETY: the pointer is to a live address; no address is wished for and no flags are
+        // SAFETY: the pointer is to a live address; no address is requested and no flags are
         // defined.
         let code = unsafe { raw::api()?.cuMemAddressReserve(&raw mut base, bytes, alignment_bytes, 0, 0) };
         raw::done("cuMemAddressReserve", code)?;
@@ -60,25 +60,25 @@ impl Reservation {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub fn base(&self) -> CUdeviceptr {
         self.inner.base
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 
-    /// Maps the first `bytes` of `memory` at `offset` of this range: both in bytes, both multiples
-    /// of the granularity. (The driver maps no memory from its middle on.)
+    /// Maps the first `bytes` of `memory` at `offset` of this range; both are in bytes and
+    /// multiples of the granularity. (The driver cannot map memory from the middle.)
     ///
-    /// Nobody may read or write there before [`Mapping::allow`].
+    /// No device can access it before [`Mapping::allow`].
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`] for bytes outside either; [`Misuse::Occupied`] where something is
-    /// mapped, which a mapping is for a while after it was dropped (wait by
-    /// [`peerweave_driver::settle`]); what the driver says, above all of offsets that are no
+    /// [`Misuse::OutOfRange`] for bytes outside either; [`Misuse::Occupied`] if a part is already
+    /// mapped, also by a dropped mapping that is not unmapped yet (wait with
+    /// [`peerweave_driver::settle`]); errors of the driver, for example for offsets that are not
     /// multiples of the granularity.
     pub fn map(&self, offset: usize, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let call = "Reservation::map";
@@ -86,8 +86,8 @@ impl Reservation {
         self.map_source(call, offset, Source::Physical(memory.clone()), bytes, Arc::default())
     }
 
-    /// As [`map`](Self::map), of anything that has a handle, with the streams that unmapping must
-    /// wait for.
+    /// Like [`map`](Self::map), for any source with a handle, and with the streams that unmapping
+    /// must wait for.
     pub(crate) fn map_source(
         &self,
         call: &'static str,
@@ -109,8 +109,8 @@ impl Reservation {
 }
 
 impl Reservation {
-    /// Waits until nothing is mapped in a range, for what was dropped already. Gives whether it is
-    /// so by the deadline.
+    /// Waits until a range is unmapped whose mappings were dropped. Returns whether it is by the
+    /// deadline.
     pub(crate) fn wait_for_room(&self, range: Range<usize>, deadline: Instant) -> bool {
         let is_free = || {
             let mapped = self.inner.mapped.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +120,7 @@ impl Reservation {
     }
 }
 
-/// A part of a reservation that is taken. Dropping it makes room again.
+/// A taken part of a reservation. Dropping it frees the part.
 pub(crate) struct Place {
     reservation: Arc<Inner>,
     start: usize,
@@ -141,7 +141,7 @@ impl Drop for Place {
 impl Inner {
     fn occupy(self: &Arc<Self>, call: &'static str, range: Range<usize>) -> Result<Place, Misuse> {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        // The last one that starts before the end: it overlaps or none does.
+        // Only the last one that starts before the end can overlap.
         if mapped.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start) {
             return Err(Misuse::Occupied { call, start: range.start, end: range.end });
         }
@@ -157,17 +157,18 @@ impl Drop for Inner {
             &self.context,
             [],
             Box::new(move || {
-                // SAFETY: every mapping in the range kept it, so nothing is mapped there any more.
+                // SAFETY: every mapping in the range kept it alive, so nothing is mapped there any
+                // more.
                 let code = raw::api().map(|api| unsafe { api.cuMemAddressFree(base, bytes) });
                 if let Err(error) = code.and_then(|code| raw::done("cuMemAddressFree", code)) {
-                    tracing::warn!(%error, "reserved addresses were not given back");
+                    tracing::warn!(%error, "reserved addresses were not released");
                 }
             }),
         );
     }
 }
 
-/// `bytes` from `start` on, if that is inside `len` and not empty.
+/// Returns `start..start + bytes` if it is inside `len` and not empty.
 pub(crate) fn range_of(call: &'static str, start: usize, bytes: usize, len: usize) -> Result<Range<usize>, Misuse> {
     match start.checked_add(bytes) {
         Some(end) if end <= len && bytes > 0 => Ok(start..end),

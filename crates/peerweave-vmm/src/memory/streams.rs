@@ -1,7 +1,7 @@
-//! Waiting for the streams that a piece of memory was handed to.
+//! Waits for the streams that use memory.
 //!
-//! The list of them is `peerweave_driver`'s. Invariant: a stream is noted before work that uses the
-//! memory is enqueued on it.
+//! `peerweave_driver` has the list of streams. Invariant: a stream is recorded before work that
+//! uses the memory is enqueued on it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,9 +10,9 @@ use peerweave_driver::{CudaStream, DriverError, Streams, refuse_per_thread, wait
 
 use crate::VmmError;
 
-/// Waits until the work that the streams have now is done. Fails with what the work of one failed
-/// with, and where a stream is that of each thread: what another thread gave it to do cannot be
-/// known. One that is being captured, for something else, is not done yet.
+/// Waits until the present work of the streams is complete. Returns the error of failed work, and
+/// an error for a per-thread stream, whose work on other threads is unknown. A stream that is being
+/// captured is not complete.
 pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     for stream in streams.all() {
@@ -24,7 +24,7 @@ pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Inst
     Ok(())
 }
 
-/// Waits for a stream by a deadline.
+/// Waits for a stream until a deadline.
 pub(crate) fn wait_for(stream: &Arc<CudaStream>, call: &str, start: Instant, deadline: Instant) -> Result<(), VmmError> {
     match peerweave_driver::wait(stream, deadline)? {
         true => Ok(()),
@@ -32,7 +32,7 @@ pub(crate) fn wait_for(stream: &Arc<CudaStream>, call: &str, start: Instant, dea
     }
 }
 
-/// Says which stream did not pass in time, where the driver's crate waited.
+/// Returns the error that names the stream of a wait in `peerweave-driver`.
 pub(crate) fn timed_out(stream: &CudaStream) -> impl FnOnce(DriverError) -> VmmError {
     move |error| match error {
         DriverError::Timeout { call, waited } => busy(call, stream, waited),
@@ -41,6 +41,6 @@ pub(crate) fn timed_out(stream: &CudaStream) -> impl FnOnce(DriverError) -> VmmE
 }
 
 fn busy(call: &str, stream: &CudaStream, waited: Duration) -> VmmError {
-    let call = format!("{call}: work of a stream of device {}", stream.context().ordinal());
+    let call = format!("{call}: waiting for a stream of device {}", stream.context().ordinal());
     VmmError::Timeout { call, waited, missing: Vec::new() }
 }

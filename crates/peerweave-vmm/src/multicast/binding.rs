@@ -1,7 +1,7 @@
-//! Memory behind a multicast object: bound while the value lives.
+//! Memory bound to a multicast object while the value lives.
 //!
 //! Invariants: the memory and the object outlive the binding; it is unbound after every mapping of
-//! the object that could reach it is gone, since those keep it.
+//! the object that could reach it is dropped, because those keep it.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,18 +19,18 @@ use crate::memory::physical::PhysicalMemory;
 use crate::memory::reservation::range_of;
 use crate::raw;
 
-/// Memory of one device behind a part of a multicast object. Dropping it unbinds.
+/// Memory of one device bound to a part of a multicast object. Dropping it unbinds.
 #[must_use = "dropping it unbinds the memory"]
 pub struct Binding {
-    /// What is taken and by what memory: goes to the reaper when this is dropped, so that the range
-    /// is free no sooner than it is unbound.
+    /// The taken range and the owner of the memory. A background thread drops them, so that the
+    /// range is free only after it is unbound.
     parts: Option<(Place, Keep)>,
     device: usize,
     range: Range<usize>,
     context: Arc<CudaContext>,
 }
 
-/// A part of a device's share of an object that is taken. Dropping it makes room again.
+/// A taken part of a device's share of an object. Dropping it frees the part.
 struct Place {
     object: Arc<Object>,
     device: usize,
@@ -44,18 +44,18 @@ impl Drop for Place {
 }
 
 impl Team {
-    /// Puts `bytes` of `memory`, from `memory_offset` on, behind the object at `offset`. All in
-    /// bytes, all multiples of the granularity.
+    /// Binds `bytes` of `memory`, from `memory_offset` on, to the object at `offset`. All in bytes,
+    /// all multiples of the granularity.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled);
     /// [`Misuse::Unaligned`](crate::Misuse::Unaligned),
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange);
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) where something is bound, which a binding is
-    /// for a while after it was dropped (wait by [`peerweave_driver::settle`]);
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) if a part is already bound, also by a dropped
+    /// binding that is not unbound yet (wait with [`peerweave_driver::settle`]);
     /// [`Misuse::Value`](crate::Misuse::Value) for memory of a device that this process did not
-    /// add, that was imported (its device is known for sure only where it was made), or that is
-    /// less exportable than the object; what the driver says.
+    /// add, imported memory (whose device is unknown), or memory with fewer handle types than the
+    /// object; errors of the driver.
     pub fn bind(&self, memory: &PhysicalMemory, offset: usize, memory_offset: usize, bytes: usize) -> Result<Binding, VmmError> {
         let call = "Team::bind";
         multicast_switch()?;
@@ -72,11 +72,11 @@ impl Team {
         Ok(Binding::new(place, Arc::new(memory.clone()), context))
     }
 
-    /// As [`bind`](Self::bind), for memory that is mapped: `bytes` of `mapping`, from
-    /// `mapping_offset` on.
+    /// Like [`bind`](Self::bind), for mapped memory: `bytes` of `mapping`, from `mapping_offset`
+    /// on.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// As for [`bind`](Self::bind).
     pub fn bind_mapping(
         &self,
         mapping: &Mapping,
@@ -95,29 +95,29 @@ impl Team {
         let place = self.place(call, memory, offset, bytes)?;
         raw::bind(context)?;
         let address = mapping.address() + mapping_offset as u64;
-        // SAFETY: the handle is live and the range is mapped while the mapping lives, which the
+        // SAFETY: the handle is live and the range stays mapped while the mapping lives, which the
         // binding keeps; the team is complete.
         let code = unsafe { raw::api()?.cuMulticastBindAddr(self.object.handle(), offset, address, bytes, 0) };
         raw::done("cuMulticastBindAddr", code)?;
         Ok(Binding::new(place, mapping.keep(), context))
     }
 
-    /// As [`bind`](Self::bind), for memory that this crate does not know: `bytes` at `address`, on
-    /// the device of `context`.
+    /// Like [`bind`](Self::bind), for memory of another library: `bytes` at `address`, on the
+    /// device of `context`.
     ///
     /// `keep` is dropped when the memory is unbound: after every mapping of the object that reaches
-    /// it is gone, with its streams' work.
+    /// it is dropped and the work of its streams has completed.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for
     /// a device that this process did not add; [`Misuse::Unaligned`](crate::Misuse::Unaligned),
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange),
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as by [`bind`](Self::bind); what the driver
-    /// says.
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as for [`bind`](Self::bind); errors of the
+    /// driver.
     ///
     /// # Safety
     /// The range is mapped, by CUDA's virtual memory management, to physical memory of the device
-    /// of `context` that is as exportable as the object; and it stays mapped while a clone of
+    /// of `context` with the handle types of the object; and it stays mapped while a clone of
     /// `keep` lives.
     pub unsafe fn bind_address(
         &self,
@@ -136,29 +136,29 @@ impl Team {
         }
         let place = self.place_on(call, context.ordinal(), offset, bytes)?;
         raw::bind(context)?;
-        // SAFETY: the handle is live and the team is complete; the range is mapped and stays so, by
-        // the caller's promise.
+        // SAFETY: the handle is live and the team is complete; the caller promises that the range
+        // is mapped and stays so.
         let code = unsafe { raw::api()?.cuMulticastBindAddr(self.object.handle(), offset, address, bytes, 0) };
         raw::done("cuMulticastBindAddr", code)?;
         Ok(Binding::new(place, keep, context))
     }
 
     /// Unbinds memory that was bound through the driver's handle ([`as_raw`](Self::as_raw)):
-    /// `bytes` of the device's part of the object, from `offset` on. What this crate has bound is
-    /// unbound by [`Binding::unbind`], or by dropping it.
+    /// `bytes` of the device's part of the object, from `offset` on. A [`Binding`] is unbound by
+    /// [`Binding::unbind`], or by dropping it.
     ///
-    /// Does not ask the switch: what is bound may always be unbound.
+    /// It works even if multicast is disabled.
     ///
     /// # Errors
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) where a [`Binding`] of this process is behind
-    /// a part of the range; [`Misuse::Value`](crate::Misuse::Value) for a device that this process
-    /// did not add; [`Misuse::Unaligned`](crate::Misuse::Unaligned),
-    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange); what the driver says, above all where
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) if a [`Binding`] of this process covers a part
+    /// of the range; [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not
+    /// add; [`Misuse::Unaligned`](crate::Misuse::Unaligned),
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange); errors of the driver, for example if
     /// nothing is bound there.
     ///
     /// # Safety
-    /// No work, on any device of the team, uses a multicast address that reaches this range, now or
-    /// later, unless memory is bound there again before.
+    /// No work on any device of the team uses a multicast address that reaches this range, now or
+    /// later, unless memory is bound there again.
     pub unsafe fn unbind(&self, device: usize, offset: usize, bytes: usize) -> Result<(), VmmError> {
         let call = "Team::unbind";
         self.check_added(call, device)?;
@@ -186,33 +186,38 @@ impl Team {
         Ok(Place { object: Arc::clone(&self.object), device, range })
     }
 
-    /// What other processes may import must not hold memory that they may not.
+    /// An object that other processes can import must not hold memory that they cannot import.
     fn check_exportable(&self, call: &'static str, memory: &PhysicalMemory) -> Result<(), VmmError> {
         let (object, memory) = (self.properties().exportable, memory.exportable());
         let fits = (memory.file_descriptor || !object.file_descriptor) && (memory.fabric || !object.fabric);
         match fits {
             true => Ok(()),
-            false => Err(wrong_value(call, "exportable", format!("{memory:?}"), &format!("what the object is: {object:?}"))),
+            false => Err(wrong_value(
+                call,
+                "exportable",
+                format!("{memory:?}"),
+                &format!("the handle types of the object: {object:?}"),
+            )),
         }
     }
 
-    /// Takes a part of the object for memory that may be there.
+    /// Takes a part of the object for memory after checking it.
     fn place(&self, call: &'static str, memory: &PhysicalMemory, offset: usize, bytes: usize) -> Result<Place, VmmError> {
         self.check_exportable(call, memory)?;
         let Some(device) = memory.device().filter(|device| self.devices.contains(device)) else {
-            let value = memory.device().map_or("that was imported".into(), |device| format!("of device {device}"));
-            let expected = format!("made by this process on one of the devices {:?}, which it added", self.devices);
+            let value = memory.device().map_or("imported memory".into(), |device| format!("memory of device {device}"));
+            let expected = format!("created by this process on one of the devices {:?}, which it added", self.devices);
             return Err(wrong_value(call, "memory", value, &expected));
         };
         self.place_on(call, device, offset, bytes)
     }
 }
 
-/// Takes memory of a device out of an object.
+/// Unbinds memory of a device from an object.
 fn unbind(object: &Object, device: usize, range: &Range<usize>) -> Result<(), VmmError> {
     let number = CUdevice::try_from(device).unwrap_or(CUdevice::MAX);
-    // SAFETY: the handle is live; the driver refuses a range that nothing is bound behind. That
-    // nobody stores there any more is the caller's to know.
+    // SAFETY: the handle is live; the driver refuses a range that is not bound. The caller ensures
+    // that no device stores there any more.
     let code = unsafe { raw::api()?.cuMulticastUnbind(object.handle(), number, range.start, range.len()) };
     raw::done("cuMulticastUnbind", code)
 }
@@ -223,24 +228,24 @@ impl Binding {
         Self { parts: Some((place, memory)), device, range, context: Arc::clone(context) }
     }
 
-    /// The device whose memory it is.
+    /// Returns the device of the memory.
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Which part of the object it is behind, in bytes.
+    /// Returns the bound part of the object, in bytes.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// Unbinds the memory now, and says whether that worked. Dropping does the same some time
-    /// later, and only logs an error.
+    /// Unbinds the memory now and returns whether that succeeded. Dropping does the same later, and
+    /// only logs an error.
     ///
     /// # Errors
-    /// What the driver says: then the memory is still bound, and it and the object are leaked.
+    /// Errors of the driver: the memory is then still bound, and it and the object are leaked.
     pub fn unbind(mut self) -> Result<(), VmmError> {
         let Some((place, memory)) = self.parts.take() else { return Ok(()) };
-        // No mapping of the object reaches it: those have their bindings in a `Bound`.
+        // No mapping of the object reaches it: those keep their bindings in a `Bound`.
         let unbound = raw::bind(&self.context).and_then(|()| unbind(&place.object, place.device, &place.range));
         if unbound.is_err() {
             std::mem::forget((place, memory));
@@ -248,7 +253,7 @@ impl Binding {
         unbound
     }
 
-    /// Whether it belongs to this object.
+    /// Returns whether it belongs to this object.
     pub(super) fn is_of(&self, object: &Arc<Object>) -> bool {
         self.parts.as_ref().is_some_and(|(place, _)| Arc::ptr_eq(&place.object, object))
     }
@@ -261,12 +266,12 @@ impl Drop for Binding {
             &self.context,
             [],
             Box::new(move || {
-                // Every mapping that reached it kept it, and is gone with its streams' work.
+                // Every mapping that reached it kept it, and was dropped after its streams had
+                // completed.
                 match unbind(&place.object, place.device, &place.range) {
                     Ok(()) => drop((place, memory)),
                     Err(error) => {
-                        // Still bound: the memory and the object must stay, also where logging
-                        // panics.
+                        // Still bound: the memory and the object must stay, even if logging panics.
                         std::mem::forget((place, memory));
                         tracing::warn!(%error, "a multicast binding is leaked");
                     }

@@ -1,8 +1,8 @@
-//! A multicast object with memory behind all of it, and its addresses.
+//! A multicast object with memory bound to all of it, and its addresses.
 //!
-//! Invariant: an address exists only while every device of this process has memory bound behind
-//! every byte of the object, by bindings that the value owns; that the other processes have is
-//! learnt by a collective call, after which nobody who told so takes its own back by itself.
+//! Invariant: an address exists only while every device of this process has memory bound to every
+//! byte of the object, by bindings that the value owns. A collective call establishes the same of
+//! the other processes; after it, no process unbinds its memory by itself.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,17 +24,17 @@ use crate::memory::buffer::wrong_value;
 use crate::memory::mapping::{Mapping, Source};
 use crate::memory::reservation::{Reservation, range_of};
 
-/// A multicast object with memory of every device behind it. Clones are handles of the same.
+/// A multicast object with memory of every device. Clones are handles of the same object.
 ///
-/// Dropping the last handle and mapping is local, and takes this process's memory out of the
-/// object. Before that, the other processes must have stopped storing: a store that finds no memory
-/// on some device is a fault.
+/// Dropping the last handle and mapping is local, and unbinds this process's memory. The other
+/// processes must have stopped storing before: a store that finds no memory on some device is a
+/// fault.
 #[derive(Clone)]
 pub struct Bound {
     inner: Arc<Inner>,
 }
 
-/// What a mapping keeps.
+/// The state that a mapping keeps alive.
 pub(crate) struct Inner {
     object: Arc<Object>,
     bindings: Vec<Binding>,
@@ -47,13 +47,12 @@ impl Inner {
 }
 
 impl Team {
-    /// The object with what was bound to it, where this process added all devices.
+    /// Returns the object with its bindings, if this process added all devices.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for
-    /// a binding of another object, a device with a gap in what `bindings` are behind (others do
-    /// not count, though they live), or a team with devices of other processes. The bindings are
-    /// dropped then.
+    /// a binding of another object, a device whose `bindings` leave a gap (other live bindings do
+    /// not count), or a team with devices of other processes. The bindings are dropped then.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
         if here != all as usize {
@@ -63,23 +62,22 @@ impl Team {
         Ok(self.into_bound(bindings))
     }
 
-    /// The object with what was bound to it, once all PEs of the job have bound theirs.
+    /// Returns the object with its bindings, after all PEs of the job have bound theirs.
     ///
     /// # Collective
-    /// All PEs of the job, also those that hold other objects. `label` is the same on all and names
-    /// the objects.
+    /// All PEs of the job, also those with other objects. `label` is the same on all and names the
+    /// objects.
     ///
     /// # Errors
-    /// As [`bound`](Self::bound), told to all; [`Misuse::Diverged`](crate::Misuse::Diverged) on all
-    /// where PEs that made an object together hold different ones; and the bindings are dropped; as
-    /// every collective call. Where this PE cannot know whether the others were told that all is
-    /// bound (it did not hear of them by the deadline), its bindings are leaked: another may store
-    /// already.
+    /// As for [`bound`](Self::bound), on all PEs; [`Misuse::Diverged`](crate::Misuse::Diverged) on
+    /// all if PEs that created an object together hold different ones; the bindings are then
+    /// dropped; as for every collective call. If this PE cannot know whether all others know that
+    /// all is bound (it timed out), its bindings are leaked: another PE may already store.
     pub fn bound_with(self, rendezvous: &Rendezvous, label: &str, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         Ok(self.agree_on_bound(rendezvous, label, bindings)?)
     }
 
-    /// The same, with what a failure means for the other PEs.
+    /// Does the same; the error also says whether other PEs know of it.
     pub(crate) fn agree_on_bound(
         self,
         rendezvous: &Rendezvous,
@@ -92,14 +90,14 @@ impl Team {
         let members = self.members.clone().unwrap_or_else(|| (0..rendezvous.n_pes()).map(Pe::new).collect());
         let object = statement(&members, &format!("{:?}, {:?}", self.id(), self.properties()));
         match agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/bound"), &call, checked.map(|()| object)) {
-            // All read the same, and come to the same end.
+            // All PEs have the same data, and come to the same result.
             Ok(objects) => {
                 check_objects(&call, &objects).map_err(Disagreement::Known)?;
                 Ok(self.into_bound(bindings))
             }
             Err(Disagreement::Unknown(error)) if is_told_so => {
-                tracing::warn!(%error, ?bindings, "multicast bindings are leaked, since others may store there");
-                // They keep the object too.
+                tracing::warn!(%error, ?bindings, "multicast bindings are leaked, because other PEs may store there");
+                // They keep the object alive too.
                 std::mem::forget(bindings);
                 Err(Disagreement::Unknown(error))
             }
@@ -110,12 +108,17 @@ impl Team {
     fn check(&self, call: &'static str, bindings: &[Binding]) -> Result<(), VmmError> {
         multicast_switch()?;
         if let Some(binding) = bindings.iter().find(|binding| !binding.is_of(&self.object)) {
-            return Err(wrong_value(call, "a binding", format!("{binding:?} of another object"), "one of this object"));
+            return Err(wrong_value(call, "a binding", format!("{binding:?} of another object"), "a binding of this object"));
         }
         for device in self.devices.iter() {
             if let Some(gap) = first_gap(bindings, *device, self.properties().bytes) {
-                let found = format!("nothing at byte {gap}");
-                return Err(wrong_value(call, "what is bound of a device", format!("{found} of device {device}"), "every byte"));
+                let found = format!("no binding at byte {gap}");
+                return Err(wrong_value(
+                    call,
+                    "the bound memory of a device",
+                    format!("{found} of device {device}"),
+                    "every byte",
+                ));
             }
         }
         Ok(())
@@ -126,8 +129,8 @@ impl Team {
     }
 }
 
-/// The first byte of a device's part of an object of `bytes` that none of these bindings is behind.
-/// What is bound and was not handed over does not count: it may go at any moment.
+/// Returns the first byte of a device's part of an object of `bytes` that these bindings do not
+/// cover. Other bindings do not count: they may be dropped at any time.
 fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize> {
     let mut ranges: Vec<Range<usize>> =
         bindings.iter().filter(|binding| binding.device() == device).map(Binding::range).collect();
@@ -137,26 +140,26 @@ fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize>
 }
 
 impl Bound {
-    /// The driver's handle, as [`Building::as_raw`](super::Building::as_raw).
+    /// Returns the driver's handle, like [`Building::as_raw`](super::Building::as_raw).
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.inner.handle()
     }
 
-    /// Takes this process's memory out of the object now, binding by binding, and says whether that
-    /// worked; dropping does it later, and only logs.
+    /// Unbinds this process's memory now and returns whether that succeeded; dropping does it
+    /// later, and only logs.
     ///
-    /// Before that, the other processes must have stopped storing.
+    /// The other processes must have stopped storing before.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) where there are other handles, or mappings, or what
-    /// was dropped of them is not gone yet (wait by [`peerweave_driver::settle`]): then this handle
-    /// is dropped, and nothing is unbound by this call. Otherwise the first error of
-    /// [`Binding::unbind`]; the other bindings are unbound all the same.
+    /// [`Misuse::Value`](crate::Misuse::Value) if there are other handles or mappings, or dropped
+    /// ones that are not released yet (wait with [`peerweave_driver::settle`]): then this handle is
+    /// dropped, and nothing is unbound by this call. Otherwise the first error of
+    /// [`Binding::unbind`]; the other bindings are unbound in any case.
     pub fn unbind(self) -> Result<(), VmmError> {
         let handles = Arc::strong_count(&self.inner) - 1;
         let Some(inner) = Arc::into_inner(self.inner) else {
             let value = format!("{handles} other handles and mappings");
-            return Err(wrong_value("Bound::unbind", "what uses the object", value, "none"));
+            return Err(wrong_value("Bound::unbind", "the users of the object", value, "none"));
         };
         inner.bindings.into_iter().map(Binding::unbind).fold(Ok(()), Result::and)
     }
@@ -168,8 +171,8 @@ impl Bound {
     /// [`MulticastDisabled`](super::MulticastDisabled);
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange),
     /// [`Misuse::Unaligned`](crate::Misuse::Unaligned),
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as by [`Reservation::map`]; what the driver
-    /// says.
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as for [`Reservation::map`]; errors of the
+    /// driver.
     pub fn map(
         &self,
         addresses: &Reservation,
@@ -180,7 +183,7 @@ impl Bound {
         self.map_for(addresses, offset, bytes, devices, Arc::default())
     }
 
-    /// As [`map`](Self::map), with the streams that unmapping must wait for.
+    /// Like [`map`](Self::map), with the streams that unmapping must wait for.
     pub(crate) fn map_for(
         &self,
         addresses: &Reservation,
@@ -202,9 +205,9 @@ impl Bound {
 }
 
 /// Addresses at which a store reaches the memory of every device of the team, and a reducing load
-/// reads them all.
+/// reads all of them.
 ///
-/// No device buffer: a plain load or a copy from it means nothing. Clones are handles of the same
+/// Not a device buffer: a plain load or a copy from it is undefined. Clones are handles of the same
 /// mapping.
 #[derive(Clone, Debug)]
 pub struct MulticastMapping {
@@ -212,25 +215,25 @@ pub struct MulticastMapping {
 }
 
 impl MulticastMapping {
-    /// The first address. Using it is for kernels; it is valid while a handle of the mapping lives.
+    /// Returns the first address, for kernels. It is valid while a handle of the mapping lives.
     pub fn address(&self) -> CUdeviceptr {
         self.mapping.address()
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn bytes(&self) -> usize {
         self.mapping.bytes()
     }
 
-    /// The address for work that is about to be enqueued on `stream`: it stays mapped until the
-    /// stream has passed that work. For work that is captured into a graph, the graph must have
-    /// [`keep`](Self::keep) too.
+    /// Returns the address for work that is about to be enqueued on `stream`: it stays mapped until
+    /// the stream has completed that work. For work that is captured into a graph, the graph must
+    /// have [`keep`](Self::keep) too.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.mapping.note(stream);
         Access::new(self.address())
     }
 
-    /// What keeps the address valid, for graphs.
+    /// Returns the owner that keeps the address valid, for graphs.
     pub fn keep(&self) -> Keep {
         self.mapping.keep()
     }

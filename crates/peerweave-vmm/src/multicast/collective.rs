@@ -1,8 +1,8 @@
-//! The PEs of a machine put a multicast object together: one creates it, the others import it, each
-//! adds its device.
+//! The PEs of a machine create a multicast object together: one creates it, the others import it,
+//! each adds its device.
 //!
-//! Invariants: nothing is created before all PEs have said that they allow and can; a failure of
-//! any PE is told to all, and then none keeps the object.
+//! Invariants: nothing is created before all PEs have reported that they can take part; a failure
+//! of any PE is reported to all, and then no PE keeps the object.
 
 use std::sync::Arc;
 
@@ -21,19 +21,19 @@ use crate::raw;
 
 const CALL: &str = "multicast::collective";
 
-/// A multicast object of `bytes` with the device of each member, as a complete team.
+/// Creates a multicast object of `bytes` with the device of each member, as a complete team.
 ///
 /// # Collective
 /// All PEs of the job, with the same length and the same label, which names the object. `members`
 /// are the PEs of one machine in ascending order; each PE is in its own list, and all members have
-/// the same list. PEs of other machines make an object of their own, so that a job has as many
-/// objects as lists, and goes on with [`Team::bound_with`] together. Nothing is created unless the
-/// switch of every PE allows it.
+/// the same list. PEs of other machines create an object of their own, so a job has as many objects
+/// as lists, and calls [`Team::bound_with`] together. Nothing is created unless multicast is
+/// enabled on every PE.
 ///
 /// # Errors
 /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the
-/// others; [`Misuse::Diverged`] on all where the lists differ; [`Misuse::Value`] on all where two
-/// members have the same device; as [`Building::create`] and every collective call.
+/// others; [`Misuse::Diverged`] on all if the lists differ; [`Misuse::Value`] on all if two members
+/// have the same device; as for [`Building::create`] and every collective call.
 pub fn collective(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
@@ -44,7 +44,7 @@ pub fn collective(
     Ok(put_together(rendezvous, context, members, label, bytes)?)
 }
 
-/// The same, with what a failure means for the other PEs.
+/// Does the same; the error also says whether other PEs know of it.
 pub(crate) fn put_together(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
@@ -63,7 +63,7 @@ pub(crate) fn put_together(
     let me = rendezvous.pe();
     let looked = look(me, context, members).map(|device| statement(members, &device));
     let statements = agree(rendezvous, &round("looked"), &call, looked)?;
-    // All read the same, and come to the same end.
+    // All PEs have the same data, and come to the same result.
     check_devices(&call, &statements).map_err(Disagreement::Known)?;
     let begun = begin(me, context, members, properties);
     let id = begun.as_ref().map(|begun| begun.as_ref().map_or(Vec::new(), |(building, _)| building.id().0.to_vec()));
@@ -78,7 +78,7 @@ pub(crate) fn put_together(
         None => descriptor::share(rendezvous, members, None)
             .and_then(|fd| unsafe { Building::import(context, SharedMulticast::FileDescriptor { fd, properties, id }) }),
     };
-    // A PE that is missing or lost gets nothing in the next round either.
+    // A PE that is missing or lost takes no part in the next round either.
     let added = match added {
         Err(error) if error.is_loss() => return Err(Disagreement::Unknown(error)),
         added => added,
@@ -88,10 +88,11 @@ pub(crate) fn put_together(
     Ok(added.map_err(Disagreement::Known)?.into_team(Some(members.into())))
 }
 
-/// What the first member makes, and the descriptor for the others, if there are any.
+/// The first member's object, and the descriptor for the others, if there are any.
 type Begun = (Building, Option<Descriptor>);
 
-/// That this PE may and can take part. Gives what tells its device from the others of the machine.
+/// Checks that this PE can take part. Returns a string that identifies its device among those of
+/// the machine.
 fn look(me: Pe, context: &CudaContext, members: &[Pe]) -> Result<String, VmmError> {
     multicast_switch()?;
     if !members.is_sorted_by(|one, next| one < next) || !members.contains(&me) {
@@ -110,14 +111,15 @@ fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: Multica
         return Ok(Some((building, None)));
     }
     let SharedMulticast::FileDescriptor { fd, .. } = building.export_file_descriptor()? else {
-        unreachable!("a descriptor was asked for")
+        unreachable!("a descriptor was requested")
     };
-    // For the copies on their way and the connections: for the others, this PE would only be late.
+    // Room for descriptors in flight and for the connections: without it the others would see this
+    // PE as missing.
     descriptor::check_room(&fd, 2 * members.len() + 2)?;
     Ok(Some((building, Some(fd))))
 }
 
-/// What a PE tells of itself: the members that it goes with, and something in words.
+/// Returns the data of a PE: its members, and a text.
 pub(super) fn statement(members: &[Pe], words: &str) -> Vec<u8> {
     let mut statement = (members.len() as u32).to_le_bytes().to_vec();
     statement.extend(members.iter().flat_map(|pe| pe.get().to_le_bytes()));
@@ -133,10 +135,10 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
     Some((numbers.iter().map(|number| Pe::new(u32::from_le_bytes(*number))).collect(), str::from_utf8(words).ok()?))
 }
 
-/// A PE and its words.
+/// A PE and its text.
 type Said<'a> = (Pe, &'a str);
 
-/// That every member of any list has that list, and what is to hold of the words of any two
+/// Checks that every member of any list has that list, and calls `check` on the texts of any two
 /// members.
 fn check_members(
     call: &str,
@@ -167,8 +169,7 @@ fn check_members(
     Ok(())
 }
 
-/// That every member has a device of its own: the driver would wait, without end, for the device
-/// that nobody adds.
+/// Checks that every member has its own device: the driver would wait forever for a missing device.
 fn check_devices(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     check_members(call, statements, |(one, device), (other, theirs)| match device == theirs {
         true => Err(wrong_value(CALL, "members", format!("{one} and {other} on device {device}"), "PEs with a device each")),
@@ -176,7 +177,7 @@ fn check_devices(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     })
 }
 
-/// That all members hold the same object. Other groups of PEs have objects of their own.
+/// Checks that all members hold the same object. Other groups of PEs have objects of their own.
 pub(super) fn check_objects(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     check_members(call, statements, |(one, object), (other, theirs)| match object == theirs {
         true => Ok(()),
@@ -201,7 +202,7 @@ mod tests {
 
     #[test]
     fn each_machine_has_a_list_of_its_own_and_its_pes_have_the_same() {
-        // Devices of different machines have the same addresses.
+        // Devices of different machines can have the same PCI address.
         let machines = [statement(&[0, 2], "a"), statement(&[1, 3], "a"), statement(&[0, 2], "b"), statement(&[1, 3], "b")];
         assert!(check_devices("it", &machines).is_ok());
         assert_eq!(
@@ -210,8 +211,8 @@ mod tests {
         );
         assert!(told(&[statement(&[0, 1], "a"), statement(&[1], "b")]).contains("PE 1"));
         assert!(told(&[statement(&[0, 7], "a")]).contains("no such PE"));
-        assert!(told(&[vec![9, 0, 0, 0, 1]]).contains("cannot be read"));
-        assert!(told(&[vec![0; 3]]).contains("cannot be read"));
+        assert!(told(&[vec![9, 0, 0, 0, 1]]).contains("sent an invalid blob"));
+        assert!(told(&[vec![0; 3]]).contains("sent an invalid blob"));
     }
 
     #[test]

@@ -7,18 +7,18 @@
 //!      |       bound, bound_with
 //!   Bound      map -> MulticastMapping            an address, once something is behind it on every device
 //! ```
-//! Each step is a type, so that one that is out of order is no program. What follows keeps what
-//! precedes: a mapping its bindings, a binding its memory and the object; they go in that order,
-//! when no stream uses the address any more.
+//! Each step is a type, so that steps in the wrong order do not compile. Each step keeps the
+//! previous ones alive: a mapping its bindings, a binding its memory and the object. They are
+//! released in that order, when no stream uses the address any more.
 //!
-//! With [`collective`] a job's PEs go through the first steps together, and
-//! [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) does all for a heap.
+//! [`collective`] makes the first steps on a job's PEs together, and
+//! [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) makes all of them for a heap.
 //!
-//! **Never created on a real GPU by the authors of this crate**, and forbidden by one variable: see
-//! [`multicast_switch`]. Every step above, the granularity and an export ask it first, each anew:
-//! what was begun before it was set goes no further. What there is already stays mapped until it is
-//! dropped, and is then unmapped, unbound and released whatever the switch says. [`check_device`]
-//! alone does not ask: it reads the driver's version and an attribute.
+//! **Never created on a real GPU by the authors of this crate**, and disabled by one variable: see
+//! [`multicast_switch`]. Every step above, the granularity and an export check it first. An
+//! existing mapping stays until it is dropped, and is then unmapped, unbound and released even if
+//! multicast is disabled. [`check_device`] alone does not check it: it reads the driver's version
+//! and an attribute.
 //!
 //! Binding needs a complete team:
 //! ```compile_fail,E0599
@@ -34,7 +34,7 @@
 //!     let _ = team.add_device(context); // no such method
 //! }
 //! ```
-//! Mapping needs memory behind the object:
+//! Mapping needs bound memory:
 //! ```compile_fail,E0599
 //! # use peerweave_vmm::{Reservation, multicast::Team};
 //! fn nothing_there(team: Team, addresses: &Reservation) {
@@ -49,7 +49,7 @@
 //!     let _again = building.complete(); // moved
 //! }
 //! ```
-//! A multicast address is no buffer: a load that does not reduce, and a copy from it, mean nothing.
+//! A multicast address is not a buffer: a plain load or a copy from it is undefined.
 //! ```compile_fail,E0277
 //! # use peerweave_vmm::multicast::MulticastMapping;
 //! fn as_a_buffer(mapping: &MulticastMapping) -> &dyn peerweave_driver::DeviceBuffer<f32> {
@@ -79,45 +79,45 @@ pub use object::{Building, MulticastId, SharedMulticast, Team};
 pub use peerweave_driver::{MulticastDisabled, multicast_switch};
 pub use view::MulticastView;
 
-/// The version of CUDA that brought multicast objects.
+/// The first version of CUDA with multicast objects.
 const SINCE: Version = Version::new(12, 1, 0);
 
-/// What a multicast object is to be.
+/// Properties of a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastProperties {
-    /// How many devices will be added: all of them before anything is bound.
+    /// Number of devices: all must be added before memory is bound.
     pub devices: u32,
     /// Its length in bytes: a multiple of the granularity.
     pub bytes: usize,
-    /// By which ways it may leave its process.
+    /// Its handle types for export.
     pub exportable: Exportable,
-    /// The driver's flags; none are defined, so 0.
+    /// The driver's flags; none are defined, so it must be 0.
     pub flags: u64,
 }
 
-/// The steps in which memory is bound to a multicast object, in bytes.
+/// The granularity of memory bound to a multicast object, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastGranularity {
     /// Every length and offset is a multiple of it.
     pub minimum: usize,
-    /// The multiple that works best.
+    /// The multiple with the best performance.
     pub recommended: usize,
 }
 
 impl MulticastGranularity {
-    /// The smallest multiple of the recommended granularity that holds `bytes`, at least one;
-    /// `None` beyond the address space.
+    /// Returns the smallest multiple of the recommended granularity that is at least `bytes` and
+    /// not zero; `None` beyond the address space.
     pub fn round_up(&self, bytes: usize) -> Option<usize> {
         bytes.max(1).checked_next_multiple_of(self.recommended)
     }
 }
 
 impl MulticastProperties {
-    /// The same, with the length rounded up to a multiple of the granularity that the driver
-    /// recommends. Memory of that length is to be bound on every device.
+    /// Returns the properties with the length rounded up to a multiple of the recommended
+    /// granularity. Memory of that length must be bound on every device.
     ///
     /// # Errors
-    /// As [`granularity`](Self::granularity); [`Misuse::Value`] for a length beyond the address
+    /// As for [`granularity`](Self::granularity); [`Misuse::Value`] for a length beyond the address
     /// space.
     ///
     /// ```no_run
@@ -134,16 +134,17 @@ impl MulticastProperties {
         Ok(Self { bytes: bytes.ok_or_else(too_long)?, ..self })
     }
 
-    /// An object for so many devices that can be exported as a file descriptor.
+    /// Returns the properties of an object for so many devices that can be exported as a file
+    /// descriptor.
     pub fn new(devices: u32, bytes: usize) -> Self {
         Self { devices, bytes, exportable: Exportable::FILE_DESCRIPTOR, flags: 0 }
     }
 
-    /// In which steps memory is bound to such an object. Creates nothing.
+    /// Returns the granularity of memory for such an object. Creates nothing.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`VmmError::Unsupported`] for an older driver; what the
-    /// driver says.
+    /// [`VmmError::MulticastDisabled`]; [`VmmError::Unsupported`] for an older driver; errors of
+    /// the driver.
     pub fn granularity(&self) -> Result<MulticastGranularity, VmmError> {
         multicast_switch()?;
         check_version()?;
@@ -172,8 +173,7 @@ impl MulticastProperties {
         MulticastDescription { devices, bytes, handles: u64::from(exportable.bits()), flags }
     }
 
-    /// Checks what can be checked without the driver's help, and then the length; gives the
-    /// granularity.
+    /// Checks the properties, and then the length with the driver's granularity, which it returns.
     fn check(&self, call: &'static str) -> Result<MulticastGranularity, VmmError> {
         if self.devices == 0 {
             return Err(wrong_value(call, "devices", 0, "at least 1"));
@@ -190,12 +190,12 @@ impl MulticastProperties {
     }
 }
 
-/// That a device can take part in multicast objects, through this driver. Creates nothing, and does
-/// not ask the switch.
+/// Checks that a device and this driver support multicast objects. Creates nothing, and works even
+/// if multicast is disabled.
 ///
 /// # Errors
-/// [`VmmError::Unsupported`] with the version of CUDA that it needs and the one that the driver
-/// serves, or with the attribute that the device lacks.
+/// [`VmmError::Unsupported`] with the required and the found version of CUDA, or with the attribute
+/// that the device lacks.
 pub fn check_device(ordinal: usize) -> Result<(), VmmError> {
     check_version()?;
     let count = Driver::get()?.device_count()?;
@@ -228,7 +228,7 @@ fn unsupported(found: String) -> VmmError {
     }
 }
 
-/// A driver that says a version and lacks the functions is too old as well.
+/// A driver that reports a new version but lacks the functions is too old as well.
 fn too_old(error: VmmError) -> VmmError {
     match error {
         VmmError::Driver(DriverError::Missing(missing)) => unsupported(missing.to_string()),

@@ -1,8 +1,8 @@
-//! A multicast object that is being put together, and the complete team.
+//! A multicast object under construction, and the complete team.
 //!
-//! What is bound is `binding.rs`. Invariants: the switch is asked before the driver in every
-//! function here, but for what gives a handle back; a [`Team`] exists only when every device has
-//! been added to that very object, so that binding does not wait.
+//! `binding.rs` binds memory. Invariants: every function here except those that release a handle
+//! checks that multicast is enabled before it calls the driver; a [`Team`] exists only after every
+//! device has been added to its object, so that binding does not wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -31,15 +31,14 @@ pub(super) struct Object {
     id: MulticastId,
     granularity: MulticastGranularity,
     context: Arc<CudaContext>,
-    /// What is bound: device and start to end, in bytes.
+    /// Bound ranges: device and start to end, in bytes.
     bound: Mutex<BTreeMap<(usize, usize), usize>>,
 }
 
-/// Tells a multicast object from every other one, in all processes: drawn at random by
-/// [`Building::create`].
+/// Identifies a multicast object in all processes: a random number from [`Building::create`].
 ///
-/// Goes with the descriptor or fabric handle, as plain bytes, so that PEs find out by themselves
-/// when they hold different objects.
+/// It is sent with the descriptor or fabric handle, so that PEs can detect that they hold different
+/// objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MulticastId(pub [u8; 16]);
 
@@ -50,39 +49,39 @@ impl MulticastId {
             Ok(()) => Ok(Self(bytes)),
             Err(error) => Err(VmmError::Unsupported {
                 feature: call,
-                needs: "random numbers of the system".into(),
+                needs: "random numbers of the operating system".into(),
                 found: error.to_string(),
             }),
         }
     }
 }
 
-/// A multicast object on its way to another process.
+/// An exported multicast object, to be sent to another process.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SharedMulticast {
     /// As a file descriptor, for a process of this machine.
     FileDescriptor {
-        /// Hand it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or a
-        /// Unix socket of your own.
+        /// Pass it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or to
+        /// a Unix socket of your own.
         fd: Descriptor,
-        /// What the object is.
+        /// Properties of the object.
         properties: MulticastProperties,
-        /// Which object it is.
+        /// Id of the object.
         id: MulticastId,
     },
     /// As a fabric handle.
     Fabric {
         /// Plain bytes.
         handle: FabricHandle,
-        /// What the object is.
+        /// Properties of the object.
         properties: MulticastProperties,
-        /// Which object it is.
+        /// Id of the object.
         id: MulticastId,
     },
 }
 
-/// A multicast object that does not have all its devices yet.
+/// A multicast object whose devices are not all added yet.
 pub struct Building {
     object: Arc<Object>,
     devices: Vec<usize>,
@@ -94,17 +93,17 @@ pub struct Team {
     pub(super) object: Arc<Object>,
     /// The devices that this process added.
     pub(super) devices: Arc<[usize]>,
-    /// The PEs that hold this object and no other one; all of the job where that is not known.
+    /// The PEs that hold this object and no other; all PEs of the job if that is not known.
     pub(super) members: Option<Arc<[Pe]>>,
 }
 
 impl Building {
-    /// Creates an object. The device of `context` is not added by that.
+    /// Creates an object. Does not add the device of `context`.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] before any call of the driver; [`VmmError::Unsupported`]
-    /// with the version or attribute that it needs; [`Misuse`] for properties that cannot be; what
-    /// the driver says.
+    /// with the required version or attribute; [`Misuse`] for invalid properties; errors of the
+    /// driver.
     pub fn create(context: &Arc<CudaContext>, properties: MulticastProperties) -> Result<Self, VmmError> {
         multicast_switch()?;
         check_device(context.ordinal())?;
@@ -123,7 +122,7 @@ impl Building {
     /// Imports an object of another process, or of this one.
     ///
     /// # Errors
-    /// As [`create`](Self::create).
+    /// As for [`create`](Self::create).
     ///
     /// # Safety
     /// `shared` was exported as a multicast object with those properties and that id.
@@ -150,20 +149,21 @@ impl Building {
         Self { object: Arc::new(object), devices: Vec::new() }
     }
 
-    /// Adds a device. Each is added once, by one process.
+    /// Adds a device. One process adds each device, once.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for a device that this process has added
-    /// already, or one more than there may be; [`VmmError::Unsupported`]; what the driver says.
+    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for a device that this process has
+    /// already added, or more devices than the object has; [`VmmError::Unsupported`]; errors of the
+    /// driver.
     pub fn add_device(&mut self, context: &Arc<CudaContext>) -> Result<(), VmmError> {
         let call = "Building::add_device";
         multicast_switch()?;
         let ordinal = context.ordinal();
         if self.devices.contains(&ordinal) {
-            return Err(wrong_value(call, "device", ordinal, "one that was not added before"));
+            return Err(wrong_value(call, "device", ordinal, "a device that was not added before"));
         }
         if self.devices.len() >= self.object.properties.devices as usize {
-            let expected = format!("no more: the object has {} devices", self.object.properties.devices);
+            let expected = format!("at most {} devices, the number of the object", self.object.properties.devices);
             return Err(wrong_value(call, "device", ordinal, &expected));
         }
         check_device(ordinal)?;
@@ -176,11 +176,11 @@ impl Building {
         Ok(())
     }
 
-    /// A file descriptor for another process of this machine, which adds its own devices.
+    /// Returns a file descriptor for another process of this machine, which adds its own devices.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for an object that was not made for it;
-    /// what the driver says.
+    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for an object without this handle type;
+    /// errors of the driver.
     pub fn export_file_descriptor(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
@@ -188,10 +188,11 @@ impl Building {
         Ok(SharedMulticast::FileDescriptor { fd: export_file_descriptor(handle)?, properties, id })
     }
 
-    /// A fabric handle for another process of the NVLink domain, which adds its own devices.
+    /// Returns a fabric handle for another process of the NVLink domain, which adds its own
+    /// devices.
     ///
     /// # Errors
-    /// As [`export_file_descriptor`](Self::export_file_descriptor).
+    /// As for [`export_file_descriptor`](Self::export_file_descriptor).
     pub fn export_fabric(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
@@ -199,28 +200,28 @@ impl Building {
         Ok(SharedMulticast::Fabric { handle: export_fabric(handle)?, properties, id })
     }
 
-    /// What the object is.
+    /// Returns the properties of the object.
     pub fn properties(&self) -> MulticastProperties {
         self.object.properties
     }
 
-    /// Which object it is.
+    /// Returns the id of the object.
     pub fn id(&self) -> MulticastId {
         self.object.id
     }
 
-    /// The driver's handle, for calls that this crate does not make. It is valid while this value,
-    /// or what is made of it, lives; whoever uses it keeps to the driver's rules.
+    /// Returns the driver's handle, for calls that this crate does not make. It is valid while this
+    /// value, or one created from it, lives; the caller follows the driver's rules.
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }
 
-    /// How many devices this process has added.
+    /// Returns the number of devices that this process has added.
     pub fn devices_added(&self) -> usize {
         self.devices.len()
     }
 
-    /// The team, where this process has added all devices.
+    /// Returns the team, if this process has added all devices.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] if devices are missing. The object is
@@ -234,27 +235,27 @@ impl Building {
         }
     }
 
-    /// The team, where all are known to have added theirs.
+    /// Returns the team; all PEs are known to have added their devices.
     pub(super) fn into_team(self, members: Option<Arc<[Pe]>>) -> Team {
         Team { object: self.object, devices: self.devices.into(), members }
     }
 
-    /// The team, once the PEs of the job have added all devices together.
+    /// Returns the team, after the PEs of the job have added all devices together.
     ///
     /// # Collective
-    /// All PEs of the job, each with its handle of the one object. `label` is the same on all and
-    /// names the object. Where groups of PEs are to have an object each, as those of each machine,
+    /// All PEs of the job, each with its handle of the same object. `label` is the same on all and
+    /// names the object. If groups of PEs have an object each, for example those of each machine,
     /// use [`collective`](super::collective).
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`], and [`VmmError::Peer`] on the others; [`Misuse::Value`] on
     /// all if devices are missing, or were added by two PEs; [`Misuse::Diverged`] on all if the PEs
-    /// hold different objects; as every collective call.
+    /// hold different objects; as for every collective call.
     pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
         let Object { properties, id, .. } = *self.object;
-        // Devices of different objects are no team, whatever their number.
+        // Devices of different objects are not a team, whatever their number.
         let call = format!("Building::complete_with({label}, {id:?}, {properties:?})");
-        // A device counts once, whoever added it, in whichever numbering.
+        // A device counts once, whichever PE added it, by whichever ordinal.
         let name = |device: &usize| raw::pci_address(*device).map(|address| format!("{:016x} {address}\n", identity::machine()));
         let allowed = multicast_switch().map_err(VmmError::from);
         let mine = allowed.and_then(|()| self.devices.iter().map(name).collect::<Result<String, VmmError>>());
@@ -266,36 +267,36 @@ impl Building {
             true => Ok(self.into_team(None)),
             false => {
                 let expected = format!("{}", properties.devices);
-                Err(wrong_value("Building::complete_with", "devices added by all PEs", all, &expected))
+                Err(wrong_value("Building::complete_with", "the devices added by all PEs", all, &expected))
             }
         }
     }
 }
 
 impl Team {
-    /// What the object is.
+    /// Returns the properties of the object.
     pub fn properties(&self) -> MulticastProperties {
         self.object.properties
     }
 
-    /// Which object it is.
+    /// Returns the id of the object.
     pub fn id(&self) -> MulticastId {
         self.object.id
     }
 
-    /// In which steps memory is bound.
+    /// Returns the granularity of memory to bind.
     pub fn granularity(&self) -> MulticastGranularity {
         self.object.granularity
     }
 
-    /// The driver's handle, as [`Building::as_raw`]. Memory that is bound through it is unknown to
-    /// this crate: it does not count for [`bound`](Self::bound), and is unbound by
-    /// [`unbind`](Self::unbind).
+    /// Returns the driver's handle, like [`Building::as_raw`]. This crate does not know memory
+    /// bound through it: such memory does not count for [`bound`](Self::bound), and
+    /// [`unbind`](Self::unbind) unbinds it.
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }
 
-    /// The devices that this process added, by ordinal.
+    /// Returns the devices that this process added, by ordinal.
     pub fn devices(&self) -> &[usize] {
         &self.devices
     }
@@ -324,7 +325,7 @@ impl Object {
         Ok(range)
     }
 
-    /// An error where a binding of this process is behind a part of the range.
+    /// Returns an error if a binding of this process covers a part of the range.
     pub(super) fn check_vacant(&self, call: &'static str, device: usize, range: &Range<usize>) -> Result<(), Misuse> {
         let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         match bound.range((device, 0)..(device, range.end)).next_back() {
@@ -346,7 +347,7 @@ impl Drop for Object {
             [],
             Box::new(move || {
                 // SAFETY: this value owned the handle, and every binding and mapping kept this
-                // value.
+                // value alive.
                 let code = raw::api().map(|api| unsafe { api.cuMemRelease(handle) });
                 if let Err(error) = code.and_then(|code| raw::done("cuMemRelease", code)) {
                     tracing::warn!(%error, "a multicast object was not released");

@@ -1,7 +1,7 @@
-//! Elements at multicast addresses, as kernels receive them: plain data of a fixed layout.
+//! Elements at multicast addresses for kernels: plain data of a fixed layout.
 //!
-//! Dereferences nothing, keeps nothing. Invariants: the layout is part of the interface, and is
-//! checked below; an address that is given out is that of one of the elements.
+//! It accesses no memory and keeps none alive. Invariants: the layout is part of the interface, and
+//! is checked below; a returned address is that of one of the elements.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,12 +13,12 @@ use super::MulticastMapping;
 use crate::error::VmmError;
 use crate::memory::mapping::elements_of;
 
-/// `len` elements at a multicast address. A store of a kernel there (`multimem.st`, or a plain one)
-/// reaches every device of the team, and a load that reduces (`multimem.ld_reduce`) reads them all;
-/// another load, and a copy, mean nothing.
+/// `len` elements at a multicast address. A kernel's store there (`multimem.st`, or a plain one)
+/// reaches every device of the team, and a reducing load (`multimem.ld_reduce`) reads all of them;
+/// a plain load or a copy is undefined.
 ///
-/// Valid while the mapping that it was taken of lives: see [`MulticastMapping::access`] for work on
-/// a stream, also for memory of a heap.
+/// Valid while its mapping lives: see [`MulticastMapping::access`] for work on a stream, also for
+/// memory of a heap.
 #[repr(C)]
 pub struct MulticastView<T> {
     address: u64,
@@ -31,27 +31,27 @@ impl<T> MulticastView<T> {
         Self { address, len: len as u64, _elements: PhantomData }
     }
 
-    /// The address of the first element.
+    /// Returns the address of the first element.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address of one element, if it is one of them.
+    /// Returns the address of an element, or `None` if the index is out of range.
     pub fn address_of(&self, index: usize) -> Option<u64> {
         (index < self.len()).then(|| self.address + (index * size_of::<T>()) as u64)
     }
 
-    /// A part of them. `range` counts elements.
+    /// Returns a part. `range` counts elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).
@@ -62,7 +62,7 @@ impl<T> MulticastView<T> {
 }
 
 impl MulticastMapping {
-    /// The mapping as whole elements, for kernels.
+    /// Returns the mapping as whole elements, for kernels.
     pub fn view<T: Element>(&self) -> MulticastView<T> {
         MulticastView::new(self.address(), self.bytes() / size_of::<T>())
     }

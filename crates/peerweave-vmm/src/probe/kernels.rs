@@ -1,7 +1,6 @@
-//! The probe's kernels in one context: loaded from their text, launched with checked arguments.
+//! The probe's kernels in one context: loaded from PTX, launched with typed arguments.
 //!
-//! Invariant: the module stays loaded until the streams that its kernels were launched on have
-//! passed them.
+//! Invariant: the module stays loaded until the streams of its kernels have completed.
 
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use peerweave_driver::{CudaContext, CudaStream, Streams, retire};
 use crate::error::VmmError;
 use crate::raw;
 
-/// Ended by a zero, as the driver wants it.
+/// Zero-terminated for the driver.
 const TEXT: &str = concat!(include_str!("kernels.ptx"), "\0");
 
 pub(super) struct Kernels {
@@ -26,17 +25,17 @@ pub(super) struct Kernels {
 #[derive(Clone, Copy)]
 struct Module(CUmodule);
 
-// SAFETY: shared is a handle of the driver, whose functions may be called from any thread;
-// synchronised by ownership: `Kernels` alone has it, and gives it up once, to the thread that
-// unloads. Would be caught by the test program examples/check_vmm.rs on GPUs, whose probe is
-// unloaded by another thread; the fake driver has no kernels.
+// SAFETY: the shared value is a handle of the driver, whose functions may be called from any
+// thread. Ownership synchronises: `Kernels` owns it and passes it once to the thread that unloads.
+// The program examples/check_vmm.rs would catch a violation on GPUs in the test of the probe, which
+// another thread unloads; the fake driver has no kernels.
 unsafe impl Send for Module {}
 
 impl Kernels {
     pub(super) fn load(context: &Arc<CudaContext>) -> Result<Self, VmmError> {
         raw::bind(context)?;
         let mut module: CUmodule = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live handle, and the text is ended by zero.
+        // SAFETY: the pointer is to a live handle, and the text ends in a zero byte.
         let code = unsafe { raw::extra()?.cuModuleLoadData(&raw mut module, TEXT.as_ptr().cast()) };
         raw::done("cuModuleLoadData", code)?;
         let mut kernels = Self {
@@ -48,8 +47,8 @@ impl Kernels {
         };
         let function = |name: &CStr| {
             let mut function: CUfunction = std::ptr::null_mut();
-            // SAFETY: the pointer is to a live handle, the module is loaded, and the name is ended
-            // by zero.
+            // SAFETY: the pointer is to a live handle, the module is loaded, and the name ends in a
+            // zero byte.
             let code = unsafe { raw::extra()?.cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
             raw::done("cuModuleGetFunction", code).map(|()| function)
         };
@@ -58,8 +57,8 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Copies `pieces` of 16 bytes. Both ranges are mapped for this device until the stream has
-    /// passed the kernel: the caller noted the stream.
+    /// Copies `pieces` of 16 bytes. Both ranges stay mapped for this device until the stream has
+    /// completed the kernel: the caller recorded the stream.
     pub(super) fn copy(
         &self,
         stream: &Arc<CudaStream>,
@@ -72,8 +71,8 @@ impl Kernels {
         self.launch(self.copy, stream, shape, &arguments)
     }
 
-    /// One side of a ping-pong.
-    #[allow(clippy::too_many_arguments, reason = "they are the kernel's")]
+    /// Launches one side of a ping-pong.
+    #[allow(clippy::too_many_arguments, reason = "the arguments are the kernel's")]
     pub(super) fn ping(
         &self,
         stream: &Arc<CudaStream>,
@@ -123,10 +122,10 @@ impl Drop for Kernels {
             &self.context,
             self.streams.all(),
             Box::new(move || {
-                // The whole value moves, and not the pointer in it, which no thread may send.
+                // Moves the whole value, not the pointer in it, which is not `Send`.
                 let whole: Module = module;
-                // SAFETY: this value loaded the module, and the streams that its kernels were
-                // launched on have passed them.
+                // SAFETY: this value loaded the module, and the streams of its kernels have
+                // completed.
                 let code = raw::extra().map(|extra| unsafe { extra.cuModuleUnload(whole.0) });
                 if let Err(error) = code.and_then(|code| raw::done("cuModuleUnload", code)) {
                     tracing::warn!(%error, "the probe's kernels were not unloaded");

@@ -1,7 +1,7 @@
-//! Points in a stream whose distance in time can be asked.
+//! Timestamps in a stream.
 //!
-//! Not cudarc's events: those give, instead of doing anything, an error that others have left in
-//! the context.
+//! cudarc's events return an error that other code recorded in the context instead of working, so
+//! they are not used.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use peerweave_driver::{CudaContext, CudaStream};
 use crate::error::VmmError;
 use crate::raw;
 
-/// A point in a stream.
+/// A timestamp in a stream.
 pub(super) struct Mark {
     event: CUevent,
 }
 
 impl Mark {
-    /// Makes a point that is in no stream yet.
+    /// Creates a timestamp that is in no stream yet.
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, VmmError> {
-        /// `CU_EVENT_DEFAULT`: with the time.
+        /// `CU_EVENT_DEFAULT`: with timing.
         const WITH_TIME: u32 = 0;
         raw::bind(context)?;
         let mut event: CUevent = std::ptr::null_mut();
@@ -28,14 +28,14 @@ impl Mark {
         Ok(Self { event })
     }
 
-    /// Puts it at the present end of a stream of its context.
+    /// Records it at the present end of a stream of its context.
     pub(super) fn record(&self, stream: &Arc<CudaStream>) -> Result<(), VmmError> {
         raw::bind(stream.context())?;
         // SAFETY: both are live.
         raw::done("cuEventRecord", unsafe { raw::api()?.cuEventRecord(self.event, stream.cu_stream()) })
     }
 
-    /// Seconds from here to a later point. The streams have passed both.
+    /// Returns the seconds from here to a later timestamp. The streams have completed both.
     pub(super) fn seconds_to(&self, later: &Self) -> Result<f64, VmmError> {
         let mut milliseconds = 0.0;
         // SAFETY: the pointer is to a live number, and both events are live.
@@ -47,7 +47,7 @@ impl Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the event; a stream that has not passed it yet still may.
+        // SAFETY: the event has no other user; a stream that has not reached it yet still may.
         let code = raw::api().map(|api| unsafe { api.cuEventDestroy_v2(self.event) });
         if let Err(error) = code.and_then(|code| raw::done("cuEventDestroy_v2", code)) {
             tracing::debug!(%error, "an event was not destroyed");

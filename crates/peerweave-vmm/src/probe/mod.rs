@@ -1,9 +1,9 @@
-//! Measures the way between two devices: bandwidth by stores, by loads and by copy engine, and the
+//! Measures the path between two devices: bandwidth by stores, by loads and by copy engine, and the
 //! latency of a flag.
 //!
-//! Prints nothing: `peerweave bench p2p` does. The kernels are PTX text that the driver compiles
+//! It prints nothing: `peerweave bench p2p` does. The kernels are PTX text that the driver compiles
 //! when it is loaded (`kernels.ptx`). Invariant: every wait has a deadline, on the host by a clock
-//! and in a kernel by a count, and what arrived is compared.
+//! and in a kernel by a count, and data that arrived is compared.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,7 +28,7 @@ mod mark;
 use kernels::Kernels;
 use mark::Mark;
 
-/// What moves the data.
+/// The method of moving data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Method {
@@ -41,10 +41,10 @@ pub enum Method {
 }
 
 impl Method {
-    /// All of them.
+    /// All methods.
     pub const ALL: [Self; 3] = [Self::Stores, Self::Loads, Self::CopyEngine];
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stores => "stores",
@@ -57,9 +57,9 @@ impl Method {
 /// Devices with memory for each other.
 pub struct Probe {
     stations: Vec<Station>,
-    /// Why a device does not reach another's memory, by their indices.
+    /// Why a device has no access to another's memory, by their indices.
     no_way: BTreeMap<(usize, usize), VmmError>,
-    /// Bytes of each source and target.
+    /// Length of each source and target in bytes.
     bytes: usize,
     no_kernels: Option<VmmError>,
 }
@@ -69,43 +69,43 @@ struct Station {
     stream: PrivateStream,
     source: Mapping,
     target: Mapping,
-    /// Words of the ping-pong: one line for each other device's, and one for failures.
+    /// Flags of the ping-pong: one cache line for each other device, and one for failures.
     flags: Mapping,
     kernels: Option<Kernels>,
 }
 
-/// What a measurement found.
+/// The result of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Moved {
-    /// From the first to the last of the repeats, on the device's clock.
+    /// Time from the first to the last repetition, on the device's clock.
     pub seconds: f64,
     /// Bytes moved in that time.
     pub bytes: u64,
-    /// Words of 8 bytes at the target's start and end that were compared and differ.
+    /// Number of compared words of 8 bytes at the target's start and end that differ.
     pub wrong: usize,
 }
 
 impl Moved {
-    /// GB/s: 10^9 bytes in a second.
+    /// Returns GB/s: 10^9 bytes per second.
     pub fn gigabytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.seconds / 1e9
     }
 }
 
-/// Words of 8 bytes that are compared at each end of a target.
+/// Number of words of 8 bytes that are compared at each end of a target.
 const COMPARED_WORDS: usize = 1 << 17;
-/// Bytes from one flag to the next.
+/// Distance between two flags in bytes.
 const LINE_BYTES: u64 = 128;
 
 impl Probe {
-    /// Takes `bytes`, rounded up to the largest granularity, twice on each device, for all devices
-    /// that reach it.
+    /// Allocates `bytes`, rounded up to the largest granularity, twice on each device, for all
+    /// devices that can access it.
     ///
     /// # Errors
-    /// What the driver says; [`VmmError::Timeout`] where a device has not filled its memory by the
-    /// deadline. That a device does not reach another's memory is told by [`way`](Self::way), and
-    /// that kernels cannot be loaded by [`kernels`](Self::kernels).
+    /// Errors of the driver; [`VmmError::Timeout`] if a device has not filled its memory by the
+    /// deadline. [`way`](Self::way) reports that a device cannot access another's memory, and
+    /// [`kernels`](Self::kernels) that kernels cannot be loaded.
     pub fn new(contexts: &[Arc<CudaContext>], bytes: usize, deadline: Instant) -> Result<Self, VmmError> {
         let step = contexts
             .iter()
@@ -115,7 +115,7 @@ impl Probe {
             .max()
             .unwrap_or(1);
         let rounded = bytes.max(1).checked_next_multiple_of(step);
-        let rounded = rounded.ok_or_else(|| wrong_value("Probe::new", "bytes", bytes, "what a device has"))?;
+        let rounded = rounded.ok_or_else(|| wrong_value("Probe::new", "bytes", bytes, "the memory of a device"))?;
         let mut probe = Self { stations: Vec::new(), no_way: BTreeMap::new(), bytes: rounded, no_kernels: None };
         for (at, context) in contexts.iter().enumerate() {
             let kernels = Kernels::load(context).map_err(|error| probe.no_kernels = Some(error)).ok();
@@ -129,30 +129,30 @@ impl Probe {
         Ok(probe)
     }
 
-    /// Why one device does not reach another's memory, if so; both by index.
+    /// Returns why one device cannot access another's memory, if so; both by index.
     pub fn way(&self, from: usize, to: usize) -> Result<(), &VmmError> {
         self.no_way.get(&(from, to)).map_or(Ok(()), Err)
     }
 
-    /// Bytes of each source and target.
+    /// Returns the length of each source and target in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Why stores, loads and latency cannot be measured, if so.
+    /// Returns why stores, loads and latency cannot be measured, if so.
     pub fn kernels(&self) -> Result<(), &VmmError> {
         self.no_kernels.as_ref().map_or(Ok(()), Err)
     }
 
-    /// Moves the whole memory `repeats` times along each way, all ways at once, and compares what
-    /// came. A way is a pair of indices into the contexts that the probe was made of; its first
-    /// works. No device may be first twice, or second twice.
+    /// Moves the whole memory `repeats` times along each path, all paths at once, and compares the
+    /// data. A path is a pair of indices into the contexts of the probe; the first device does the
+    /// work. No device may be first twice, or second twice.
     ///
-    /// `shape` is blocks and threads of the kernels.
+    /// `shape` is the number of blocks and threads of the kernels.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) for other ways; [`VmmError::Timeout`]; why there is
-    /// no kernel, or [no way](Self::way); what the driver says.
+    /// [`Misuse::Value`](crate::Misuse::Value) for invalid paths; [`VmmError::Timeout`]; why there
+    /// are no kernels or there is [no access](Self::way); errors of the driver.
     pub fn bandwidth(
         &self,
         method: Method,
@@ -167,7 +167,12 @@ impl Probe {
             ways.iter().any(|way| pick(way) >= seen.len() || std::mem::replace(&mut seen[pick(way)], true))
         };
         if repeats == 0 || ways.is_empty() || twice(|way| way.0) || twice(|way| way.1) {
-            return Err(wrong_value(call, "ways", format!("{ways:?}"), "devices of the probe, each first once and second once"));
+            return Err(wrong_value(
+                call,
+                "ways",
+                format!("{ways:?}"),
+                "devices of the probe, each at most once as first and once as second",
+            ));
         }
         ways.iter().try_for_each(|(from, to)| self.way(*from, *to)).map_err(Clone::clone)?;
         for (from, to) in ways {
@@ -176,7 +181,7 @@ impl Probe {
             crate::zero(&station.stream, &mut station.target.memory::<u64>(station.context.ordinal())?)?;
             wait_for(&station.stream, call, Instant::now(), deadline)?;
         }
-        // Once to warm up: the first use of a mapping or a kernel is slow.
+        // A warm-up: the first use of a mapping or a kernel is slow.
         for way in ways {
             self.enqueue(method, *way, 1, shape)?;
         }
@@ -204,12 +209,13 @@ impl Probe {
         Ok(moved)
     }
 
-    /// Half the round trip of a flag between two devices, in seconds, over `rounds` of them.
+    /// Returns half the round trip of a flag between two devices, in seconds, over `rounds` round
+    /// trips.
     ///
     /// # Errors
-    /// [`VmmError::BrokenPeer`] where a flag does not come; as [`bandwidth`](Self::bandwidth).
+    /// [`VmmError::BrokenPeer`] if a flag does not arrive; as for [`bandwidth`](Self::bandwidth).
     pub fn latency(&self, one: usize, other: usize, rounds: u32, deadline: Instant) -> Result<f64, VmmError> {
-        /// Some seconds, at half a microsecond for each look.
+        /// A few seconds, at half a microsecond for each read.
         const MOST_LOOKS: u32 = 8_000_000;
         let call = "Probe::latency";
         if one == other || one.max(other) >= self.stations.len() || rounds == 0 {
@@ -217,7 +223,7 @@ impl Probe {
                 call,
                 "devices",
                 format!("{one} and {other}"),
-                "two devices of the probe, and a round at least",
+                "two devices of the probe, and at least one round",
             ));
         }
         let pair = [(one, other), (other, one)];
@@ -228,7 +234,7 @@ impl Probe {
             wait_for(&station.stream, call, Instant::now(), deadline)?;
         }
         let mut events = Vec::new();
-        // No rounds at first: a kernel that is loaded while another one waits could hold both.
+        // Zero rounds first: a kernel that is loaded while another waits could block both.
         for rounds in [0, rounds] {
             events.clear();
             for (at, peer) in pair {
@@ -254,7 +260,7 @@ impl Probe {
                 return Err(VmmError::BrokenPeer {
                     from: format!("device {}", self.stations[peer].context.ordinal()),
                     to: format!("device {}", station.context.ordinal()),
-                    what: format!("the flag of round {failed} did not come"),
+                    what: format!("the flag of round {failed} did not arrive"),
                 });
             }
         }
@@ -266,7 +272,7 @@ impl Probe {
         match (&self.stations[at].kernels, &self.no_kernels) {
             (Some(kernels), _) => Ok(kernels),
             (None, Some(error)) => Err(error.clone()),
-            (None, None) => unreachable!("a station without kernels left its error"),
+            (None, None) => unreachable!("a device without kernels has an error"),
         }
     }
 
@@ -288,7 +294,7 @@ impl Probe {
         Ok(())
     }
 
-    /// How many of the compared words are not what the source has.
+    /// Returns how many of the compared words differ from the source.
     fn wrong(&self, method: Method, (from, to): (usize, usize), deadline: Instant) -> Result<usize, VmmError> {
         let (source, target) = if method == Method::Loads { (to, from) } else { (from, to) };
         let station = &self.stations[target];
@@ -304,8 +310,8 @@ impl Probe {
 }
 
 impl Station {
-    /// Fills the source: at both ends with words that are compared, between them with copies of the
-    /// first, which the device makes.
+    /// Fills the source: both ends with words that are compared, the rest with copies of the first
+    /// end, made by the device.
     fn fill(&self, deadline: Instant) -> Result<(), VmmError> {
         let memory: MappedMemory<u64> = self.source.memory(self.context.ordinal())?;
         let write = |range: Range<usize>| {
@@ -325,12 +331,12 @@ impl Station {
     }
 }
 
-/// The words of a source that are compared; they overlap in a short one.
+/// Returns the compared ranges of a source; they overlap in a short one.
 fn ends(len: usize) -> [Range<usize>; 2] {
     [0..COMPARED_WORDS.min(len), len.saturating_sub(COMPARED_WORDS)..len]
 }
 
-/// Memory of one of the devices, for itself and all that reach it. Notes who does not.
+/// Allocates memory of one device for itself and all that can access it. Records which cannot.
 fn shared(
     contexts: &[Arc<CudaContext>],
     at: usize,
@@ -348,14 +354,14 @@ fn shared(
             Err(error) if error.is_code(PEER_REFUSED) => error,
             Err(error) => return Err(error),
         };
-        let needs = format!("that device {} reaches the memory of device {}", other.ordinal(), context.ordinal());
+        let needs = format!("access of device {} to the memory of device {}", other.ordinal(), context.ordinal());
         let found = error.to_string();
         no_way.entry((from, at)).or_insert(VmmError::Unsupported { feature: "peer access", needs, found });
     }
     Ok(mapping)
 }
 
-/// As long as measuring one thing may take, unless the caller knows better.
+/// Default time limit of one measurement.
 pub const USUAL_WAIT: Duration = Duration::from_secs(10);
 
 impl std::fmt::Debug for Probe {

@@ -1,6 +1,6 @@
-//! A number that PEs compare, to see that they have done the same.
+//! A number that PEs compare to check that they have made the same calls.
 
-/// A number that stands for a sequence of calls: FNV-1a over what each did.
+/// A hash of a sequence of calls (FNV-1a).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct History(u64);
 
@@ -11,13 +11,13 @@ impl Default for History {
 }
 
 impl History {
-    /// The history with one more thing in it.
+    /// Returns the history with one more call.
     pub(crate) fn with(self, words: &[u64]) -> Self {
         let bytes = words.iter().flat_map(|word| word.to_le_bytes());
         Self(bytes.fold(self.0, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)))
     }
 
-    /// Its number.
+    /// Returns the number.
     pub(crate) fn get(self) -> u64 {
         self.0
     }

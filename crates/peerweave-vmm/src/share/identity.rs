@@ -1,6 +1,6 @@
-//! Who shares what with this process: the machine, and the process itself where PEs are threads.
+//! Identity of this machine, and of this process for PEs that are threads.
 //!
-//! Invariant: two PEs with the same process identity have one address space and one registry; with
+//! Invariant: two PEs with the same process identity share an address space and a registry; with
 //! the same machine identity they can pass descriptors to each other.
 
 use std::any::Any;
@@ -8,17 +8,17 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-/// What tells this process from every other one.
+/// Identity of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProcessId(pub(crate) [u8; 16]);
 
 impl ProcessId {
-    /// This process. A fork is another one.
+    /// Returns the identity of this process. A forked child has another one.
     pub(crate) fn mine() -> Self {
         static RANDOM: OnceLock<[u8; 12]> = OnceLock::new();
         let random = RANDOM.get_or_init(|| {
             let mut bytes = [0; 12];
-            // Without random numbers the process number and the clock must do.
+            // Without random numbers, the process ID and the clock are used.
             if getrandom::fill(&mut bytes).is_err() {
                 let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos() as u64);
                 bytes[..8].copy_from_slice(&now.to_le_bytes());
@@ -32,8 +32,8 @@ impl ProcessId {
     }
 }
 
-/// A number for this boot of this machine and this network namespace, in which abstract sockets are
-/// found.
+/// Returns a number for this boot of this machine and this network namespace, in which abstract
+/// sockets are found.
 pub(crate) fn machine() -> u64 {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -48,13 +48,13 @@ pub(crate) type Shared = Arc<dyn Any + Send + Sync>;
 
 static REGISTRY: Mutex<Option<HashMap<u64, Weak<dyn Any + Send + Sync>>>> = Mutex::new(None);
 
-/// Something that other PEs of this process can find by its number, while this lives.
+/// A value that other PEs of this process can find by its number, while this lives.
 pub(crate) struct Entry {
     pub(crate) key: u64,
     _value: Shared,
 }
 
-/// Makes a value known to the other PEs of this process.
+/// Makes a value visible to the other PEs of this process.
 pub(crate) fn publish(value: Shared) -> Entry {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let key = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -63,7 +63,7 @@ pub(crate) fn publish(value: Shared) -> Entry {
     Entry { key, _value: value }
 }
 
-/// The value that a PE of this process has published under a number.
+/// Returns the value that a PE of this process has published under a number.
 pub(crate) fn find<T: Any + Send + Sync>(key: u64) -> Option<Arc<T>> {
     let registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
     let value = registry.as_ref()?.get(&key)?.upgrade()?;

@@ -1,9 +1,8 @@
-//! The older way to share device memory between processes, for devices or drivers where virtual
-//! memory cannot be shared.
+//! Legacy IPC: shares device memory among processes if virtual memory cannot be shared.
 //!
-//! An importer gets an address of the driver's choice, so nothing here lies at a stride. Invariant:
-//! memory that was exported is freed only after its owner has said that nobody has it open any
-//! more; otherwise it is leaked, since freeing it under an importer is undefined.
+//! The driver chooses the address in an importer, so segments are not at equal strides. Invariant:
+//! exported memory is freed only after its owner has declared that no process has it open;
+//! otherwise it is leaked, because freeing memory under an importer is undefined.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -17,7 +16,7 @@ use crate::VmmError;
 use crate::memory::buffer::wrong_value;
 use crate::raw;
 
-/// An allocation on its way to another process by legacy IPC.
+/// An exported allocation, to be sent to another process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct IpcHandle(pub [u8; 64]);
@@ -28,8 +27,8 @@ impl fmt::Debug for IpcHandle {
     }
 }
 
-// Every call below that makes or opens memory is `relaxed`: it would spoil the capture of any other
-// thread.
+// Every call below that allocates or opens memory is in capture mode `relaxed`; otherwise it would
+// invalidate captures of other threads.
 
 /// A plain allocation that other processes can open. Clones are handles of the same allocation.
 #[derive(Clone)]
@@ -41,23 +40,23 @@ struct Inner {
     address: CUdeviceptr,
     bytes: usize,
     context: Arc<CudaContext>,
-    /// Whether others may have it open.
+    /// Whether other processes may have it open.
     lent: AtomicBool,
     streams: Arc<Streams>,
-    /// Whether no stream was handed this memory, whatever else its streams were handed.
+    /// Whether no stream used this memory, whatever else its streams used.
     is_unused: AtomicBool,
 }
 
 impl IpcMemory {
-    /// The driver's own unit of allocations: a multiple of it is an allocation by itself, and not a
-    /// part of one that holds other people's data.
+    /// The driver's unit of allocation: a multiple of it is a separate allocation, and not a part
+    /// of one with other data.
     pub const STEP_BYTES: usize = 2 << 20;
 
     /// Allocates `bytes` on the device of `context`.
     ///
     /// # Errors
     /// [`Misuse::Value`](crate::Misuse::Value) unless it is a multiple of
-    /// [`STEP_BYTES`](Self::STEP_BYTES) above 0; what the driver says.
+    /// [`STEP_BYTES`](Self::STEP_BYTES) above 0; errors of the driver.
     pub fn alloc(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, VmmError> {
         Self::alloc_for(context, bytes, Arc::default())
     }
@@ -79,11 +78,11 @@ impl IpcMemory {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// A handle for other processes. From now on the memory is leaked when it is dropped, unless
-    /// [`recall`](Self::recall) comes first.
+    /// Returns a handle for other processes. From then on dropping the memory leaks it, unless
+    /// [`recall`](Self::recall) is called first.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn export(&self) -> Result<IpcHandle, VmmError> {
         raw::bind(&self.inner.context)?;
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
@@ -95,34 +94,34 @@ impl IpcMemory {
         Ok(IpcHandle(handle.reserved.map(|byte| byte as u8)))
     }
 
-    /// Says that no other process has the memory open, nor will open it.
+    /// Declares that no other process has the memory open, nor will open it.
     ///
     /// # Safety
-    /// It is so: all have dropped their [`IpcPeerMemory`], their streams have passed its use, and
-    /// this was learnt from them.
+    /// It is so: all processes have dropped their [`IpcPeerMemory`] after the streams that used it
+    /// had completed, and have reported this.
     pub unsafe fn recall(&self) {
         self.inner.lent.store(false, Ordering::Release);
     }
 
-    /// The address in this process.
+    /// Returns the address in this process.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 
-    /// The address for work that is about to be enqueued on `stream`: it stays allocated until the
-    /// stream has passed that work. For work that is captured into a graph, the graph must have
-    /// [`keep`](Self::keep) too.
+    /// Returns the address for work that is about to be enqueued on `stream`: it stays allocated
+    /// until the stream has completed that work. For work that is captured into a graph, the graph
+    /// must have [`keep`](Self::keep) too.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)
     }
 
-    /// What keeps it allocated, for graphs.
+    /// Returns the owner that keeps it allocated, for graphs.
     pub fn keep(&self) -> Keep {
         Arc::<Inner>::clone(&self.inner)
     }
@@ -131,8 +130,8 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Says that no work was ever given its address, so that it goes without waiting for the
-    /// streams that it shares with others.
+    /// Marks it as never used by any stream, so that it is freed without waiting for the streams
+    /// that it shares with others.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -150,9 +149,9 @@ impl Drop for Inner {
             &self.context,
             streams,
             Box::new(move || {
-                // Not at once by `cuMemFree`, which waits for the whole device and keeps the
-                // process from launching meanwhile. SAFETY: the last handle is gone, nobody else
-                // has it open, and the streams that used it have passed that work.
+                // Not by `cuMemFree`, which waits for the whole device and blocks launches of the
+                // process meanwhile. SAFETY: the last handle was dropped, no other process has it
+                // open, and the streams that used it have completed that work.
                 if let Err(error) = unsafe { peerweave_driver::free(&context, address) } {
                     tracing::warn!(%error, "memory was not freed");
                 }
@@ -176,29 +175,28 @@ struct PeerInner {
     closing: Arc<Closing>,
 }
 
-/// How closing ended, once it has.
+/// Result of closing, once it is done.
 pub(crate) type Closing = OnceLock<Result<(), VmmError>>;
 
 impl IpcPeerMemory {
-    /// Opens memory of another process for the device of `context`, with peer access where it is on
+    /// Opens memory of another process for the device of `context`, with peer access if it is on
     /// another device.
     ///
     /// # Errors
-    /// What the driver says; legacy IPC refuses a handle of the same process.
+    /// Errors of the driver; legacy IPC refuses a handle of the same process.
     ///
     /// # Safety
-    /// The handle is of an allocation of `bytes`. Its owner keeps that until it has learnt that
-    /// every handle of this value is gone, and that the streams which used it have passed that
-    /// work.
+    /// The handle is of an allocation of `bytes`. Its owner keeps it until it knows that every
+    /// handle of this value was dropped and the streams that used it have completed.
     pub unsafe fn open(context: &Arc<CudaContext>, handle: IpcHandle, bytes: usize) -> Result<Self, VmmError> {
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises it.
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
     }
 
-    /// As [`open`](Self::open), with the streams that closing must wait for.
+    /// Like [`open`](Self::open), with the streams that closing must wait for.
     ///
     /// # Safety
-    /// As [`open`](Self::open).
+    /// As for [`open`](Self::open).
     pub(crate) unsafe fn open_for(
         context: &Arc<CudaContext>,
         handle: IpcHandle,
@@ -219,37 +217,38 @@ impl IpcPeerMemory {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The address in this process.
+    /// Returns the address in this process.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 }
 
 impl IpcPeerMemory {
-    /// The address for work that is about to be enqueued on `stream`: it stays open until the
-    /// stream has passed that work. For work that is captured into a graph, the graph must have
-    /// [`keep`](Self::keep) too.
+    /// Returns the address for work that is about to be enqueued on `stream`: it stays open until
+    /// the stream has completed that work. For work that is captured into a graph, the graph must
+    /// have [`keep`](Self::keep) too.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)
     }
 
-    /// What keeps it open, for graphs.
+    /// Returns the owner that keeps it open, for graphs.
     pub fn keep(&self) -> Keep {
         Arc::<PeerInner>::clone(&self.inner)
     }
 
-    /// Where the end of its closing will be told, which begins when the last handle is dropped.
+    /// Returns where the result of closing will be stored. Closing begins when the last handle is
+    /// dropped.
     pub(crate) fn closing(&self) -> Arc<Closing> {
         Arc::clone(&self.inner.closing)
     }
 
-    /// Says that no work was ever given its address.
+    /// Marks it as never used by any stream.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -263,8 +262,8 @@ impl Drop for PeerInner {
             &self.context,
             streams,
             Box::new(move || {
-                // SAFETY: it was opened by this value, which was the last handle, and the streams
-                // that used it have passed that work.
+                // SAFETY: this value opened it and was the last handle, and the streams that used
+                // it have completed that work.
                 let code = raw::api().map(|api| unsafe { api.cuIpcCloseMemHandle(address) });
                 let closed = code.and_then(|code| raw::done("cuIpcCloseMemHandle", code));
                 if let Err(error) = &closed {

@@ -1,8 +1,8 @@
-//! Physical memory from one process to another: as a POSIX file descriptor, or as a fabric handle.
+//! Exports and imports physical memory: as a POSIX file descriptor or a fabric handle.
 //!
-//! How the handles travel is the caller's, or the heap's, which uses the rendezvous. Multicast
-//! objects have calls of their own, behind the switch. Invariant: what is imported as memory was
-//! exported as memory, of the length that it says.
+//! The caller, or the heap through the rendezvous, sends the handles. Multicast objects have
+//! separate calls, which check that multicast is enabled. Invariant: memory is imported only with
+//! the type and length with which it was exported.
 
 pub(crate) mod history;
 pub(crate) mod identity;
@@ -20,7 +20,7 @@ use crate::memory::descriptor::{self, Descriptor};
 use crate::memory::physical::{Exportable, PhysicalMemory, check_supported};
 use crate::raw;
 
-/// A fabric handle: 64 bytes that mean the same memory on every machine of an NVLink domain.
+/// A fabric handle: 64 bytes that identify memory on every machine of an NVLink domain.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct FabricHandle(pub [u8; 64]);
@@ -31,21 +31,21 @@ impl fmt::Debug for FabricHandle {
     }
 }
 
-/// Memory on its way to another process.
+/// Exported memory, to be sent to another process.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SharedMemory {
     /// As a file descriptor, for a process of this machine.
     FileDescriptor {
-        /// Hand it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or a
-        /// Unix socket of your own.
+        /// Pass it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or to
+        /// a Unix socket of your own.
         fd: Descriptor,
         /// The memory's length.
         bytes: usize,
     },
     /// As a fabric handle.
     Fabric {
-        /// Plain bytes; send them as you like.
+        /// Plain bytes, to be sent in any way.
         handle: FabricHandle,
         /// The memory's length.
         bytes: usize,
@@ -53,23 +53,23 @@ pub enum SharedMemory {
 }
 
 impl PhysicalMemory {
-    /// A file descriptor by which another process of this machine can import this memory. The
-    /// memory lives as long as any of its descriptors.
+    /// Returns a file descriptor by which another process of this machine can import this memory.
+    /// The memory lives as long as any of its descriptors.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) for memory that was not made for it; what the driver
-    /// says.
+    /// [`Misuse::Value`](crate::Misuse::Value) for memory without this handle type; errors of the
+    /// driver.
     pub fn export_file_descriptor(&self) -> Result<SharedMemory, VmmError> {
         let exportable = self.exportable();
         check_way("PhysicalMemory::export_file_descriptor", exportable, exportable.file_descriptor)?;
         Ok(SharedMemory::FileDescriptor { fd: export_file_descriptor(self.handle())?, bytes: self.bytes() })
     }
 
-    /// A fabric handle by which another process of the NVLink domain can import this memory, while
-    /// it lives.
+    /// Returns a fabric handle by which another process of the NVLink domain can import this memory
+    /// while it lives.
     ///
     /// # Errors
-    /// As [`export_file_descriptor`](Self::export_file_descriptor).
+    /// As for [`export_file_descriptor`](Self::export_file_descriptor).
     pub fn export_fabric(&self) -> Result<SharedMemory, VmmError> {
         let exportable = self.exportable();
         check_way("PhysicalMemory::export_fabric", exportable, exportable.fabric)?;
@@ -79,16 +79,15 @@ impl PhysicalMemory {
     /// Imports memory of another process, or of this one.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     ///
     /// # Safety
-    /// `shared` was exported as physical memory of that many bytes, and not as a multicast object:
-    /// those are behind a switch.
+    /// `shared` was exported as physical memory of that many bytes, and not as a multicast object.
     pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMemory) -> Result<Self, VmmError> {
         check_supported(context.ordinal())?;
         raw::bind(context)?;
         let (handle, bytes, exportable) = match shared {
-            // The descriptor is closed when the driver has looked at it.
+            // The descriptor is closed after the driver has imported it.
             SharedMemory::FileDescriptor { fd, bytes } => (import_file_descriptor(&fd)?, bytes, Exportable::FILE_DESCRIPTOR),
             SharedMemory::Fabric { handle, bytes } => (import_fabric(handle)?, bytes, Exportable::FABRIC),
         };
@@ -96,11 +95,13 @@ impl PhysicalMemory {
     }
 }
 
-/// That something was made for the way by which it is to leave.
+/// Checks that a value was created with the handle type for its export.
 pub(crate) fn check_way(call: &'static str, exportable: Exportable, possible: bool) -> Result<(), VmmError> {
     match possible {
         true => Ok(()),
-        false => Err(wrong_value(call, "exportable", format!("{exportable:?}"), "the way asked for, given when it was created")),
+        false => {
+            Err(wrong_value(call, "exportable", format!("{exportable:?}"), "the requested handle type, set at its creation"))
+        }
     }
 }
 
@@ -122,7 +123,7 @@ pub(crate) fn export_fabric(handle: CUmemGenericAllocationHandle) -> Result<Fabr
 }
 
 pub(crate) fn import_file_descriptor(fd: &Descriptor) -> Result<CUmemGenericAllocationHandle, VmmError> {
-    // For this kind the driver takes the number itself in the place of a pointer.
+    // For this type the driver takes the number in place of a pointer.
     import(descriptor::as_pointer(fd), raw::FILE_DESCRIPTOR)
 }
 
@@ -132,7 +133,7 @@ pub(crate) fn import_fabric(mut fabric: FabricHandle) -> Result<CUmemGenericAllo
 
 fn import(shared: *mut std::ffi::c_void, kind: CUmemAllocationHandleType) -> Result<CUmemGenericAllocationHandle, VmmError> {
     let mut handle = 0;
-    // SAFETY: the pointer is to a live value, and `shared` is what the kind asks for.
+    // SAFETY: the pointer is to a live value of the form that the handle type requires.
     let code = unsafe { raw::api()?.cuMemImportFromShareableHandle(&raw mut handle, shared, kind) };
     raw::done("cuMemImportFromShareableHandle", code)?;
     Ok(handle)

@@ -1,5 +1,5 @@
-//! One death: a job is started, one of its PEs dies, and what the others say and leave is looked
-//! at.
+//! One death: starts a job, one of whose PEs dies, and checks the reports of the others and what
+//! they left behind.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,28 +12,28 @@ use peerweave_tests::sample::hash;
 
 /// Makes a copy of this program a PE, with the seed of its job.
 pub(crate) const SEED: &str = "PEERWEAVE_KILLS_JOB_SEED";
-/// Which PE dies.
+/// The PE that dies.
 pub(crate) const VICTIM: &str = "PEERWEAVE_KILLS_VICTIM";
-/// How it dies, and after how many microseconds or rounds.
+/// Kind of death, and its time in microseconds or rounds.
 pub(crate) const DEATH: &str = "PEERWEAVE_KILLS_DEATH";
-/// After how many rounds all PEs finalize, or 0.
+/// Number of rounds after which all PEs finalise, or 0.
 pub(crate) const ROUNDS: &str = "PEERWEAVE_KILLS_ROUNDS";
-/// Where the PEs write what happened.
+/// Directory of the PEs' notes.
 pub(crate) const DIRECTORY: &str = "PEERWEAVE_KILLS_DIRECTORY";
 
-/// The command that starts jobs, where it is not the one that was built with this test.
+/// The command that starts jobs, if not the one built with this test.
 const COMMAND: &str = "PEERWEAVE_KILLS_COMMAND";
 
-/// Every wait of the job ends after this. Only a wait that no death ends lasts so long: on a busy
-/// machine a live PE may stand still for seconds.
+/// Deadline of every wait of the job. Only a wait that no death ends lasts so long: on a busy
+/// machine a live PE may not run for seconds.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
-/// A job that has not ended by then hangs: its PEs may wait for the whole deadline twice, as they
-/// join and later.
+/// A job that has not ended by then hangs: its PEs may wait for the whole deadline twice, while
+/// joining and later.
 const HANGS: Duration = Duration::from_secs(30);
-/// Within this a death has to be known to everybody.
+/// Time within which all PEs must know a death.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
 
-/// A PE has joined so many microseconds after its start, on an idle machine.
+/// Time from the start of a PE until it has joined, in microseconds, on an idle machine.
 const JOINS_US: u64 = 25_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,11 +72,11 @@ impl Death {
             "panic" => Self::Panic(at),
             "abort" => Self::Abort(at),
             "return" => Self::Return(at),
-            other => panic!("nobody dies by {other}"),
+            other => panic!("no death is called {other}"),
         }
     }
 
-    /// How the launcher reports it.
+    /// Returns how the launcher reports it.
     fn status(self) -> (&'static str, i32) {
         match self {
             Self::Kill(_) => ("was killed by signal 9", 137),
@@ -87,7 +87,7 @@ impl Death {
     }
 }
 
-/// A death that is to happen.
+/// A planned death.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     pub(crate) seed: u64,
@@ -101,24 +101,24 @@ pub(crate) struct Case {
     rounds: u64,
 }
 
-/// What came of it.
+/// The result of a case.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// Nobody died: the victim had ended well before it was to die.
+    /// There was no death: the victim had already ended.
     pub(crate) nobody_died: bool,
     pub(crate) hangs: Vec<String>,
     pub(crate) leftovers: Vec<String>,
     pub(crate) wrong_names: Vec<String>,
-    /// A PE failed by itself, or the job did not end as it has to.
+    /// Other failures: a PE failed by itself, or the job ended in an unexpected way.
     pub(crate) others: Vec<String>,
-    /// How long after the death each of the others knew.
+    /// Time from the death until each of the others knew it.
     pub(crate) known_after: Vec<Duration>,
-    /// The victim died before the rendezvous knew it, and without a launcher of ours nobody else
-    /// could know.
+    /// The victim died before the rendezvous knew it, and without `peerweave run` no other process
+    /// could know it.
     pub(crate) died_unknown: bool,
 }
 
-/// Which cases a campaign tries, where it does not try all.
+/// The cases of a campaign, if not all.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Only {
     launcher: Option<Launcher>,
@@ -126,7 +126,7 @@ pub(crate) struct Only {
 }
 
 impl Only {
-    /// Reads words that commas separate.
+    /// Parses words separated by commas.
     pub(crate) fn parse(text: &str) -> Self {
         let mut only = Self::default();
         for word in text.split(',').filter(|word| !word.is_empty()) {
@@ -150,7 +150,7 @@ impl Case {
     pub(crate) fn new(seed: u64, number: u64) -> Self {
         let random = |salt: u64| hash(&[seed, number, salt]);
         let n_pes = 2 + (random(1) % 5) as usize;
-        // Half of the kills while the PEs join.
+        // Half of the kills are during the join.
         let death = match random(2) % 20 {
             0..=6 => Death::Kill(random(3) % JOINS_US),
             7..=13 => Death::Kill(random(3) % 120_000),
@@ -171,7 +171,7 @@ impl Case {
         }
     }
 
-    /// Runs the job to its end.
+    /// Runs the job until it ends.
     pub(crate) fn run(&self) -> Found {
         let directory = tempfile::Builder::new().prefix("peerweave-kills-").tempdir().expect("a directory");
         let (notes, files) = (directory.path().join("notes"), directory.path().join("files"));
@@ -242,7 +242,7 @@ impl Case {
             .expect("a PE")
     }
 
-    /// Ends a job that hangs; says where its processes were.
+    /// Ends a job that hangs; returns where its processes were.
     fn end_all(&self, children: &mut [Child], directory: &Path) -> String {
         let mark = directory.display().to_string();
         let mut text = format!("{self:?}:");
@@ -253,7 +253,7 @@ impl Case {
         }
         for pe in 0..self.n_pes {
             let notes = std::fs::read_to_string(directory.join(format!("notes/{pe}"))).unwrap_or_default();
-            text += &format!("\n  PE {pe} says {notes:?}");
+            text += &format!("\n  the notes of PE {pe}: {notes:?}");
         }
         children.iter_mut().for_each(|child| {
             let _ = child.kill();
@@ -271,7 +271,7 @@ impl Case {
         let Some(died) = line(self.victim, "died") else {
             found.nobody_died = line(self.victim, "fine").is_some();
             if !found.nobody_died {
-                found.others.push(format!("{self:?}: the victim says {:?}", notes(self.victim)));
+                found.others.push(format!("{self:?}: the notes of the victim: {:?}", notes(self.victim)));
             }
             return;
         };
@@ -288,12 +288,12 @@ impl Case {
                     found.wrong_names.push(format!("{self:?}: PE {pe} after {after:?}: {rest}"));
                 }
             } else if line(pe, "fine").is_none() || self.rounds == 0 {
-                // A PE that the launcher ended is told why by no error; but all others have to say
-                // something.
-                found.others.push(format!("{self:?}: PE {pe} says {:?}", notes(pe)));
+                // A PE that the launcher ended has no error with the reason; all others must report
+                // one.
+                found.others.push(format!("{self:?}: the notes of PE {pe}: {:?}", notes(pe)));
             }
         }
-        // What nobody saw: it died before it connected, and no launcher of ours watched it.
+        // An unobserved death: before the PE connected, and without `peerweave run`.
         found.died_unknown = self.launcher == Launcher::Torchrun && phase != "joined" && late > SOON;
         if self.launcher == Launcher::Run && found.hangs.is_empty() {
             let said = std::fs::read_to_string(directory.join("stderr")).unwrap_or_default();
@@ -302,7 +302,7 @@ impl Case {
             let names = report.starts_with(&format!("peerweave run: PE {} (process ", self.victim)) && report.contains(words);
             let ended = children[0].wait().expect("a child").code();
             if !names || ended != Some(code) {
-                found.wrong_names.push(format!("{self:?}: the launcher ended with {ended:?} and says {report:?}"));
+                found.wrong_names.push(format!("{self:?}: the launcher ended with {ended:?} and printed {report:?}"));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! A campaign of random deaths, by `peerweave run` and by torchrun's variables: every PE ends,
-//! names the PE that died, and does so soon; nothing is left.
+//! A campaign of random deaths, with `peerweave run` and with torchrun's variables: every PE ends,
+//! names the PE that died within two seconds, and leaves nothing behind.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | `PEERWEAVE_KILLS_ONLY` | `run` or `torchrun`, and `joins`: only deaths by that launcher, only early kills |
 //! | `PEERWEAVE_KILLS_COMMAND` | the `peerweave` command to test, the one that was built with this test where it is not set |
 //!
-//! A copy of this program is a PE where [`job::SEED`] is set.
+//! A copy of this program is a PE if [`job::SEED`] is set.
 
 mod job;
 mod pe;
@@ -30,7 +30,8 @@ fn main() -> ExitCode {
     if std::env::var_os(job::SEED).is_some() {
         return pe::main();
     }
-    // What `cargo test -- --list` and a filter for another test ask of a program without a harness.
+    // The arguments `cargo test -- --list` and a filter for another test, which a program without
+    // the standard harness also gets.
     if std::env::args()
         .skip(1)
         .any(|argument| argument == "--list" || (!argument.starts_with('-') && !"kills".contains(&*argument)))

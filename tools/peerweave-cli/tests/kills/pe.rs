@@ -1,4 +1,4 @@
-//! One PE: it joins, does a mixture of everything, and dies if it is the victim.
+//! One PE: it joins, runs a mixture of all operations, and dies if it is the victim.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use peerweave_tests::workload::Workload;
 
 use crate::job::{DEATH, DIRECTORY, Death, ROUNDS, SEED, VICTIM};
 
-/// How far this PE is: 0 before it joins, 1 while it does, 2 after.
+/// Phase of this PE: 0 before it joins, 1 while it does, 2 after.
 static PHASE: AtomicU8 = AtomicU8::new(0);
 static ME: OnceLock<String> = OnceLock::new();
 
@@ -26,7 +26,7 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A line in this PE's notes, in one write.
+/// Appends a line to this PE's notes, in one write.
 fn note(line: &str) {
     let path = format!("{}/notes/{}", var(DIRECTORY), ME.get().expect("it is set at the start"));
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
@@ -54,7 +54,7 @@ pub(crate) fn main() -> ExitCode {
     if let Some(Death::Panic(_)) = death {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            // It lives until the backtrace is written, which takes a while.
+            // It lives until the backtrace is written, which takes some time.
             usual(info);
             note_death();
         }));
@@ -78,7 +78,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Works until it fails, or to the end of all rounds. `false`: this PE is the victim and goes with
+/// Works until it fails, or until the end of all rounds. `false`: this PE is the victim and returns
 /// an error of its own.
 fn work(world: World, death: Option<Death>) -> Result<bool> {
     let (seed, rounds): (u64, u64) = (var(SEED).parse().expect("a number"), var(ROUNDS).parse().expect("a number"));
@@ -111,7 +111,7 @@ fn work(world: World, death: Option<Death>) -> Result<bool> {
     world.finalize().map(|_| true)
 }
 
-/// What the mixture lacks, on the world's team.
+/// Operations that the mixture lacks, on the world's team.
 fn other(world: &World, random: u64, round: u64) -> Result<()> {
     let team = world.team();
     let (n, me) = (team.size(), team.my_rank().index());
@@ -123,7 +123,8 @@ fn other(world: &World, random: u64, round: u64) -> Result<()> {
     let sum = round * 1000 * n as u64 + (n * (n - 1) / 2) as u64;
     let right = Rank::new(((me + 1) % n) as u32);
     match random % 9 {
-        // Messages of pairs: large ones are read out of the sender, which may be dead by then.
+        // Messages of pairs. Large ones are read from the sender's memory, and the sender may be
+        // dead by then.
         0 | 1 => {
             let peer = me ^ 1;
             if peer < n {
@@ -140,7 +141,7 @@ fn other(world: &World, random: u64, round: u64) -> Result<()> {
             }
             Ok(())
         }
-        // The sender goes on, and may die while its offer stands.
+        // The sender continues, and may die while its offer is pending.
         2 => {
             let stream = world.stream()?;
             let left = Rank::new(((me + n - 1) % n) as u32);
@@ -190,8 +191,7 @@ fn other(world: &World, random: u64, round: u64) -> Result<()> {
             data.release()
         }
         _ => {
-            // Two teams at once, of which each PE waits in the one for a PE that may fail in the
-            // other.
+            // Two teams at once: each PE waits in one for a PE that may fail in the other.
             let (parity, half) = (team.split(Some((me % 2) as u64), 0)?, team.split(Some((me / 2) as u64), 0)?);
             let (parity, half) = (parity.expect("all take part"), half.expect("all take part"));
             half.barrier_blocking()?;

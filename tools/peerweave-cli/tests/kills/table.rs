@@ -1,4 +1,4 @@
-//! What all deaths of a campaign showed.
+//! The results of a campaign.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,11 +17,11 @@ struct Row {
     known_after: Vec<Duration>,
 }
 
-/// Counts by launcher, and everything that was wrong.
+/// Counts by launcher, and all failures.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: [Row; 2],
-    /// The number of each case that went wrong, its seed, and how.
+    /// The number of each failed case, its seed, and the failure.
     failed: Vec<(u64, u64, String)>,
 }
 
@@ -53,7 +53,7 @@ impl Table {
         }
     }
 
-    /// Whether nothing was wrong, and 99.9 % were known soon.
+    /// Returns whether there was no failure, and 99.9 % of deaths were known in time.
     pub(crate) fn is_good(&self) -> bool {
         self.rows.iter().all(|row| {
             let late = row.known_after.iter().filter(|&&after| after >= SOON).count();
@@ -115,7 +115,7 @@ impl fmt::Display for Table {
             )?;
             writeln!(
                 f,
-                "{:<21} {} more victims had ended before their time; {} died before anybody could know them",
+                "{:<21} {} more victims had already ended; {} died before any other process could know them",
                 "", row.nobody_died, row.died_unknown
             )?;
         }

@@ -123,7 +123,7 @@ impl Board {
         let Some(member) = self.members.get_mut(hello.pe as usize) else { return Err(Refusal::NPes) };
         match &member.seat {
             Seat::Empty => {}
-            // The launcher said so before it came: it is let in to be told.
+            // The launcher reported it before it connected: it may connect to get the reason.
             Seat::Lost(fault @ Fault::Reported { .. }) => {
                 send(out, link, &Frame::Welcome);
                 send(out, link, &Frame::Failed { request: JOIN_REQUEST, fault: fault.clone() });
