@@ -316,7 +316,7 @@ fn broken_launcher_plugin_is_an_error_before_start() {
             let error = Context::from_launcher(&device(0), by(bootstrap, pmi)).expect_err("it does not load");
             let NvshmemError::Plugin(fault) = &error else { panic!("{error}") };
             assert_eq!(fault.plugin, format!("nvshmem_bootstrap_{plugin}.so.3"));
-            assert!(fault.found.contains("does not load: ") && fault.found.contains(&fault.plugin), "{error}");
+            assert!(fault.found.contains("cannot be loaded: ") && fault.found.contains(&fault.plugin), "{error}");
         }
         // SAFETY: no MPI is reached.
         let error =

@@ -79,7 +79,7 @@ fn borrowed_memory_is_not_registered() {
         // SAFETY: nothing is enqueued with it, and the memory lives as long.
         let raw = unsafe { Raw::<u32>::new(memory.address(), memory.len(), 0, None) };
         let kind = misuse(here.context.register_local(&raw));
-        assert!(matches!(kind, MisuseKind::Context { why } if why.contains("only borrowed")), "{kind:?}");
+        assert!(matches!(kind, MisuseKind::Context { why } if why.contains("borrowed memory")), "{kind:?}");
         here.end();
     });
 }

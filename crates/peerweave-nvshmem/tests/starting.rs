@@ -76,7 +76,7 @@ fn a_library_without_its_plugins_beside_it_is_told() {
         let error = start_error(&child, child.rank, settings(DEADLINE));
         assert!(matches!(error, NvshmemError::Plugin(_)), "{error}");
         let directory = alone.to_string_lossy().into_owned();
-        says(Context::unique_id(&Settings::default()), &["nvshmem_bootstrap_uid.so.3", &directory, "none of that kind"]);
+        says(Context::unique_id(&Settings::default()), &["nvshmem_bootstrap_uid.so.3", &directory, "no such plug-in"]);
         // A transport of another version would be found by NVSHMEM, and end the process.
         let plugin = alone.join("nvshmem_bootstrap_uid.so.3");
         std::fs::write(&plugin, "").expect("a file");
@@ -390,7 +390,7 @@ fn broken_id_plugin_is_an_error_before_a_double_free() {
         std::fs::copy(file, alone.join("libnvshmem_host.so.3")).expect("a copy");
         std::fs::write(alone.join("nvshmem_bootstrap_uid.so.3"), "no library").expect("a file");
         set("PEERWEAVE_NVSHMEM_PATH", &alone.to_string_lossy());
-        says(Context::unique_id(&settings(DEADLINE)), &["nvshmem_bootstrap_uid.so.3", "does not load"]);
+        says(Context::unique_id(&settings(DEADLINE)), &["nvshmem_bootstrap_uid.so.3", "cannot be loaded"]);
         // Who names another one vouches for it.
         let named = settings(DEADLINE).variable("NVSHMEM_BOOTSTRAP_UID_PLUGIN", &format!("{library}/nvshmem_bootstrap_uid.so.3"));
         let id = Context::unique_id(&named).expect("an id");
@@ -417,7 +417,7 @@ fn start_abandoned_by_nvshmem_is_an_error() {
         let gives_up = settings(DEADLINE).variable("NVSHMEM_MAX_TEAMS", "many");
         let error = start_error(&child, child.rank, gives_up.clone());
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
-        assert!(error.to_string().contains("gave up after the PEs had met"), "{error}");
+        assert!(error.to_string().contains("failed after the PEs were connected"), "{error}");
         assert!(Context::current().is_none());
         let again = Context::unique_id(&gives_up)
             .and_then(|id| Context::from_unique_id(id, Pe::new(0), 1, &device(child.rank), gives_up).map(drop));
