@@ -9,8 +9,8 @@ use core::marker::PhantomData;
 ///
 /// Implemented for [`core::sync::atomic::AtomicU64`]; for the atomic of the model checker under
 /// `--cfg loom`; a kernel brings its own. The orderings are those of the C++20 memory model, and
-/// the protocols need exactly those stated. Each read-modify-write continues the release sequence
-/// of the store that it replaces.
+/// the protocols need exactly those stated. An addition continues the release sequence of the store
+/// that it replaces.
 pub trait Word {
     /// Reads the word. Orders nothing.
     fn load_relaxed(&self) -> u64;
@@ -25,27 +25,8 @@ pub trait Word {
     /// the value continues.
     fn store_release(&self, value: u64);
 
-    /// Adds, wrapping, and returns nothing: on a GPU, no answer is waited for. Releases.
+    /// Adds, wrapping. Releases. Returns nothing, so that a GPU does not wait for an answer.
     fn add_release(&self, value: u64);
-
-    /// Adds, wrapping, and returns what was there. Acquires what it replaces and releases.
-    fn fetch_add_acq_rel(&self, value: u64) -> u64;
-
-    /// Writes the word and returns what was there. Acquires what it replaces and releases.
-    fn swap_acq_rel(&self, value: u64) -> u64;
-
-    /// Writes `new` where the word is `current`. Returns what was there, as `Ok` where it was
-    /// replaced; never fails where the word is `current`. Acquires, and releases where it replaces.
-    fn compare_exchange_acq_rel(&self, current: u64, new: u64) -> Result<u64, u64>;
-
-    /// Bitwise and; returns what was there. Acquires what it replaces and releases.
-    fn fetch_and_acq_rel(&self, value: u64) -> u64;
-
-    /// Bitwise or; returns what was there. Acquires what it replaces and releases.
-    fn fetch_or_acq_rel(&self, value: u64) -> u64;
-
-    /// Bitwise exclusive or; returns what was there. Acquires what it replaces and releases.
-    fn fetch_xor_acq_rel(&self, value: u64) -> u64;
 
     /// Makes each later relaxed store, to any word, release the reads and writes of this PE before
     /// the fence.

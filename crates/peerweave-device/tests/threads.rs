@@ -129,7 +129,8 @@ fn data_put_before_a_signal_is_there_when_the_signal_is_seen() {
     team(2, |rank| {
         for n in 1..=EPOCHS {
             if rank == 0 {
-                put_signal::put_with_signal(|| data.store(n * 3, Ordering::Relaxed), &signal, 1, SignalOp::Add);
+                data.store(n * 3, Ordering::Relaxed);
+                put_signal::signal(&signal, 1, SignalOp::Add);
                 put_signal::wait_until(&answer, Compare::Eq, n, &mut patient()).unwrap();
             } else {
                 assert_eq!(put_signal::wait_until(&signal, Compare::Ge, n, &mut patient()), Ok(n));

@@ -124,36 +124,6 @@ macro_rules! word_by_atomic {
             }
 
             #[inline]
-            fn fetch_add_acq_rel(&self, value: u64) -> u64 {
-                self.fetch_add(value, <$ordering>::AcqRel)
-            }
-
-            #[inline]
-            fn swap_acq_rel(&self, value: u64) -> u64 {
-                self.swap(value, <$ordering>::AcqRel)
-            }
-
-            #[inline]
-            fn compare_exchange_acq_rel(&self, current: u64, new: u64) -> Result<u64, u64> {
-                self.compare_exchange(current, new, <$ordering>::AcqRel, <$ordering>::Acquire)
-            }
-
-            #[inline]
-            fn fetch_and_acq_rel(&self, value: u64) -> u64 {
-                self.fetch_and(value, <$ordering>::AcqRel)
-            }
-
-            #[inline]
-            fn fetch_or_acq_rel(&self, value: u64) -> u64 {
-                self.fetch_or(value, <$ordering>::AcqRel)
-            }
-
-            #[inline]
-            fn fetch_xor_acq_rel(&self, value: u64) -> u64 {
-                self.fetch_xor(value, <$ordering>::AcqRel)
-            }
-
-            #[inline]
             fn fence_release() {
                 $fence(<$ordering>::Release);
             }

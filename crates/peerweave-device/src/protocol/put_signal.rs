@@ -24,17 +24,6 @@ pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     }
 }
 
-/// Runs the copy, then changes the signal word. When the copy returns, it must have issued all of
-/// its stores from this thread, and have fenced the non-temporal ones.
-///
-/// # Ordering
-/// A PE that sees the signal sees the copied data and all earlier writes of this PE.
-#[inline]
-pub fn put_with_signal<W: Word + ?Sized>(copy: impl FnOnce(), word: &W, value: u64, op: SignalOp) {
-    copy();
-    signal(word, value, op);
-}
-
 /// Returns the word if the comparison with `value` holds now.
 ///
 /// # Ordering

@@ -12,8 +12,10 @@ fn set<W: TestWord>() {
         || (W::default(), several::<Plain>(2)),
         |rank, (word, data)| {
             if rank == 0 {
-                put_signal::put_with_signal(|| data[0].set(11), word, 1, SignalOp::Set);
-                put_signal::put_with_signal(|| data[1].set(22), word, 2, SignalOp::Set);
+                data[0].set(11);
+                put_signal::signal(word, 1, SignalOp::Set);
+                data[1].set(22);
+                put_signal::signal(word, 2, SignalOp::Set);
             } else {
                 let seen = put_signal::wait_until(word, Compare::Ge, 1, &mut Patience::endless())?;
                 assert_eq!(data[0].get(), 11);
@@ -37,7 +39,8 @@ fn add<W: TestWord>() {
                 let seen = put_signal::wait_until(word, Compare::Eq, 2, &mut Patience::endless())?;
                 assert_eq!((seen, data[0].get(), data[1].get()), (2, 101, 102));
             } else {
-                put_signal::put_with_signal(|| data[rank - 1].set(100 + rank as u64), word, 1, SignalOp::Add);
+                data[rank - 1].set(100 + rank as u64);
+                put_signal::signal(word, 1, SignalOp::Add);
             }
             Ok(())
         },
@@ -89,7 +92,8 @@ fn two_words<W: TestWord>(wait: WaitSeveral<W>, exclude: fn(usize) -> bool) {
                     assert_eq!(data[seen].get(), seen as u64 + 5);
                 }
             } else {
-                put_signal::put_with_signal(|| data[rank - 1].set(rank as u64 + 4), &words[rank - 1], 9, SignalOp::Set);
+                data[rank - 1].set(rank as u64 + 4);
+                put_signal::signal(&words[rank - 1], 9, SignalOp::Set);
             }
             Ok(())
         },

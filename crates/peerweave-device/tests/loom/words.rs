@@ -33,24 +33,6 @@ macro_rules! weakened {
                 let releases = matches!(Ordering::$rmw, Ordering::AcqRel | Ordering::Release);
                 self.0.fetch_add(value, if releases { Ordering::Release } else { Ordering::Relaxed });
             }
-            fn fetch_add_acq_rel(&self, value: u64) -> u64 {
-                self.0.fetch_add(value, Ordering::$rmw)
-            }
-            fn swap_acq_rel(&self, value: u64) -> u64 {
-                self.0.swap(value, Ordering::$rmw)
-            }
-            fn compare_exchange_acq_rel(&self, current: u64, new: u64) -> Result<u64, u64> {
-                self.0.compare_exchange(current, new, Ordering::$rmw, Ordering::Relaxed)
-            }
-            fn fetch_and_acq_rel(&self, value: u64) -> u64 {
-                self.0.fetch_and(value, Ordering::$rmw)
-            }
-            fn fetch_or_acq_rel(&self, value: u64) -> u64 {
-                self.0.fetch_or(value, Ordering::$rmw)
-            }
-            fn fetch_xor_acq_rel(&self, value: u64) -> u64 {
-                self.0.fetch_xor(value, Ordering::$rmw)
-            }
             fn fence_release() {
                 if Ordering::$release == Ordering::Release {
                     fence(Ordering::Release);

@@ -50,12 +50,6 @@ impl Word for Word64 {
         store_relaxed(value);
         store_release(value);
         add_release(value);
-        fetch_add_acq_rel(value) -> u64;
-        swap_acq_rel(value) -> u64;
-        compare_exchange_acq_rel(current, new) -> Result<u64, u64>;
-        fetch_and_acq_rel(value) -> u64;
-        fetch_or_acq_rel(value) -> u64;
-        fetch_xor_acq_rel(value) -> u64;
     }
 
     #[inline]

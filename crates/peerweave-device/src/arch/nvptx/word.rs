@@ -63,43 +63,6 @@ impl Word for Word64 {
     }
 
     #[inline(always)]
-    fn fetch_add_acq_rel(&self, value: u64) -> u64 {
-        // SAFETY: as in `load_relaxed`.
-        unsafe { <u64 as Rmw<Sys, AcqRel>>::fetch_add(self.0.get(), value) }
-    }
-
-    #[inline(always)]
-    fn swap_acq_rel(&self, value: u64) -> u64 {
-        // SAFETY: as in `load_relaxed`.
-        unsafe { <u64 as Rmw<Sys, AcqRel>>::swap(self.0.get(), value) }
-    }
-
-    #[inline(always)]
-    fn compare_exchange_acq_rel(&self, current: u64, new: u64) -> Result<u64, u64> {
-        // SAFETY: as in `load_relaxed`.
-        let old = unsafe { <u64 as Rmw<Sys, AcqRel>>::compare_swap(self.0.get(), current, new) };
-        if old == current { Ok(old) } else { Err(old) }
-    }
-
-    #[inline(always)]
-    fn fetch_and_acq_rel(&self, value: u64) -> u64 {
-        // SAFETY: as in `load_relaxed`.
-        unsafe { <u64 as Rmw<Sys, AcqRel>>::fetch_and(self.0.get(), value) }
-    }
-
-    #[inline(always)]
-    fn fetch_or_acq_rel(&self, value: u64) -> u64 {
-        // SAFETY: as in `load_relaxed`.
-        unsafe { <u64 as Rmw<Sys, AcqRel>>::fetch_or(self.0.get(), value) }
-    }
-
-    #[inline(always)]
-    fn fetch_xor_acq_rel(&self, value: u64) -> u64 {
-        // SAFETY: as in `load_relaxed`.
-        unsafe { <u64 as Rmw<Sys, AcqRel>>::fetch_xor(self.0.get(), value) }
-    }
-
-    #[inline(always)]
     fn fence_release() {
         <Sys as Fence>::acq_rel();
     }
