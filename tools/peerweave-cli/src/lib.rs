@@ -6,6 +6,11 @@
 
 pub mod bench;
 pub mod cli;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_cuda.rs"]
+mod cuda;
 pub mod exit;
 pub mod info;
 pub mod launch;

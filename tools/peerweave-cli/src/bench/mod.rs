@@ -1,18 +1,22 @@
 //! `peerweave bench`: measures an operation, and checks every element of its result.
 //!
 //! ```text
-//!   config.rs    options, and the plan that follows               op.rs        sizes, counts, bandwidths
-//!   backends.rs  options that each backend supports
-//!   pe.rs        a PE of the host backend: runs the plan          geometry.rs  layout of the buffers
-//!   measure.rs   one case: check, time, check                     pattern.rs   inputs with exact results
-//!   calls.rs     the calls that are timed                         memory.rs    filling and comparing
-//!   nccl.rs      a PE on a GPU, with NCCL                        nccl_calls.rs  its calls
-//!   nvshmem.rs   a PE on a GPU, with NVSHMEM                nvshmem_calls.rs  its calls
-//!   meetings.rs  barriers and agreement of PEs on GPUs            types.rs     element types from their codes
-//!   record.rs    the output of a PE                               report.rs    combines the output of all PEs
-//!   table.rs, json.rs, plot.rs   the forms of the result
+//!   config.rs      options, and the plan that follows
+//!   op.rs          sizes, counts, bandwidths
+//!   backends.rs    options that each backend supports
+//!   pe.rs          a PE of the host backend: runs the plan
+//!   measure.rs     one case: check, time, check
+//!   calls.rs       the calls that are timed
+//!   geometry.rs    layout of the buffers
+//!   pattern.rs     inputs with exact results
+//!   memory.rs      filling and comparing
+//!   types.rs       element types from their codes
+//!   record.rs      the output of a PE
+//!   report.rs      combines the output of all PEs
+//!   table.rs, json.rs, plot.rs the forms of the result
+//!   p2p.rs         options and report of `bench p2p`
 //! ```
-//! The command starts its PEs through [`crate::launch`], as `peerweave run` does, and reads their
+//! PEs on GPUs are in [`crate::cuda`]. The command starts its PEs through [`crate::launch`], as `peerweave run` does, and reads their
 //! measurements from their standard output.
 
 mod backends;
@@ -21,12 +25,7 @@ pub mod config;
 pub mod geometry;
 pub mod json;
 pub mod measure;
-mod meetings;
 pub mod memory;
-mod nccl;
-mod nccl_calls;
-mod nvshmem;
-mod nvshmem_calls;
 pub mod op;
 pub mod p2p;
 pub mod pattern;
@@ -35,14 +34,14 @@ pub mod plot;
 pub mod record;
 pub mod report;
 pub mod table;
-mod types;
+pub(crate) mod types;
 
 use std::io::IsTerminal;
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use peerweave_driver::Driver;
 
+use crate::cuda;
 use crate::exit;
 use crate::info::machine::Machine;
 use crate::launch::{self, Attendant, Launch, Output, Source, Stdin, Target};
@@ -136,8 +135,8 @@ fn enough_devices(config: &Config) -> Result<(), String> {
     if config.backend == BackendName::Host {
         return Ok(());
     }
-    match Driver::get().and_then(Driver::device_count) {
-        Ok(count) if count < config.n_pes => {
+    match cuda::device_count()? {
+        Some(count) if count < config.n_pes => {
             Err(format!("-n is {}, but this machine has {count} CUDA devices; each PE needs its own device", config.n_pes))
         }
         _ => Ok(()),

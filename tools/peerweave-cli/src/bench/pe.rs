@@ -11,7 +11,7 @@ use super::measure::{Buffers, measure};
 use super::memory::{GUARD, Memory};
 use super::record::{Measured, Ready, Record, monotonic_ns};
 use super::types::with_element_type;
-use super::{nccl, nvshmem};
+use crate::cuda;
 use crate::exit;
 
 /// Entry point of the PE; returns its exit code.
@@ -26,8 +26,8 @@ pub fn main(config: &str) -> u8 {
         }
     };
     let result: std::result::Result<(), Box<dyn std::error::Error>> = match config.backend {
-        BackendName::Nccl => nccl::run(&config),
-        BackendName::Nvshmem => nvshmem::run(&config),
+        BackendName::Nccl => cuda::nccl_pe(&config),
+        BackendName::Nvshmem => cuda::nvshmem_pe(&config),
         BackendName::Host if config.threads => run_on_threads(&config).map_err(Into::into),
         BackendName::Host => run_in_job(&config).map_err(Into::into),
     };
@@ -51,7 +51,7 @@ fn run_on_threads(config: &Config) -> Result<()> {
 /// Binds this thread to one of the processors that it may use, chosen by index, if there are enough
 /// for all PEs. Other launchers do the same: the system may otherwise run two PEs that wait for
 /// each other on one processor.
-pub(super) fn bind(index: usize, n_pes: usize) {
+pub(crate) fn bind(index: usize, n_pes: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
     if (allowed.count() as usize) < n_pes {
@@ -170,13 +170,13 @@ impl Plan<'_> {
     }
 }
 
-pub(super) fn placements(config: &Config) -> impl Iterator<Item = Placement> + use<> {
+pub(crate) fn placements(config: &Config) -> impl Iterator<Item = Placement> + use<> {
     let in_place = config.has_in_place().then_some(Placement::InPlace);
     std::iter::once(Placement::OutOfPlace).chain(in_place)
 }
 
 /// Prints a record as one line, in one write because PEs may be threads.
-pub(super) fn say(record: &Record) {
+pub(crate) fn say(record: &Record) {
     let mut line = serde_json::to_string(record).expect("the keys of all maps in a record are text");
     line.push('\n');
     // If the command has died, this process is killed with it.

@@ -17,4 +17,4 @@ macro_rules! with_element_type {
         }
     };
 }
-pub(super) use with_element_type;
+pub(crate) use with_element_type;

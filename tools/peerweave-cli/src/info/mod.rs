@@ -7,13 +7,14 @@
 mod environment;
 pub(crate) mod libraries;
 pub mod machine;
-mod peers;
+pub(crate) mod peers;
 mod system;
 mod trial;
 
 use serde::Serialize;
 
 use crate::cli::InfoArgs;
+use crate::cuda;
 use crate::exit;
 use environment::{Launcher, Variable};
 use libraries::{Library, Multicast};
@@ -44,9 +45,9 @@ pub fn main(args: &InfoArgs) -> u8 {
         system: System::look(),
         trial: Trial::run(),
         launcher: Launcher::look(),
-        libraries: libraries::look(),
-        multicast: libraries::multicast(),
-        peers: Peers::look(),
+        libraries: cuda::libraries(),
+        multicast: cuda::multicast(),
+        peers: cuda::peers(),
         variables: environment::variables(),
     };
     let text = if args.json {

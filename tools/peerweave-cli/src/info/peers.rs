@@ -1,72 +1,42 @@
-//! Peer access between GPUs, as the driver reports it. Creates no context and allocates no memory.
+//! Peer access between GPUs as the report shows it; [`crate::cuda`] asks the driver.
 
-use peerweave_vmm::PeerMatrix;
 use serde::Serialize;
 
 /// The GPUs and the access between them.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Peers {
+pub(crate) struct Peers {
     /// Why there are no GPUs to report.
-    missing: Option<String>,
-    gpus: Vec<Gpu>,
+    pub(crate) missing: Option<String>,
+    pub(crate) gpus: Vec<Gpu>,
     /// `pairs[from][to]`; `None` on the diagonal.
-    pairs: Vec<Vec<Option<Pair>>>,
+    pub(crate) pairs: Vec<Vec<Option<Pair>>>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Gpu {
-    name: String,
-    pci_address: String,
-    vmm: bool,
-    file_descriptor: bool,
-    fabric: bool,
-    multicast: bool,
+pub(crate) struct Gpu {
+    pub(crate) name: String,
+    pub(crate) pci_address: String,
+    pub(crate) vmm: bool,
+    pub(crate) file_descriptor: bool,
+    pub(crate) fabric: bool,
+    pub(crate) multicast: bool,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Pair {
-    access: bool,
-    native_atomics: bool,
-    performance_rank: i32,
+pub(crate) struct Pair {
+    pub(crate) access: bool,
+    pub(crate) native_atomics: bool,
+    pub(crate) performance_rank: i32,
 }
 
 impl Peers {
-    /// Queries the driver, if there is one.
-    pub(super) fn look() -> Self {
-        let matrix = match PeerMatrix::look() {
-            Ok(matrix) => matrix,
-            // Only the first line; the paths tried are shown with the libraries.
-            Err(error) => {
-                let text = error.to_string();
-                let line = text.lines().next().unwrap_or_default();
-                let missing = Some(line.trim_end_matches("; tried:").to_owned());
-                return Self { missing, gpus: Vec::new(), pairs: Vec::new() };
-            }
-        };
-        let gpu = |device: &peerweave_vmm::peer::DeviceInfo| Gpu {
-            name: device.name.clone(),
-            pci_address: device.pci_address.clone(),
-            vmm: device.vmm,
-            file_descriptor: device.exportable.file_descriptor,
-            fabric: device.exportable.fabric,
-            multicast: device.multicast,
-        };
-        let pair = |pair: &Option<peerweave_vmm::peer::PairInfo>| {
-            pair.map(|pair| Pair {
-                access: pair.access,
-                native_atomics: pair.native_atomics,
-                performance_rank: pair.performance_rank,
-            })
-        };
-        Self {
-            missing: None,
-            gpus: matrix.devices.iter().map(gpu).collect(),
-            pairs: matrix.pairs.iter().map(|row| row.iter().map(pair).collect()).collect(),
-        }
+    /// No GPUs, and why.
+    pub(crate) fn none(why: String) -> Self {
+        Self { missing: Some(why), gpus: Vec::new(), pairs: Vec::new() }
     }
 
     /// Formats this as names and values.
-    pub(super) fn lines(&self) -> Vec<(String, String)> {
+    pub(crate) fn lines(&self) -> Vec<(String, String)> {
         if let Some(missing) = &self.missing {
             return vec![("none".to_owned(), missing.clone())];
         }

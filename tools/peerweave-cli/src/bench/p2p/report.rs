@@ -4,44 +4,40 @@ use serde::Serialize;
 
 /// All results.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Report {
-    pub(super) version: &'static str,
+pub(crate) struct Report {
+    pub(crate) version: &'static str,
     /// CUDA version of the driver.
-    pub(super) cuda: String,
-    pub(super) gpus: Vec<Gpu>,
+    pub(crate) cuda: String,
+    pub(crate) gpus: Vec<Gpu>,
     /// Bytes per copy.
-    pub(super) bytes: usize,
-    pub(super) iters: u32,
-    pub(super) rounds: u32,
-    pub(super) tables: Vec<Table>,
-    pub(super) everybody: Vec<Everybody>,
-    pub(super) notes: Vec<String>,
+    pub(crate) bytes: usize,
+    pub(crate) iters: u32,
+    pub(crate) rounds: u32,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) everybody: Vec<Everybody>,
+    pub(crate) notes: Vec<String>,
     /// Number of wrong words.
-    pub(super) wrong: usize,
+    pub(crate) wrong: usize,
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Gpu {
-    pub(super) name: String,
-    pub(super) pci_address: String,
+pub(crate) struct Gpu {
+    pub(crate) name: String,
+    pub(crate) pci_address: String,
 }
 
 /// One value for each ordered pair.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Table {
-    pub(super) title: String,
-    pub(super) unit: &'static str,
+pub(crate) struct Table {
+    pub(crate) title: String,
+    pub(crate) unit: &'static str,
     /// `rows[from][to]`; `None` on the diagonal.
-    pub(super) rows: Vec<Vec<Option<f64>>>,
+    pub(crate) rows: Vec<Vec<Option<f64>>>,
 }
 
 impl Table {
-    pub(super) fn new(title: String, unit: &'static str, n: usize) -> Self {
-        Self { title, unit, rows: vec![vec![None; n]; n] }
-    }
-
     /// Returns smallest, mean and largest value.
-    pub(super) fn range(&self) -> Option<(f64, f64, f64)> {
+    pub(crate) fn range(&self) -> Option<(f64, f64, f64)> {
         let values: Vec<f64> = self.rows.iter().flatten().flatten().copied().collect();
         let (low, high) = values.iter().fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(*value), high.max(*value)));
         (!values.is_empty()).then(|| (low, values.iter().sum::<f64>() / values.len() as f64, high))
@@ -50,15 +46,15 @@ impl Table {
 
 /// Bandwidth of every GPU to the next one, all at once.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Everybody {
-    pub(super) method: &'static str,
+pub(crate) struct Everybody {
+    pub(crate) method: &'static str,
     /// One value for each GPU.
-    pub(super) gb_per_s: Vec<f64>,
+    pub(crate) gb_per_s: Vec<f64>,
 }
 
 impl Report {
     /// Formats the results as text.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut out = format!("# {}\n", super::asked(self));
         for (ordinal, gpu) in self.gpus.iter().enumerate() {
             out += &format!("#   GPU {ordinal}: {} at {}\n", gpu.name, gpu.pci_address);
@@ -94,8 +90,8 @@ impl Report {
 }
 
 #[cfg(test)]
-pub(super) fn example() -> Report {
-    let mut table = Table::new("stores, one direction".to_owned(), "GB/s", 2);
+pub(crate) fn example() -> Report {
+    let mut table = Table { title: "stores, one direction".to_owned(), unit: "GB/s", rows: vec![vec![None; 2]; 2] };
     table.rows[0][1] = Some(350.0);
     table.rows[1][0] = Some(300.0);
     let gpu = || Gpu { name: "a GPU".to_owned(), pci_address: "0000:10:00.0".to_owned() };
@@ -135,6 +131,7 @@ mod tests {
 
     #[test]
     fn empty_table_has_no_range() {
-        assert_eq!(Table::new(String::new(), "us", 3).range(), None);
+        let table = Table { title: String::new(), unit: "us", rows: vec![vec![None; 3]; 3] };
+        assert_eq!(table.range(), None);
     }
 }

@@ -13,15 +13,15 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCa
 use peerweave_driver::{CudaError, CudaStream, DeviceMemory, DriverError, local_context};
 use peerweave_nccl::{Communicator, Nccl, NcclMem, Window, WindowKind};
 
-use super::config::{Bind, Buffers, Case, Config};
-use super::geometry::{self, Placement, Tile, View};
 use super::meetings::{FEWEST_CALLS, Meetings};
-use super::memory::GUARD;
 use super::nccl_calls::{Elements, Operation, Setting, enqueue, operation};
-use super::pattern::{PERIOD, input_tile, moved_tile, poison, reduced_tile};
-use super::pe::{bind, placements, say};
-use super::record::{Measured, Ready, Record, monotonic_ns};
-use super::types::with_element_type;
+use crate::bench::config::{Bind, Buffers, Case, Config};
+use crate::bench::geometry::{self, Placement, Tile, View};
+use crate::bench::memory::GUARD;
+use crate::bench::pattern::{PERIOD, input_tile, moved_tile, poison, reduced_tile};
+use crate::bench::pe::{bind, placements, say};
+use crate::bench::record::{Measured, Ready, Record, monotonic_ns};
+use crate::bench::types::with_element_type;
 
 /// An error that ends the measurement.
 pub(super) type Failure = Box<dyn std::error::Error>;
@@ -29,7 +29,7 @@ pub(super) type Failure = Box<dyn std::error::Error>;
 /// Deadline of a wait.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Runs the PEs of this process.
-pub(super) fn run(config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(config: &Config) -> Result<(), Failure> {
     if !config.threads {
         return one_pe(config, &Job::from_env()?);
     }

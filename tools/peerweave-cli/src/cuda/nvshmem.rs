@@ -13,18 +13,18 @@ use peerweave_driver::cudarc::driver::{CudaEvent, CudaGraph};
 use peerweave_driver::{CudaError, CudaStream, DriverError, local_context};
 use peerweave_nvshmem::{Context, Settings, SymmetricBuffer, Team};
 
-use super::calls::G_DUE;
-use super::config::{Bind, Buffers, Case, Clock, Config};
-use super::geometry::{self, Placement, Tile, View};
 use super::meetings::{FEWEST_CALLS, Meetings};
-use super::memory::GUARD;
 use super::nccl::{Failure, launch};
 use super::nvshmem_calls::{Calls, Memory, Reduced, device};
-use super::op::BenchOp;
-use super::pattern::{PERIOD, Sample, input_tile, moved_tile, poison, reduced_tile};
-use super::pe::{bind, placements, say};
-use super::record::{Measured, Ready, Record, monotonic_ns};
-use super::types::with_element_type;
+use crate::bench::calls::G_DUE;
+use crate::bench::config::{Bind, Buffers, Case, Clock, Config};
+use crate::bench::geometry::{self, Placement, Tile, View};
+use crate::bench::memory::GUARD;
+use crate::bench::op::BenchOp;
+use crate::bench::pattern::{PERIOD, Sample, input_tile, moved_tile, poison, reduced_tile};
+use crate::bench::pe::{bind, placements, say};
+use crate::bench::record::{Measured, Ready, Record, monotonic_ns};
+use crate::bench::types::with_element_type;
 
 /// Deadline of a wait.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -44,7 +44,7 @@ struct Late {
 }
 
 /// Runs the PE of this process.
-pub(super) fn run(config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(config: &Config) -> Result<(), Failure> {
     let job = Job::from_env()?;
     let rendezvous = Arc::new(Rendezvous::join(&job, Options { deadline: DEADLINE, ..Options::default() })?);
     let pe = rendezvous.pe().index();

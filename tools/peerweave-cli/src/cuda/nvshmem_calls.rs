@@ -10,11 +10,11 @@ use peerweave_driver::{CudaStream, DeviceMemory, DriverError};
 use peerweave_nvshmem::{Context, NvshmemError, Signal, SymmetricBuffer, Team};
 use peerweave_types::{Compare, F8E4M3, F8E5M2, Pe, Rank, ReduceOp, SignalOp, bf16, f16};
 
-use super::calls::G_DUE;
-use super::geometry::{Placement, View};
 use super::nccl_calls::Elements;
-use super::op::BenchOp;
-use super::pattern::Sample;
+use crate::bench::calls::G_DUE;
+use crate::bench::geometry::{Placement, View};
+use crate::bench::op::BenchOp;
+use crate::bench::pattern::Sample;
 
 /// Element types. Those of eight bits are moved but not reduced; the plan contains no such
 /// reduction.
