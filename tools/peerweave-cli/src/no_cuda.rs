@@ -1,5 +1,4 @@
-//! The functions of [`crate::cuda`] in a command that was built without the feature `cuda`: each says
-//! so.
+//! The functions of `cuda` in a command that was built without that feature: each says so.
 
 use std::path::Path;
 

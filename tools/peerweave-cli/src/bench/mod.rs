@@ -16,8 +16,8 @@
 //!   table.rs, json.rs, plot.rs the forms of the result
 //!   p2p.rs         options and report of `bench p2p`
 //! ```
-//! PEs on GPUs are in [`crate::cuda`]. The command starts its PEs through [`crate::launch`], as `peerweave run` does, and reads their
-//! measurements from their standard output.
+//! PEs on GPUs are in [`crate::cuda`]. The command starts its PEs through [`crate::launch`], as
+//! `peerweave run` does, and reads their measurements from their standard output.
 
 mod backends;
 pub mod calls;
