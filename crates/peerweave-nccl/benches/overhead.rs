@@ -2,11 +2,11 @@
 //! its mode without work.
 //!
 //! Both are made on the same communicator, first a blocking one, then one of the default mode.
-//! There NCCL starts a thread for each call, and the caller asks until that is done, whoever it is:
-//! so the bare calls ask too. What we add is measured with a library that starts no thread and is
-//! in progress for one question; how much that is beside a thread, with one that starts it. The
-//! driver is asked two questions before each call of ours (which context is current, is the stream
-//! being captured); they are measured too, and told apart. What they cost is the fake driver's time
+//! There NCCL starts a thread for each call, and the caller polls until that is done, in C as well:
+//! so the bare calls poll too. The cost of this crate is measured with a library that starts no
+//! thread and is in progress for one query; its share beside a thread, with one that starts it. The
+//! driver is queried before each call of ours (which context is current, is the stream being
+//! captured); both queries are measured too, and shown separately. Their cost is the fake driver's
 //! here, which is about the real one's. Nothing here says anything about a GPU:
 //! `examples/call_cost.rs` does.
 //!
@@ -39,8 +39,8 @@ type Count = unsafe extern "C" fn(*const c_char) -> i64;
 type CurrentContext = unsafe extern "C" fn(*mut Handle) -> c_int;
 type IsCapturing = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
 
-/// How the fake library does no work: with a thread or with a question for each call on a
-/// non-blocking communicator.
+/// How the fake library does no work: with a thread or with a query for each call on a non-blocking
+/// communicator.
 const MODE: &str = "PEERWEAVE_FAKE_NCCL_NOOP";
 const QUESTIONS: &str = "questions";
 
@@ -134,7 +134,7 @@ impl Bare {
 
     /// What C does about a call's answer: where NCCL is still at work, it asks until that is done.
     #[inline]
-    fn settle(&self, comm: Handle, answer: c_int, yields: bool) {
+    fn complete(&self, comm: Handle, answer: c_int, yields: bool) {
         let mut state = answer;
         while state == IN_PROGRESS {
             if yields {
@@ -211,11 +211,11 @@ fn alone(bench: &Bench<'_>, Memory { send, recv, .. }: &mut Memory) {
     let (from, to, on, raw) = (send.address() as *const c_void, recv.address() as *mut c_void, bench.on, bench.raw);
     let all_reduce = || bench.all_reduce(black_box(from), to);
     // SAFETY: the library only counts; the arguments are live all the same.
-    let broadcast = || bench.settle(unsafe { (bare.broadcast)(black_box(from), to, LEN, FLOAT32, 0, raw, on) });
+    let broadcast = || bench.complete(unsafe { (bare.broadcast)(black_box(from), to, LEN, FLOAT32, 0, raw, on) });
     // SAFETY: as above.
-    let raw_send = || bench.settle(unsafe { (bare.send)(black_box(from), LEN, FLOAT32, 0, raw, on) });
+    let raw_send = || bench.complete(unsafe { (bare.send)(black_box(from), LEN, FLOAT32, 0, raw, on) });
     // SAFETY: as above.
-    let raw_recv = || bench.settle(unsafe { (bare.recv)(black_box(to), LEN, FLOAT32, 0, raw, on) });
+    let raw_recv = || bench.complete(unsafe { (bare.recv)(black_box(to), LEN, FLOAT32, 0, raw, on) });
     bench.row("all_reduce", all_reduce, || comm.all_reduce(stream, black_box(send), recv, ReduceOp::Sum));
     bench.row("all_reduce_in_place", all_reduce, || comm.all_reduce_in_place(stream, black_box(recv), ReduceOp::Sum));
     bench.row("broadcast", broadcast, || comm.broadcast(stream, black_box(Some(&*send)), recv, Rank::new(0)));
@@ -249,7 +249,7 @@ fn groups(bench: &Bench<'_>, Memory { recv, many, .. }: &mut Memory) {
         assert_eq!(unsafe { (bare.start)() }, 0);
         (0..calls).for_each(|_| bench.all_reduce(black_box(to), to));
         // SAFETY: as above.
-        bench.settle(unsafe { (bare.end)() });
+        bench.complete(unsafe { (bare.end)() });
     };
     bench.row(
         "group of one",
@@ -306,16 +306,16 @@ impl<'a> Bench<'a> {
     #[inline]
     fn all_reduce(&self, from: *const c_void, to: *mut c_void) {
         // SAFETY: the library only counts; the arguments are live all the same.
-        self.settle(unsafe { (self.bare.all_reduce)(from, to, LEN, FLOAT32, SUM, self.raw, self.on) });
+        self.complete(unsafe { (self.bare.all_reduce)(from, to, LEN, FLOAT32, SUM, self.raw, self.on) });
     }
 
     #[inline]
-    fn settle(&self, answer: c_int) {
-        self.bare.settle(self.raw, answer, self.yields);
+    fn complete(&self, answer: c_int) {
+        self.bare.complete(self.raw, answer, self.yields);
     }
 
-    /// Measures the bare call, that after the two questions, and ours; in turn, so that what else
-    /// the machine does meets all three.
+    /// Measures the bare call, that after the two queries, and ours; alternately, so that other
+    /// load of the machine affects all three.
     fn row(&self, name: &str, bare: impl Fn(), ours: impl FnMut() -> Result<(), NcclError>) {
         self.rows(name, 1, bare, ours);
     }

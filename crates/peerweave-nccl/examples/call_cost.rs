@@ -2,13 +2,13 @@
 //! and through NCCL's own function, on one communicator.
 //!
 //! One thread drives each device. In each mode (blocking, which is the default, and not) blocks of
-//! 50 calls of each kind take turns, and the streams are drained between them, outside what is
-//! timed: so whatever else the machine does meets all alike. What this crate adds is divided: bare
-//! calls are timed with the question that it asks the driver after them, and with a turn of a lock,
-//! where NCCL's own work has been in the caches; the rest is its checks, and fetching their
-//! instructions. Where the communicator is not blocking, the call of C is followed by questions
-//! until NCCL is done, as everybody has to do. Every rank's median is printed; what it computed is
-//! checked at the end; every wait has a deadline of 20 s, and the whole run one of 120 s.
+//! 50 calls of each kind alternate, and the streams are drained between them, outside of the
+//! timing: so other load of the machine affects all alike. The cost of this crate is divided: bare
+//! calls are timed with the driver query after them, and with an uncontended lock, where NCCL's own
+//! work has been in the caches; the rest is its checks, and fetching their instructions. Where the
+//! communicator is not blocking, the call of C is followed by polling until NCCL is done, as in
+//! every program. Every rank's median is printed; the results are checked at the end; every wait
+//! has a deadline of 20 s, and the whole run one of 120 s.
 
 use std::ffi::{CString, c_int, c_void};
 use std::process::ExitCode;
@@ -60,10 +60,10 @@ struct Arguments {
 enum Kind {
     /// A call of C.
     Bare,
-    /// The same and the question that this crate asks the driver after a call: whether the stream
+    /// The same and the query that this crate sends to the driver after a call: whether the stream
     /// is being captured.
     Question,
-    /// The same with a turn of a lock that is free, taken and given back.
+    /// The same with an uncontended lock, locked and unlocked.
     Turn,
     /// A call of this crate.
     Ours,
@@ -75,8 +75,8 @@ const KINDS: [Kind; 4] = [Kind::Bare, Kind::Question, Kind::Turn, Kind::Ours];
 struct Measured {
     bare: f64,
     ours: f64,
-    /// Medians of the differences of neighbouring blocks: of this crate's calls, of the question,
-    /// of the turn.
+    /// Medians of the differences of neighbouring blocks: of this crate's calls, of the query, of
+    /// the lock.
     beyond: f64,
     question: f64,
     turn: f64,
@@ -167,7 +167,7 @@ fn of_mode(nccl: Nccl, devices: usize, blocking: Switch, arguments: &Arguments) 
         let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<Measured, String>>)| {
             thread.join().unwrap_or_else(|_| Err("it panicked".to_owned())).map_err(|error| format!("rank {rank}: {error}"))
         };
-        // All are joined before the first error is told.
+        // All are joined before the first error is returned.
         threads.into_iter().enumerate().map(join).collect::<Vec<_>>().into_iter().collect()
     })
 }
@@ -192,8 +192,8 @@ fn one_rank(
     let one = One::new(nccl, comm, stream, arguments.count).map_err(text)?;
     let mut times = [const { Vec::new() }; KINDS.len()];
     for block in 0..WARM_UP + arguments.blocks {
-        // Every rank makes the same calls in the same order. Who goes first changes, and with it
-        // what is in the caches.
+        // Every rank makes the same calls in the same order. The order of the kinds changes, and
+        // with it the contents of the caches.
         for turn in 0..KINDS.len() {
             let which = (block + turn) % KINDS.len();
             let nanoseconds = one.time(KINDS[which])?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{Communicator, Config, DeviceMemory, Group, MisuseKind, NcclError, OnExpiry, PreMulSum, Rank, ReduceOp};
 
-/// Has a group refused with these words, before NCCL is called.
+/// Checks that a group fails with this message, before NCCL is called.
 #[track_caller]
 fn refused<'env>(
     all: &[(Communicator, std::sync::Arc<peerweave_nccl::CudaStream>)],
@@ -137,7 +137,7 @@ fn sends_and_receives_of_other_lengths_are_refused() {
 }
 
 #[test]
-fn calls_that_do_not_meet_are_not_compared() {
+fn unrelated_calls_are_not_compared() {
     fakes(2).run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -232,7 +232,7 @@ fn call_that_connects_names_the_rank_that_was_left_out() {
 }
 
 #[test]
-fn rank_that_another_thread_brings_is_waited_for() {
+fn rank_of_another_thread_is_waited_for() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             sum(&comm, &stream).expect("both come");

@@ -308,7 +308,7 @@ fn event_of_another_context_is_refused_at_once_and_in_groups() {
                 comm.nccl().group(|group| group.with(&config).all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum));
             assert_eq!(recorded.expect_err(why).to_string(), format!("{what}{why}"));
         }
-        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL heard of nothing");
+        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL ask_rendezvous of nothing");
     });
 }
 

@@ -151,7 +151,7 @@ fn team_of_another_rank_or_communicator_never_reaches_nccl() {
                 let error = DeviceCommunicator::create(&communicator, &requirements).expect_err("it is not this one's");
                 assert!(error.misuse_kind().is_some(), "{error}");
             }
-            // Nobody was kept waiting for by it.
+            // No rank waited for it.
             DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect("all ask for the same");
         });
     });
@@ -168,7 +168,7 @@ fn communicator_needs_nvls_off_where_multicast_is_forbidden() {
 }
 
 #[test]
-fn requirements_that_differ_are_everybody_s_error() {
+fn differing_requirements_fail_on_every_rank() {
     fakes_of("2.32.3").run(|| {
         on_every_rank_of(&Config::new().blocking(Switch::On), |communicator| {
             let requirements = DeviceCommRequirements::new().lsa_barriers(1 + communicator.rank().get() * 64);
@@ -209,7 +209,7 @@ fn threads_share_a_device_communicator() {
 }
 
 #[test]
-fn device_communicator_outlives_nobody_it_needs() {
+fn device_communicator_keeps_its_communicator() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let device = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect("all ask for the same");

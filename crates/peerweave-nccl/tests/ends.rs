@@ -13,7 +13,7 @@ use peerweave_nccl::{
 };
 
 #[test]
-fn nothing_can_be_called_on_what_has_ended_and_it_ends_once() {
+fn ended_communicator_refuses_every_call() {
     fakes(2).run(|| {
         for finalize in [true, false] {
             let mut all = all(2);
@@ -52,7 +52,7 @@ fn nothing_can_be_called_on_what_has_ended_and_it_ends_once() {
 }
 
 #[test]
-fn things_are_dropped_in_every_order() {
+fn objects_may_be_dropped_in_any_order() {
     fakes(2).run(|| {
         // Communicators, buffers, reductions, streams: each order of four.
         for order in 0..24 {
@@ -104,7 +104,7 @@ fn abort_frees_a_thread_that_is_stuck_in_a_call() {
 }
 
 #[test]
-fn abort_frees_a_thread_that_is_stuck_in_a_question() {
+fn abort_unblocks_a_thread_stuck_in_a_query() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommMemStats:1").run(|| {
         let (comm, _) = alone();
         let asking = comm.clone();
@@ -178,7 +178,7 @@ fn revoked_communicator_can_only_be_split_and_shrunk() {
 }
 
 #[test]
-fn communicator_is_revoked_by_whoever_is_first() {
+fn first_of_two_revocations_succeeds() {
     fakes(1).run(|| {
         for round in 0..50 {
             let (comm, stream) = alone();
@@ -219,7 +219,7 @@ fn revocation_waits_for_a_call_that_is_in_progress() {
 }
 
 #[test]
-fn who_waits_for_what_a_shrink_cuts_off_gets_an_error() {
+fn wait_for_work_aborted_by_shrink_is_an_error() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             if comm.rank() == Rank::new(2) {

@@ -51,7 +51,7 @@ fn slice_whose_event_was_captured_elsewhere_is_refused() {
         let mut values = unsafe { own.alloc::<f32>(4) }.expect("memory");
         own.synchronize().expect("it is allocated");
         capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
-        // Whoever waits for this write joins the capture.
+        // A stream that waits for this write joins the capture.
         drop(values.device_ptr_mut(&capturing));
         let before = counted("collectives");
         let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the stream would be captured too");
@@ -126,7 +126,10 @@ fn borrowed_memory_is_not_captured_nor_is_a_capture_waited_for() {
                 "{error}"
             );
             let error = comm.wait(&stream, DEADLINE).expect_err("it is being captured").to_string();
-            assert_eq!(error, "wait: the stream is being captured: nothing runs that could be waited for");
+            assert_eq!(
+                error,
+                "wait: the stream is being captured, so no work runs that could be waited for; end the capture first"
+            );
             // Neither spoiled the capture, nor ended the communicator.
             comm.all_reduce_in_place(&stream, &mut kept, ReduceOp::Sum)
         });
@@ -148,7 +151,7 @@ fn capture_that_begins_while_a_group_is_recorded_is_an_error() {
             Ok(())
         });
         let error = result.expect_err("the slice cannot be kept").to_string();
-        assert_eq!(error, "all_reduce_in_place: whether the stream is being captured has changed since the call was recorded");
+        assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record the group inside or outside of the capture");
         assert_eq!(counted("collectives"), 0);
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         stream.end_capture(flags).expect("the capture was not touched");
@@ -221,7 +224,7 @@ fn event_of_a_launch_is_recorded_there_and_kept_by_a_graph() {
         let config = CollConfig::new().launch_completion_event(Arc::new(there));
         let error = comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("another device's");
         assert_eq!(error.to_string(), "all_reduce_in_place: the launch completion event is on device 1, expected device 0");
-        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL heard of nothing");
+        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL ask_rendezvous of nothing");
         let here = Arc::new(comm.context().new_event(None).expect("an event"));
         let config = CollConfig::new().launch_completion_event(Arc::clone(&here));
         comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
@@ -268,7 +271,7 @@ fn registered_memory_is_not_given_back_under_a_graph() {
         comm.all_reduce_in_place(&stream, &mut inside, ReduceOp::Sum).expect("it is captured");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
-        // Graphs are waited for at most as long as turns are.
+        // Graphs are waited for at most as long as the lock.
         comm.set_deadline(5 * SHORT);
         for result in [window.deregister(&stream, DEADLINE), registration.deregister(&stream, DEADLINE)] {
             let error = result.expect_err("the graph has its address");
@@ -291,7 +294,7 @@ fn capture_begun_while_finalize_waits_is_an_error() {
         let ending = comm.clone();
         let finalizing = std::thread::spawn(move || {
             let start = Instant::now();
-            // No graph has the communicator yet, and the call that gives it to one has its turn.
+            // No graph has the communicator yet, and the call that will be captured holds the lock.
             while !matches!(ending.async_error(), Ok(Some(ResultCode::IN_PROGRESS))) {
                 assert!(start.elapsed() < DEADLINE, "the call takes its turn");
                 std::thread::sleep(Duration::from_millis(1));
@@ -299,7 +302,7 @@ fn capture_begun_while_finalize_waits_is_an_error() {
             ending.finalize(DEADLINE)
         });
         let graph = captured(&stream, || {
-            // The call asks twice before its turn, and again inside.
+            // The call queries twice before it holds the lock, and again inside.
             fail_driver("cuStreamIsCapturing:3=800ms");
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)
         });
@@ -343,7 +346,7 @@ unsafe impl DeviceBufferMut<f32> for Capturing {
 }
 
 #[test]
-fn capture_that_begins_before_a_call_has_its_turn_is_an_error() {
+fn capture_begun_while_a_call_waits_is_an_error() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = Capturing(floats(&stream, &[1.0]));
@@ -352,13 +355,13 @@ fn capture_that_begins_before_a_call_has_its_turn_is_an_error() {
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         drop(stream.end_capture(flags).expect("the capture was not touched"));
         let error = result.expect_err("a graph would not keep the memory").to_string();
-        assert_eq!(error, "all_reduce_in_place: whether the stream is being captured has changed since the call was recorded");
-        assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "NCCL heard of nothing");
+        assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record the group inside or outside of the capture");
+        assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "NCCL ask_rendezvous of nothing");
     });
 }
 
-/// Begins a capture of the stream while a question of a call in another thread is held up. Gives
-/// the call's result and the graph, if there is one.
+/// Begins a capture of the stream while a query of a call in another thread is held up. Returns the
+/// call's result and the graph, if there is one.
 fn captured_during<B: Send + 'static>(
     (comm, stream): (&Communicator, &Arc<CudaStream>),
     held_up: &str,
@@ -401,8 +404,7 @@ const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
 fn capture_that_begins_during_a_call_keeps_what_it_uses() {
-    // NCCL's question, so that the call is captured; and the one after it, so that the call has
-    // run.
+    // NCCL's query, so that the call is captured; and the one after it, so that the call has run.
     for question in ["1", "2"] {
         fakes(1).env("QUESTION", question).run(|| {
             let question = std::env::var("QUESTION").expect("it was set");
@@ -492,8 +494,8 @@ fn capture_that_ends_during_a_call_leaks_what_it_uses() {
         let mut values = floats(&stream, &[1.0]);
         drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
-        // A yes is asked for again: two before the call, two before its turn, one of NCCL, and the
-        // one after it.
+        // A positive answer is queried again: two before the call, two before the lock, one of
+        // NCCL, and the one after it.
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         fail_driver("cuStreamIsCapturing:6=400ms");
         let (other, theirs) = (comm.clone(), Arc::clone(&stream));
@@ -525,7 +527,7 @@ fn captured_call_that_no_graph_takes_spoils_the_capture() {
 }
 
 #[test]
-fn call_asks_the_driver_one_question() {
+fn call_queries_the_driver_once() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0]);

@@ -27,7 +27,7 @@ fn error_in_the_closure_issues_nothing() {
         });
         assert_eq!(
             result.expect_err("rank 9").to_string(),
-            "broadcast_in_place: the root is rank 9, expected less than 2 (the number of ranks)"
+            "broadcast_in_place: the root is 9, expected less than 2 (the number of ranks)"
         );
         assert_eq!(counted("collectives"), 0);
         // The thread is in no group now.
@@ -141,7 +141,7 @@ fn error_inside_a_group_ends_the_issued_part() {
             group.broadcast_in_place(two, second, sent_two, Rank::new(1))
         });
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclBroadcast"));
-        // Nobody would come to meet the first rank's kernel.
+        // No other rank would join the first rank's kernel.
         for (comm, stream) in &all {
             assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
             peerweave_driver::wait(stream, std::time::Instant::now() + DEADLINE).expect("nothing runs");
@@ -187,7 +187,7 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
             while second.sequence() == 0 {
                 std::thread::yield_now();
             }
-            // Whoever seems to be stuck in NCCL is given up after half a second.
+            // A thread that seems to be blocked in NCCL is given up after half a second.
             second.abort(DEADLINE)
         });
         let result = all[0].0.nccl().group(|group| {
@@ -204,7 +204,7 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
 }
 
 #[test]
-fn error_of_ours_in_the_middle_of_a_simulation_ends_nothing() {
+fn own_error_during_simulation_ends_nothing() {
     fakes(2).without("ncclReduce").run(|| {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
@@ -231,7 +231,7 @@ fn simulation_that_the_library_lacks_begins_no_group() {
 }
 
 #[test]
-fn error_of_ours_in_the_middle_of_a_registration_ends_it() {
+fn own_error_during_registration_ends_it() {
     fakes(2).run(|| {
         let all = all(2);
         let memories: Vec<_> =
@@ -271,7 +271,7 @@ fn simulated_group_gives_a_time_and_runs_nothing() {
 }
 
 #[test]
-fn what_nccl_would_launch_is_not_simulated() {
+fn calls_that_nccl_would_launch_are_not_simulated() {
     fn refused(result: Result<SimInfo, NcclError>, words: &str) {
         let error = result.expect_err("it is refused");
         assert!(matches!(&error, NcclError::Misuse(_)) && error.to_string().contains(words), "{error}");
@@ -311,7 +311,7 @@ fn what_nccl_would_launch_is_not_simulated() {
 }
 
 #[test]
-fn panic_in_an_inner_group_takes_its_calls_back() {
+fn panic_in_an_inner_group_discards_its_calls() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (mut first, mut second) = (floats(&stream, &[1.0]), floats(&stream, &[1.0]));

@@ -171,7 +171,7 @@ fn blocking_init_ends_at_its_deadline_and_leaks_nothing() {
         let NcclError::Timeout(timeout) = error.expect_err("rank 1 does not come") else { panic!("a timeout") };
         assert_eq!(timeout.call, "init_rank");
         assert!((Duration::from_millis(300)..Duration::from_secs(5)).contains(&start.elapsed()));
-        // NCCL's call goes on. What it makes when rank 1 comes is nobody's.
+        // NCCL's call continues. The communicator that it creates when rank 1 arrives has no owner.
         let late = Communicator::builder()
             .nccl(nccl)
             .config(config.clone())

@@ -58,7 +58,7 @@ fn exit_without_leaks_reports_nothing() {
         for (comm, _) in all(2) {
             drop(comm);
         }
-        assert!(Communicator::settle(DEADLINE), "they end");
+        assert!(Communicator::wait_for_dropped(DEADLINE), "they end");
         std::process::exit(0);
     }
     let output = fakes(2).run_child("exit_without_leaks_reports_nothing");

@@ -110,7 +110,7 @@ fn ids_differ_and_come_back_from_text() {
 }
 
 #[test]
-fn failure_has_code_version_and_nccl_s_words() {
+fn failure_has_code_version_and_nccl_text() {
     Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclGetUniqueId=2").run(|| {
         let nccl = Nccl::load().expect("it is there");
         let Err(NcclError::Nccl(failure)) = nccl.unique_id() else { panic!("it fails") };
@@ -164,7 +164,7 @@ fn param_as_reads_the_type_of_the_parameter() {
 }
 
 #[test]
-fn error_of_an_integer_code_has_nccl_s_words() {
+fn error_of_an_integer_code_has_nccl_text() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("it is there");
         nccl.check("ncclFoo", 0).expect("success is no error");
@@ -214,7 +214,7 @@ fn second_library_is_loaded_beside_the_first_and_reported() {
 }
 
 #[test]
-fn library_that_somebody_else_has_mapped_is_reported() {
+fn already_mapped_library_is_reported() {
     Fakes::new().nccl().run(|| {
         let own = PathBuf::from(std::env::var_os("PEERWEAVE_NCCL_PATH").expect("the fake is there")).join("libnccl.so.2");
         let directory = tempfile::tempdir().expect("temporary directory");

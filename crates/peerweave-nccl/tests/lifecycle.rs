@@ -46,7 +46,7 @@ fn ranks_of_one_thread_split_together() {
 }
 
 #[test]
-fn raw_handle_is_the_librarys_own_and_told_only_while_it_lives() {
+fn raw_handle_is_available_only_while_alive() {
     fakes(2).run(|| {
         let all = all(2);
         let count = function_of(all[0].0.nccl().path(), c"ncclCommUserRank");
@@ -55,8 +55,8 @@ fn raw_handle_is_the_librarys_own_and_told_only_while_it_lives() {
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int>(count) };
         for (comm, _) in &all {
             let (raw, mut rank) = (comm.as_raw().expect("it lives"), -1);
-            // SAFETY: the communicator lives, nobody else calls on it, and the pointer is to a live
-            // number.
+            // SAFETY: the communicator lives, no other thread calls on it, and the pointer is to a
+            // live number.
             assert_eq!(unsafe { user_rank(raw, &raw mut rank) }, 0);
             assert_eq!(rank, comm.rank().get() as c_int);
             comm.abort(DEADLINE).expect("it is aborted");
@@ -66,7 +66,7 @@ fn raw_handle_is_the_librarys_own_and_told_only_while_it_lives() {
 }
 
 #[test]
-fn shrink_leaves_ranks_out() {
+fn shrink_excludes_ranks() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             if comm.rank() != Rank::new(1) {
@@ -108,7 +108,7 @@ fn reduction_is_destroyed_once_when_nothing_uses_it() {
 }
 
 #[test]
-fn suspended_communicator_rests_until_it_is_resumed() {
+fn suspended_communicator_refuses_calls_until_resumed() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let before = comm.mem_stats().expect("statistics");
@@ -131,7 +131,7 @@ fn suspended_communicator_rests_until_it_is_resumed() {
 }
 
 #[test]
-fn split_that_fails_is_an_error_and_not_no_part() {
+fn failed_split_is_an_error_not_none() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommSplit:1=2").run(|| {
         let (comm, stream) = alone();
         assert_eq!(comm.split(Some(0), 0).expect_err("it fails").code().map(|code| code.get()), Some(2));
@@ -158,7 +158,7 @@ fn split_that_is_never_ready_ends_at_the_deadline() {
 }
 
 #[test]
-fn times_without_end_are_no_panic() {
+fn unbounded_durations_do_not_panic() {
     fakes(1).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (id, context) = (nccl.unique_id().expect("an id"), contexts(1).remove(0));
@@ -175,7 +175,7 @@ fn times_without_end_are_no_panic() {
         let other = comm.split(Some(0), 0).expect("it splits").expect("a part");
         comm.finalize(Duration::MAX).expect("it ends");
         other.abort(Duration::MAX).expect("it ends");
-        assert!(Communicator::settle(Duration::MAX));
+        assert!(Communicator::wait_for_dropped(Duration::MAX));
     });
 }
 

@@ -1,5 +1,5 @@
-//! What is wrong with a call is reported before NCCL is called: each misuse with its exact words,
-//! and each version's limits.
+//! Misuse of a call is reported before NCCL is called: each with its exact message, and each
+//! version's limits.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -24,7 +24,7 @@ fn says<T: std::fmt::Debug>(result: Result<T, NcclError>, text: &str) {
 }
 
 #[test]
-fn lengths_roots_and_peers() {
+fn wrong_lengths_roots_and_peers_are_misuse() {
     fakes(3).run(|| {
         let all = all(3);
         let (comm, stream) = &all[0];
@@ -56,25 +56,25 @@ fn lengths_roots_and_peers() {
         );
         says(
             comm.broadcast(stream, None, &mut six_out, Rank::new(0)),
-            "broadcast: the send buffer: this rank is the root, and has to give it",
+            "broadcast: the send buffer: missing, expected on this rank, which is the root",
         );
         says(
             comm.broadcast_in_place(stream, &mut six_out, Rank::new(3)),
-            "broadcast_in_place: the root is rank 3, expected less than 3 (the number of ranks)",
+            "broadcast_in_place: the root is 3, expected less than 3 (the number of ranks)",
         );
         says(
             comm.reduce(stream, &two, None, ReduceOp::Sum, Rank::new(0)),
-            "reduce: the receive buffer: this rank is the root, and has to give it",
+            "reduce: the receive buffer: missing, expected on this rank, which is the root",
         );
         says(comm.gather(stream, &two, Some(&mut four), Rank::new(0)), "gather: the receive buffer has 4 elements, expected 6");
         says(
             comm.scatter(stream, Some(&four), &mut two_out, Rank::new(0)),
             "scatter: the send buffer has 4 elements, expected 6",
         );
-        says(comm.send(stream, &two, Rank::new(3)), "send: the peer is rank 3, expected less than 3 (the number of ranks)");
+        says(comm.send(stream, &two, Rank::new(3)), "send: the peer is 3, expected less than 3 (the number of ranks)");
         says(
             comm.recv(stream, &mut two_out, Rank::new(u32::MAX)),
-            format!("recv: the peer is rank {}, expected less than 3 (the number of ranks)", u32::MAX).as_str(),
+            format!("recv: the peer is {}, expected less than 3 (the number of ranks)", u32::MAX).as_str(),
         );
         says(
             comm.all_to_all_v(stream, &two, &[1, 1], &mut six_out, &[1, 1, 4]),
@@ -92,10 +92,10 @@ fn lengths_roots_and_peers() {
             comm.all_gather_v(stream, &two, &mut six_out, &[2, usize::MAX, usize::MAX]),
             format!("all_gather_v: the receive buffer has 6 elements, expected {}", usize::MAX).as_str(),
         );
-        says(comm.shrink(&[], ShrinkMode::Default), "shrink: the list of excluded ranks has 0 ranks at least, expected 1");
+        says(comm.shrink(&[], ShrinkMode::Default), "shrink: the list of excluded ranks has 0 ranks, expected at least 1");
         says(
             comm.shrink(&[Rank::new(3)], ShrinkMode::Default),
-            "shrink: an excluded rank is rank 3, expected less than 3 (the number of ranks)",
+            "shrink: an excluded rank is 3, expected less than 3 (the number of ranks)",
         );
         says(
             comm.shrink(&[Rank::new(1), Rank::new(1)], ShrinkMode::Default),
@@ -108,15 +108,15 @@ fn lengths_roots_and_peers() {
         says(comm.split(Some(u32::MAX), 0), "split: the color is 4294967295, expected at most 2147483647");
         says(
             Communicator::split_all(&[(comm, None, 0), (comm, None, 0)], None),
-            "split: the communicators: one of them is given twice",
+            "split: the communicators: one communicator is given twice, expected each once",
         );
         says(comm.grow(3, None), "grow: the number of ranks is 3, expected more ranks than there are, and at most 2147483647");
-        assert_eq!((counted("collectives"), comm.sequence()), (calls, 0), "NCCL heard of none");
+        assert_eq!((counted("collectives"), comm.sequence()), (calls, 0), "NCCL ask_rendezvous of none");
     });
 }
 
 #[test]
-fn memory_that_is_shared_by_two_arguments() {
+fn overlapping_buffers_are_misuse() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = floats(&stream, &[0.0; 8]);
@@ -125,7 +125,9 @@ fn memory_that_is_shared_by_two_arguments() {
         let address = memory.address() + 12;
         assert_eq!(
             error.to_string(),
-            format!("all_reduce: the send buffer and the receive buffer share memory at {address:#x}; what works in place is a call of its own")
+            format!(
+                "all_reduce: the send buffer and the receive buffer overlap at {address:#x}; use the in-place form of the call"
+            )
         );
         let (low, mut high) = (memory.slice(0..4).expect("inside"), memory.slice(4..8).expect("inside"));
         comm.all_reduce(&stream, &low, &mut high, ReduceOp::Sum).expect("neighbours are fine");
@@ -143,7 +145,7 @@ fn gather_checks_a_receive_buffer_that_is_not_the_roots() {
         let (send, mut shared) = (memory.slice(0..2).expect("inside"), memory.slice(1..5).expect("inside"));
         // As long as the root's, so that it is given to NCCL, which may write by its place.
         let error = comm.gather(stream, &send, Some(&mut shared), Rank::new(1)).expect_err("element 1 is read and written");
-        assert!(error.to_string().contains("share memory"), "{error}");
+        assert!(error.to_string().contains("overlap at"), "{error}");
         says(
             comm.gather(stream, &send, Some(&mut floats(other_stream, &[0.0; 4])), Rank::new(1)),
             "gather: the receive buffer is on device 1, expected device 0",
@@ -176,7 +178,7 @@ fn mismatched_devices_streams_and_communicators_are_refused() {
         says(comm.wait(other_stream, DEADLINE), "wait: the stream is on device 1, expected device 0");
         let scaled = PreMulSum::new(other, 2.0f32).expect("it is made");
         let error = comm.all_reduce_in_place(stream, &mut mine, &scaled).expect_err("it is the other's").to_string();
-        assert_eq!(error, format!("all_reduce_in_place: the reduction belongs to {}, not to {}", other.name(), comm.name()));
+        assert_eq!(error, format!("all_reduce_in_place: the reduction belongs to {}, expected {}", other.name(), comm.name()));
         says(
             PreMulSum::from_device(comm, theirs.clone()),
             "PreMulSum::from_device: the scalar is on device 1, expected device 0",
@@ -189,7 +191,7 @@ fn mismatched_devices_streams_and_communicators_are_refused() {
 }
 
 #[test]
-fn stream_of_another_context_of_the_same_device() {
+fn stream_of_another_context_is_misuse() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
@@ -214,7 +216,7 @@ fn streams_of_each_thread_are_refused_by_every_call() {
         let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it is registered").expect("there are windows");
         let registered = comm.register(&send).expect("it is registered");
         let config = CollConfig::new();
-        // The ranks have told each other how long their windows are.
+        // The ranks have exchanged the lengths of their windows.
         let before = (counted("collectives"), comm.sequence());
         let refused = [
             ("all_reduce", comm.all_reduce(&own, &send, &mut recv, ReduceOp::Sum)),
@@ -245,8 +247,8 @@ fn streams_of_each_thread_are_refused_by_every_call() {
 fn pending_context_errors_of_others_are_not_reported() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        // A destructor of cudarc's that fails leaves its error for the next call of cudarc's,
-        // whoever makes that.
+        // A failing destructor of cudarc leaves its error for the next call of cudarc on any
+        // thread.
         let leave = || {
             let event = comm.context().new_event(None).expect("an event");
             fail_driver("cuEventDestroy_v2:1=709");
@@ -266,7 +268,7 @@ fn pending_context_errors_of_others_are_not_reported() {
 }
 
 #[test]
-fn ranks_and_devices_of_new_communicators() {
+fn wrong_ranks_and_devices_are_misuse() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (contexts, id, config) = (contexts(2), nccl.unique_id().expect("an id"), Config::new());
@@ -287,7 +289,7 @@ fn ranks_and_devices_of_new_communicators() {
                 &id,
                 Rank::new(2),
             ),
-            "init_rank: the rank is rank 2, expected less than 2 (the number of ranks)",
+            "init_rank: the rank is 2, expected less than 2 (the number of ranks)",
         );
         let members = [0, 1].map(|ordinal| (Arc::clone(&contexts[ordinal]), Rank::new(1)));
         says(
@@ -316,7 +318,7 @@ fn ranks_and_devices_of_new_communicators() {
         let blocking = Config::new().blocking(Switch::On);
         says(
             Communicator::split_all(&[(&comm, Some(0), 0)], Some(&blocking)),
-            "split: Config::blocking: NCCL wants parent and child to be both blocking or both non-blocking",
+            "split: Config::blocking: expected the same as the parent: NCCL needs both blocking or both non-blocking",
         );
     });
 }
@@ -344,13 +346,13 @@ fn groups_of_communicators_that_block_and_some_that_do_not() {
                 group.all_reduce_in_place(&one, &streams[0], &mut first, ReduceOp::Sum)?;
                 group.all_reduce_in_place(&two, &streams[1], &mut second, ReduceOp::Sum)
             }),
-            "group: the communicators: NCCL wants them all blocking or all non-blocking",
+            "group: the communicators: expected all blocking or all non-blocking",
         );
     });
 }
 
 #[test]
-fn windows_and_puts_outside_of_them() {
+fn puts_outside_a_window_are_misuse() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let slice = stream.alloc_zeros::<f32>(8).expect("memory");
@@ -363,23 +365,23 @@ fn windows_and_puts_outside_of_them() {
         assert!(error.ends_with("expected a multiple of 4096"), "{error}");
         says(
             Window::register(&comm, &memory.slice(0..0).expect("inside"), WindowKind::DEFAULT),
-            "Window::register: the memory has 0 elements at least, expected 1",
+            "Window::register: the memory has 0 elements, expected at least 1",
         );
         let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows");
         let source = memory.slice(0..4).expect("inside");
         says(
             comm.put_signal(&stream, &source, Rank::new(0), &window, 5, Signal::default()),
-            "put_signal: the peer's window has 8 elements at least, expected 9",
+            "put_signal: the peer's window has 8 elements, expected at least 9",
         );
         says(
             comm.put_signal(&stream, &source, Rank::new(0), &window, usize::MAX, Signal::default()),
-            &format!("put_signal: the peer's window has 8 elements at least, expected {}", usize::MAX),
+            &format!("put_signal: the peer's window has 8 elements, expected at least {}", usize::MAX),
         );
         says(
             comm.put_signal(&stream, &source, Rank::new(1), &window, 0, Signal::default()),
-            "put_signal: the peer is rank 1, expected less than 1 (the number of ranks)",
+            "put_signal: the peer is 1, expected less than 1 (the number of ranks)",
         );
-        says(comm.wait_signal(&stream, &[]), "wait_signal: the list of waits has 0 waits at least, expected 1");
+        says(comm.wait_signal(&stream, &[]), "wait_signal: the list of waits has 0 waits, expected at least 1");
         says(
             comm.wait_signal(&stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 0 }]),
             "wait_signal: the count is 0, expected at least 1",
@@ -401,7 +403,7 @@ fn windows_and_puts_outside_of_them() {
             .put_signal(&stream, &source, Rank::new(0), &window, 0, Signal::default())
             .expect_err("it is the other's")
             .to_string();
-        assert_eq!(error, format!("put_signal: the window belongs to {}, not to {}", comm.name(), other.name()));
+        assert_eq!(error, format!("put_signal: the window belongs to {}, expected {}", comm.name(), other.name()));
     });
 }
 
@@ -508,7 +510,7 @@ fn without_nccl_every_entry_is_an_error() {
         assert!(matches!(error, NcclError::Load(_)), "{error}");
         assert!(error.to_string().contains("/no/such/place"), "{error}");
         assert!(matches!(Communicator::abort_all(DEADLINE), Ok(0)));
-        assert!(Communicator::settle(Duration::ZERO));
+        assert!(Communicator::wait_for_dropped(Duration::ZERO));
     });
 }
 

@@ -62,7 +62,7 @@ fn finalize_and_abort_exclude_revoke() {
 }
 
 #[test]
-fn what_was_revoked_stays_so_when_its_call_ends_with_an_error() {
+fn revoked_state_survives_a_failed_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0; 4]);
@@ -86,7 +86,7 @@ fn what_was_revoked_stays_so_when_its_call_ends_with_an_error() {
 }
 
 #[test]
-fn who_calls_in_a_loop_is_out_before_the_communicator_is_freed() {
+fn looping_caller_leaves_before_the_free() {
     fakes(1).run(|| {
         let start = Instant::now();
         for round in 0.. {

@@ -1,5 +1,5 @@
-//! What ranks learn of each other over the rendezvous when a wait expires: who is behind, who is
-//! gone, and nothing that is no longer so.
+//! Reports among ranks over the rendezvous when a wait expires: which ranks are behind, which are
+//! gone, and nothing outdated.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -49,7 +49,7 @@ fn ranks_report_to_each_other_where_they_are() {
                 (timeout.call, timeout.sequence, timeout.missing.as_slice()),
                 ("all_reduce_in_place", Some(2), &[Rank::new(2)][..])
             );
-            assert!(text.contains("did not arrive: rank 2"), "{text}");
+            assert!(text.contains("rank 2 did not arrive"), "{text}");
             assert!(text.contains("rank 2 last issued broadcast_in_place (call 1)"), "{text}");
             rendezvous.barrier("the others have given up").expect("they come");
         }
@@ -57,8 +57,8 @@ fn ranks_report_to_each_other_where_they_are() {
 }
 
 #[test]
-fn rank_that_came_late_is_not_blamed_for_the_next_call() {
-    // The second all-reduce never completes, whoever comes.
+fn late_rank_is_not_missing_in_the_next_call() {
+    // The second all-reduce never completes, even when all ranks arrive.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run_many(2, |child| {
         let (comm, rendezvous, stream) = join(&child);
         let mut buffer = floats(&stream, &[1.0]);

@@ -139,7 +139,7 @@ fn abort_of_one_rank_ends_the_group_that_it_is_stuck_in() {
 }
 
 #[test]
-fn question_that_is_stuck_ends_at_the_deadline() {
+fn stuck_query_ends_at_the_deadline() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommMemStats:1").run(|| {
         let (comm, _) = alone();
         comm.set_deadline(SHORT);
@@ -153,7 +153,7 @@ fn question_that_is_stuck_ends_at_the_deadline() {
 }
 
 #[test]
-fn calls_one_after_the_other_are_not_taken_for_one() {
+fn successive_calls_are_not_one_stuck_call() {
     // A call asks for four statistics, and the next one comes at once: NCCL is called all the time.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=10").run(|| {
         let (comm, stream) = alone();

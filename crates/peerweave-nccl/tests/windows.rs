@@ -15,7 +15,7 @@ use peerweave_nccl::{
 };
 
 #[test]
-fn windows_are_put_into_by_every_rank() {
+fn every_rank_puts_into_every_window() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             let (n, rank) = (comm.n_ranks(), comm.rank());
@@ -48,17 +48,17 @@ fn dropped_registration_keeps_memory_until_the_end() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = || NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
-        let settled = || {
+        let completed = || {
             peerweave_driver::settle(Instant::now() + DEADLINE);
             (counted("allocations"), counted("windows"), counted("registrations"))
         };
         // Each of them alone has to keep what it registered.
         drop(Window::register(&comm, &memory(), WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows"));
-        assert_eq!(settled(), (1, 1, 0), "peers may still put into the window");
+        assert_eq!(completed(), (1, 1, 0), "peers may still put into the window");
         drop(comm.register(&memory()).expect("it is registered"));
-        assert_eq!(settled(), (2, 1, 1), "peers may still reach into the buffer");
+        assert_eq!(completed(), (2, 1, 1), "peers may still reach into the buffer");
         drop((comm, stream));
-        assert!(Communicator::settle(DEADLINE));
+        assert!(Communicator::wait_for_dropped(DEADLINE));
         peerweave_driver::settle(Instant::now() + DEADLINE);
         assert_eq!((counted("allocations"), counted("communicators")), (0, 0));
     });
@@ -103,7 +103,7 @@ fn put_beyond_the_own_window_is_misuse() {
                 }
                 assert_eq!(
                     put(57).expect_err("it is outside of the peer's").to_string(),
-                    "put_signal: the peer's window has 64 elements at least, expected 65"
+                    "put_signal: the peer's window has 64 elements, expected at least 65"
                 );
                 assert_eq!(counted("collectives"), before, "nothing was enqueued");
             } else {
@@ -203,7 +203,8 @@ fn registered_buffers_of_rooted_calls_are_found_on_all_ranks() {
             let (send, mut recv) = (floats(&stream, &[comm.rank().get() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));
             let registrations =
                 [comm.register(&send).expect("it is registered"), comm.register(&recv).expect("it is registered")];
-            // Who is not the root gives nothing, and NCCL still has to find something registered.
+            // A rank that is not the root gives nothing, and NCCL still has to find something
+            // registered.
             let given = (comm.rank() == Rank::new(1)).then_some(&send as &dyn DeviceBuffer<f32>);
             comm.broadcast(&stream, given, &mut recv.slice(0..2).expect("it is inside"), Rank::new(1)).expect("it is enqueued");
             assert_eq!(recv.to_vec(&stream).expect("it can be read")[..2], [2.0, 2.0]);
@@ -247,7 +248,7 @@ fn registered_buffer_is_given_back() {
 }
 
 #[test]
-fn window_lets_go_of_streams_that_nobody_has() {
+fn window_releases_streams_without_owners() {
     fakes(1).run(|| {
         let (comm, _) = alone();
         let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 64).expect("memory");

@@ -1,7 +1,7 @@
-//! Ending communicators by force.
+//! Teardown communicators by force.
 //!
-//! Invariant: a handle is given to `ncclCommAbort` once, by who closed its gate, from a thread of
-//! its own.
+//! Invariant: a handle is passed to `ncclCommAbort` once, by the thread that closed its gate, on a
+//! thread of its own.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use peerweave_driver::{CudaContext, deadline_after, wait_until};
 
 use crate::Nccl;
-use crate::comm::ending::in_the_background;
+use crate::comm::teardown::spawn_background;
 use crate::comm::watchdog;
 use crate::library::error::{CommunicatorName, NcclError};
 use crate::member::membership::{Abort, Handle, Inner, set_current};
 use crate::member::state::State;
 use crate::sys::ncclResult_t;
-/// How long this crate waits for aborts that nobody gave a limit.
+/// How long this crate waits for aborts without a limit of their own.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long an abort waits for a thread to leave a call by itself. With a non-blocking communicator
@@ -26,21 +26,21 @@ pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
 /// How long an abort waits for NCCL where graphs keep the communicator from being freed.
-const WITH_GRAPHS: Duration = Duration::from_millis(200);
+const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
 impl Abort {
-    /// Waits until NCCL has done it, however long that takes; where graphs keep NCCL from freeing
-    /// the communicator, until it has ended what runs. For a call that found the gate closed, and
-    /// has left it: NCCL may have been about to launch it, with memory that is the caller's again
-    /// when the call returns.
+    /// Waits until NCCL has finished the abort, however long that takes; where graphs keep NCCL
+    /// from freeing the communicator, until it has ended the running work. For a call that found
+    /// the gate closed, and has left it: NCCL may have been about to launch it, with memory that is
+    /// the caller's again when the call returns.
     ///
-    /// The one wait of this crate that has no deadline: giving the memory back earlier would be
-    /// unsound, and nobody but NCCL can end it.
+    /// The only wait of this crate without a deadline: returning earlier would be unsound, and only
+    /// NCCL can end it.
     pub(crate) fn wait(inner: &Inner) {
-        let mut begun = None;
+        let mut started = None;
         let mut done = || {
             let with_graphs = inner.graphs.load(Ordering::Acquire) != 0 && inner.abort.has_begun.load(Ordering::Acquire);
-            let ended_what_runs = with_graphs && begun.get_or_insert_with(Instant::now).elapsed() >= WITH_GRAPHS;
+            let ended_what_runs = with_graphs && started.get_or_insert_with(Instant::now).elapsed() >= ABORT_WITH_GRAPHS;
             Ok(ended_what_runs || inner.abort.is_done.load(Ordering::Acquire))
         };
         while wait_until::<Infallible>(deadline_after(ABORT_LIMIT), &mut done) != Ok(true) {
@@ -49,7 +49,7 @@ impl Abort {
     }
 }
 
-/// Aborts those of them that are open, each from its own thread. Gives how many.
+/// Aborts those that are open, each on its own thread. Returns how many.
 pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> Result<usize, NcclError> {
     let open = |inner: &&Arc<Inner>| inner.nccl.not_forked("abort").is_ok() && inner.gate.close(State::Aborted).is_ok();
     let closed: Vec<Arc<Inner>> = communicators.iter().filter(open).map(Arc::clone).collect();
@@ -68,7 +68,7 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         .map(|inner| {
             tracing::warn!(communicator = %inner.name, "aborted");
             let theirs = Arc::clone(inner);
-            in_the_background("peerweave-abort", move || abort_one(&theirs))
+            spawn_background("peerweave-abort", move || abort_one(&theirs))
         })
         .collect();
     let rest = || limit.saturating_sub(start.elapsed());
@@ -82,19 +82,18 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         // The first thing that NCCL does is to end what runs.
         let has_begun = || Ok(inner.abort.has_begun.load(Ordering::Acquire));
         match wait_until::<Infallible>(deadline_after(rest()), has_begun) {
-            Ok(true) => abort.recv_timeout(WITH_GRAPHS.min(rest())).unwrap_or(Ok(())),
+            Ok(true) => abort.recv_timeout(ABORT_WITH_GRAPHS.min(rest())).unwrap_or(Ok(())),
             Ok(false) => Err(inner.timeout(CALL, start.elapsed())),
         }
     };
     communicators.iter().zip(aborts).map(wait).collect()
 }
 
-/// Frees a communicator that was closed, when nobody uses it any more, or all who do are stuck in
+/// Frees a communicator that was closed, once no thread uses it, or all that do are blocked in
 /// NCCL.
 ///
-/// A thread that is stuck in a group leaves when the first of the group's communicators is aborted,
-/// and uses all of them until then. So that one is aborted alone, and the others, which nobody may
-/// have aborted, after it.
+/// A thread that is blocked in a group leaves when the first of the group's communicators is
+/// aborted, and uses all of them until then. So that one is aborted alone, and the others after it.
 fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);
@@ -118,12 +117,12 @@ fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     aborted
 }
 
-/// Frees handles that are no communicators yet. Gives whether NCCL was done in time.
+/// Frees handles that are not communicators yet. Returns whether NCCL finished in time.
 pub(crate) fn abort_handles(nccl: Nccl, handles: Vec<(Handle, Arc<CudaContext>)>, limit: Duration) -> bool {
     let start = Instant::now();
     let aborts: Vec<_> = handles
         .into_iter()
-        .map(|(handle, context)| in_the_background("peerweave-abort", move || abort_handle(nccl, handle, &context, None)))
+        .map(|(handle, context)| spawn_background("peerweave-abort", move || abort_handle(nccl, handle, &context, None)))
         .collect();
     aborts.into_iter().all(|abort| {
         abort.is_some_and(|abort| abort.recv_timeout(limit.saturating_sub(start.elapsed())).is_ok_and(|result| result.is_ok()))
@@ -138,9 +137,9 @@ pub(super) fn abort_handle(
 ) -> Result<(), NcclError> {
     // Without its context NCCL still ends what runs.
     let _ = set_current(context);
-    // SAFETY: this thread closed the gate, or is the only one that knows the handle, so that nobody
-    // uses it later and nobody frees it again. A thread that is still inside is stuck in NCCL,
-    // which lets another thread abort then.
+    // SAFETY: this thread closed the gate, or is the only one that knows the handle, so that it is
+    // neither used later nor freed again. A thread that is still inside is blocked in NCCL, which
+    // lets another thread abort then.
     let code = nccl.code("ncclCommAbort", |api| unsafe { api.ncclCommAbort(handle.get()) })?;
     match code {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),

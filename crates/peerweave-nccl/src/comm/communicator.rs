@@ -13,19 +13,19 @@ use std::time::Duration;
 use peerweave_driver::{CudaContext, Driver};
 
 use crate::comm::abort::abort_handles;
-use crate::comm::ending::no_thread;
+use crate::comm::teardown::no_thread_error;
 use crate::comm::watchdog;
 use crate::library::error::{CommunicatorName, NcclError, ResultCode};
-use crate::member::membership::{A_MOMENT, Inner, Parts};
+use crate::member::membership::{Inner, PROBE_TIMEOUT, Parts};
 use crate::member::state::Allowed;
 use crate::sys::{ncclCommMemStat_t, ncclResult_t};
 use crate::{CommProperties, Nccl, Rank};
 
 /// One rank's membership in an ordered set of ranks that communicate.
 ///
-/// A handle: clones are the same membership. The last one that is dropped, together with the last
-/// graph, window and operation made of it, ends the membership in the background, without waiting
-/// for anybody; [`finalize`](Self::finalize) ends it in order.
+/// A handle: clones are the same membership. Dropping the last handle, together with the last
+/// graph, window and reduction made of it, ends the membership in the background, without waiting
+/// for other ranks; [`finalize`](Self::finalize) ends it in order.
 ///
 /// # Threads
 /// Any thread may use it. NCCL forbids calls on one communicator that are in no order, so each call
@@ -82,12 +82,12 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Takes a handle that NCCL says is ready. Asks NCCL who it is.
+    /// Takes a handle that is ready, and queries its rank.
     pub(crate) fn adopt(parts: Parts) -> Result<Self, NcclError> {
         let (nccl, handle) = (parts.nccl, parts.handle);
         let (mut rank, mut n_ranks) = (0, 0);
         let asked = (|| {
-            // SAFETY: the handle is ready, nobody else has it, and the pointer is to a live
+            // SAFETY: the handle is ready, no other thread has it, and the pointer is to a live
             // integer.
             nccl.call("ncclCommCount", |api| unsafe { api.ncclCommCount(handle.get(), &raw mut n_ranks) })?;
             // SAFETY: as above.
@@ -105,44 +105,44 @@ impl Communicator {
         let inner = Inner::new(parts, driver, rank, n_ranks);
         if !watchdog::watch() {
             // Dropped, and so ended, since its calls would have no deadline.
-            return Err(no_thread("init"));
+            return Err(no_thread_error("init"));
         }
-        // Not under the lock: who listens may ask for all of them.
+        // Not under the lock: a subscriber may enumerate the communicators.
         tracing::debug!(communicator = %inner.name, device = inner.device(), "communicator made");
         Ok(Self { inner })
     }
 
-    /// The library that it belongs to.
+    /// Returns the library that it belongs to.
     pub fn nccl(&self) -> Nccl {
         self.inner.nccl
     }
 
-    /// How many ranks it has.
+    /// Returns the number of ranks.
     pub fn n_ranks(&self) -> usize {
         self.inner.n_ranks
     }
 
-    /// This rank, counted from 0.
+    /// Returns this rank, counted from 0.
     pub fn rank(&self) -> Rank {
         self.inner.rank
     }
 
-    /// The ordinal of the device that this rank uses.
+    /// Returns the ordinal of the device that this rank uses.
     pub fn cuda_device(&self) -> usize {
         self.inner.device()
     }
 
-    /// The context of that device.
+    /// Returns the context of that device.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }
 
-    /// NCCL's own handle, an `ncclComm_t`, for libraries that take one and for calls that this
-    /// crate lacks.
+    /// Returns NCCL's own handle, an `ncclComm_t`, for libraries that take one and for calls that
+    /// this crate lacks.
     ///
-    /// Using it is as unsafe as C: not beside calls of other threads, only while this communicator
-    /// lives (no abort, no finalize, no drop of its last handle), never to free it; and calls on it
-    /// are not in [`sequence`](Self::sequence).
+    /// Using it is as unsafe as C: not concurrently with calls of other threads, only while this
+    /// communicator lives (no abort, no finalize, no drop of its last handle), never to free it.
+    /// Calls on it are not counted in [`sequence`](Self::sequence).
     ///
     /// # Errors
     /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
@@ -153,21 +153,22 @@ impl Communicator {
         Ok(self.inner.handle.get().cast())
     }
 
-    /// How it is called in errors.
+    /// Returns its name in errors.
     pub fn name(&self) -> &CommunicatorName {
         &self.inner.name
     }
 
-    /// The number of the last call that was issued on it, counted from 1; 0 before the first.
+    /// Returns the number of the last call that was issued on it, counted from 1; 0 before the
+    /// first.
     ///
-    /// Ranks that call in the same order have the same numbers for the same calls.
+    /// Ranks that issue the same calls in the same order have the same numbers.
     pub fn sequence(&self) -> u64 {
         self.inner.last().0
     }
 
-    /// How long a call may take on the host: for its turn, and for NCCL to connect ranks at first
-    /// use. After it the communicator is aborted, and the call returns [`NcclError::Timeout`] or
-    /// [`NcclError::PeerLost`].
+    /// Returns how long a call may take on the host: for the lock, and for NCCL to connect ranks at
+    /// first use. After that the communicator is aborted, and the call returns
+    /// [`NcclError::Timeout`] or [`NcclError::PeerLost`].
     pub fn deadline(&self) -> Duration {
         self.inner.deadline()
     }
@@ -178,8 +179,8 @@ impl Communicator {
         watchdog::watch();
     }
 
-    /// How long work that a call has enqueued may take, whoever waits for it, or nobody. 10 minutes
-    /// at first.
+    /// Returns how long enqueued work may take, whether or not a thread waits for it. 10 minutes by
+    /// default.
     ///
     /// Calls that are replayed by a graph are not looked at, and other work in the stream counts as
     /// well. [`wait`](Self::wait) has a deadline of its own.
@@ -206,51 +207,51 @@ impl Communicator {
         watchdog::watch();
     }
 
-    /// What NCCL says went wrong in the background, in a peer or the network; `None` for nothing.
-    /// [`ResultCode::IN_PROGRESS`] where it is still at work, or another thread is: it never waits
-    /// for a call that is stuck.
+    /// Returns NCCL's asynchronous error, of a peer or the network; `None` if there is none.
+    /// Returns [`ResultCode::IN_PROGRESS`] while NCCL or another thread is at work; never waits for
+    /// a call that is blocked.
     ///
     /// # Errors
     /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
     pub fn async_error(&self) -> Result<Option<ResultCode>, NcclError> {
-        match self.inner.async_code("async_error", A_MOMENT)? {
+        match self.inner.async_code("async_error", PROBE_TIMEOUT)? {
             ncclResult_t::ncclSuccess => Ok(None),
             code => Ok(Some(ResultCode::new(code))),
         }
     }
 
-    /// NCCL's text of the last error; `None` where there was none. NCCL keeps one for the process,
-    /// so that it may be another communicator's.
+    /// Returns NCCL's text of the last error; `None` if there was none. NCCL keeps one for the
+    /// process, so it may be of another communicator.
     ///
     /// # Errors
     /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
     pub fn last_error(&self) -> Result<Option<String>, NcclError> {
         const CALL: &str = "last_error";
         self.inner.nccl.not_forked(CALL)?;
-        let _looking = self.inner.gate.look(Allowed::OPEN).map_err(|refused| self.inner.refused(CALL, refused))?;
+        let _reader = self.inner.gate.enter_shared(Allowed::OPEN).map_err(|refused| self.inner.refused(CALL, refused))?;
         Ok(Some(self.inner.nccl.last_error_text(self.inner.handle.get())).filter(|text| !text.is_empty()))
     }
 
-    /// What it can do: which ways of communication the ranks have.
+    /// Returns its capabilities: the transports among the ranks.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; NCCL's own.
     pub fn properties(&self) -> Result<CommProperties, NcclError> {
         let inner = &self.inner;
         let inside = inner.enter("properties", Allowed::OPEN)?;
-        inner.dive("properties", &inside)?;
+        inner.enter_blocking("properties", &inside)?;
         // SAFETY: the handle is live inside the gate [C1].
         unsafe { CommProperties::query(inner.nccl, inner.handle.get(), &inner.name) }
     }
 
-    /// How much memory of the device NCCL holds for this rank.
+    /// Returns how much device memory NCCL holds for this rank.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; NCCL's own.
     pub fn mem_stats(&self) -> Result<MemStats, NcclError> {
         let inner = &self.inner;
         let inside = inner.enter("mem_stats", Allowed::OPEN)?;
-        inner.dive("mem_stats", &inside)?;
+        inner.enter_blocking("mem_stats", &inside)?;
         let statistic = |which: ncclCommMemStat_t| {
             const CALL: &str = "ncclCommMemStats";
             let mut value = 0u64;

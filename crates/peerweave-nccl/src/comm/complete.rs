@@ -1,4 +1,4 @@
-//! The end of a call: where NCCL is still at work on the host, somebody waits until it is done.
+//! The end of a call: waits until NCCL has finished its work on the host.
 //!
 //! Not for what runs on the device: that is `wait.rs`. Invariant: a call that NCCL has not finished
 //! when it returns is finished, or the communicator is aborted and NCCL done with it, before the
@@ -14,46 +14,52 @@ use peerweave_dylib::MissingSymbol;
 use crate::Nccl;
 use crate::comm::abort::{ABORT_LIMIT, abort_closed, abort_together};
 use crate::comm::siblings::LeftOut;
-use crate::comm::wait::{blamed, expired};
+use crate::comm::wait::{expired, root_cause};
 use crate::library::error::NcclError;
+use crate::member::enter_all::Entered;
 use crate::member::membership::{Abort, Inner, bounded};
 use crate::member::state::{Allowed, Inside, State};
-use crate::member::turns::Turns;
 use crate::sys::{Api, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
 impl Inner {
-    /// Ends a call: if NCCL is still at work, waits until it is done. Upholds [C2].
+    /// Completes a call: waits if NCCL is still at work. Upholds [C2].
     #[inline]
-    pub(crate) fn settle(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
-        if code == ncclResult_t::ncclSuccess { Ok(()) } else { self.settle_slowly(call, code, inside) }
-    }
-
-    /// As [`settle`](Self::settle), for a call that is no collective.
-    ///
-    /// On a communicator that does not block, some of those say success while a thread of NCCL's is
-    /// at work and will write to the caller's memory: they drop the answer of the end of their own
-    /// group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; seen in 2.28 to 2.32). So
-    /// success only says that they have begun, and the communicator is asked.
-    pub(crate) fn settle_begun(
+    pub(crate) fn complete(
         self: &Arc<Self>,
         call: &'static str,
         code: ncclResult_t,
         inside: Inside<'_>,
     ) -> Result<(), NcclError> {
-        self.settle(call, self.begun(code), inside)
+        if code == ncclResult_t::ncclSuccess { Ok(()) } else { self.complete_slowly(call, code, inside) }
     }
 
-    /// What a call that is no collective has answered: see [`settle_begun`](Self::settle_begun).
-    pub(crate) fn begun(&self, code: ncclResult_t) -> ncclResult_t {
+    /// As [`complete`](Self::complete), for a call that is not a collective.
+    ///
+    /// On a non-blocking communicator, some of those return success while a thread of NCCL is at
+    /// work and will write to the caller's memory: they drop the result of the end of their own
+    /// group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; seen in 2.28 to 2.32). So
+    /// success only means that they have started, and the communicator is queried.
+    pub(crate) fn complete_started(
+        self: &Arc<Self>,
+        call: &'static str,
+        code: ncclResult_t,
+        inside: Inside<'_>,
+    ) -> Result<(), NcclError> {
+        self.complete(call, self.started(code), inside)
+    }
+
+    /// Returns the code of a call that is not a collective: see
+    /// [`complete_started`](Self::complete_started).
+    pub(crate) fn started(&self, code: ncclResult_t) -> ncclResult_t {
         let may_go_on = !self.blocking && code == ncclResult_t::ncclSuccess;
         if may_go_on { ncclResult_t::ncclInProgress } else { code }
     }
 
-    /// Calls a function on the handle, alone, with the device's context current, and waits for NCCL
-    /// to be done with it.
+    /// Calls a function on the handle, exclusively, with the device's context current, and waits
+    /// until NCCL has finished.
     ///
     /// # Errors
-    /// Those of [`enter`](Self::enter) and of [`settle`](Self::settle); NCCL's.
+    /// Those of [`enter`](Self::enter) and of [`complete`](Self::complete); NCCL's.
     pub(crate) fn call(
         self: &Arc<Self>,
         name: &'static str,
@@ -64,7 +70,7 @@ impl Inner {
         self.call_inside(name, inside, function)
     }
 
-    /// As [`call`](Self::call), for who is inside.
+    /// As [`call`](Self::call), for a thread that is inside the gate.
     pub(crate) fn call_inside(
         self: &Arc<Self>,
         name: &'static str,
@@ -72,10 +78,10 @@ impl Inner {
         function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
     ) -> Result<(), NcclError> {
         self.bind()?;
-        self.dive(name, &inside)?;
-        // What NCCL allocates must not spoil what another thread captures.
+        self.enter_blocking(name, &inside)?;
+        // NCCL's allocations must not invalidate a capture of another thread.
         let code = relaxed(|| self.nccl.code(name, |api| function(api, self.handle.get())))?;
-        self.settle_begun(name, code, inside)
+        self.complete_started(name, code, inside)
     }
 
     /// As [`call`](Self::call), for a function that stores something: at a place that outlives the
@@ -92,52 +98,53 @@ impl Inner {
     ) -> Result<T, NcclError> {
         let place: *mut T = Box::into_raw(Box::new(initial));
         let result = self.call(name, allowed, |api, comm| function(api, comm, place));
-        // SAFETY: the place came from the box above, and nobody else has it but NCCL, until the
-        // call is done.
+        // SAFETY: the place came from the box above, and only NCCL has it besides, until the call
+        // is complete.
         unsafe { stored(place, result) }
     }
 
     #[cold]
-    fn settle_slowly(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
+    fn complete_slowly(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
         match code {
-            ncclResult_t::ncclInProgress => settle_group(call, Turns::One([(self, inside)]), self.deadline()),
+            ncclResult_t::ncclInProgress => complete_group(call, Entered::One([(self, inside)]), self.deadline()),
             code => {
-                // Read before the state changes: the words are of this failure.
+                // Read before the state changes: the text is of this failure.
                 let failure = self.failure(call, code);
-                inside.surface();
+                inside.leave_blocking();
                 keep_failure(self);
                 drop(inside);
-                Err(blamed(self, failure))
+                Err(root_cause(self, failure))
             }
         }
     }
 }
 
-/// After a call that NCCL has refused: on a communicator that does not block, NCCL keeps its
-/// errors, and every later call would only find them.
+/// Records a refused call: a non-blocking communicator keeps NCCL's errors, and every later call
+/// would only return them.
 fn keep_failure(inner: &Inner) {
     if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
         let _ = inner.gate.change(State::Live, State::Failed);
     }
 }
 
-/// How often NCCL is asked in a row, ten to forty nanoseconds each, before the processor is offered
-/// to others: from 2.23.4 on every call on a non-blocking communicator is in progress, for as long
-/// as NCCL's thread takes, and that may have only this processor to run on.
+/// How often NCCL is queried in a row, ten to forty nanoseconds each, before the processor is
+/// yielded. From 2.23.4 on every call on a non-blocking communicator is in progress for as long as
+/// NCCL's thread takes, and that may have only this processor to run on.
 const IN_A_ROW: u32 = 50;
 
-/// How long the processor is only offered between questions; then this thread sleeps.
+/// How long the processor is only yielded between queries; then this thread sleeps.
 const YIELDS: Duration = Duration::from_millis(1);
 
-/// As [`settle_all`]: where NCCL is done in microseconds, and all is well, with nothing else than
-/// asking it.
-fn settle_group(call: &'static str, inside: Turns<'_>, deadline: Duration) -> Result<(), NcclError> {
-    if is_done_soon(&inside) { Ok(()) } else { settle_all(call, inside.into_vec(), deadline) }
+/// As [`complete_all`], without its costs if NCCL finishes within microseconds and without an
+/// error.
+fn complete_group(call: &'static str, inside: Entered<'_>, deadline: Duration) -> Result<(), NcclError> {
+    if is_done_soon(&inside) { Ok(()) } else { complete_all(call, inside.into_vec(), deadline) }
 }
 
-/// Whether NCCL was done in time without an error. What it says else, it says again.
+/// Returns whether NCCL has finished in time without an error. Other results are returned again by
+/// the next query.
 fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
-    surface_all(inside);
+    leave_blocking_all(inside);
     let mut rest = IN_A_ROW;
     inside.iter().all(|(inner, _)| {
         while rest > 0 && !inner.gate.is_closed() {
@@ -151,7 +158,8 @@ fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
     })
 }
 
-/// Asks until the answer is yes or the deadline has passed; gives whether it was yes.
+/// Calls `ready` until it returns true or the deadline has passed; returns whether it returned
+/// true.
 fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
@@ -169,29 +177,31 @@ fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Waits until NCCL is done with what it does on the host for these communicators. What is not done
-/// in time is aborted [C2].
+/// Waits until NCCL has finished its work on the host for these communicators. Aborts those that
+/// have not finished in time [C2].
 #[cold]
-pub(crate) fn settle_all(
+pub(crate) fn complete_all(
     call: &'static str,
     mut members: Vec<(&Arc<Inner>, Inside<'_>)>,
     deadline: Duration,
 ) -> Result<(), NcclError> {
     let start = Instant::now();
     let (mut first_error, mut failed, mut cut_off) = (None, None, Vec::new());
-    // From here on the threads only ask, which never takes long: who aborts waits for them.
-    members.iter().for_each(|(_, inside)| inside.surface());
-    // All members are of this group: what one of them lacks is left out of the group.
+    // From here on this thread only queries, which never takes long: a thread that aborts waits for
+    // it.
+    members.iter().for_each(|(_, inside)| inside.leave_blocking());
+    // All members are of this group: a rank that is missing in one of them was left out of the
+    // group.
     let mut left_out = members.first().map(|(inner, _)| (*inner, LeftOut::new(deadline)));
     let mut stopped = None;
     yield_until(start + bounded(deadline), || {
         let mut index = 0;
         while index < members.len() {
             let inner = members[index].0;
-            // Who aborts waits for this thread to leave.
+            // A thread that aborts waits for this one to leave.
             let state = if inner.gate.is_closed() {
                 cut_off.push(inner);
-                Err(inner.cut_off(call))
+                Err(inner.abort_error(call))
             } else {
                 inner.ask()
             };
@@ -233,48 +243,48 @@ pub(crate) fn settle_all(
     } else {
         drop(members);
     }
-    // All members were left above: who aborts waits for that.
+    // All gates were left above, for which a thread that aborts waits.
     cut_off.into_iter().for_each(|inner| Abort::wait(inner));
     match (first_error, failed) {
-        (Some(error), Some(inner)) => Err(blamed(inner, error)),
+        (Some(error), Some(inner)) => Err(root_cause(inner, error)),
         (Some(error), None) => Err(error),
         (None, _) => Ok(()),
     }
 }
 
-/// Says of all of them that this thread may be stuck in NCCL from now on, or of none: then one of
-/// them was aborted or finalized meanwhile, and whoever did that waits until this thread has left.
+/// Marks this thread as blocking in all gates, or in none: then one of the communicators was
+/// aborted or finalized meanwhile, and the thread that did so waits until this one has left.
 #[inline]
-pub(crate) fn dive_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
+pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// The number of the last group of several communicators.
     static GROUPS: AtomicU64 = AtomicU64::new(0);
     if inside.len() > 1 {
         let group = GROUPS.fetch_add(1, Ordering::Relaxed) + 1;
         inside.iter().for_each(|(inner, _)| inner.group.store(group, Ordering::Release));
     }
-    let dived = inside.iter().try_for_each(|(inner, inside)| inner.dive(call, inside));
+    let dived = inside.iter().try_for_each(|(inner, inside)| inner.enter_blocking(call, inside));
     if dived.is_err() {
-        surface_all(inside);
+        leave_blocking_all(inside);
     }
     dived
 }
 
-/// After [`dive_all`], when NCCL has come back.
+/// Removes the marks of [`enter_blocking_all`], after NCCL has returned.
 #[inline]
-pub(crate) fn surface_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
+pub(crate) fn leave_blocking_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
     for (inner, one) in inside {
-        one.surface();
+        one.leave_blocking();
         if inside.len() > 1 {
             inner.group.store(0, Ordering::Release);
         }
     }
 }
 
-/// Has NCCL refuse the group that this thread has begun: its end launches nothing then, waits for
-/// nobody, and gives an error.
+/// Makes NCCL refuse the group that this thread has started: its end then launches nothing, waits
+/// for no rank, and returns an error.
 ///
-/// By a call that is wrong: NCCL notes that of the group, before it looks at anything else (seen in
-/// 2.19 to 2.30).
+/// Issues an invalid call: NCCL records its error for the group before it looks at anything else
+/// (seen in 2.19 to 2.30).
 #[cold]
 pub(crate) fn refuse_group(nccl: Nccl) {
     let (kind, op) = (ncclDataType_t::ncclUint8, ncclRedOp_t::ncclSum);
@@ -285,26 +295,26 @@ pub(crate) fn refuse_group(nccl: Nccl) {
     debug_assert!(!matches!(refused, Ok(ncclResult_t::ncclSuccess)));
 }
 
-/// The end of a group of calls, which NCCL has ended with `ended`.
+/// Completes a group of calls, for which NCCL has returned `ended`.
 ///
-/// What is partial did not reach NCCL as a whole, and NCCL does not know: nobody would come to meet
-/// the part that it launches, or works on until the deadline. So the communicators are aborted
-/// then.
+/// A partial group did not reach NCCL as a whole, which NCCL does not know: the other ranks would
+/// never join the part that it launches, or it would work until the deadline. So the communicators
+/// are aborted.
 #[inline]
 pub(crate) fn end_group(
     call: &'static str,
     nccl: Nccl,
     ended: Result<ncclResult_t, NcclError>,
-    inside: Turns<'_>,
+    inside: Entered<'_>,
     is_partial: bool,
     deadline: Duration,
 ) -> Result<(), NcclError> {
     if inside.len() > 1 {
-        surface_all(&inside);
+        leave_blocking_all(&inside);
     }
     match ended {
         Ok(ncclResult_t::ncclSuccess) if !is_partial => Ok(()),
-        Ok(ncclResult_t::ncclInProgress) if !is_partial => settle_group(call, inside, deadline),
+        Ok(ncclResult_t::ncclInProgress) if !is_partial => complete_group(call, inside, deadline),
         ended => end_badly(call, nccl, ended, inside, is_partial),
     }
 }
@@ -314,20 +324,20 @@ fn end_badly(
     call: &'static str,
     nccl: Nccl,
     ended: Result<ncclResult_t, NcclError>,
-    inside: Turns<'_>,
+    inside: Entered<'_>,
     is_partial: bool,
 ) -> Result<(), NcclError> {
     let cut_off = inside.iter().find(|(inner, _)| inner.gate.is_closed());
     let ended = match ended {
         Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => Ok(()),
         // NCCL's answer says nothing then.
-        Ok(_) if let Some((inner, _)) = cut_off => Err(inner.cut_off(call)),
-        // Read before others may call: the words are of this failure.
+        Ok(_) if let Some((inner, _)) = cut_off => Err(inner.abort_error(call)),
+        // Read before other threads may call: the text is of this failure.
         Ok(code) => Err(nccl.failure(call, code, None)),
         Err(error) => Err(error),
     };
     for (inner, inside) in inside.iter() {
-        inside.surface();
+        inside.leave_blocking();
         keep_failure(inner);
     }
     let inners: Vec<_> = inside.iter().map(|(inner, _)| Arc::clone(inner)).collect();
@@ -337,11 +347,11 @@ fn end_badly(
         tracing::error!(%error, "part of a group could not be ended in time");
     }
     inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
-    ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| blamed(inner, error.clone())))
+    ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| root_cause(inner, error.clone())))
 }
 
-/// What a call has stored, by its result. After an error that does not say that NCCL is done with
-/// the place, NCCL may still write there: it is leaked.
+/// Returns what a call has stored, by its result. After an error that does not confirm that NCCL
+/// has finished, NCCL may still write there, so the place is leaked.
 ///
 /// # Safety
 /// The place is that of a box, and belongs to the caller, or to NCCL as long as the call is not

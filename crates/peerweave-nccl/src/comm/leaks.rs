@@ -1,4 +1,5 @@
-//! What of NCCL a process has not given back, as a value, and as a report when the process ends.
+//! NCCL's resources that a process has not freed, as a value, and as a report when the process
+//! ends.
 //!
 //! Frees nothing. Invariant: the report at the end calls neither NCCL nor the driver, whose own
 //! ends may have come before.
@@ -8,7 +9,7 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 
-use crate::comm::ending;
+use crate::comm::teardown;
 use crate::library::error::{CommunicatorName, NcclError};
 use crate::library::loading;
 use crate::member::membership::{self, Inner};
@@ -36,7 +37,7 @@ impl Drop for CountedAllocation {
     }
 }
 
-/// What of NCCL this process holds now. What is left of it at the end of a program is leaked.
+/// NCCL's resources that this process holds now. At the end of a program they are leaked.
 ///
 /// `Display` has a line for each thing; nothing where there is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,7 +47,7 @@ pub struct Leaks {
     /// graph, window and operation.
     pub communicators: Vec<LeakedCommunicator>,
     /// Communicators that are still being ended in the background:
-    /// [`Communicator::settle`](crate::Communicator::settle) waits for them.
+    /// [`Communicator::wait_for_dropped`](crate::Communicator::wait_for_dropped) waits for them.
     pub ending: usize,
     /// Allocations of [`NcclMem`](crate::NcclMem) that are not freed.
     pub allocations: usize,
@@ -80,7 +81,7 @@ impl LeakedCommunicator {
 }
 
 impl Leaks {
-    /// Whether there is nothing.
+    /// Returns whether there is nothing.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -89,7 +90,7 @@ impl Leaks {
         let open = communicators.iter().filter(|inner| !inner.gate.is_closed());
         Self {
             communicators: open.map(|inner| LeakedCommunicator::of(inner)).collect(),
-            ending: ending::count(),
+            ending: teardown::count(),
             allocations: ALLOCATIONS.load(Ordering::Relaxed),
             allocated_bytes: BYTES.load(Ordering::Relaxed),
         }
@@ -112,7 +113,7 @@ impl fmt::Display for Leaks {
             writeln!(f)?;
         }
         if self.ending > 0 {
-            writeln!(f, "{} communicators are still being ended; Communicator::settle waits for them", self.ending)?;
+            writeln!(f, "{} communicators are still being ended; Communicator::wait_for_dropped waits for them", self.ending)?;
         }
         if self.allocations > 0 {
             writeln!(f, "{} allocations of NCCL's memory ({} bytes) were not freed", self.allocations, self.allocated_bytes)?;
@@ -122,7 +123,7 @@ impl fmt::Display for Leaks {
 }
 
 impl Nccl {
-    /// What of NCCL this process holds now, of every library.
+    /// Returns what this process holds of NCCL now, of every library.
     ///
     /// ```
     /// assert!(peerweave_nccl::Nccl::leaks().is_empty());
@@ -150,7 +151,7 @@ impl Nccl {
         if !refused {
             return Ok(());
         }
-        let why = "the system takes no more functions for the end of the process";
+        let why = "atexit failed: the system accepts no more functions";
         Err(NcclError::misuse("report_leaks_at_exit", crate::MisuseKind::Context { why }))
     }
 }
@@ -192,7 +193,7 @@ mod tests {
             "communicator #3 (rank 1 of 2) was neither finalized nor aborted",
             "communicator #4 (rank 1 of 2) was neither finalized nor aborted; it was revoked, and can only be split, shrunk or destroyed; \
              2 registered windows and buffers; 1 calls in captured graphs",
-            "1 communicators are still being ended; Communicator::settle waits for them",
+            "1 communicators are still being ended; Communicator::wait_for_dropped waits for them",
             "2 allocations of NCCL's memory (4096 bytes) were not freed",
         ];
         assert_eq!(leaks.to_string().lines().collect::<Vec<_>>(), lines);

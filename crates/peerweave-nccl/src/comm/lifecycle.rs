@@ -1,9 +1,9 @@
-//! How a communicator ends: in order, by force, in the background; and how it rests.
+//! Ending communicators in order and by force; suspending and resuming them.
 //!
 //! What waits for NCCL without a limit of NCCL's own does so on a thread of its own.
 //!
-//! Invariant: a handle is given to `ncclCommDestroy` or `ncclCommAbort` once, by who closed its
-//! gate.
+//! Invariant: a handle is passed to `ncclCommDestroy` or `ncclCommAbort` once, by the thread that
+//! closed its gate.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use peerweave_driver::{deadline_after, wait_until};
 
 use crate::comm::abort::{ABORT_LIMIT, abort_closed, abort_together};
 use crate::comm::communicator::Communicator;
-use crate::comm::ending::{self, Ending, no_thread};
+use crate::comm::teardown::{self, Teardown, no_thread_error};
 use crate::comm::watchdog;
 use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::{self, Inner, bounded};
@@ -23,8 +23,8 @@ use crate::member::spans;
 use crate::member::state::{Allowed, State};
 use crate::sys::{self, ncclResult_t};
 
-/// How long the driver may take to let go of what destroyed graphs held.
-const GRAPHS_GO: Duration = Duration::from_secs(2);
+/// How long the driver may take to release what destroyed graphs held.
+const GRAPH_RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 impl Communicator {
     /// Ends the membership in order: what was issued completes, and NCCL's resources are freed.
@@ -82,21 +82,21 @@ impl Communicator {
             });
             match closed {
                 Ok(()) => {
-                    // Only who asks something can be left, and leaves in no time: who revoked it
-                    // would have changed its state.
+                    // Only readers can be left, and they leave at once: a revocation would have
+                    // changed the state.
                     inner.gate.drain(Duration::ZERO);
-                    ends.push((inner, Ending::of(inner, State::Live, rest()).start()));
+                    ends.push((inner, Teardown::of(inner, State::Live, rest()).start()));
                 }
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
         for (inner, end) in ends {
-            // The thread has the deadline itself, and aborts after it: a little more, to hear of
-            // it.
+            // The thread has the deadline itself, and aborts after it: a little longer, to receive
+            // its result.
             let result = match end.map(|end| end.recv_timeout(rest() + ABORT_LIMIT)) {
                 Some(Ok(result)) => result,
                 Some(Err(RecvTimeoutError::Timeout)) => Err(inner.timeout(CALL, start.elapsed())),
-                Some(Err(RecvTimeoutError::Disconnected)) | None => Err(no_thread(CALL)),
+                Some(Err(RecvTimeoutError::Disconnected)) | None => Err(no_thread_error(CALL)),
             };
             if let Err(error) = result {
                 first_error.get_or_insert(error);
@@ -105,9 +105,9 @@ impl Communicator {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Ends the membership by force: work that runs on the device ends soon, with unspecified
-    /// results, and calls of other threads that are stuck return an error. Needs no turn and no
-    /// other rank.
+    /// Ends the membership by force: running work on the device ends soon, with unspecified
+    /// results, and blocked calls of other threads return an error. Needs neither the lock nor
+    /// another rank.
     ///
     /// Returns when NCCL has freed the communicator, at most after `limit`; NCCL goes on in the
     /// background then. While captured graphs use the communicator, NCCL keeps its memory until
@@ -133,23 +133,22 @@ impl Communicator {
         abort_together(&membership::all(), bounded(limit))
     }
 
-    /// Waits until the communicators that were dropped so far are ended, at most so long. Gives
-    /// whether they are.
+    /// Waits until the communicators that were dropped so far are freed, at most for `deadline`.
+    /// Returns whether they are.
     ///
-    /// For the end of a program, which would otherwise take their threads with it.
-    pub fn settle(deadline: Duration) -> bool {
+    /// For the end of a program, which would otherwise end the background threads.
+    pub fn wait_for_dropped(deadline: Duration) -> bool {
         // In this order: a last handle that the watchdog drops is counted before its look is over.
-        let ended = || Ok(!watchdog::is_looking() && ending::count() == 0);
+        let ended = || Ok(!watchdog::is_looking() && teardown::count() == 0);
         wait_until::<std::convert::Infallible>(Instant::now() + bounded(deadline), ended).unwrap_or(false)
     }
 
     /// Ends what runs on the communicator, and keeps it for [`split`](Self::split) and
     /// [`shrink`](Self::shrink). NCCL 2.28.7.
     ///
-    /// What is stuck on the device ends. Where the communicator blocks, so does what is stuck in a
-    /// call of another thread. Where it does not block, this takes its turn as other calls do: NCCL
-    /// frees a call that it is still at work on, and later frees it again ([`abort`](Self::abort)
-    /// ends such a call).
+    /// Blocked work on the device ends. If the communicator blocks, so do blocked calls of other
+    /// threads. If it does not block, this locks it as other calls do: NCCL would free a call that
+    /// it is still working on, and later free it again ([`abort`](Self::abort) ends such a call).
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before; [`NcclError::Dead`], also where it was revoked before;
@@ -159,9 +158,9 @@ impl Communicator {
         let inner = &self.inner;
         inner.nccl.not_forked(CALL)?;
         let _span = spans::of(inner, CALL);
-        // An old library is told before anything changes.
+        // An old library fails before anything changes.
         inner.nccl.needs("ncclCommRevoke", crate::Version::new(2, 28, 7))?;
-        if inner.blocking { revoke_beside_others(inner, CALL) } else { revoke_in_turn(inner, CALL) }
+        if inner.blocking { revoke_concurrently(inner, CALL) } else { revoke_exclusively(inner, CALL) }
     }
 
     /// Gives back the memory of the device that NCCL can do without for now. NCCL 2.29.7.
@@ -195,7 +194,10 @@ impl Communicator {
     pub fn resume(&self) -> Result<(), NcclError> {
         const CALL: &str = "resume";
         if self.inner.gate.state() == State::Live {
-            return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the communicator is not suspended" }));
+            return Err(NcclError::misuse(
+                CALL,
+                MisuseKind::Context { why: "the communicator is not suspended, expected after `suspend`" },
+            ));
         }
         self.change(CALL, State::Suspended, State::Live, |api, comm| {
             // SAFETY: the handle is live inside the gate.
@@ -203,7 +205,7 @@ impl Communicator {
         })
     }
 
-    /// Has NCCL change the state, and changes it here before anybody else gets in.
+    /// Makes NCCL change the state, and changes it here before another thread enters.
     fn change(
         &self,
         call: &'static str,
@@ -220,23 +222,22 @@ impl Communicator {
             no_graphs(call, [inner], Duration::ZERO)?;
         }
         inner.bind()?;
-        inner.dive(call, &inside)?;
-        let code = inner.begun(inner.nccl.code(call, |api| function(api, inner.handle.get()))?);
+        inner.enter_blocking(call, &inside)?;
+        let code = inner.started(inner.nccl.code(call, |api| function(api, inner.handle.get()))?);
         if code != ncclResult_t::ncclInProgress {
             inner.check(call, code)?;
             return inner.gate.change(from, to).map_err(|state| inner.dead(call, state));
         }
-        // Nobody gets in between, since the state is changed to what is not live before the gate is
-        // left.
+        // No thread enters in between, since the state stops being live before the gate is left.
         inner.gate.change(from, State::Suspended).map_err(|state| inner.dead(call, state))?;
-        let settled = inner.settle(call, code, inside);
-        let end = if settled.is_ok() { to } else { State::Failed };
+        let completed = inner.complete(call, code, inside);
+        let end = if completed.is_ok() { to } else { State::Failed };
         let _ = inner.gate.change(State::Suspended, end);
-        settled
+        completed
     }
 }
 
-/// An error while captured graphs use one of them.
+/// Fails while captured graphs use one of the communicators.
 ///
 /// The driver lets go of what a destroyed graph held some time after the destruction, on a thread
 /// of its own (seen on H200): that is waited for, at most for `patience`, and not for long.
@@ -246,39 +247,38 @@ pub(crate) fn no_graphs<'a>(
     patience: Duration,
 ) -> Result<(), NcclError> {
     let graphs = || communicators.clone().into_iter().map(|inner| inner.graphs.load(Ordering::Acquire)).max().unwrap_or(0);
-    match wait_until::<Infallible>(deadline_after(patience.min(GRAPHS_GO)), || Ok(graphs() == 0)) {
+    match wait_until::<Infallible>(deadline_after(patience.min(GRAPH_RELEASE_LIMIT)), || Ok(graphs() == 0)) {
         Ok(true) => Ok(()),
         Ok(false) => Err(NcclError::misuse(call, MisuseKind::Graphs { count: graphs() })),
     }
 }
 
-/// Revokes what does not block: nobody else is inside, and NCCL has nothing left of an earlier
-/// call.
-fn revoke_in_turn(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
+/// Revokes a non-blocking communicator: no other thread is inside, and NCCL has no pending call.
+fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
     let start = Instant::now();
     let inside = inner.enter(call, Allowed::OPEN)?;
     inner.bind()?;
     // An error of a peer's stays, whatever becomes of this.
     let stays = inner.ask()?;
     if stays == ncclResult_t::ncclInProgress {
-        // Somebody gave up waiting for it.
+        // An earlier wait for it was given up.
         return Err(inner.timeout(call, Duration::ZERO));
     }
     let before = revoked(inner, call)?;
-    inner.dive(call, &inside)?;
+    inner.enter_blocking(call, &inside)?;
     let code = inner.nccl.code(call, |api| {
         // SAFETY: the handle is live inside the gate.
         unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) }
     });
-    inside.surface();
-    let begun = code.map(|code| inner.begun(code)).and_then(|code| match code {
+    inside.leave_blocking();
+    let started = code.map(|code| inner.started(code)).and_then(|code| match code {
         ncclResult_t::ncclInProgress => Ok(()),
         code => inner.check(call, code),
     });
-    if begun.is_err() {
+    if started.is_err() {
         // NCCL did not do it: what it was, unless it became something else meanwhile.
         let _ = inner.gate.change(State::Revoked, before);
-        return begun;
+        return started;
     }
     let mut code = ncclResult_t::ncclInProgress;
     let done = wait_until(deadline_after(inner.deadline().saturating_sub(start.elapsed())), || {
@@ -293,27 +293,27 @@ fn revoke_in_turn(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclErro
     }
 }
 
-/// Revokes what blocks, whoever is inside: what is stuck there ends by it.
-fn revoke_beside_others(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
-    let looking = inner.gate.look(Allowed::OPEN).map_err(|refused| inner.refused(call, refused))?;
+/// Revokes a blocking communicator while other threads may be inside: their blocked calls end.
+fn revoke_concurrently(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
+    let reader = inner.gate.enter_shared(Allowed::OPEN).map_err(|refused| inner.refused(call, refused))?;
     inner.bind()?;
     let before = revoked(inner, call)?;
-    let code = looking.dive(|| {
-        // SAFETY: the handle is live: who frees it waits for who looks in, or finds that it is
-        // stuck in here, which NCCL lets another thread abort. NCCL lets this function run beside a
-        // call that is stuck.
+    let code = reader.enter_blocking(|| {
+        // SAFETY: the handle is live: a thread that frees it waits for readers, or finds that this
+        // one is blocked in NCCL, which lets another thread abort then. NCCL lets this function run
+        // concurrently with a blocked call.
         inner.nccl.code(call, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })
     });
     let result = inner.check(call, code.map_err(|state| inner.dead(call, state))??);
     if result.is_err() {
         let _ = inner.gate.change(State::Revoked, before);
     }
-    // Who ended it meanwhile left nothing to split or shrink.
+    // A thread that ended it meanwhile left nothing to split or shrink.
     if inner.gate.is_closed() { result.and(Err(inner.dead(call, inner.gate.state()))) } else { result }
 }
 
-/// Notes that it is revoked, and gives what it was: NCCL does it once, for who was first; not what
-/// was seen closed a moment ago.
+/// Records the revocation, and returns the previous state. NCCL revokes once, for the first caller;
+/// a closed communicator fails.
 fn revoked(inner: &Inner, call: &'static str) -> Result<State, NcclError> {
     match inner.gate.set(State::Revoked) {
         Ok(State::Revoked) => Err(inner.dead(call, State::Revoked)),

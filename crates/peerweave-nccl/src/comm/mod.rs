@@ -4,10 +4,10 @@
 pub(crate) mod abort;
 pub(crate) mod communicator;
 pub(crate) mod complete;
-pub(crate) mod ending;
 pub(crate) mod leaks;
 pub(crate) mod lifecycle;
 pub(crate) mod siblings;
+pub(crate) mod teardown;
 pub(crate) mod wait;
 pub(crate) mod watchdog;
 pub(crate) mod work;

@@ -1,8 +1,8 @@
-//! The ranks of one communicator that are in one process: which of them are behind, and whether
-//! anybody is left to bring them.
+//! The ranks of one communicator in one process: which of them are behind, and whether another
+//! thread can still issue their calls.
 //!
-//! A thread that has several ranks issues their calls in one group. If it leaves one out, it waits
-//! for a call that only it can issue, and NCCL never notices. What other processes do is `wait.rs`.
+//! A thread that has several ranks issues their calls in one group. If it omits one, it waits for a
+//! call that only it can issue, and NCCL never notices. Other processes are checked in `wait.rs`.
 //!
 //! Invariant: this only reads; a call pays for it with one store.
 

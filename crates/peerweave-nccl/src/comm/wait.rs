@@ -1,9 +1,9 @@
-//! Waiting with a deadline for what was enqueued, and finding out who did not come.
+//! Waiting with a deadline for enqueued work, and finding the ranks that are missing.
 //!
-//! Ending what is stuck is `lifecycle.rs`.
+//! Teardown what is stuck is `lifecycle.rs`.
 //!
-//! Invariant: ranks tell each other where they are only when a wait has expired or when they are
-//! asked to: a call costs nothing for it.
+//! Invariant: ranks report their position only when a wait has expired or when
+//! [`Communicator::report`] is called: a call costs nothing for it.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -17,12 +17,12 @@ use crate::comm::abort::{ABORT_LIMIT, abort_together};
 use crate::comm::communicator::Communicator;
 use crate::comm::siblings::{self, LeftOut};
 use crate::library::error::{MisuseKind, NcclError, PeerLost, RankReport, Timeout};
-use crate::member::membership::{self, A_MOMENT, Inner};
+use crate::member::membership::{self, Inner, PROBE_TIMEOUT};
 use crate::member::spans;
 use crate::member::state::State;
 use crate::sys::ncclResult_t;
 
-/// What an expired wait does about what is stuck.
+/// What an expired wait does about pending work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnExpiry {
     /// Aborts the communicator, with all of its ranks in this process. Others go on.
@@ -37,23 +37,23 @@ pub enum OnExpiry {
     LeaveAlone,
 }
 
-/// How often NCCL is asked whether something went wrong in the background.
+/// How often NCCL is queried for asynchronous errors.
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
-/// How often somebody who waits asks the rendezvous who is gone, and how long for its answer, which
-/// mostly takes less than a tenth of a millisecond.
+/// How often a waiter asks the rendezvous which ranks are gone, and how long it waits for the
+/// response, which usually takes less than a tenth of a millisecond.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
 /// How long work in which a rank took part before it died may still run.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
-/// How long the other ranks have to say where they are, and to be asked.
+/// How long the other ranks may take to report their position.
 const REPORTS: Duration = Duration::from_millis(500);
 
 impl Communicator {
-    /// Waits until all work is done that the stream has now, and looks for errors of the
-    /// communicator meanwhile. A thread that is stuck in a call does not keep this one.
+    /// Waits until all work that the stream has now is complete, and polls for errors of the
+    /// communicator meanwhile. A thread that is blocked in a call does not delay this one.
     ///
     /// On expiry, or on an error, **the communicator is aborted**, with all of its ranks in this
     /// process, each from a thread of its own. Other communicators go on.
@@ -71,7 +71,8 @@ impl Communicator {
         self.wait_with(stream, deadline, OnExpiry::default())
     }
 
-    /// As [`wait`](Self::wait), by the communicator's own [`deadline`](Self::deadline).
+    /// Waits as [`wait`](Self::wait) does, until the communicator's own
+    /// [`deadline`](Self::deadline).
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -79,7 +80,7 @@ impl Communicator {
         self.wait(stream, self.deadline())
     }
 
-    /// As [`wait`](Self::wait), with a choice of what is done about what is stuck.
+    /// Waits as [`wait`](Self::wait) does, with a choice of what happens to pending work on expiry.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -89,9 +90,9 @@ impl Communicator {
         inner.nccl.not_forked(CALL)?;
         let _span = spans::of(inner, CALL);
         inner.check_stream(CALL, stream)?;
-        // The question itself would spoil the capture.
+        // The query itself would invalidate the capture.
         if is_capturing(stream)? {
-            let why = "the stream is being captured: nothing runs that could be waited for";
+            let why = "the stream is being captured, so no work runs that could be waited for; end the capture first";
             return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
         }
         inner.bind()?;
@@ -108,7 +109,7 @@ impl Communicator {
             };
             if is_done || asked.elapsed() >= ASK_EVERY {
                 asked = Instant::now();
-                look(inner, CALL, if is_done { A_MOMENT } else { Duration::ZERO })?;
+                look(inner, CALL, if is_done { PROBE_TIMEOUT } else { Duration::ZERO })?;
                 if !is_done {
                     watch.look(inner, start.elapsed()).map_err(Stop::Failed)?;
                     left_out.look(CALL, inner, start.elapsed()).map_err(Stop::Failed)?;
@@ -120,7 +121,7 @@ impl Communicator {
             Ok(true) => return Ok(()),
             Ok(false) => expired(inner, start.elapsed()),
             Err(Stop::Unasked(error)) => return Err(error),
-            Err(Stop::Failed(error)) => blamed(inner, error),
+            Err(Stop::Failed(error)) => root_cause(inner, error),
         };
         let aborted = match on_expiry {
             OnExpiry::Abort => siblings::of_process(inner),
@@ -129,7 +130,7 @@ impl Communicator {
         };
         for other in aborted.iter().filter(|other| !Arc::ptr_eq(other, inner) && other.identity == inner.identity) {
             // What other threads wait for on the same communicator ends for the same reason.
-            let _ = other.verdict.set(error.clone());
+            let _ = other.abort_reason.set(error.clone());
         }
         match abort_together(&aborted, ABORT_LIMIT) {
             Ok(count) => tracing::error!(%error, count, "communicators were aborted"),
@@ -138,8 +139,8 @@ impl Communicator {
         Err(error)
     }
 
-    /// Tells the other ranks which call this rank issued last, for who waits for it; and gives what
-    /// they told so far. Nothing without a rendezvous.
+    /// Publishes the last call of this rank to the other ranks, and returns what they have
+    /// published so far. Does nothing without a rendezvous.
     ///
     /// # Errors
     /// [`NcclError::Bootstrap`].
@@ -156,13 +157,13 @@ impl Communicator {
 
 /// Why a wait ends before its deadline.
 enum Stop {
-    /// Nothing is known of the work, or somebody else has ended it.
+    /// The state of the work is unknown, or another thread has ended it.
     Unasked(NcclError),
     /// The work has failed.
     Failed(NcclError),
 }
 
-/// Codes that say that the question was wrong, and nothing of the work.
+/// Returns whether the code is about the query itself and says nothing about the work.
 fn is_about_asking(code: CudaCode) -> bool {
     // Parameters, contexts and handles; what has to do with captures.
     matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
@@ -177,9 +178,9 @@ fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<()
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {
         // The reason names the call that was waited for.
-        return Err(Stop::Unasked(inner.verdict.get().cloned().unwrap_or_else(|| inner.dead(call, state))));
+        return Err(Stop::Unasked(inner.abort_reason.get().cloned().unwrap_or_else(|| inner.dead(call, state))));
     }
-    let because = |error| inner.verdict.get().cloned().unwrap_or(error);
+    let because = |error| inner.abort_reason.get().cloned().unwrap_or(error);
     match inner.async_code(call, patience).map_err(|error| Stop::Unasked(because(error)))? {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
         code => {
@@ -217,7 +218,7 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: Rank) -> Result<Option
 pub(crate) struct Watch {
     /// When the rendezvous is asked next, in time waited.
     next: Option<Duration>,
-    /// Who is gone, and when that was heard.
+    /// The ranks that are gone, and when that was learned.
     gone: Option<(Vec<Rank>, Instant)>,
 }
 
@@ -236,7 +237,7 @@ impl Watch {
             && let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade())
         {
             let start = Instant::now();
-            let gone = News::gone_within(inner, &rendezvous, WATCH_PATIENCE);
+            let gone = PeerReports::gone_within(inner, &rendezvous, WATCH_PATIENCE);
             self.answered(waited, start.elapsed(), gone);
         }
         Ok(())
@@ -254,9 +255,12 @@ impl Watch {
     }
 }
 
-/// What the rendezvous is asked, on a thread of its own: one whose server is gone or stuck must not
-/// keep this thread beyond its deadline. Nothing without a rendezvous.
-fn heard<R: Default + Send + 'static>(inner: &Arc<Inner>, ask: impl FnOnce(&Inner, &Rendezvous) -> R + Send + 'static) -> R {
+/// Queries the rendezvous on a separate thread: a server that is gone or stuck must not delay this
+/// thread beyond its deadline. Returns the default without a rendezvous.
+fn ask_rendezvous<R: Default + Send + 'static>(
+    inner: &Arc<Inner>,
+    ask: impl FnOnce(&Inner, &Rendezvous) -> R + Send + 'static,
+) -> R {
     let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade()) else { return R::default() };
     let (sender, receiver) = channel();
     let asking = Arc::clone(inner);
@@ -269,20 +273,20 @@ fn heard<R: Default + Send + 'static>(inner: &Arc<Inner>, ask: impl FnOnce(&Inne
     }
 }
 
-/// An error of NCCL's that is somebody's loss where somebody is gone. Asked outside of the gate: it
-/// may take a moment.
+/// Converts an error of NCCL into [`NcclError::PeerLost`] if a rank is gone. Called outside of the
+/// gate: it may take a moment.
 #[cold]
-pub(crate) fn blamed(inner: &Arc<Inner>, error: NcclError) -> NcclError {
+pub(crate) fn root_cause(inner: &Arc<Inner>, error: NcclError) -> NcclError {
     let NcclError::Nccl(failure) = &error else { return error };
     if !failure.code.may_be_a_loss() {
         return error;
     }
     // NCCL notices a connection that is cut at once, the rendezvous a process that is gone a little
     // later.
-    let gone = heard(inner, |inner, rendezvous| {
+    let gone = ask_rendezvous(inner, |inner, rendezvous| {
         let mut gone = Vec::new();
         let _ = wait_until(Instant::now() + REPORTS, || {
-            gone = News::gone(inner, rendezvous);
+            gone = PeerReports::gone(inner, rendezvous);
             Ok::<_, BootstrapError>(!gone.is_empty())
         });
         gone
@@ -294,30 +298,38 @@ pub(crate) fn blamed(inner: &Arc<Inner>, error: NcclError) -> NcclError {
     PeerLost { call: failure.call, communicator, ranks: gone, last_error }.into()
 }
 
-/// The error of a wait that expired, with what the others say.
+/// Returns the error of a wait that expired, with the reports of the other ranks.
 #[cold]
 pub(crate) fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
     let (sequence, call) = inner.last();
     let call = if call.is_empty() { "wait" } else { call };
-    let news = heard(inner, News::gather);
+    let reports_of_peers = ask_rendezvous(inner, PeerReports::gather);
     let communicator = Some(Arc::clone(&inner.name));
-    let news = news.with(siblings::reports(inner), sequence);
-    if !news.gone.is_empty() {
+    let reports_of_peers = reports_of_peers.with(siblings::reports(inner), sequence);
+    if !reports_of_peers.gone.is_empty() {
         let last_error = inner.nccl.last_error_text(std::ptr::null_mut());
-        return PeerLost { call, communicator, ranks: news.gone, last_error }.into();
+        return PeerLost { call, communicator, ranks: reports_of_peers.gone, last_error }.into();
     }
-    Timeout { call, sequence: Some(sequence), waited, communicator, missing: news.missing, reports: news.reports }.into()
+    Timeout {
+        call,
+        sequence: Some(sequence),
+        waited,
+        communicator,
+        missing: reports_of_peers.missing,
+        reports: reports_of_peers.reports,
+    }
+    .into()
 }
 
-/// What the other ranks say, or the rendezvous about them.
+/// What the other ranks reported, or the rendezvous about them.
 #[derive(Default)]
-struct News {
+struct PeerReports {
     gone: Vec<Rank>,
     missing: Vec<Rank>,
     reports: Vec<RankReport>,
 }
 
-impl News {
+impl PeerReports {
     /// The ranks that the rendezvous knows to be gone.
     fn gone(inner: &Inner, rendezvous: &Rendezvous) -> Vec<Rank> {
         Self::gone_within(inner, rendezvous, REPORTS)
@@ -349,30 +361,33 @@ impl News {
     }
 
     fn gather(inner: &Inner, rendezvous: &Rendezvous) -> Self {
-        let mut news = Self { gone: Self::gone(inner, rendezvous), ..Self::default() };
-        if !news.gone.is_empty() {
-            return news;
+        let mut reports_of_peers = Self { gone: Self::gone(inner, rendezvous), ..Self::default() };
+        if !reports_of_peers.gone.is_empty() {
+            return reports_of_peers;
         }
         if publish(inner, rendezvous).is_err() {
-            return news;
+            return reports_of_peers;
         }
         let (sequence, _) = inner.last();
         // The others' waits expire about now too.
         let others = others(inner);
         let all = wait_until(Instant::now() + REPORTS, || {
             let found = others.iter().map(|rank| reported(inner, rendezvous, *rank));
-            news.reports = found.filter_map(Result::transpose).collect::<Result<_, _>>()?;
+            reports_of_peers.reports = found.filter_map(Result::transpose).collect::<Result<_, _>>()?;
             // A report of an earlier expiry may be replaced by a newer one.
             let is_new = |report: &RankReport| report.sequence >= sequence;
-            Ok::<_, BootstrapError>(news.reports.len() == others.len() && news.reports.iter().all(is_new))
+            Ok::<_, BootstrapError>(reports_of_peers.reports.len() == others.len() && reports_of_peers.reports.iter().all(is_new))
         });
         if let Ok(false) = all {
-            news.missing = others.into_iter().filter(|rank| news.reports.iter().all(|report| report.rank != *rank)).collect();
+            reports_of_peers.missing =
+                others.into_iter().filter(|rank| reports_of_peers.reports.iter().all(|report| report.rank != *rank)).collect();
         }
-        // Who reports an earlier call has not arrived at this one.
-        news.missing.extend(news.reports.iter().filter(|report| report.sequence < sequence).map(|report| report.rank));
-        news.missing.sort_unstable();
-        news
+        // A rank that reports an earlier call has not arrived at this one.
+        reports_of_peers
+            .missing
+            .extend(reports_of_peers.reports.iter().filter(|report| report.sequence < sequence).map(|report| report.rank));
+        reports_of_peers.missing.sort_unstable();
+        reports_of_peers
     }
 }
 
@@ -381,7 +396,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_server_is_asked_less_often() {
+    fn slow_rendezvous_is_polled_less_often() {
         for (took, most) in [(Duration::ZERO, 40), (WATCH_PATIENCE, 8)] {
             let mut watch = Watch::default();
             let mut asked = 0;

@@ -1,10 +1,9 @@
 //! The watchdog: one thread of the process, which gives deadlines to calls that NCCL keeps on the
 //! host and to work that is enqueued.
 //!
-//! A call pays nothing for it. The watchdog reads words that a call writes anyway: whose turn it is
-//! (`state.rs`), the number of the last call, the streams that got work. What other ranks do is
-//! asked by a thread of its own for each call that takes long, so that no question delays the
-//! deadline of another call.
+//! A call pays nothing for it: the watchdog reads what a call writes anyway: the owner of the gate
+//! (`state.rs`), the number of the last call, the streams that got work. A separate thread for each
+//! long call asks where other ranks are, so that no query delays the deadline of another call.
 //!
 //! Invariant: a communicator is closed before it is aborted, as by every other abort, and only
 //! while the call that is late is the same one.
@@ -23,7 +22,7 @@ use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
 
-/// How often communicators are looked at: so often within the shortest deadline, and within these
+/// How often communicators are inspected: this often within the shortest deadline, and within these
 /// bounds.
 const LOOKS: u32 = 8;
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
@@ -42,16 +41,16 @@ struct Thread {
 static THREAD: Mutex<Thread> = Mutex::new(Thread { is_running: false, changes: 0 });
 static CHANGED: Condvar = Condvar::new();
 
-/// How many looks hold communicators now.
+/// How many inspections hold communicators now.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether the watchdog holds communicators now. Then the last handle of a communicator may be its,
-/// for a moment.
+/// Returns whether the watchdog holds communicators now. Then the last handle of a communicator may
+/// be the watchdog's, for a moment.
 pub(crate) fn is_looking() -> bool {
     LOOKING.load(Ordering::Acquire) != 0
 }
 
-/// A look at communicators. The handles that it took are dropped before it is.
+/// An inspection of communicators. The handles that it took are dropped before it.
 struct Look;
 
 impl Look {
@@ -71,8 +70,8 @@ fn thread() -> MutexGuard<'static, Thread> {
     THREAD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the watchdog look at all communicators, since there is a new one or a deadline has changed.
-/// `false` if the system gives it no thread.
+/// Makes the watchdog inspect all communicators, after one was created or a deadline has changed.
+/// Returns `false` if the system has no thread for it.
 pub(crate) fn watch() -> bool {
     let mut thread = thread();
     thread.changes += 1;
@@ -112,7 +111,7 @@ struct Seen {
 }
 
 struct SeenCall {
-    turn: u64,
+    acquisition: u64,
     since: Instant,
     is_inspected: bool,
 }
@@ -132,7 +131,7 @@ fn look_at_all(seen: &mut HashMap<u64, Seen>) -> Option<Duration> {
             let late = Arc::downgrade(inner);
             // Its deadline is long, so that a thread that the system does not give is asked for
             // again.
-            drop(std::thread::Builder::new().name("peerweave-late".into()).spawn(move || cut_off_work(&late, now)));
+            drop(std::thread::Builder::new().name("peerweave-late".into()).spawn(move || abort_late_work(&late, now)));
         }
         let deadline = inner.deadline().min(inner.work_deadline());
         shortest = Some(shortest.map_or(deadline, |shortest: Duration| shortest.min(deadline)));
@@ -144,14 +143,14 @@ impl Seen {
     fn look_at_call(&mut self, inner: &Arc<Inner>, now: Instant) {
         match (inner.gate.stuck_in(), &mut self.call) {
             (None, call) => *call = None,
-            (Some(turn), Some(call)) if call.turn == turn => {
+            (Some(acquisition), Some(call)) if call.acquisition == acquisition => {
                 if !call.is_inspected {
-                    let late = LateCall { inner: Arc::downgrade(inner), turn, since: call.since };
+                    let late = LateCall { inner: Arc::downgrade(inner), acquisition, since: call.since };
                     let thread = std::thread::Builder::new().name("peerweave-late".into());
                     call.is_inspected = thread.spawn(move || late.inspect()).is_ok();
                 }
             }
-            (Some(turn), call) => *call = Some(SeenCall { turn, since: now, is_inspected: false }),
+            (Some(acquisition), call) => *call = Some(SeenCall { acquisition, since: now, is_inspected: false }),
         }
     }
 }
@@ -159,7 +158,7 @@ impl Seen {
 /// A call that was seen twice, and may be stuck.
 struct LateCall {
     inner: Weak<Inner>,
-    turn: u64,
+    acquisition: u64,
     since: Instant,
 }
 
@@ -176,7 +175,7 @@ impl LateCall {
     fn look(&self, watch: &mut Watch, left_out: &mut Option<LeftOut>) -> Option<Duration> {
         let _look = Look::begin();
         let inner = self.inner.upgrade()?;
-        let goes_on = || !inner.gate.is_closed() && inner.gate.stuck_in() == Some(self.turn);
+        let goes_on = || !inner.gate.is_closed() && inner.gate.stuck_in() == Some(self.acquisition);
         if !goes_on() {
             return None;
         }
@@ -192,7 +191,7 @@ impl LateCall {
             Ok(()) => Some(INSPECT_EVERY.min(deadline.saturating_sub(waited))),
             // Asking the others takes a moment, in which the call may have come to its end.
             Err(error) if goes_on() => {
-                cut_off(&together, &error);
+                abort_late(&together, &error);
                 None
             }
             Err(_) => None,
@@ -204,7 +203,7 @@ impl LateCall {
     /// Whether the call waits for every rank. A communicator is shrunk, and revoked, because some
     /// are gone.
     fn needs_all_ranks(&self, inner: &Inner) -> bool {
-        self.turn != Gate::READER && inner.last().1 != Call::Shrink.name()
+        self.acquisition != Gate::READER && inner.last().1 != Call::Shrink.name()
     }
 }
 
@@ -223,19 +222,19 @@ pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
 }
 
 /// Ends work that is late, unless it was completed meanwhile.
-fn cut_off_work(inner: &Weak<Inner>, since: Instant) {
+fn abort_late_work(inner: &Weak<Inner>, since: Instant) {
     let _look = Look::begin();
     let Some(inner) = inner.upgrade() else { return };
     let error = expired(&inner, inner.work_deadline() + since.elapsed());
-    cut_off(&siblings::of_process(&inner), &error);
+    abort_late(&siblings::of_process(&inner), &error);
 }
 
-/// Aborts communicators, and has their waits and the calls that are stuck say why.
-pub(crate) fn cut_off(communicators: &[Arc<Inner>], error: &NcclError) {
+/// Aborts communicators, and records the reason for their waits and blocked calls.
+pub(crate) fn abort_late(communicators: &[Arc<Inner>], error: &NcclError) {
     tracing::error!(%error, count = communicators.len(), "what is late is aborted");
     for inner in communicators {
         // The first reason stays.
-        let _ = inner.verdict.set(error.clone());
+        let _ = inner.abort_reason.set(error.clone());
     }
     // Not waited for: the threads that abort say what goes wrong.
     let _ = abort_together(communicators, Duration::ZERO);

@@ -103,7 +103,7 @@ impl Mark {
     }
 
     fn destroy(&self, inner: &Inner) {
-        // SAFETY: nobody else has the event, and it is not used again. What still waits in its
+        // SAFETY: no other thread has the event, and it is not used again. Pending work in its
         // stream is the driver's.
         let _ = unsafe { inner.driver.api().cuEventDestroy_v2(self.0) };
     }

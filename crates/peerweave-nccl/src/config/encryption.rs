@@ -49,8 +49,8 @@ impl EncryptionConfig {
 }
 
 impl Nccl {
-    /// Has NCCL's own sockets encrypted from now on. Before the first unique id and communicator,
-    /// and on every rank alike. NCCL 2.32.
+    /// Encrypts NCCL's own sockets from now on. Call it before the first unique id and
+    /// communicator, and on every rank alike. NCCL 2.32.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.32, [`NcclError::Misuse`] for a key that is too short or

@@ -4,7 +4,8 @@
 //! variable. What Peerweave's own crates make is guarded by them; a device communicator's multimem
 //! is guarded where it is asked for.
 //!
-//! Invariant: no communicator is made while multicast objects are forbidden and NCCL was not told.
+//! Invariant: while multicast objects are forbidden, no communicator is created unless NCCL is
+//! configured not to use them.
 
 use peerweave_driver::multicast_switch;
 

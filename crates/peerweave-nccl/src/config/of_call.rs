@@ -66,24 +66,24 @@ const SINCE: Version = Version::new(2, 31, 0);
 const MOST: u32 = i32::MAX as u32;
 
 impl CollConfig {
-    /// Nothing is set.
+    /// Creates a configuration with nothing set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The fewest CTAs.
+    /// Sets the minimum of CTAs.
     pub fn min_ctas(mut self, ctas: u32) -> Self {
         self.min_ctas = Some(ctas);
         self
     }
 
-    /// The most CTAs; no more than the communicator's own limit.
+    /// Sets the maximum of CTAs; at most the communicator's own limit.
     pub fn max_ctas(mut self, ctas: u32) -> Self {
         self.max_ctas = Some(ctas);
         self
     }
 
-    /// The most CTAs where NVLink's switches are used.
+    /// Sets the maximum of CTAs where NVLink's switches are used.
     pub fn nvls_ctas(mut self, ctas: u32) -> Self {
         self.nvls_ctas = Some(ctas);
         self
@@ -95,21 +95,21 @@ impl CollConfig {
         self
     }
 
-    /// Which algorithms may be used, in NCCL's own words. Each different text stays in memory until
-    /// the process ends.
+    /// Sets the algorithms that may be used, in NCCL's own syntax. Each different text stays in
+    /// memory until the process ends.
     pub fn algorithms(mut self, selection: impl Into<String>) -> Self {
         self.algorithms = Some(selection.into());
         self
     }
 
-    /// Whether a selection of [`algorithms`](Self::algorithms) that cannot be had is an error, as
-    /// it is if this is not set.
+    /// Sets whether a selection of [`algorithms`](Self::algorithms) that is not available is an
+    /// error, which is the default.
     pub fn force_algorithms(mut self, force: Switch) -> Self {
         self.force_algorithms = Some(force);
         self
     }
 
-    /// How many processors of the device NCCL takes from computation.
+    /// Sets how many SMs of the device NCCL takes from computation.
     ///
     /// [`CtaPolicy::Zero`] is for buffers in symmetric windows, which copy engines then work on.
     /// Seen on 4 H200s with NCCL 2.32.3: scatter in place is refused on the root, while the other
@@ -119,7 +119,7 @@ impl CollConfig {
         self
     }
 
-    /// What profilers see with this collective; below 2^63. 0 is no tag.
+    /// Sets the tag that profilers see with this collective; below 2^63. 0 is no tag.
     pub fn profiler_tag(mut self, tag: u64) -> Self {
         self.profiler_tag = tag;
         self
@@ -160,7 +160,7 @@ impl CollConfig {
             return misuse(MisuseKind::Combination { what: "CollConfig::min_ctas", why: "it is greater than max_ctas" });
         }
         if self.profiler_tag >> 63 != 0 {
-            let why = "its highest bit is set, which NCCL keeps for itself";
+            let why = "its highest bit is set, which NCCL reserves";
             return misuse(MisuseKind::Combination { what: "CollConfig::profiler_tag", why });
         }
         if self.launch_completion_event.is_some() {
@@ -323,7 +323,7 @@ mod tests {
             (CollConfig::new().min_ctas(5).max_ctas(4), "all_reduce: CollConfig::min_ctas: it is greater than max_ctas"),
             (
                 CollConfig::new().profiler_tag(1 << 63),
-                "all_reduce: CollConfig::profiler_tag: its highest bit is set, which NCCL keeps for itself",
+                "all_reduce: CollConfig::profiler_tag: its highest bit is set, which NCCL reserves",
             ),
             (CollConfig::new().max_ctas(0), "all_reduce: CollConfig::max_ctas is 0, expected at least 1"),
         ] {

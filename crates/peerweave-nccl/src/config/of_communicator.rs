@@ -193,12 +193,12 @@ options! {
 }
 
 impl Config {
-    /// Nothing is set.
+    /// Creates a configuration with nothing set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The name that was set.
+    /// Returns the name that was set.
     pub fn name_set(&self) -> Option<&str> {
         self.name.as_deref()
     }

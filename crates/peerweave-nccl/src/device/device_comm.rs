@@ -4,7 +4,7 @@
 //! not here.
 //!
 //! # Invariants
-//! - **[D1]** The bytes stay where they are from before NCCL is told of them until NCCL is done
+//! - **[D1]** The bytes stay in place from before NCCL gets their address until NCCL has finished
 //!   with them.
 //! - **[D2]** A device communicator keeps its communicator, so that what its bytes point to exists
 //!   as long as it does.
@@ -23,11 +23,11 @@ use crate::member::state::Allowed;
 use crate::sys::{Api, ncclCftTeamMode_t, ncclComm_t, ncclTeam_t};
 use crate::{DeviceTeam, Version};
 
-/// What a kernel is given so that it communicates by itself: bytes that only NCCL's device code
+/// The state that a kernel needs to communicate by itself: bytes that only NCCL's device code
 /// understands.
 ///
-/// Dropping it does not tell NCCL: what it holds is given back with the communicator.
-/// [`destroy`](Self::destroy) gives it back at once.
+/// Dropping it does not call NCCL: its resources are freed with the communicator.
+/// [`destroy`](Self::destroy) frees them at once.
 pub struct DeviceCommunicator {
     communicator: Communicator,
     bytes: Storage,
@@ -40,15 +40,15 @@ pub struct DeviceCommunicator {
 pub struct MultimemHandle(u64);
 
 impl MultimemHandle {
-    /// The address. Only multimem instructions of kernels may use it; 0 where the hardware has
-    /// none.
+    /// Returns the address. Only multimem instructions of kernels may use it; 0 where the hardware
+    /// has none.
     pub fn address(self) -> u64 {
         self.0
     }
 }
 
-/// Bytes that NCCL writes, by words for their alignment. Zero at first, so that reading any of them
-/// is defined.
+/// Bytes that NCCL writes, allocated as `u64` for their alignment. Zero at first, so that reading
+/// any of them is defined.
 ///
 /// Held by pointer, since NCCL keeps one of its own while it works [D1].
 struct Storage {
@@ -56,8 +56,8 @@ struct Storage {
     len_bytes: usize,
 }
 
-// SAFETY: shared are the bytes, which nobody writes once the device communicator is made, so that
-// nothing has to be synchronised; the test `threads_share_a_device_communicator` would catch a
+// SAFETY: shared are the bytes, which are not written once the device communicator is created, so
+// that nothing has to be synchronised; the test `threads_share_a_device_communicator` would catch a
 // failure.
 unsafe impl Send for Storage {}
 // SAFETY: as above.
@@ -70,8 +70,8 @@ impl Storage {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the words were allocated with at least that many bytes, all of them are
-        // initialised, and nobody writes them any more.
+        // SAFETY: at least that many bytes were allocated, all of them are initialised, and they
+        // are not written any more.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len_bytes) }
     }
 }
@@ -79,7 +79,7 @@ impl Storage {
 impl Drop for Storage {
     fn drop(&mut self) {
         let words = std::ptr::slice_from_raw_parts_mut(self.words.as_ptr(), self.len_bytes.div_ceil(8).max(1));
-        // SAFETY: this is what `new` leaked, and nobody else frees it.
+        // SAFETY: this is what `new` leaked, and it is freed only here.
         drop(unsafe { Box::from_raw(words) });
     }
 }
@@ -116,7 +116,7 @@ impl DeviceCommunicator {
         inner.call(CALL, Allowed::LIVE, |api, comm| {
             // SAFETY: the handle is live inside the gate. NCCL copies the requirements during the
             // call, but for the places that it fills, and writes to those and to the bytes until
-            // the call is settled; all of them stay where they are until then [D1].
+            // the call is complete; all of them stay in place until then [D1].
             unsafe { api.ncclDevCommCreate(comm, raw.as_ptr(), destination.as_ptr().cast()) }
         })?;
         let bytes = ManuallyDrop::into_inner(bytes);
@@ -125,30 +125,30 @@ impl DeviceCommunicator {
         Ok(Self { communicator: communicator.clone(), bytes, buffers, multimem })
     }
 
-    /// What a kernel takes by value as its `ncclDevComm`, or copied to the device by pointer.
-    /// Opaque.
+    /// Returns what a kernel takes by value as its `ncclDevComm`, or copied to the device by
+    /// pointer. Opaque.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.bytes()
     }
 
-    /// The communicator that it was made of.
+    /// Returns the communicator that it was created from.
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
     }
 
-    /// What kernels call the buffer that was asked for at that place: a number that NCCL's device
-    /// functions take.
+    /// Returns the handle of the buffer with that index of the requirements: a number that NCCL's
+    /// device functions take.
     pub fn buffer_handle(&self, index: usize) -> Option<u32> {
         self.buffers.get(index).copied()
     }
 
-    /// Where that buffer begins in the device communicator's own window, in bytes.
+    /// Returns where that buffer begins in the device communicator's own window, in bytes.
     pub fn buffer_offset_bytes(&self, index: usize) -> Option<usize> {
         // As NCCL's headers compute it: handles count by 128 bytes.
         self.buffers.get(index).map(|handle| *handle as usize * 128)
     }
 
-    /// The multicast of the team that was asked for at that place.
+    /// Returns the multicast of the team with that index of the requirements.
     pub fn multimem_handle(&self, index: usize) -> Option<MultimemHandle> {
         self.multimem.get(index).copied()
     }
@@ -198,13 +198,13 @@ pub enum CftTeam {
 }
 
 impl Communicator {
-    /// All ranks, as kernels see them.
+    /// Returns the team of all ranks.
     pub fn world_team(&self) -> DeviceTeam {
         DeviceTeam::world(self.n_ranks(), self.rank())
     }
 
-    /// The ranks that this one's loads and stores reach, itself among them; `None` where NCCL
-    /// cannot tell, for lack of what device communicators need. NCCL 2.28.3.
+    /// Returns the ranks that this one's loads and stores reach, itself among them; `None` where
+    /// NCCL does not know, for lack of what device communicators need. NCCL 2.28.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before; [`NcclError::Dead`].
@@ -213,7 +213,7 @@ impl Communicator {
         self.team("ncclTeamLsa", |api, comm| unsafe { api.ncclTeamLsa(comm) })
     }
 
-    /// The ranks at this one's place in each such team. NCCL 2.28.3.
+    /// Returns the ranks that have this one's index in each LSA team. NCCL 2.28.3.
     ///
     /// # Errors
     /// As [`lsa_team`](Self::lsa_team).
@@ -222,7 +222,7 @@ impl Communicator {
         self.team("ncclTeamRail", |api, comm| unsafe { api.ncclTeamRail(comm) })
     }
 
-    /// The ranks of the fabric; `None` where there is none. NCCL 2.31.
+    /// Returns the ranks of the fabric; `None` where there is none. NCCL 2.31.
     ///
     /// # Errors
     /// As [`lsa_team`](Self::lsa_team).

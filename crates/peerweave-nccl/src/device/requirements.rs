@@ -1,4 +1,4 @@
-//! What a device communicator shall have, and the structs that tell NCCL.
+//! The requirements of a device communicator, and NCCL's structs for them.
 //!
 //! Creating it is `device_comm.rs`. The device API of 2.28 and 2.29 had other layouts and is not
 //! used: 2.30.3 is the first.
@@ -126,7 +126,7 @@ macro_rules! setters {
 }
 
 impl DeviceCommRequirements {
-    /// Nothing is asked for.
+    /// Creates empty requirements.
     pub fn new() -> Self {
         Self::default()
     }
@@ -177,15 +177,15 @@ impl DeviceCommRequirements {
         cft_barriers: u32;
     }
 
-    /// The traffic class of network operations of kernels.
+    /// Sets the traffic class of network operations of kernels.
     pub fn gin_traffic_class(mut self, class: u32) -> Self {
         self.gin_traffic_class = Some(class);
         self
     }
 
-    /// Adds memory of the device communicator's own. Where it is,
+    /// Adds memory of the device communicator's own.
     /// [`DeviceCommunicator::buffer_offset_bytes`](crate::DeviceCommunicator::buffer_offset_bytes)
-    /// tells, by the order in which buffers were added.
+    /// returns its place, by the order in which buffers were added.
     pub fn buffer(mut self, buffer: ResourceBuffer) -> Self {
         self.buffers.push(buffer);
         self
@@ -322,8 +322,8 @@ impl DeviceCommRequirements {
     }
 }
 
-/// The structs that tell NCCL, with the lists that they point to, and the places that NCCL fills
-/// when the device communicator is made.
+/// NCCL's structs, with the lists that they point to, and the places that NCCL fills when the
+/// device communicator is created.
 ///
 /// The struct points into the vectors beside it, whose memory stays where it is when this is moved.
 pub(crate) struct RawRequirements {

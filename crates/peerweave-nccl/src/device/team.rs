@@ -37,7 +37,7 @@ pub struct DeviceTeam {
 }
 
 impl DeviceTeam {
-    /// All `ranks` of a communicator in which this one is `rank`.
+    /// Returns the team of all `ranks` of a communicator in which this one is `rank`.
     ///
     /// # Panics
     /// If `rank` is not below `ranks`.
@@ -77,35 +77,35 @@ impl DeviceTeam {
         }
     }
 
-    /// How many ranks it has.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
 
-    /// Which of them this one is.
+    /// Returns this rank's index in the team.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// How far apart they are in the communicator.
+    /// Returns the distance of neighbours in the communicator.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// The communicator's rank at that index.
+    /// Returns the communicator's rank at that index.
     pub fn rank_of(&self, index: usize) -> Option<Rank> {
         let rank = (index < self.ranks).then(|| self.first + index * self.stride)?;
         u32::try_from(rank).ok().map(Rank::new)
     }
 
-    /// The index of a rank of the communicator; `None` for those that are not in the team.
+    /// Returns the index of a rank of the communicator; `None` for a rank that is not in the team.
     pub fn index_of(&self, rank: Rank) -> Option<usize> {
         let distance = rank.index().checked_sub(self.first)?;
         (distance.is_multiple_of(self.stride) && distance / self.stride < self.ranks).then(|| distance / self.stride)
     }
 
-    /// The block of `size` neighbours that this one is in; `None` unless the team is made of such
-    /// blocks.
+    /// Returns the block of `size` neighbours that contains this rank; `None` unless the team
+    /// consists of such blocks.
     pub fn inner(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| {
             let block = self.index - self.index % size;
@@ -113,8 +113,8 @@ impl DeviceTeam {
         })
     }
 
-    /// Those that are where this one is in each block of `size` neighbours; `None` unless the team
-    /// is made of such blocks.
+    /// Returns the ranks with this one's index in each block of `size` neighbours; `None` unless
+    /// the team consists of such blocks.
     pub fn outer(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| Self {
             ranks: self.ranks / size,
@@ -124,7 +124,7 @@ impl DeviceTeam {
         })
     }
 
-    /// The communicator's ranks that are in this team and not in `other`, in order.
+    /// Returns the communicator's ranks that are in this team and not in `other`, in order.
     pub fn without(self, other: Self) -> impl Iterator<Item = Rank> {
         (0..self.ranks).filter_map(move |index| self.rank_of(index)).filter(move |rank| other.index_of(*rank).is_none())
     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn difference_is_everybody_else() {
+    fn without_returns_the_other_ranks() {
         let world = DeviceTeam::world(8, Rank::new(5));
         let rail = world.outer(4).expect("a divisor");
         assert_eq!(world.without(rail).collect::<Vec<_>>(), [0, 2, 3, 4, 6, 7].map(Rank::new));
@@ -185,22 +185,22 @@ mod tests {
         );
         assert_eq!(
             refused(world, Rank::new(5), 6),
-            "test: the last rank of the team is rank 7, expected less than 6 (the number of ranks)"
+            "test: the last rank of the team is 7, expected less than 6 (the number of ranks)"
         );
         assert_eq!(
             refused(world.outer(4).expect("a divisor"), Rank::new(5), 5),
-            "test: the last rank of the team is rank 5, expected less than 5 (the number of ranks)"
+            "test: the last rank of the team is 5, expected less than 5 (the number of ranks)"
         );
         let huge = DeviceTeam::world(usize::MAX, Rank::new(5));
         assert_eq!(
             refused(huge, Rank::new(5), 8),
-            format!("test: the last rank of the team is rank {}, expected less than 8 (the number of ranks)", u32::MAX)
+            format!("test: the last rank of the team is {}, expected less than 8 (the number of ranks)", u32::MAX)
         );
         assert!(huge.to_raw("test", Rank::new(5), usize::MAX).is_err(), "NCCL's numbers are smaller");
     }
 
     #[test]
-    fn what_nccl_says_comes_back_and_nonsense_does_not() {
+    fn raw_team_round_trips_and_invalid_is_none() {
         let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
         let team = DeviceTeam::from_raw(raw, Rank::new(6)).expect("it fits");
         assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("it is this communicator's"), raw);

@@ -62,7 +62,7 @@ impl Nccl {
             LogLevel::Info => "INFO",
             LogLevel::Trace => "TRACE",
         };
-        // SAFETY: the caller promises that nobody else uses the environment now.
+        // SAFETY: the caller promises that no other thread uses the environment now.
         unsafe {
             std::env::set_var("NCCL_DEBUG", level);
             std::env::set_var("NCCL_DEBUG_FILE", format!("/proc/{}/fd/{}", process(), writer.as_raw_fd()));
@@ -74,8 +74,8 @@ impl Nccl {
     }
 }
 
-/// This process as the mounted `/proc` knows it. Not `self`: who inherits the name would open, and
-/// truncate, a file of its own.
+/// This process as the mounted `/proc` names it. Not `self`: a process that inherits the name would
+/// open, and truncate, a file of its own.
 fn process() -> String {
     let known = std::fs::read_link("/proc/self").ok().and_then(|path| path.to_str().map(str::to_owned));
     known.unwrap_or_else(|| std::process::id().to_string())
@@ -132,7 +132,7 @@ mod tests {
         use std::io::Write as _;
         let (reader, mut writer) = std::io::pipe().expect("the system gives a pipe");
         let reader = std::thread::spawn(move || forward(reader));
-        // More than a pipe holds: it would block if nobody read.
+        // More than a pipe holds: writing would block without a reader.
         for _ in 0..4_000 {
             writer
                 .write_all(b"node:1:2 [0] NCCL INFO \xff not text, and long enough to fill the pipe many times\n")

@@ -1,7 +1,7 @@
-//! What can go wrong, sorted by who is at fault: the caller, the library, a peer, time.
+//! The errors, by cause: the caller, the library, a peer, a deadline.
 //!
-//! No call fails here. A message is a bug report: it names the call, the value, what was expected,
-//! and where a library spoke, its words.
+//! A message is a bug report: it names the call, the value, what was expected, and the library's
+//! own text if there is one.
 //!
 //! Invariant: the variants that carry much are boxed, so that a result stays small enough for a
 //! call that takes nanoseconds.
@@ -18,7 +18,7 @@ use peerweave_dylib::{LoadError, Unsupported};
 pub use crate::library::misuse::{Misuse, MisuseKind};
 use crate::{Nccl, Rank, Version, sys};
 
-/// Any failure of this crate.
+/// Any error of this crate.
 ///
 /// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
 /// show to people.
@@ -31,13 +31,13 @@ pub enum NcclError {
     /// The library that was found is too old for this call or option. NCCL was not called.
     #[error(transparent)]
     Unsupported(Box<Unsupported>),
-    /// NCCL said no.
+    /// NCCL returned an error.
     #[error(transparent)]
     Nccl(Box<Failure>),
     /// There is no NCCL, or it cannot be used.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// CUDA's driver is missing, or said no.
+    /// CUDA's driver is missing, or returned an error.
     #[error(transparent)]
     Cuda(#[from] DriverError),
     /// A deadline expired.
@@ -64,18 +64,18 @@ pub enum NcclError {
         call: &'static str,
         /// The communicator.
         communicator: Arc<CommunicatorName>,
-        /// What became of it.
+        /// Why it cannot be used.
         state: DeadState,
     },
     /// Multicast objects are forbidden in this process. Neither NCCL nor the driver was called.
     #[error(transparent)]
     MulticastDisabled(#[from] MulticastDisabled),
-    /// The ranks did not find each other.
+    /// The rendezvous of the ranks failed.
     #[error("{call}: {source}")]
     Bootstrap {
         /// The call.
         call: &'static str,
-        /// What the rendezvous said.
+        /// The error of the rendezvous.
         source: Arc<BootstrapError>,
     },
 }
@@ -98,7 +98,7 @@ impl NcclError {
         move |source| Self::Bootstrap { call, source: Arc::new(source) }
     }
 
-    /// The kind of misuse, where it is one.
+    /// Returns the kind of misuse, if it is one.
     pub fn misuse_kind(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -106,9 +106,9 @@ impl NcclError {
         }
     }
 
-    /// The error of a call that returned `code`, such as one made through
+    /// Returns the error of a call that returned `code`, such as one made through
     /// [`Communicator::as_raw`](crate::Communicator::as_raw): with the library's description of the
-    /// code and its last error. [`Nccl::check`] makes a result of it.
+    /// code and its last error. [`Nccl::check`] returns it as a result.
     ///
     /// Any number is taken, also [`ResultCode::SUCCESS`] and codes that came later than this crate.
     ///
@@ -135,7 +135,7 @@ impl NcclError {
         self
     }
 
-    /// NCCL's code, where NCCL spoke.
+    /// Returns NCCL's code, if NCCL returned one.
     pub fn code(&self) -> Option<ResultCode> {
         match self {
             Self::Nccl(failure) => Some(failure.code),
@@ -258,12 +258,12 @@ impl ResultCode {
         Self(code.0)
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> i32 {
         self.0
     }
 
-    /// NCCL's name of it, if this crate knows one.
+    /// Returns NCCL's name of it, if this crate knows one.
     pub fn name(self) -> Option<&'static str> {
         sys::ncclResult_t(self.0).name()
     }
@@ -291,7 +291,7 @@ pub struct CommunicatorName {
     pub rank: Rank,
     /// How many ranks it has.
     pub ranks: usize,
-    /// Counts this process's communicators, so that two of the same name are told apart.
+    /// Counts the communicators of this process, to distinguish two of the same name.
     pub number: u64,
 }
 
@@ -305,7 +305,7 @@ impl fmt::Display for CommunicatorName {
     }
 }
 
-/// What became of a communicator.
+/// Why a communicator cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeadState {
@@ -330,18 +330,17 @@ pub enum DeadState {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Timeout {
-    /// What was waited for.
+    /// The call that was waited for.
     pub call: &'static str,
-    /// Which call of the communicator it was, counted from 1; `None` where calls are not counted
-    /// yet.
+    /// The number of the call on the communicator, counted from 1; `None` before the first call.
     pub sequence: Option<u64>,
-    /// How long was waited.
+    /// How long the caller has waited.
     pub waited: Duration,
     /// The communicator, where there is one already.
     pub communicator: Option<Arc<CommunicatorName>>,
-    /// The ranks that did not arrive, as far as the others can tell. Empty where nobody could.
+    /// The ranks that did not arrive, as far as the others know. Empty if that is unknown.
     pub missing: Vec<Rank>,
-    /// What ranks reported of themselves.
+    /// What the ranks reported about themselves.
     pub reports: Vec<RankReport>,
 }
 
@@ -354,9 +353,9 @@ impl fmt::Display for Timeout {
         if let Some(communicator) = &self.communicator {
             write!(f, " on {communicator}")?;
         }
-        write!(f, ": not complete after {:?}", self.waited)?;
+        write!(f, ": timed out after {:?}", self.waited)?;
         if !self.missing.is_empty() {
-            write!(f, "; did not arrive: {}", Ranks(&self.missing))?;
+            write!(f, ", {} did not arrive", Ranks(&self.missing))?;
         }
         for report in &self.reports {
             write!(f, "; {report}")?;
@@ -365,7 +364,7 @@ impl fmt::Display for Timeout {
     }
 }
 
-/// What a rank said about itself when others waited for it.
+/// The report of a rank about itself when others waited for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankReport {
@@ -390,13 +389,13 @@ impl fmt::Display for RankReport {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct PeerLost {
-    /// What was called, or waited for.
+    /// The call that was made or waited for.
     pub call: &'static str,
     /// The communicator.
     pub communicator: Option<Arc<CommunicatorName>>,
     /// The ranks that are gone. Empty where NCCL only says that some are.
     pub ranks: Vec<Rank>,
-    /// NCCL's words, where it said something.
+    /// NCCL's text of the error. Empty if it left none.
     pub last_error: String,
 }
 
@@ -456,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn timeout_names_who_did_not_arrive() {
+    fn timeout_names_missing_ranks() {
         let error = NcclError::from(Timeout {
             call: "all_reduce",
             sequence: Some(12),
@@ -470,13 +469,13 @@ mod tests {
         });
         assert_eq!(
             error.to_string(),
-            "all_reduce (call 12) on communicator \"tensor\" #7 (rank 1 of 4): not complete after 5s; did not arrive: ranks 2, 3; \
+            "all_reduce (call 12) on communicator \"tensor\" #7 (rank 1 of 4): timed out after 5s, ranks 2, 3 did not arrive; \
              rank 2 last issued broadcast (call 11); rank 3 has issued nothing yet"
         );
     }
 
     #[test]
-    fn code_that_nobody_knows_keeps_its_number() {
+    fn unknown_code_keeps_its_number() {
         assert_eq!(ResultCode::new(sys::ncclResult_t(77)).to_string(), "unknown code (77)");
     }
 

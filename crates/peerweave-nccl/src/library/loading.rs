@@ -72,7 +72,7 @@ impl Nccl {
     /// Every function of NCCL that this crate can use, with the version that brought it.
     pub const FUNCTIONS: &'static [SymbolInfo] = Api::SYMBOLS;
 
-    /// The library of this process: found and loaded by the first call, the same ever after.
+    /// Loads the library of this process: found by the first call, the same ever after.
     ///
     /// Tried in order: `PEERWEAVE_NCCL_PATH` (a file or a directory; if it is set, nothing else
     /// is), the wheels of the active Python (`nvidia/nccl/lib`), the dynamic linker's path
@@ -93,8 +93,8 @@ impl Nccl {
         Ok(*DEFAULT.get_or_init(|| nccl))
     }
 
-    /// One particular library: a file, or the directory that has it. Does not change what
-    /// [`load`](Self::load) gives.
+    /// Loads one particular library: a file, or the directory that has it. Does not change the
+    /// result of [`load`](Self::load).
     ///
     /// Handles of one library mean nothing to another, and each has its own threads, memory and
     /// environment: a program should have one.
@@ -114,7 +114,7 @@ impl Nccl {
 
     fn adopt(library: peerweave_dylib::Library) -> Result<Self, NcclError> {
         let (adopted, is_new) = Self::adopt_once(library)?;
-        // Not under the lock: who listens may use NCCL.
+        // Not under the lock: a subscriber may use NCCL.
         if is_new {
             tracing::debug!(version = %adopted.version(), path = %adopted.path().display(), "NCCL loaded");
             for other in &adopted.0.others {
@@ -156,12 +156,12 @@ impl Nccl {
         Ok((Self(record), true))
     }
 
-    /// The library's version.
+    /// Returns the library's version.
     pub fn version(self) -> Version {
         self.0.version
     }
 
-    /// The file that is mapped.
+    /// Returns the file that is mapped.
     pub fn path(self) -> &'static Path {
         &self.0.path
     }
@@ -179,25 +179,25 @@ impl Nccl {
         &self.0.others
     }
 
-    /// The functions that this crate can use and that the library lacks, each with the version that
-    /// brought it.
+    /// Returns the functions that this crate can use and that the library lacks, each with the
+    /// version that brought it.
     pub fn missing(self) -> Vec<SymbolInfo> {
         self.0.api.missing()
     }
 
-    /// Whether the library has a function, by NCCL's name. False for names that this crate does not
-    /// use.
+    /// Returns whether the library has a function, by NCCL's name. False for names that this crate
+    /// does not use.
     pub fn has(self, function: &str) -> bool {
         self.0.api.has(function)
     }
 
-    /// NCCL's functions, unsafe to call. Calls through it are not guarded against a fork.
+    /// Returns NCCL's functions, unsafe to call. Calls through it are not guarded against a fork.
     #[cfg(feature = "raw")]
     pub fn api(self) -> &'static Api {
         &self.0.api
     }
 
-    /// What a code means, in NCCL's words.
+    /// Returns NCCL's description of a code.
     ///
     /// # Errors
     /// [`NcclError::Forked`].
@@ -206,7 +206,7 @@ impl Nccl {
         Ok(self.meaning(ncclResult_t(code.get())))
     }
 
-    /// Turns what a function of NCCL returned into a result, for calls that this crate does not
+    /// Converts the code of a function of NCCL into a result, for calls that this crate does not
     /// make: through [`Communicator::as_raw`](crate::Communicator::as_raw), or of the bindings.
     ///
     /// ```no_run
@@ -228,7 +228,7 @@ impl Nccl {
         }
     }
 
-    /// NCCL's text of the last error of this process; `None` where there was none.
+    /// Returns NCCL's text of the last error of this process; `None` if there was none.
     ///
     /// # Errors
     /// [`NcclError::Forked`].
@@ -237,8 +237,8 @@ impl Nccl {
         Ok(Some(self.last_error_text(std::ptr::null_mut())).filter(|text| !text.is_empty()))
     }
 
-    /// A new id for ranks to meet with. Opens a socket in this process that listens until they have
-    /// met, on the interface that NCCL chooses (`NCCL_SOCKET_IFNAME`).
+    /// Creates an id for ranks to meet with. Opens a socket in this process that listens until they
+    /// have met, on the interface that NCCL chooses (`NCCL_SOCKET_IFNAME`).
     ///
     /// # Errors
     /// [`NcclError::Nccl`] where there is no usable interface; [`NcclError::Forked`].
@@ -280,7 +280,7 @@ impl Nccl {
         function(&self.0.api).map_err(|missing| self.unsupported_function(&missing))
     }
 
-    /// The error of a call, with NCCL's words.
+    /// Returns the error of a call, with NCCL's text.
     #[cold]
     pub(crate) fn failure(
         self,
@@ -373,9 +373,9 @@ const LAST_ERROR_BYTES: usize = 1024;
 /// How often a text is read until two readings agree.
 const READINGS: usize = 8;
 
-/// A text that another thread may write meanwhile, under a lock that nobody else can take: what two
-/// readings in a row agree on. If the writer is never done, the last reading, which may be a
-/// mixture. Never reads more than NCCL's buffer has.
+/// Reads a text that another thread may write meanwhile, under a lock of NCCL's own: what two
+/// consecutive reads agree on. If the writer never stops, the last read, which may be a mixture.
+/// Never reads more than NCCL's buffer has.
 ///
 /// # Safety
 /// Null, or [`LAST_ERROR_BYTES`] readable bytes, or fewer with a zero among them, that live
@@ -434,7 +434,7 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
     }
 }
 
-/// What tells one file from another, whatever links lead to it.
+/// What identifies a file, whatever links lead to it.
 fn identity(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }

@@ -43,7 +43,19 @@ pub enum MisuseKind {
         /// In what both are counted: elements, bytes.
         unit: &'static str,
     },
-    /// Text that cannot be what it should be.
+    /// Something that is too short.
+    #[error("{what} has {found} {unit}, expected at least {at_least}")]
+    TooShort {
+        /// What.
+        what: &'static str,
+        /// Its length.
+        found: usize,
+        /// The length that it needs.
+        at_least: usize,
+        /// In what both are counted: elements, ranks.
+        unit: &'static str,
+    },
+    /// Invalid text, or a missing argument.
     #[error("{what}: {why}")]
     Text {
         /// Which argument or option.
@@ -52,7 +64,7 @@ pub enum MisuseKind {
         why: &'static str,
     },
     /// A rank that the communicator does not have.
-    #[error("{what} is {found}, expected less than {ranks} (the number of ranks)")]
+    #[error("{what} is {}, expected less than {ranks} (the number of ranks)", found.get())]
     Rank {
         /// Which argument: root, peer.
         what: &'static str,
@@ -72,7 +84,7 @@ pub enum MisuseKind {
         expected: usize,
     },
     /// An object that was made for another communicator.
-    #[error("{what} belongs to {found}, not to {expected}")]
+    #[error("{what} belongs to {found}, expected {expected}")]
     WrongCommunicator {
         /// Which argument.
         what: &'static str,
@@ -81,12 +93,12 @@ pub enum MisuseKind {
         /// The communicator that it was used with.
         expected: Arc<CommunicatorName>,
     },
-    /// Two libraries named libnccl are in play, and the argument comes from the other one.
-    #[error("{what} comes from {}, this is {}", found.display(), expected.display())]
+    /// Two libraries named libnccl are loaded, and the argument belongs to the other one.
+    #[error("{what} belongs to the library {}, expected {}", found.display(), expected.display())]
     WrongLibrary {
         /// Which argument.
         what: &'static str,
-        /// The library that it comes from.
+        /// The library that it belongs to.
         found: Arc<Path>,
         /// The library that was called.
         expected: Arc<Path>,
@@ -100,7 +112,7 @@ pub enum MisuseKind {
         why: &'static str,
     },
     /// Two buffers of a call share memory.
-    #[error("{send} and {recv} share memory at {address:#x}; what works in place is a call of its own")]
+    #[error("{send} and {recv} overlap at {address:#x}; use the in-place form of the call")]
     Overlap {
         /// The argument that is read.
         send: &'static str,
@@ -109,7 +121,7 @@ pub enum MisuseKind {
         /// The first address that both have.
         address: u64,
     },
-    /// Two ranks of one group that issue calls which do not fit together: other lengths, element
+    /// Two ranks of one group that issue calls which do not match: other lengths, element
     /// types, roots, reductions, or another collective. Nothing of the group was issued.
     #[error("{rank} calls {found}, {other} of the same group calls {expected}")]
     Disagreement {
@@ -122,8 +134,8 @@ pub enum MisuseKind {
         /// What that one calls.
         expected: Box<str>,
     },
-    /// A thread waits for a collective for which ranks are missing that it alone could bring: it
-    /// was the last to use them, or has made them. The communicator is aborted, as after a
+    /// A thread waits for a collective that it has not issued for all of its ranks: it was the last
+    /// to use the missing ones, or has created them. The communicator is aborted, as after a
     /// deadline.
     #[error(
         "{} of this process {} not in the group of call {sequence} on {communicator}, and the thread that waits for it was the last to use {}; a thread \

@@ -9,7 +9,7 @@ use crate::sys::{ncclParamHandle_t, ncclResult_t};
 use crate::{MisuseKind, Nccl, NcclError, Version};
 
 impl Nccl {
-    /// All parameters that NCCL publishes, with their values as text. With
+    /// Returns all parameters that NCCL publishes, with their values as text. With
     /// `NCCL_PARAM_DUMP_ALL=true` in the environment, also the others. NCCL 2.30.3.
     ///
     /// # Errors
@@ -23,8 +23,8 @@ impl Nccl {
         Ok(params)
     }
 
-    /// The value of one parameter as text; `None` where NCCL has no parameter of that name. NCCL
-    /// 2.30.3.
+    /// Returns the value of one parameter as text; `None` if NCCL has no parameter of that name.
+    /// NCCL 2.30.3.
     ///
     /// # Errors
     /// As [`params`](Self::params); [`NcclError::Misuse`] for a name with a zero byte.
@@ -40,9 +40,9 @@ impl Nccl {
         }
     }
 
-    /// The value of one parameter as the type that NCCL keeps it in: an integer of 8 to 64 bits,
-    /// `bool`, or `String`, which reads any. `None` where NCCL has no parameter of that name. NCCL
-    /// 2.30.3.
+    /// Returns the value of one parameter as the type that NCCL keeps it in: an integer of 8 to 64
+    /// bits, `bool`, or `String`, which reads any. `None` if NCCL has no parameter of that name.
+    /// NCCL 2.30.3.
     ///
     /// ```no_run
     /// use peerweave_nccl::Nccl;
@@ -71,7 +71,7 @@ impl Nccl {
         }
     }
 
-    /// Has NCCL write all parameters to standard output. NCCL 2.30.3.
+    /// Makes NCCL write all parameters to standard output. NCCL 2.30.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Forked`].

@@ -12,14 +12,15 @@ use crate::sys::{
 };
 use crate::{Nccl, Rank, Version, version_code};
 
-/// What a communicator can do (NCCL 2.29.2). What the library's version does not tell is `None`.
+/// The capabilities of a communicator (NCCL 2.29.2). A field that the library's version does not
+/// have is `None`.
 #[derive(Clone, Copy)]
 pub struct CommProperties {
     raw: ncclCommProperties_t,
     version: Version,
 }
 
-/// What carries communication that kernels start over the network.
+/// Returns the transport of communication that kernels start over the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinType {
@@ -100,38 +101,39 @@ impl CommProperties {
         // states, or longer.
         let code = nccl.code(CALL, |api| unsafe { api.ncclCommQueryProperties(comm, (&raw mut filled).cast()) })?;
         match code {
-            ncclResult_t::ncclSuccess => Ok(Self { raw: understood(&filled, version), version }),
+            ncclResult_t::ncclSuccess => Ok(Self { raw: parsed(&filled, version), version }),
             code => Err(nccl.failure(CALL, code, Some(Arc::clone(name)))),
         }
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> Rank {
         Rank::new(self.raw.rank.unsigned_abs())
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.raw.nRanks.unsigned_abs() as usize
     }
 
-    /// The CUDA ordinal of this rank's device.
+    /// Returns the CUDA ordinal of this rank's device.
     pub fn cuda_device(&self) -> usize {
         self.raw.cudaDev.unsigned_abs() as usize
     }
 
-    /// NVML's index of this rank's device, which does not change with `CUDA_VISIBLE_DEVICES`.
+    /// Returns NVML's index of this rank's device, which does not change with
+    /// `CUDA_VISIBLE_DEVICES`.
     pub fn nvml_device(&self) -> usize {
         self.raw.nvmlDev.unsigned_abs() as usize
     }
 
-    /// Whether device communicators can be made.
+    /// Returns whether device communicators can be created.
     pub fn device_api(&self) -> bool {
         self.raw.deviceApiSupport != 0
     }
 
-    /// Whether the hardware can do multimem instructions among the ranks that loads and stores
-    /// reach. Whether they are allowed is another question:
+    /// Returns whether the hardware supports multimem instructions among the ranks that loads and
+    /// stores reach. Whether they are allowed is
     /// [`multicast_switch`](peerweave_driver::multicast_switch).
     pub fn multimem(&self) -> bool {
         self.raw.multimemSupport != 0
@@ -142,34 +144,34 @@ impl CommProperties {
         GinType::of(self.raw.ginType)
     }
 
-    /// How many teams of ranks that loads and stores reach. NCCL 2.29.7.
+    /// Returns the number of teams of ranks that loads and stores reach. NCCL 2.29.7.
     pub fn lsa_teams(&self) -> Option<usize> {
         self.since(29, 7).then_some(self.raw.nLsaTeams.unsigned_abs() as usize)
     }
 
-    /// Whether one-sided calls from the host work. NCCL 2.29.7.
+    /// Returns whether one-sided calls from the host work. NCCL 2.29.7.
     pub fn host_rma(&self) -> Option<bool> {
         self.since(29, 7).then_some(self.raw.hostRmaSupport != 0)
     }
 
-    /// What carries such communication along rails. NCCL 2.29.7.
+    /// Returns the transport of such communication along rails. NCCL 2.29.7.
     pub fn railed_gin_type(&self) -> Option<GinType> {
         self.since(29, 7).then_some(GinType::of(self.raw.railedGinType))
     }
 
-    /// A number that all ranks of this communicator have in common, and others probably do not.
-    /// NCCL 2.31.
+    /// Returns a number that all ranks of this communicator have in common, and other communicators
+    /// probably do not. NCCL 2.31.
     pub fn comm_hash(&self) -> Option<u64> {
         self.since(31, 0).then_some(self.raw.commHash)
     }
 
-    /// The smallest stride between ranks that kernels reach over the network. NCCL 2.31.
+    /// Returns the smallest stride between ranks that kernels reach over the network. NCCL 2.31.
     pub fn gin_min_stride(&self) -> Option<usize> {
         self.since(31, 0).then_some(self.raw.ginMinStride.unsigned_abs() as usize)
     }
 
-    /// Which ranks kernels can reach over the network; `None` also for an answer that this crate
-    /// does not know. NCCL 2.31.
+    /// Returns which ranks kernels can reach over the network; `None` also for a value that this
+    /// crate does not know. NCCL 2.31.
     pub fn gin_connection(&self) -> Option<GinConnection> {
         let known = match self.raw.ginConnectionType {
             ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE => GinConnection::None,
@@ -181,7 +183,7 @@ impl CommProperties {
         self.since(31, 0).then_some(known)
     }
 
-    /// Whether this can carry communication that kernels start over the network. NCCL 2.31.
+    /// Returns whether this transport can be used by kernels. NCCL 2.31.
     pub fn supports_gin(&self, gin: GinType) -> Option<bool> {
         let supported = usize::try_from(gin.raw().0).ok().and_then(|index| self.raw.ginSupport.get(index));
         self.since(31, 0).then_some(supported.is_some_and(|supported| *supported != 0))
@@ -192,17 +194,17 @@ impl CommProperties {
         self.since(31, 0).then_some(self.raw.devCommRuntimeVersionSize)
     }
 
-    /// Whether the fabric can be used from kernels, by logical endpoints. NCCL 2.32.
+    /// Returns whether kernels can use the fabric, by logical endpoints. NCCL 2.32.
     pub fn cft(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftSupport != 0)
     }
 
-    /// Whether the fabric's multicasts can be. NCCL 2.32.
+    /// Returns whether kernels can use the fabric's multicasts. NCCL 2.32.
     pub fn cft_multicast(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftMulticastSupport != 0)
     }
 
-    /// Whether the fabric's counted operations can be. NCCL 2.32.
+    /// Returns whether kernels can use the fabric's counted operations. NCCL 2.32.
     pub fn cft_counted(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftCountedSupport != 0)
     }
@@ -244,7 +246,7 @@ fn empty(version: Version) -> Option<Filled> {
 }
 
 /// What the library filled in, in the newest struct; fields that the version does not have are 0.
-fn understood(filled: &Filled, version: Version) -> ncclCommProperties_t {
+fn parsed(filled: &Filled, version: Version) -> ncclCommProperties_t {
     let mut raw = filled.raw;
     if ncclCommProperties_t::len_bytes(version).is_none() {
         // SAFETY: the first struct is shorter than the newest, all of whose bytes are initialised,
@@ -263,7 +265,7 @@ mod tests {
         let version = version.parse().expect("a version");
         let mut filled = empty(version).expect("that version has properties");
         fill(&mut filled);
-        CommProperties { raw: understood(&filled, version), version }
+        CommProperties { raw: parsed(&filled, version), version }
     }
 
     #[test]
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_version_does_not_tell_is_none() {
+    fn field_of_a_newer_version_is_none() {
         let fill = |filled: &mut Filled| {
             filled.raw.rank = 3;
             filled.raw.nRanks = 8;

@@ -1,5 +1,5 @@
-//! What ranks that want to meet have in common. How it reaches them is the business of
-//! `peerweave-bootstrap`, or of the caller.
+//! The id by which ranks meet. Its distribution is the task of `peerweave-bootstrap`, or of the
+//! caller.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -11,8 +11,8 @@ use crate::sys;
 /// An id that one process makes ([`Nccl::unique_id`](crate::Nccl::unique_id)) and every rank of the
 /// new communicator needs.
 ///
-/// 128 opaque bytes; they hold the address of the process that made it. Who has them can join, so
-/// `Debug` shows only their beginning.
+/// 128 opaque bytes that hold the address of the process that created it. A process that has them
+/// can join, so `Debug` shows only the beginning.
 ///
 /// ```
 /// use peerweave_nccl::UniqueId;
@@ -30,8 +30,8 @@ impl UniqueId {
     /// Bytes of an id.
     pub const LEN_BYTES: usize = sys::NCCL_UNIQUE_ID_BYTES;
 
-    /// The id of these bytes. Nothing can be checked here: bytes that no NCCL made fail when ranks
-    /// try to meet.
+    /// Creates the id of these bytes. Nothing can be checked here: bytes that no NCCL made fail
+    /// when ranks try to meet.
     pub const fn from_bytes(bytes: [u8; Self::LEN_BYTES]) -> Self {
         Self(bytes)
     }
@@ -46,7 +46,7 @@ impl UniqueId {
         &self.0
     }
 
-    /// 256 hexadecimal digits, for environments and command lines. [`FromStr`] reads them.
+    /// Returns 256 hexadecimal digits, for environments and command lines. [`FromStr`] reads them.
     pub fn to_hex(self) -> String {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         self.0.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_keeps_the_rest_to_itself() {
+    fn debug_shows_only_the_beginning() {
         assert_eq!(format!("{:?}", counting()), "UniqueId(00254a6f..)");
     }
 

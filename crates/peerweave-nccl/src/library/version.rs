@@ -5,9 +5,9 @@
 
 use peerweave_dylib::Version;
 
-/// The version that `ncclGetVersion` gives as this number. Up to 2.8 that is major x 1000 + minor x
-/// 100 + patch, since 2.9 major x 10000 + minor x 100 + patch. `None` for numbers that no version
-/// has.
+/// Returns the version that `ncclGetVersion` reports as this number; `None` for numbers that no
+/// version has. Up to 2.8 the number is `major * 1000 + minor * 100 + patch`, since 2.9
+/// `major * 10000 + minor * 100 + patch`.
 ///
 /// ```
 /// use peerweave_nccl::{Version, version_from_code};
@@ -27,8 +27,8 @@ pub const fn version_from_code(code: i32) -> Option<Version> {
     if version_code(version) == code { Some(version) } else { None }
 }
 
-/// The number that `ncclGetVersion` gives for a version, and that configuration structs are stamped
-/// with.
+/// Returns the number that `ncclGetVersion` reports for a version, and that configuration structs
+/// carry.
 pub const fn version_code(version: Version) -> i32 {
     let Version { major, minor, patch } = version;
     let thousands = if major < 2 || (major == 2 && minor <= 8) { 1_000 } else { 10_000 };

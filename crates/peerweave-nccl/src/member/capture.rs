@@ -1,7 +1,7 @@
 //! Streams that are being captured, as calls on a communicator meet them.
 //!
-//! What a graph keeps is `ops`. Invariant: a call whose work may be in a graph is seen by a
-//! question after it, if not before.
+//! What a graph keeps is in `ops`. Invariant: if the work of a call may be in a graph, a check
+//! before or after the call detects it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,18 +26,18 @@ impl Inner {
         let mut status = NOT_CAPTURED;
         // SAFETY: the stream is live and the pointer is to a live value.
         let code = unsafe { self.driver.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) };
-        if code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED { Ok(false) } else { asked_again(stream) }
+        if code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED { Ok(false) } else { is_capturing_checked(stream) }
     }
 
     /// Whether a call need not ask before it is issued whether the stream is being captured: it
     /// asks after it, and keeps what it uses then.
     ///
-    /// A capture that another thread **ends** while a call is in progress is seen by two questions
-    /// only, as is one that begins meanwhile. So both are asked as soon as a capture was seen in
-    /// this process. Neither sees a capture that begins and ends during one call: whoever captures
-    /// a stream that other threads use has to keep their calls out.
+    /// A capture that another thread **ends** during a call is detected only by checking both
+    /// before and after, as is one that begins during the call. So both checks are made as soon as
+    /// this process has seen a capture. Neither detects a capture that begins and ends within one
+    /// call: a program that captures a stream used by several threads must keep their calls out.
     #[inline]
-    pub(crate) fn may_ask_later(&self, stream: &CudaStream) -> bool {
+    pub(crate) fn may_check_capture_later(&self, stream: &CudaStream) -> bool {
         // With others NCCL enqueues the work after its function has returned. And what a default
         // stream answers depends on other streams.
         self.blocking && stream.cu_stream().addr() > OF_EVERY_CONTEXT && !CAPTURE_SEEN.load(Ordering::Relaxed)
@@ -59,9 +59,9 @@ impl Inner {
     /// After NCCL was called for work that no graph keeps anything for: an error if another thread
     /// has begun to capture the stream meanwhile.
     ///
-    /// NCCL asks by itself whether the stream is captured, later than this crate did, so the work
-    /// may be in the graph. A graph that replays it would use memory that nobody keeps: the capture
-    /// is invalidated, so that there will be none.
+    /// NCCL itself checks whether the stream is captured, later than this crate, so the work may be
+    /// in the graph. A graph that replays it would use memory that is not kept. So the capture is
+    /// invalidated, and no graph results.
     #[inline]
     pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
         if self.is_surely_not_captured(stream) {
@@ -74,7 +74,7 @@ impl Inner {
 
 /// For an answer that is not plainly no.
 #[cold]
-fn asked_again(stream: &CudaStream) -> Result<bool, NcclError> {
+fn is_capturing_checked(stream: &CudaStream) -> Result<bool, NcclError> {
     CAPTURE_SEEN.store(true, Ordering::Relaxed);
     Ok(is_capturing(stream)?)
 }

@@ -1,10 +1,10 @@
 //! What clones, graphs, windows and operations of a communicator share, and how NCCL is called on
 //! it.
 //!
-//! What users see of it is `communicator.rs`.
+//! The public part is `communicator.rs`.
 //!
 //! # Invariants
-//! - **[C1]** The handle is used only inside the gate, and freed only by who closed it
+//! - **[C1]** The handle is used only inside the gate, and freed only by the thread that closed it
 //!   (`state.rs`).
 //! - **[C2]** A call that NCCL has not finished when it returns is finished, or the communicator is
 //!   aborted, before the borrows of the call end.
@@ -29,11 +29,11 @@ use crate::member::threads::this_thread;
 use crate::sys::{ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Call, Nccl, Rank};
 
-/// How long work that was enqueued may take where nobody has said how long.
+/// The default of [`Communicator::work_deadline`](crate::Communicator::work_deadline).
 const WORK_DEADLINE: Duration = Duration::from_secs(600);
 
-/// How long a question waits for a call of another thread.
-pub(crate) const A_MOMENT: Duration = Duration::from_millis(10);
+/// How long a query waits for a call of another thread.
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// The handle of NCCL.
 #[derive(Clone, Copy, Debug)]
@@ -95,16 +95,16 @@ pub(crate) struct Inner {
     pub(crate) abort: Abort,
     /// What is registered, and which streams may use it.
     pub(crate) registered: RegistrationUse,
-    /// Memory that peers may reach until the communicator is freed: leaked unless NCCL says that it
-    /// is.
-    parked: Mutex<Vec<Keep>>,
+    /// Memory that peers may reach until the communicator is freed. Leaked unless NCCL confirms
+    /// that.
+    deferred: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
     /// While a thread may be stuck in a group of several communicators: a number that all of them
     /// have then. 0 elsewhere.
     pub(crate) group: AtomicU64,
-    /// Why the watchdog, or a wait that expired, has aborted it.
-    pub(crate) verdict: OnceLock<NcclError>,
+    /// Why the watchdog or an expired wait has aborted it.
+    pub(crate) abort_reason: OnceLock<NcclError>,
 }
 
 /// How far the abort of a communicator is.
@@ -172,8 +172,8 @@ pub(crate) fn all() -> Vec<Arc<Inner>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
-/// As [`all`], where nobody holds the list for longer than a moment: for the end of the process,
-/// when other threads may have been stopped.
+/// As [`all`], unless a thread holds the list for long: for the end of the process, when other
+/// threads may have been stopped.
 pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
     if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
         return Some(Vec::new());
@@ -217,11 +217,11 @@ impl Inner {
             world,
             abort: Abort::default(),
             registered: RegistrationUse::default(),
-            parked: Mutex::default(),
+            deferred: Mutex::default(),
             is_freed: Arc::default(),
             work_deadline_ms: AtomicU64::new(millis(WORK_DEADLINE)),
             group: AtomicU64::new(0),
-            verdict: OnceLock::new(),
+            abort_reason: OnceLock::new(),
         });
         MADE_BY.store(std::process::id(), Ordering::Relaxed);
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -262,26 +262,26 @@ impl Inner {
         (last >> Call::BITS, if last == 0 { "" } else { Call::name_of(last) })
     }
 
-    /// Keeps memory until the communicator is freed.
-    pub(crate) fn park(&self, keep: Keep) {
-        self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(keep);
+    /// Keeps memory alive until the communicator is freed.
+    pub(crate) fn defer_free(&self, keep: Keep) {
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(keep);
     }
 
-    /// NCCL has freed the communicator: no peer reaches what was parked.
+    /// Notes that NCCL has freed the communicator: no peer can reach the deferred memory.
     pub(crate) fn set_freed(&self) {
         self.is_freed.store(true, Ordering::Release);
-        drop(self.take_parked());
+        drop(self.take_deferred());
     }
 
-    /// What was parked, for who frees the communicator.
-    pub(crate) fn take_parked(&self) -> Vec<Keep> {
-        std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Takes the deferred memory, for the thread that frees the communicator.
+    pub(crate) fn take_deferred(&self) -> Vec<Keep> {
+        std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Notes a call. Inside the gate.
     #[inline]
     pub(crate) fn count(&self, call: Call) {
-        // Only who is inside writes, so a load and a store are enough.
+        // Only the owner of the gate writes, so a load and a store are enough.
         let last = self.last.load(Ordering::Relaxed);
         self.last.store(((last >> Call::BITS) + 1) << Call::BITS | call as u64, Ordering::Relaxed);
         let add_one = |count: &AtomicU64| count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -314,7 +314,7 @@ impl Inner {
         self.last_thread.load(Ordering::Relaxed)
     }
 
-    /// An error unless work can be enqueued now, in a process that may. It is asked again when the
+    /// Fails unless work can be enqueued now, in this process. The state is checked again when the
     /// gate is entered.
     #[inline]
     pub(crate) fn check_live(&self, call: &'static str) -> Result<(), NcclError> {
@@ -325,13 +325,13 @@ impl Inner {
         }
     }
 
-    /// An error once it is aborted, for who is inside.
+    /// Fails if the communicator was closed. For a thread inside the gate.
     #[inline]
     pub(crate) fn check_open(&self, call: &'static str) -> Result<(), NcclError> {
         if self.gate.is_closed() { Err(self.dead(call, self.gate.state())) } else { Ok(()) }
     }
 
-    /// Goes in alone, in a process that may.
+    /// Enters exclusively, in a process that may.
     #[inline]
     pub(crate) fn enter(&self, call: &'static str, allowed: Allowed) -> Result<Inside<'_>, NcclError> {
         self.enter_within(call, allowed, || self.deadline())
@@ -349,10 +349,10 @@ impl Inner {
         self.gate.enter(allowed, patience).map_err(|refused| self.refused(call, refused))
     }
 
-    /// Before a call that may be stuck in NCCL.
+    /// Marks this thread as blocking, before a call that may block in NCCL.
     #[inline]
-    pub(crate) fn dive(&self, call: &'static str, inside: &Inside<'_>) -> Result<(), NcclError> {
-        inside.dive().map_err(|state| self.dead(call, state))
+    pub(crate) fn enter_blocking(&self, call: &'static str, inside: &Inside<'_>) -> Result<(), NcclError> {
+        inside.enter_blocking().map_err(|state| self.dead(call, state))
     }
 
     #[cold]
@@ -368,11 +368,11 @@ impl Inner {
         NcclError::Dead { call, communicator: Arc::clone(&self.name), state: state.dead() }
     }
 
-    /// As [`dead`](Self::dead), for a call or a wait that was cut off: why it was, where the
-    /// watchdog or a wait that expired has done it.
+    /// Returns the error of a call or a wait that was aborted: the reason, if the watchdog or an
+    /// expired wait aborted it; otherwise that of [`dead`](Self::dead).
     #[cold]
-    pub(crate) fn cut_off(&self, call: &'static str) -> NcclError {
-        self.verdict.get().cloned().map_or_else(|| self.dead(call, self.gate.state()), |reason| reason.of_call(call))
+    pub(crate) fn abort_error(&self, call: &'static str) -> NcclError {
+        self.abort_reason.get().cloned().map_or_else(|| self.dead(call, self.gate.state()), |reason| reason.of_call(call))
     }
 
     #[cold]
@@ -382,12 +382,12 @@ impl Inner {
         Timeout { call, sequence, waited, communicator, missing: Vec::new(), reports: Vec::new() }.into()
     }
 
-    /// The error of a call that NCCL has answered with a code. Of one that an abort has cut off,
-    /// NCCL's answer says nothing.
+    /// Returns the error of a call for which NCCL returned `code`. If an abort ended the call, the
+    /// code has no meaning and the reason of the abort is returned.
     #[cold]
     pub(crate) fn failure(&self, call: &'static str, code: ncclResult_t) -> NcclError {
         if self.gate.is_closed() {
-            return self.cut_off(call);
+            return self.abort_error(call);
         }
         self.nccl.failure(call, code, Some(Arc::clone(&self.name)))
     }
@@ -398,12 +398,12 @@ impl Inner {
         if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(self.failure(call, code)) }
     }
 
-    /// The state of the communicator; in progress where another thread is inside for longer than
-    /// `patience`.
+    /// Returns the state of the communicator; in progress if another thread is inside for longer
+    /// than `patience`.
     pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
         self.nccl.not_forked(call)?;
         if self.blocking {
-            let _looking = self.gate.look(Allowed::OPEN).map_err(|refused| self.refused(call, refused))?;
+            let _reader = self.gate.enter_shared(Allowed::OPEN).map_err(|refused| self.refused(call, refused))?;
             return self.ask();
         }
         match self.gate.enter(Allowed::OPEN, || patience) {
@@ -413,14 +413,15 @@ impl Inner {
         }
     }
 
-    /// The state of the communicator, for who is inside. For who only looks in, where it blocks.
+    /// Returns the state of the communicator. For the owner of the gate, and for a reader if the
+    /// communicator blocks.
     ///
     /// NCCL does more than to look: on a communicator that does not block, the thread that reads
     /// success frees the job of the last group (2.26.2 and later), as does each other call when it
     /// begins. Two at once would free it twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the handle is live inside the gate, and this thread has the turn [C1], or the
+        // SAFETY: the handle is live inside the gate, and this thread is its owner [C1], or the
         // communicator blocks and never has a job to be freed, so that NCCL only reads; the pointer
         // is to a live value.
         let code = self
@@ -433,10 +434,9 @@ impl Inner {
     /// Makes the device's context the thread's.
     ///
     /// NCCL launches on the communicator's device whichever context is current. But handle 0 is the
-    /// default stream of the current context, for the driver and for NCCL; and in a thread that has
-    /// none, NCCL's runtime makes one on the first device, whose memory it takes. So it is asked at
-    /// each call: any library may have made another context current since the last, and tells
-    /// nobody.
+    /// default stream of the current context, for the driver and for NCCL. And in a thread without
+    /// a context NCCL's runtime creates one on the first device, and takes memory there. So each
+    /// call checks: any library may have changed the current context since the last call.
     #[inline]
     pub(crate) fn bind(&self) -> Result<(), NcclError> {
         let mut current: CUcontext = std::ptr::null_mut();
@@ -458,15 +458,15 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether what every call is checked for before its buffers is well, as it mostly is, and
-    /// nothing has to be asked: the process is no fork, the communicator lives,
-    /// [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed, and
-    /// [`may_ask_later`](Self::may_ask_later) is true.
+    /// Returns whether every check before those of the buffers would succeed without a query. Then
+    /// the process is not a fork, the communicator is live, [`bind_for`](Self::bind_for) and
+    /// [`check_stream`](Self::check_stream) would succeed, and
+    /// [`may_check_capture_later`](Self::may_check_capture_later) is true.
     #[inline]
-    pub(crate) fn needs_no_care(&self, stream: &CudaStream) -> bool {
+    pub(crate) fn is_common_case(&self, stream: &CudaStream) -> bool {
         let thread_is_bound = stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get();
         let is_ours = stream.context().cu_ctx() == self.cu_context.0;
-        !is_fork() && self.gate.state() == State::Live && thread_is_bound && is_ours && self.may_ask_later(stream)
+        !is_fork() && self.gate.state() == State::Live && thread_is_bound && is_ours && self.may_check_capture_later(stream)
     }
 
     /// An error unless work of this communicator can be enqueued on the stream.
@@ -475,8 +475,8 @@ impl Inner {
         if stream.context().cu_ctx() != self.cu_context.0 {
             return self.check_context(call, "the stream", stream.context());
         }
-        // The stream of each thread can be waited for by no other one: not by who frees what it
-        // uses, nor by who aborts.
+        // No other thread can wait for a per-thread stream: neither the one that frees what it
+        // uses, nor the one that aborts.
         Ok(refuse_per_thread(call, stream)?)
     }
 
@@ -496,7 +496,7 @@ impl Inner {
     }
 }
 
-/// As good as forever, and a time that the clock can still tell.
+/// Practically forever, and still representable as an instant.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// A time to wait that can be added to any moment.

@@ -1,23 +1,23 @@
-//! The gate of a communicator: who may call NCCL on its handle now, and whether the handle may be
-//! freed.
+//! The gate of a communicator: decides which thread may call NCCL on the handle, and when the
+//! handle may be freed.
 //!
-//! Knows nothing of NCCL. Whose turn it is is one word, which only who has the turn writes; the
-//! state and who looks in are another. So a call takes one locked instruction: each of the two
-//! sides writes its own word and then looks at the other's, and one of them sees the other.
+//! Does not call NCCL. `owner` holds the current owner; only the owner writes it. The state and the
+//! number of readers are in a second word, `word`. Thus a call takes one locked instruction: each
+//! side writes its own word and then reads the other's, so at least one of them sees the other.
 //!
 //! # Invariants
-//! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids calls on one
-//!   communicator in no order.
-//! - **[G2]** After [`Gate::close`] nobody gets in, and it succeeds once: whoever it succeeds for
-//!   frees the handle, after [`Gate::drain`].
-//! - **[G3]** A thread that may be stuck inside NCCL has said so by `dive` or `plunge`, which fail
-//!   once the gate is closed. All others leave by themselves, and are waited for however long that
-//!   takes them: they do nothing in NCCL but ask for a state or a text.
+//! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids unordered calls on one
+//!   communicator.
+//! - **[G2]** After [`Gate::close`] no thread enters. It succeeds once: the thread that closed the
+//!   gate frees the handle, after [`Gate::drain`].
+//! - **[G3]** A thread that may block inside NCCL is marked by `enter_blocking` or
+//!   `try_enter_blocking`, which fail once the gate is closed. All others leave without an abort,
+//!   and are waited for without a limit: they only query NCCL for a state or a text.
 //!
-//! Who has said so and is not seen to leave is given up after a while, since an abort is what frees
-//! who is stuck. A thread that the system stops for longer than that between its word and its call
-//! looks the same, and calls on what was freed: the caller asks again right before, and the rest is
-//! NCCL's rule too, which leaves to its callers when to abort.
+//! A thread that is marked as blocking and does not leave is given up after a while, since only an
+//! abort frees it. A thread that the system suspends between the mark and its call to NCCL looks
+//! the same, and would use a freed handle. The caller therefore checks the state again right before
+//! the call. NCCL leaves the remaining window to its callers too: they decide when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -50,7 +50,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// How a state is told to a caller who cannot do something in it.
+    /// Converts the state for the error of a call that it forbids.
     pub(crate) fn dead(self) -> DeadState {
         match self {
             Self::Suspended => DeadState::Suspended,
@@ -96,7 +96,7 @@ impl Allowed {
     }
 }
 
-/// Why somebody does not get in.
+/// Why entering failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// The state does not allow it.
@@ -105,30 +105,29 @@ pub(crate) enum Refused {
     Busy,
 }
 
-/// Nobody has the turn.
+/// The gate is free.
 const FREE: u64 = 0;
-/// Who has it passes through.
-const SHALLOW: u64 = 1;
-/// Who has it may be stuck in NCCL.
-const DEEP: u64 = 2;
-/// Which of these it is.
-const DEPTH: u64 = 3;
-/// One turn, in the count of turns that were taken and left.
-const TURN: u64 = 4;
+/// The owner leaves without being aborted.
+const BRIEF: u64 = 1;
+/// The owner may be blocked in NCCL.
+const BLOCKING: u64 = 2;
+/// The bits that hold one of these.
+const MODE_MASK: u64 = 3;
+/// One acquisition, in the count of completed acquisitions.
+const ACQUISITION: u64 = 4;
 
 const STATE_MASK: u64 = 0b111;
-/// One who looks in, in 24 bits: more threads than there are.
+/// One reader, in 24 bits: more than there are threads.
 const READER: u64 = 1 << 8;
-/// One who looks in and may be stuck in NCCL.
-const DEEP_READER: u64 = 1 << 32;
+/// One reader that may be blocked in NCCL.
+const BLOCKING_READER: u64 = 1 << 32;
 
-/// The longest sleep of one who waits for the turn, in parts of what was waited already; and at
-/// least, and at most.
-const NAP: u32 = 8;
-/// Who has waited for longer gets the turn before those who come later, who would else take it as
-/// often as they ask.
-const HUNGRY_AFTER: Duration = Duration::from_millis(5);
-const NAPS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+/// A waiter sleeps for this fraction of the time that it has waited, within [`SLEEP_BOUNDS`].
+const SLEEP_FRACTION: u32 = 8;
+/// A waiter that has waited for longer enters before new callers, which otherwise could enter as
+/// often as they try.
+const STARVING_AFTER: Duration = Duration::from_millis(5);
+const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// The model checker takes sequentially consistent accesses for less than they are, and only
 /// believes in fences.
@@ -156,129 +155,131 @@ fn with_state(word: u64, state: State) -> u64 {
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Taken by who finds it free; then written by who has it alone, so that leaving is a plain
-    /// store. Counts the turns, so that two calls look different.
-    turn: AtomicU64,
-    /// How many wait for the turn.
+    /// Acquired by a thread that finds it free, then written by that thread alone, so that leaving
+    /// is a plain store. Counts acquisitions, so that two calls differ.
+    owner: AtomicU64,
+    /// The number of waiters.
     waiting: AtomicU32,
-    /// How many of them have waited for long.
-    hungry: AtomicU32,
-    /// The state, and who looks in.
+    /// The number of waiters that are starving.
+    starving: AtomicU32,
+    /// The state, and the number of readers.
     word: AtomicU64,
     sleepers: Mutex<()>,
     left: Condvar,
 }
 
-/// A thread that is inside alone. Leaves when dropped.
+/// A thread that is inside exclusively. Leaves when dropped.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
-/// A thread that has waited for long. No longer when dropped.
-struct Hunger<'a>(&'a AtomicU32);
+/// Marks a waiter as starving until it is dropped.
+struct Starvation<'a>(&'a AtomicU32);
 
-impl<'a> Hunger<'a> {
-    fn new(hungry: &'a AtomicU32) -> Self {
-        hungry.fetch_add(1, Relaxed);
-        Self(hungry)
+impl<'a> Starvation<'a> {
+    fn new(starving: &'a AtomicU32) -> Self {
+        starving.fetch_add(1, Relaxed);
+        Self(starving)
     }
 }
 
-impl Drop for Hunger<'_> {
+impl Drop for Starvation<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
 
-/// A thread that only looks, beside others.
+/// A thread that reads beside others. Leaves when dropped.
 #[derive(Debug)]
-pub(crate) struct Looking<'a>(&'a Gate);
+pub(crate) struct Reader<'a>(&'a Gate);
 
-/// Who is in a gate that was closed.
+/// The threads inside a gate that was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
-    Nobody,
-    /// Somebody who leaves by himself.
-    PassesThrough,
-    /// Only who may be stuck in NCCL.
+enum Occupancy {
+    Empty,
+    /// At least one thread that leaves without being aborted.
+    Brief,
+    /// Only threads that may be blocked in NCCL.
     Stuck,
 }
 
 impl Gate {
-    /// What [`stuck_in`](Self::stuck_in) gives where nobody has the turn, and a thread looks in: no
-    /// number of a turn.
-    pub(crate) const READER: u64 = SHALLOW;
+    /// Returned by [`stuck_in`](Self::stuck_in) if there is no owner and a reader may be blocked.
+    /// Differs from every acquisition.
+    pub(crate) const READER: u64 = BRIEF;
 
-    /// Goes in alone. While another is inside, waits for as long as `patience` says; it is asked
-    /// only then.
+    /// Enters exclusively. While another thread is inside, waits for at most `patience`, which is
+    /// called only then.
     #[inline]
     pub(crate) fn enter(&self, allowed: Allowed, patience: impl FnOnce() -> Duration) -> Result<Inside<'_>, Refused> {
-        match self.take_first(SHALLOW) {
+        match self.try_lock_fairly(BRIEF) {
             Some(inside) => inside.allowed(allowed),
-            None => self.enter_slowly(allowed, patience()),
+            None => self.enter_contended(allowed, patience()),
         }
     }
 
-    /// Goes in alone and dives, in one step, where nobody is inside and the state is live; `None`
-    /// elsewhere. To call NCCL at once.
+    /// Enters exclusively and marks this thread as blocking, in one step. Returns `None` unless the
+    /// gate is free and the state is live. For calling NCCL at once.
     #[inline]
-    pub(crate) fn plunge(&self) -> Option<Inside<'_>> {
-        let inside = self.take_first(DEEP)?;
+    pub(crate) fn try_enter_blocking(&self) -> Option<Inside<'_>> {
+        let inside = self.try_lock_fairly(BLOCKING)?;
         fenced();
-        // As in `dive`: either this thread sees that the gate is closed, or who closes it sees this
-        // thread [G3].
+        // As in `enter_blocking`: either this thread sees that the gate is closed, or the thread
+        // that closes it sees this one [G3].
         if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
     }
 
-    /// As [`take`](Self::take), where nobody has waited for long.
+    /// As [`take`](Self::take), if no waiter is starving.
     #[inline]
-    fn take_first(&self, depth: u64) -> Option<Inside<'_>> {
-        if self.hungry.load(Relaxed) == 0 { self.take(depth) } else { None }
+    fn try_lock_fairly(&self, mode: u64) -> Option<Inside<'_>> {
+        if self.starving.load(Relaxed) == 0 { self.take(mode) } else { None }
     }
 
     #[inline]
-    fn take(&self, depth: u64) -> Option<Inside<'_>> {
-        // Acquires what who had the turn before released: what one call did to the communicator
-        // comes before the next call. In the one order of all with `close` and `drain`. Not
-        // `then_some`: one that is made and dropped gives the turn away.
-        let turn = self.turn.load(Relaxed);
-        (turn & DEPTH == FREE && self.turn.compare_exchange(turn, turn | depth, SeqCst, Relaxed).is_ok()).then(|| Inside(self))
+    fn take(&self, mode: u64) -> Option<Inside<'_>> {
+        // Acquires what the previous owner released, so that the effects of one call on the
+        // communicator precede the next call. In the single total order with `close` and `drain`.
+        // Not `then_some`: dropping an unused guard would release the gate.
+        let owner = self.owner.load(Relaxed);
+        (owner & MODE_MASK == FREE && self.owner.compare_exchange(owner, owner | mode, SeqCst, Relaxed).is_ok())
+            .then(|| Inside(self))
     }
 
     #[cold]
-    fn enter_slowly(&self, allowed: Allowed, patience: Duration) -> Result<Inside<'_>, Refused> {
-        let (start, mut hunger) = (Instant::now(), None);
+    fn enter_contended(&self, allowed: Allowed, patience: Duration) -> Result<Inside<'_>, Refused> {
+        let (start, mut starvation) = (Instant::now(), None);
         loop {
             if !allowed.has(self.state()) {
                 return Err(Refused::State(self.state()));
             }
-            let inside = if hunger.is_some() { self.take(SHALLOW) } else { self.take_first(SHALLOW) };
+            let inside = if starvation.is_some() { self.take(BRIEF) } else { self.try_lock_fairly(BRIEF) };
             if let Some(inside) = inside {
                 return inside.allowed(allowed);
             }
-            if hunger.is_none() && start.elapsed() >= HUNGRY_AFTER {
-                hunger = Some(Hunger::new(&self.hungry));
+            if starvation.is_none() && start.elapsed() >= STARVING_AFTER {
+                starvation = Some(Starvation::new(&self.starving));
             }
             let Some(rest) = patience.checked_sub(start.elapsed()) else { return Err(Refused::Busy) };
             let guard = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
             self.waiting.fetch_add(1, SeqCst);
-            // Who changes the state takes the mutex after that, so that its wake-up is never lost.
-            // Who leaves does not pay for a fence between its store and its look at who waits: in
-            // the nanoseconds until the store is seen, its wake-up can be lost, and then the nap
-            // ends.
-            let is_others = self.turn.load(SeqCst) & DEPTH != FREE || hunger.is_none() && self.hungry.load(Relaxed) != 0;
+            // A thread that changes the state locks the mutex afterwards, so that its notification
+            // is never lost. A thread that leaves does not pay for a fence between its store and
+            // its load of `waiting`. In the nanoseconds until the store is visible its notification
+            // can be lost; then the sleep ends.
+            let is_others =
+                self.owner.load(SeqCst) & MODE_MASK != FREE || starvation.is_none() && self.starving.load(Relaxed) != 0;
             if is_others && allowed.has(self.state()) {
-                let nap = (start.elapsed() / NAP).clamp(NAPS[0], NAPS[1]).min(rest);
-                drop(self.left.wait_timeout(guard, nap).unwrap_or_else(PoisonError::into_inner));
+                let sleep = (start.elapsed() / SLEEP_FRACTION).clamp(SLEEP_BOUNDS[0], SLEEP_BOUNDS[1]).min(rest);
+                drop(self.left.wait_timeout(guard, sleep).unwrap_or_else(PoisonError::into_inner));
             }
             self.waiting.fetch_sub(1, Relaxed);
         }
     }
 
-    /// Looks in, whoever is inside.
-    pub(crate) fn look(&self, allowed: Allowed) -> Result<Looking<'_>, Refused> {
+    /// Enters as a reader, beside an owner and other readers.
+    pub(crate) fn enter_shared(&self, allowed: Allowed) -> Result<Reader<'_>, Refused> {
         let count = |word| allowed.has(state_of(word)).then_some(word + READER);
         match self.word.fetch_update(AcqRel, Acquire, count) {
-            Ok(_) => Ok(Looking(self)),
+            Ok(_) => Ok(Reader(self)),
             Err(word) => Err(Refused::State(state_of(word))),
         }
     }
@@ -292,26 +293,26 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// A thread that may be stuck in NCCL now, by a number that stays the same until it is out.
-    /// Costs the threads inside nothing.
+    /// Returns a thread that may be blocked in NCCL now, as a number that stays the same until the
+    /// thread leaves. Costs the threads inside nothing.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
-        let (turn, word) = (self.turn.load(Acquire), self.word.load(Acquire));
-        let reader = (word >= DEEP_READER).then_some(Self::READER);
-        (turn & DEPTH == DEEP).then_some(turn).or(reader)
+        let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
+        let reader = (word >= BLOCKING_READER).then_some(Self::READER);
+        (owner & MODE_MASK == BLOCKING).then_some(owner).or(reader)
     }
 
-    /// Changes the state of what is not closed, and gives what it was. Gives the state that is kept
-    /// instead, if it is closed.
+    /// Changes the state unless the gate is closed, and returns the previous state. Returns the
+    /// state that is kept as the error if the gate is closed.
     pub(crate) fn set(&self, state: State) -> Result<State, State> {
         let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
         let before = self.word.fetch_update(SeqCst, Acquire, change).map(state_of).map_err(state_of)?;
-        // Who waits to get in is told at once.
+        // Waiters are notified at once.
         self.wake();
         Ok(before)
     }
 
-    /// Changes one state to another, unless it is something else by now. What is closed stays
-    /// closed [G2].
+    /// Changes `from` to `to`, unless the state has changed meanwhile. A closed gate stays closed
+    /// [G2].
     pub(crate) fn change(&self, from: State, to: State) -> Result<(), State> {
         let change = |word| (state_of(word) == from && !from.is_closed()).then_some(with_state(word, to));
         self.word.fetch_update(SeqCst, Acquire, change).map_err(state_of)?;
@@ -319,30 +320,31 @@ impl Gate {
         Ok(())
     }
 
-    /// Lets nobody in any more. Succeeds once [G2].
+    /// Closes the gate: no thread enters afterwards. Succeeds once [G2].
     pub(crate) fn close(&self, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.set(state).map(|_| ())
     }
 
-    /// As [`close`](Self::close), only from one state: not from what somebody who looks in has made
-    /// of it, and may be inside NCCL for.
+    /// As [`close`](Self::close), but only from one state: a reader may have changed the state and
+    /// may be inside NCCL because of that.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
     }
 
-    /// After `close`: waits until nobody uses the handle, or all who do are stuck in NCCL for
-    /// `grace`. Gives whether nobody does.
+    /// Waits, after `close`, until no thread uses the handle, or until all that do have been
+    /// blocked in NCCL for `grace`. Returns whether no thread uses it.
     ///
-    /// Waits without a limit for who only passes through [G3]: for a thread of this crate.
+    /// Waits without a limit for threads that are not blocked in NCCL [G3]. For a thread of this
+    /// crate.
     pub(crate) fn drain(&self, grace: Duration) -> bool {
         let start = Instant::now();
         loop {
-            match self.presence() {
-                Presence::Nobody => return true,
-                Presence::Stuck if start.elapsed() >= grace => return false,
-                Presence::Stuck | Presence::PassesThrough => {}
+            match self.occupancy() {
+                Occupancy::Empty => return true,
+                Occupancy::Stuck if start.elapsed() >= grace => return false,
+                Occupancy::Stuck | Occupancy::Brief => {}
             }
             match start.elapsed() {
                 waited if waited < Duration::from_micros(50) => std::hint::spin_loop(),
@@ -351,26 +353,26 @@ impl Gate {
         }
     }
 
-    /// Who is inside, after `close`. Two looks are enough: who comes between them finds the gate
-    /// closed, and touches nothing.
-    fn presence(&self) -> Presence {
+    /// Returns which threads are inside, after `close`. Two loads are enough: a thread that enters
+    /// between them finds the gate closed and touches nothing.
+    fn occupancy(&self) -> Occupancy {
         fenced();
-        let (turn, word) = (self.turn.load(SeqCst), self.word.load(SeqCst));
-        if turn & DEPTH == FREE && word & !STATE_MASK == 0 {
-            Presence::Nobody
-        } else if turn & DEPTH == SHALLOW || word & (DEEP_READER - READER) != 0 {
-            Presence::PassesThrough
+        let (owner, word) = (self.owner.load(SeqCst), self.word.load(SeqCst));
+        if owner & MODE_MASK == FREE && word & !STATE_MASK == 0 {
+            Occupancy::Empty
+        } else if owner & MODE_MASK == BRIEF || word & (BLOCKING_READER - READER) != 0 {
+            Occupancy::Brief
         } else {
-            Presence::Stuck
+            Occupancy::Stuck
         }
     }
 }
 
 impl<'a> Inside<'a> {
-    /// The number of this turn, which this thread alone writes now.
+    /// Returns the number of this acquisition; only this thread writes it now.
     #[inline]
-    fn turn(&self) -> u64 {
-        self.0.turn.load(Relaxed) & !DEPTH
+    fn acquisition(&self) -> u64 {
+        self.0.owner.load(Relaxed) & !MODE_MASK
     }
 
     /// Stays inside if the state allows it.
@@ -381,25 +383,26 @@ impl<'a> Inside<'a> {
         if allowed.has(state) { Ok(self) } else { Err(Refused::State(state)) }
     }
 
-    /// Before a call that may be stuck inside NCCL. Gives the state instead if the gate was closed
-    /// meanwhile: the handle is not to be used then.
-    pub(crate) fn dive(&self) -> Result<(), State> {
-        // The store comes before the load in the one order of all, as does the change of state in
-        // `close` before the looks of `drain`. So either this thread sees that it is closed, or who
-        // closes sees this thread [G3].
-        self.0.turn.store(self.turn() | DEEP, SeqCst);
+    /// Marks this thread as blocking, before a call that may block inside NCCL. Returns the state
+    /// as the error if the gate was closed meanwhile: then the handle must not be used.
+    pub(crate) fn enter_blocking(&self) -> Result<(), State> {
+        // The store precedes the load in the single total order, as the change of state in `close`
+        // precedes the loads of `drain`. So either this thread sees that the gate is closed, or the
+        // thread that closes it sees this one [G3].
+        self.0.owner.store(self.acquisition() | BLOCKING, SeqCst);
         fenced();
         let state = self.0.state();
         if state.is_closed() {
-            self.surface();
+            self.leave_blocking();
             return Err(state);
         }
         Ok(())
     }
 
-    /// After it. Who looks at the state after this either sees that it is closed, or is waited for.
-    pub(crate) fn surface(&self) {
-        self.0.turn.store(self.turn() | SHALLOW, SeqCst);
+    /// Removes the mark, after the call. A thread that reads the state afterwards either sees that
+    /// the gate is closed, or is waited for.
+    pub(crate) fn leave_blocking(&self) {
+        self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();
     }
 }
@@ -407,7 +410,7 @@ impl<'a> Inside<'a> {
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.turn.store(self.turn() + TURN, Release);
+        self.0.owner.store(self.acquisition() + ACQUISITION, Release);
         if self.0.waiting.load(Relaxed) != 0 {
             self.0.wake();
         }
@@ -422,17 +425,17 @@ impl Gate {
     }
 }
 
-impl Looking<'_> {
-    /// As [`Inside::dive`], for the time of a call.
-    pub(crate) fn dive<R>(&self, call: impl FnOnce() -> R) -> Result<R, State> {
-        let before = self.0.word.fetch_add(DEEP_READER - READER, AcqRel);
+impl Reader<'_> {
+    /// As [`Inside::enter_blocking`], for the time of a call.
+    pub(crate) fn enter_blocking<R>(&self, call: impl FnOnce() -> R) -> Result<R, State> {
+        let before = self.0.word.fetch_add(BLOCKING_READER - READER, AcqRel);
         let result = if state_of(before).is_closed() { Err(state_of(before)) } else { Ok(call()) };
-        self.0.word.fetch_sub(DEEP_READER - READER, Release);
+        self.0.word.fetch_sub(BLOCKING_READER - READER, Release);
         result
     }
 }
 
-impl Drop for Looking<'_> {
+impl Drop for Reader<'_> {
     fn drop(&mut self) {
         self.0.word.fetch_sub(READER, Release);
     }

@@ -90,7 +90,7 @@ impl<T: Element> NcclMem<T> {
                 tracing::warn!(%error, "while memory was freed");
             }
         };
-        // SAFETY: just allocated for as many elements on that device; nobody else frees it.
+        // SAFETY: just allocated for as many elements on that device; freed only here.
         Ok(Self(unsafe { DeviceMemory::adopt(context, address as CUdeviceptr, len, Box::new(free)) }))
     }
 
@@ -104,7 +104,7 @@ impl<T: Element> NcclMem<T> {
         Ok(memory)
     }
 
-    /// As [`DeviceMemory::copy_from`], of as many elements as there are.
+    /// Copies as [`DeviceMemory::copy_from`] does, all elements.
     ///
     /// # Errors
     /// [`NcclError::Cuda`] with [those of that](DeviceMemory::copy_from).
@@ -112,7 +112,7 @@ impl<T: Element> NcclMem<T> {
         Ok(self.0.copy_from(stream, values)?)
     }
 
-    /// As [`DeviceMemory::to_vec`], all elements.
+    /// Reads as [`DeviceMemory::to_vec`] does, all elements.
     ///
     /// # Errors
     /// [`NcclError::Cuda`] with [those of that](DeviceMemory::to_vec).
@@ -120,7 +120,7 @@ impl<T: Element> NcclMem<T> {
         Ok(self.0.to_vec(stream)?)
     }
 
-    /// A handle of a part of the memory. `range` counts elements.
+    /// Returns a handle of a part of the memory. `range` counts elements.
     ///
     /// # Errors
     /// [`NcclError::Cuda`] for a range that is not inside.
@@ -130,28 +130,28 @@ impl<T: Element> NcclMem<T> {
 }
 
 impl<T> NcclMem<T> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The device address of the first element. Using it is `unsafe` elsewhere; it is valid while a
-    /// handle lives.
+    /// Returns the device address of the first element. Using it is `unsafe` elsewhere; it is valid
+    /// while a handle lives.
     pub fn address(&self) -> CUdeviceptr {
         self.0.address()
     }
 
-    /// The context that the memory was allocated in.
+    /// Returns the context that the memory was allocated in.
     pub fn context(&self) -> &Arc<CudaContext> {
         self.0.context()
     }
 
-    /// The same memory, for what does not care who allocated it.
+    /// Returns the same memory, for code that does not depend on the allocator.
     pub fn as_device_memory(&self) -> &DeviceMemory<T> {
         &self.0
     }

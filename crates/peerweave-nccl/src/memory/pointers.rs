@@ -30,9 +30,9 @@ pub struct LogicalEndpoint {
 }
 
 impl<T: Element> Window<T> {
-    /// The address of element `offset` of a rank's window, for loads and stores of kernels on this
-    /// rank's device; `None` where they do not reach that rank. For this rank's own it is another
-    /// than the memory's, since NCCL maps that a second time. NCCL 2.29.2.
+    /// Returns the address of element `offset` of a rank's window, for loads and stores of kernels
+    /// on this rank's device; `None` where they do not reach that rank. For this rank's own window
+    /// it differs from the memory's address, since NCCL maps that a second time. NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of its window or
@@ -48,7 +48,7 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// As [`peer_pointer`](Self::peer_pointer), by the index in
+    /// Returns the same as [`peer_pointer`](Self::peer_pointer), by the index in
     /// [`lsa_team`](crate::Communicator::lsa_team), all of whose ranks are reached.
     ///
     /// # Errors
@@ -64,8 +64,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The address of element `offset` in the multicast of the LSA team, for multimem instructions
-    /// of kernels; `None` where the hardware has none. NCCL 2.29.2.
+    /// Returns the address of element `offset` in the multicast of the LSA team, for multimem
+    /// instructions of kernels; `None` where the hardware has none. NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::MulticastDisabled`], before NCCL is called; else as
@@ -80,8 +80,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// As [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), of a team that a device
-    /// communicator was made for.
+    /// Returns the same as [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), for a team that a
+    /// device communicator was created for.
     ///
     /// # Errors
     /// As [`lsa_multimem_pointer`](Self::lsa_multimem_pointer); [`NcclError::Misuse`] for the
@@ -100,7 +100,7 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The fabric's name of element `offset` of a rank's window. NCCL 2.31.1.
+    /// Returns the logical endpoint of element `offset` of a rank's window. NCCL 2.31.1.
     ///
     /// # Errors
     /// [`NcclError::Nccl`] where there is no fabric, see
@@ -116,8 +116,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The fabric's name of element `offset` of the window of a member of a fabric team, by its
-    /// index there. NCCL 2.31.1.
+    /// Returns the logical endpoint of element `offset` of the window of a member of a fabric team,
+    /// by its index there. NCCL 2.31.1.
     ///
     /// # Errors
     /// As [`peer_endpoint`](Self::peer_endpoint), also for an index that the team does not have,
@@ -133,8 +133,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The fabric's name of element `offset` of all windows that its multicast reaches. NCCL
-    /// 2.31.1.
+    /// Returns the logical endpoint of element `offset` of all windows that the fabric's multicast
+    /// reaches. NCCL 2.31.1.
     ///
     /// # Errors
     /// [`NcclError::MulticastDisabled`], before NCCL is called; else as
@@ -189,7 +189,7 @@ impl<T: Element> Window<T> {
 
     /// Where an element of a rank's window begins, in bytes.
     fn place(&self, call: &'static str, rank: Rank, offset: usize) -> Result<usize, NcclError> {
-        // NCCL compares with the length of this rank's window, whoever's it is.
+        // NCCL compares with the length of this rank's window, for every peer.
         inside::<T>(call, self.len_of(rank)?.min(self.len_bytes() / size_of::<T>()), offset)
     }
 }

@@ -22,13 +22,13 @@ use peerweave_dylib::MissingSymbol;
 use peerweave_types::Element;
 
 use crate::comm::communicator::Communicator;
-use crate::comm::complete::{dive_all, end_group, refuse_group};
+use crate::comm::complete::{end_group, enter_blocking_all, refuse_group};
 use crate::comm::lifecycle;
 use crate::library::error::{MisuseKind, NcclError};
+use crate::member::enter_all::enter_all;
 use crate::member::membership::Inner;
 use crate::member::spans;
 use crate::member::state::Allowed;
-use crate::member::turns::enter_all;
 use crate::sys::{self, Api, ncclComm_t, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
 use crate::{OnExpiry, Rank, Version};
 
@@ -61,7 +61,7 @@ impl WindowKind {
         Self { flags, since: Some((Version::new(major, minor, patch), name)) }
     }
 
-    /// Both.
+    /// Combines both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         let since = match (self.since, other.since) {
@@ -104,7 +104,7 @@ pub(crate) struct Registered {
     pub(crate) device_address: u64,
     keep: Keep,
     /// Whether the memory has to wait for the end of the communicator [W1].
-    is_parked: bool,
+    is_deferred: bool,
 }
 
 /// A handle of NCCL.
@@ -112,11 +112,11 @@ struct Raw<P>(*mut P);
 
 // SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle;
 // synchronised by the communicator's gate. Would be caught by the test
-// `windows_are_put_into_by_every_rank`.
+// `every_rank_puts_into_every_window`.
 unsafe impl<P> Send for Raw<P> {}
 // SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle;
 // synchronised by the communicator's gate. Would be caught by the test
-// `windows_are_put_into_by_every_rank`.
+// `every_rank_puts_into_every_window`.
 unsafe impl<P> Sync for Raw<P> {}
 
 impl Registered {
@@ -148,8 +148,8 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        if self.is_parked {
-            self.communicator.inner.park(Arc::clone(&self.keep));
+        if self.is_deferred {
+            self.communicator.inner.defer_free(Arc::clone(&self.keep));
         }
     }
 }
@@ -175,8 +175,8 @@ impl<T: Element> Window<T> {
         Self::register_all(&[(communicator, memory)], kind).map(|mut made| made.pop().flatten())
     }
 
-    /// As [`register`](Self::register), for several ranks of this thread. The result is in their
-    /// order.
+    /// Registers as [`register`](Self::register) does, for several ranks of this thread. The result
+    /// is in their order.
     ///
     /// # Collective
     /// As [`register`](Self::register).
@@ -233,7 +233,7 @@ impl<T: Element> Window<T> {
                 lens_bytes: Vec::new(),
                 device_address: place.address,
                 keep: place.keep,
-                is_parked: true,
+                is_deferred: true,
             }));
         }
         // Every rank takes part, with or without a window: puts are checked against the length of
@@ -247,7 +247,7 @@ impl<T: Element> Window<T> {
         let differ = |lens: &Vec<u64>| lens.windows(2).any(|pair| pair[0] != pair[1] && !pair.contains(&0));
         if !nccl.version().at_least(LENGTHS_DIFFER) && lens.iter().any(differ) {
             // Every rank finds so. What was registered stays until the communicators end [W2].
-            let why = "before NCCL 2.30.7 they have to be the same on every rank";
+            let why = "they differ, expected the same on every rank before NCCL 2.30.7";
             return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the lengths of the memory", why }));
         }
         let finish = |(made, lens_bytes): (Option<Registered>, Vec<u64>)| {
@@ -277,7 +277,7 @@ impl<T: Element> Window<T> {
         let end = deadline_after(deadline);
         meet(CALL, &communicator, stream, end)?;
         registered.give_back(CALL, end)?;
-        registered.is_parked = false;
+        registered.is_deferred = false;
         Ok(())
     }
 
@@ -304,7 +304,7 @@ impl<T: Element> Window<T> {
         Arc::into_inner(self.inner).ok_or_else(|| NcclError::misuse(call, MisuseKind::Context { why }))
     }
 
-    /// How many elements the window of a rank has.
+    /// Returns the number of elements of a rank's window.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist.
@@ -316,7 +316,7 @@ impl<T: Element> Window<T> {
         self.inner.lens_bytes.get(rank.index()).map(|bytes| *bytes as usize / size_of::<T>()).ok_or_else(wrong)
     }
 
-    /// The address at which this rank registered the memory, as NCCL knows it. NCCL 2.29.2.
+    /// Returns the address at which this rank registered the memory, as NCCL knows it. NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
@@ -331,7 +331,7 @@ impl<T: Element> Window<T> {
         Ok(pointer.expose_provenance() as u64)
     }
 
-    /// The communicator that it belongs to.
+    /// Returns the communicator that it belongs to.
     pub fn communicator(&self) -> &Communicator {
         &self.inner.communicator
     }
@@ -346,8 +346,8 @@ impl<T: Element> Window<T> {
         self.inner.handle.0
     }
 
-    /// NCCL's handle, for kernels that were linked with its device code. Of use while the window is
-    /// registered.
+    /// Returns NCCL's handle, for kernels that were linked with its device code. Valid while the
+    /// window is registered.
     pub fn device_handle(&self) -> u64 {
         self.raw_handle().expose_provenance() as u64
     }
@@ -468,7 +468,7 @@ impl fmt::Debug for Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if let Some(keep) = self.keep.take() {
-            self.communicator.inner.park(keep);
+            self.communicator.inner.defer_free(keep);
         }
     }
 }
@@ -487,7 +487,7 @@ impl Place {
             return Err(NcclError::misuse(call, MisuseKind::Device { what: "the memory", found, expected }));
         }
         if memory.is_empty() {
-            let kind = MisuseKind::Length { what: "the memory", found: 0, expected: 1, unit: "elements at least" };
+            let kind = MisuseKind::TooShort { what: "the memory", found: 0, at_least: 1, unit: "elements" };
             return Err(NcclError::misuse(call, kind));
         }
         let Some((address, keep)) = memory.keep() else {
@@ -566,7 +566,7 @@ fn together(
     if is_ours {
         refuse_group(nccl);
     } else if first_error.is_none()
-        && let Err(error) = dive_all(call, &inside)
+        && let Err(error) = enter_blocking_all(call, &inside)
     {
         refuse_group(nccl);
         (first_error, is_ours) = (Some(error), true);

@@ -1,8 +1,8 @@
-//! What the ranks of one group have to agree about: the same collectives in the same order, with
-//! the same lengths, types, roots and reductions; and receives as long as their sends.
+//! The checks that the ranks of one group agree: the same collectives in the same order, with the
+//! same lengths, types, roots and reductions; and receives as long as their sends.
 //!
-//! NCCL compares none of that: ranks that disagree never meet, or move too much. Ranks of other
-//! threads and processes are not seen here.
+//! NCCL checks none of that: ranks that disagree wait for each other forever, or move too much.
+//! Ranks of other threads and processes are not checked here.
 //!
 //! Invariant: only calls that meet each other are compared. Collectives are numbered on each
 //! communicator; sends and receives are compared only between ranks whose transfers have all been
@@ -23,13 +23,12 @@ use crate::sys::{ncclDataType_t, ncclRedOp_t};
 /// A recorded call and its communicator.
 pub(crate) type Recorded<'a, 'env> = (&'a Arc<Inner>, &'a Request<'env>);
 
-/// An error where two ranks of one communicator disagree. The callers are inside the gates of all
-/// of them.
+/// Fails if two ranks of one communicator disagree. The caller is inside the gates of all of them.
 ///
 /// # Errors
 /// [`MisuseKind::Disagreement`].
 pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>> + Clone) -> Result<(), NcclError> {
-    // Most groups are of one rank, which has nobody to agree with.
+    // Most groups have one rank, and nothing to compare.
     let mut inners = calls.clone().map(|(inner, _)| inner);
     let Some(first) = inners.next() else { return Ok(()) };
     if inners.all(|inner| Arc::ptr_eq(inner, first)) {
@@ -94,7 +93,7 @@ fn agree((one, expected): Recorded<'_, '_>, (other, found): Recorded<'_, '_>) ->
     if agrees {
         return Ok(());
     }
-    // What a rank gives another is what the two can disagree about.
+    // Two ranks can disagree about what one sends the other.
     let shown = |request: &Request<'_>, peer: Rank| Shown(request.call, &request.operations, peer).to_string().into();
     Err(disagreement(found.call, other, shown(found, one.rank), one, shown(expected, other.rank)))
 }

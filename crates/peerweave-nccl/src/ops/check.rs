@@ -1,9 +1,10 @@
-//! What every call is checked for: the communicator, the stream, element types, lengths, ranks,
-//! devices, overlaps.
+//! The checks of every call: the communicator, the stream, element types, lengths, ranks, devices,
+//! overlaps.
 //!
-//! Which lengths each call wants is in `shapes.rs`. Nothing is issued here, and nothing waits.
+//! The lengths that each call expects are in `shapes.rs`. Nothing is issued here, and nothing
+//! waits.
 //!
-//! Invariant: while what a check has filled in `Holds` lives, the memory of the call stays
+//! Invariant: while the entries that a check adds to `Holds` live, the memory of the call stays
 //! allocated, and its stream's order with other streams holds.
 
 use std::ffi::c_int;
@@ -53,21 +54,21 @@ fn eight_bits(nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t,
     }
 }
 
-/// What a check gives. Errors are boxed: they are large, and what is small stays in registers.
+/// The result of a check. Errors are boxed: they are large, and small results stay in registers.
 pub(crate) type Checked<T> = Result<T, Box<NcclError>>;
 
-/// Where a call is checked: on which communicator, for which stream; and what it keeps.
-pub(crate) struct At<'c, 'a> {
+/// A call that is being checked: its communicator, its stream, and what it keeps alive.
+pub(crate) struct CallBuilder<'c, 'a> {
     pub(crate) call: Call,
     pub(crate) inner: &'c Arc<Inner>,
     pub(crate) stream: &'a Arc<CudaStream>,
-    /// Whether the stream is being captured; `None` where nobody has asked.
+    /// Whether the stream is being captured; `None` if that was not queried.
     pub(crate) capturing: Option<bool>,
     pub(crate) holds: &'c mut Holds<'a>,
     pub(crate) operations: &'c mut Operations,
 }
 
-/// That a call was checked, and its operations were noted.
+/// Proof that a call was checked and its operations were recorded.
 pub(crate) struct Prepared(());
 
 /// A buffer of a call.
@@ -81,8 +82,8 @@ pub(crate) struct Operand {
 const READ: usize = 0;
 const WRITTEN: usize = 1;
 
-impl<'c, 'a> At<'c, 'a> {
-    /// For a stream that was checked. The device's context is the thread's.
+impl<'c, 'a> CallBuilder<'c, 'a> {
+    /// Starts a call on a stream that was checked. The device's context is current.
     #[inline]
     pub(crate) fn new(
         call: Call,
@@ -95,7 +96,7 @@ impl<'c, 'a> At<'c, 'a> {
         Self { call, inner, stream, capturing, holds, operations }
     }
 
-    /// Notes what NCCL is asked for: the end of a check.
+    /// Records the operations of the call: the end of its checks.
     #[inline(always)]
     pub(crate) fn prepared(&mut self, operations: Operations) -> Prepared {
         // There was none before: nothing to drop, and no time to find that out.
@@ -103,13 +104,14 @@ impl<'c, 'a> At<'c, 'a> {
         Prepared(())
     }
 
-    /// The library's number of an element type that is only moved.
+    /// Returns the library's number of an element type that is only moved.
     #[inline]
     pub(crate) fn moved<T: Element>(&self) -> Checked<ncclDataType_t> {
         Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
     }
 
-    /// The library's numbers of an element type and of what reduces it. Keeps what that belongs to.
+    /// Returns the library's numbers of an element type and of its reduction. Keeps the reduction's
+    /// object alive.
     #[inline]
     pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {
         let data_type = data_type(self.call.name(), self.inner.nccl, T::DTYPE, true)?;
@@ -122,7 +124,7 @@ impl<'c, 'a> At<'c, 'a> {
         Ok((data_type, op))
     }
 
-    /// Keeps a reduction or a window.
+    /// Keeps a reduction or a window alive.
     pub(crate) fn own(&mut self, owner: Keep) {
         self.holds.owner = Some(owner);
     }
@@ -139,20 +141,20 @@ impl<'c, 'a> At<'c, 'a> {
         }
     }
 
-    /// An error unless something has the length that it should have.
+    /// Fails unless `found` is the expected length.
     #[inline]
     pub(crate) fn length(&self, what: &'static str, found: usize, expected: usize) -> Checked<()> {
         let wrong = || misuse(self.call, MisuseKind::Length { what, found, expected, unit: "elements" });
         if found == expected { Ok(()) } else { Err(wrong()) }
     }
 
-    /// `count` elements for each rank. Saturates: no buffer has that length.
+    /// Returns `count` elements for each rank. Saturates: no buffer has that length.
     #[inline]
     pub(crate) fn of_all(&self, count: usize) -> usize {
         count.saturating_mul(self.inner.n_ranks)
     }
 
-    /// The part of each rank in a buffer that has one for each.
+    /// Returns the elements of each rank in a buffer that has a part for each.
     #[inline]
     pub(crate) fn part(&self, what: &'static str, len: usize) -> Checked<usize> {
         let count = len / self.inner.n_ranks;
@@ -169,7 +171,8 @@ impl<'c, 'a> At<'c, 'a> {
         if found == expected { Ok(()) } else { Err(misuse(self.call, MisuseKind::Device { what, found, expected })) }
     }
 
-    /// A buffer that is read. Last of the checks, since it may make the stream wait for another.
+    /// Acquires a buffer that is read. After all other checks, since it may make the stream wait
+    /// for another.
     #[inline(always)]
     pub(crate) fn read<T: Element, B: DeviceBuffer<T> + ?Sized>(
         &mut self,
@@ -185,7 +188,7 @@ impl<'c, 'a> At<'c, 'a> {
         Ok(Operand { address, len_bytes })
     }
 
-    /// A buffer that is written.
+    /// Acquires a buffer that is written.
     #[inline(always)]
     pub(crate) fn write<T: Element, B: DeviceBufferMut<T> + ?Sized>(
         &mut self,
@@ -201,7 +204,8 @@ impl<'c, 'a> At<'c, 'a> {
         Ok(Operand { address, len_bytes })
     }
 
-    /// Whether a buffer has to be kept for a graph. What can be kept later is not asked for now.
+    /// Returns whether a graph must keep the buffer. A buffer that can be kept later is not checked
+    /// now.
     #[inline(always)]
     fn must_keep(&mut self, is_keepable: bool) -> Checked<bool> {
         match self.capturing {
@@ -211,7 +215,7 @@ impl<'c, 'a> At<'c, 'a> {
         }
     }
 
-    /// Asks the driver whether the stream is being captured.
+    /// Queries whether the stream is being captured.
     #[cold]
     pub(crate) fn ask(&mut self) -> Checked<bool> {
         let capturing = self.inner.is_capturing(self.stream)?;
@@ -219,15 +223,16 @@ impl<'c, 'a> At<'c, 'a> {
         Ok(capturing)
     }
 
-    /// Has it known whether the call is captured: before anything else than issuing it at once.
-    pub(crate) fn settle_capture(&mut self) -> Checked<()> {
+    /// Determines whether the call is captured, unless that is known. Needed before anything but
+    /// issuing at once.
+    pub(crate) fn resolve_capture(&mut self) -> Checked<()> {
         if self.capturing.is_none() && self.ask()? {
             self.holds.set_captured();
         }
         Ok(())
     }
 
-    /// Memory that is borrowed during the call.
+    /// Notes memory that is borrowed during the call.
     #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();
@@ -235,15 +240,15 @@ impl<'c, 'a> At<'c, 'a> {
         if access.is_guarded() {
             self.holds.guards[which] = Some(access);
         } else {
-            // Its owner waits for no word, so that dropping it does nothing; but that would be a
+            // Its owner needs no notification, so dropping it does nothing; but that would be a
             // call.
             std::mem::forget(access);
         }
         address
     }
 
-    /// The last of the checks: that the buffers share no memory, and that taking them did not make
-    /// the stream part of a capture.
+    /// Checks last that the buffers do not overlap, and that acquiring them did not make the stream
+    /// part of a capture.
     #[inline(always)]
     pub(crate) fn finish(&mut self, send: Option<Operand>, recv: Option<Operand>) -> Checked<()> {
         if let (Some(send), Some(recv)) = (send, recv) {
@@ -256,7 +261,7 @@ impl<'c, 'a> At<'c, 'a> {
             }
         }
         if self.capturing == Some(true) || self.holds.guards.iter().any(Option::is_some) {
-            return finish_with_care(self.call, self.inner, self.stream, self.holds);
+            return finish_guarded(self.call, self.inner, self.stream, self.holds);
         }
         Ok(())
     }
@@ -267,7 +272,7 @@ fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
     Box::new(NcclError::misuse(call.name(), kind))
 }
 
-/// The address of memory that a graph keeps.
+/// Returns the address of memory that a graph keeps.
 #[cold]
 fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
     let Some((address, keep)) = kept else {
@@ -279,9 +284,9 @@ fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked
     Ok(address)
 }
 
-/// For a stream that is being captured, or buffers that made it wait for something.
+/// Finishes the checks of a stream that is being captured, or whose buffers made it wait.
 #[inline(never)]
-fn finish_with_care(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
+fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
     if holds.guards.iter().all(Option::is_none) {
         holds.set_captured();
         return Ok(());
@@ -295,16 +300,15 @@ fn finish_with_care(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut 
     Err(misuse(call, MisuseKind::Context { why }))
 }
 
-impl At<'_, '_> {
-    /// What every call is checked for before its buffers, where [`Inner::needs_no_care`] does not
-    /// say that all is well.
+impl CallBuilder<'_, '_> {
+    /// Checks a call before its buffers, if [`Inner::is_common_case`] is false.
     #[cold]
     pub(super) fn begin(&mut self) -> Checked<()> {
         let (inner, stream, name) = (self.inner, self.stream, self.call.name());
         inner.check_live(name)?;
         inner.bind_for(stream)?;
         inner.check_stream(name, stream)?;
-        if !inner.may_ask_later(stream) {
+        if !inner.may_check_capture_later(stream) {
             self.ask()?;
         }
         Ok(())

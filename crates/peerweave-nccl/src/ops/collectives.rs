@@ -9,7 +9,7 @@ use peerweave_types::{Element, Rank};
 use crate::comm::communicator::Communicator;
 use crate::library::error::NcclError;
 use crate::member::spans;
-use crate::ops::check::{At, Checked, Prepared};
+use crate::ops::check::{CallBuilder, Checked, Prepared};
 use crate::ops::holds::Holds;
 use crate::ops::operation::Operations;
 use crate::ops::reduction::Reduction;
@@ -22,7 +22,7 @@ macro_rules! at_once {
         $(
             $(#[$doc])*
             pub fn $name<'a, T: Element>(&self, stream: &'a Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
-                self.run(Call::$Call, stream, None, |at| shapes::$name(at, $($argument),*))
+                self.run(Call::$Call, stream, None, |builder| shapes::$name(builder, $($argument),*))
             }
         )*
     };
@@ -54,10 +54,10 @@ impl Communicator {
         call: Call,
         stream: &'a Arc<CudaStream>,
         config: Option<&CollConfig>,
-        prepare: impl FnOnce(&mut At<'_, 'a>) -> Checked<Prepared>,
+        prepare: impl FnOnce(&mut CallBuilder<'_, 'a>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let mut prepare = Some(prepare);
-        self.run_prepared(call, stream, config, &mut |at| prepare.take().expect("a call is prepared once")(at))
+        self.run_prepared(call, stream, config, &mut |builder| prepare.take().expect("a call is prepared once")(builder))
     }
 
     /// Checks, issues and counts a call that `prepare` checks and describes; calls it at most once.
@@ -71,17 +71,17 @@ impl Communicator {
         call: Call,
         stream: &'a Arc<CudaStream>,
         config: Option<&CollConfig>,
-        prepare: &mut dyn FnMut(&mut At<'_, 'a>) -> Checked<Prepared>,
+        prepare: &mut dyn FnMut(&mut CallBuilder<'_, 'a>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let inner = &self.inner;
-        let span = spans::if_heard(inner, call.name());
+        let span = spans::if_enabled(inner, call.name());
         let (mut holds, mut operations) = (Holds::default(), Operations::default());
-        let mut at = At::new(call, inner, stream, None, &mut holds, &mut operations);
-        if !inner.needs_no_care(stream) {
-            at.begin().map_err(|error| *error)?;
+        let mut builder = CallBuilder::new(call, inner, stream, None, &mut holds, &mut operations);
+        if !inner.is_common_case(stream) {
+            builder.begin().map_err(|error| *error)?;
         }
-        prepare(&mut at).map_err(|error| *error)?;
-        let issued = at.issue(config);
+        prepare(&mut builder).map_err(|error| *error)?;
+        let issued = builder.issue(config);
         // Dropping them would be two calls of functions.
         if holds.is_free_of_drops() && span.is_none() {
             std::mem::forget(holds);

@@ -17,7 +17,7 @@ use crate::ops::signatures::collectives;
 use crate::{Call, CollConfig};
 
 impl Communicator {
-    /// The collectives with a configuration for the call. NCCL 2.31.
+    /// Returns the collectives with a configuration for the call. NCCL 2.31.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -35,8 +35,8 @@ impl Communicator {
 }
 
 impl<'env> Group<'env> {
-    /// The collectives with a configuration for the call, recorded: for a thread that has several
-    /// ranks. NCCL 2.31.
+    /// Returns the collectives with a configuration for the call, recorded: for a thread that has
+    /// several ranks. NCCL 2.31.
     ///
     /// The configuration is read when a call is recorded, and need not live longer.
     ///
@@ -81,13 +81,13 @@ macro_rules! configured {
         /// [`NcclError::Unsupported`].
         impl Configured<'_> {
             $(
-                #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included.")]
+                #[doc = concat!("Enqueues [`Communicator::", stringify!($name), "`] with the configuration. The shapes are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
                 #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ");")]
                 #[doc = "[`NcclError::Unsupported`] for what the library does not know."]
                 pub fn $name<'a, T: Element>(&self, stream: &'a Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
-                    self.communicator.run(Call::$Call, stream, Some(self.config), |at| shapes::$name(at, $($argument),*))
+                    self.communicator.run(Call::$Call, stream, Some(self.config), |builder| shapes::$name(builder, $($argument),*))
                 }
             )*
         }
@@ -96,7 +96,7 @@ macro_rules! configured {
         /// [`NcclError::Unsupported`].
         impl<'a> ConfiguredGroup<'_, 'a> {
             $(
-                #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included, when the group is launched.")]
+                #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration, issued when the group is launched. The shapes are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
                 #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ") that can be known now, and")]
@@ -108,7 +108,7 @@ macro_rules! configured {
                     stream: &'a Arc<CudaStream>,
                     $($argument: $Type),*
                 ) -> Result<(), NcclError> {
-                    self.group.record(Call::$Call, communicator, stream, Some(self.config), |at| shapes::$name(at, $($argument),*))
+                    self.group.record(Call::$Call, communicator, stream, Some(self.config), |builder| shapes::$name(builder, $($argument),*))
                 }
             )*
         }

@@ -12,15 +12,15 @@ use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
 use peerweave_types::{Element, Rank};
 
 use crate::comm::communicator::Communicator;
-use crate::comm::complete::{dive_all, end_group, refuse_group};
-use crate::comm::wait::blamed;
+use crate::comm::complete::{end_group, enter_blocking_all, refuse_group};
+use crate::comm::wait::root_cause;
 use crate::library::error::{MisuseKind, NcclError};
+use crate::member::enter_all::enter_all;
 use crate::member::membership::Inner;
 use crate::member::spans;
 use crate::member::state::Allowed;
-use crate::member::turns::enter_all;
 use crate::ops::agreement;
-use crate::ops::check::{At, Checked, Prepared};
+use crate::ops::check::{CallBuilder, Checked, Prepared};
 use crate::ops::holds::Holds;
 use crate::ops::issue::Request;
 use crate::ops::operation::Operations;
@@ -92,7 +92,7 @@ impl Nccl {
     ///
     /// If it returns an error or panics, nothing is issued. Needed where one thread has several
     /// ranks, and where ranks send to each other; and it lets NCCL run several operations at once.
-    /// The group holds its turn on each of its communicators only while it is issued.
+    /// The group locks each of its communicators only while it is issued.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -125,8 +125,8 @@ impl Nccl {
         Ok(result)
     }
 
-    /// What the calls that the closure records would take, by NCCL's estimate. Nothing is issued.
-    /// NCCL 2.22.3.
+    /// Estimates the time of the calls that the closure records, by NCCL. Nothing is issued. NCCL
+    /// 2.22.3.
     ///
     /// Of communicators of several ranks that block ([`Config::blocking`](crate::Config::blocking))
     /// alone: a group of others, NCCL launches. And of reductions, broadcasts before NCCL 2.29.2,
@@ -153,8 +153,8 @@ impl Nccl {
 }
 
 impl<'env> Group<'env> {
-    /// A group within the group: NCCL gets them together. Of use for functions that form groups and
-    /// are called in groups.
+    /// Records a group within the group: NCCL gets them together. For functions that form groups
+    /// and are called in groups.
     ///
     /// If it returns an error or panics, none of its calls is issued.
     ///
@@ -169,12 +169,12 @@ impl<'env> Group<'env> {
         result
     }
 
-    /// How many calls were recorded.
+    /// Returns the number of recorded calls.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Whether nothing was recorded.
+    /// Returns whether nothing was recorded.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -187,10 +187,10 @@ impl<'env> Group<'env> {
         communicator: &Communicator,
         stream: &'env Arc<CudaStream>,
         config: Option<&CollConfig>,
-        prepare: impl FnOnce(&mut At<'_, 'env>) -> Checked<Prepared>,
+        prepare: impl FnOnce(&mut CallBuilder<'_, 'env>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let mut prepare = Some(prepare);
-        let mut prepare = |at: &mut At<'_, 'env>| prepare.take().expect("a call is prepared once")(at);
+        let mut prepare = |builder: &mut CallBuilder<'_, 'env>| prepare.take().expect("a call is prepared once")(builder);
         self.record_prepared(call, communicator, stream, config, &mut prepare)
     }
 
@@ -200,7 +200,7 @@ impl<'env> Group<'env> {
         communicator: &Communicator,
         stream: &'env Arc<CudaStream>,
         config: Option<&CollConfig>,
-        prepare: &mut dyn FnMut(&mut At<'_, 'env>) -> Checked<Prepared>,
+        prepare: &mut dyn FnMut(&mut CallBuilder<'_, 'env>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let (inner, name) = (&communicator.inner, call.name());
         if inner.nccl != self.nccl {
@@ -212,8 +212,8 @@ impl<'env> Group<'env> {
         let mut holds = Holds::default();
         let capturing = inner.check_stream(name, stream).and_then(|()| inner.is_capturing(stream))?;
         let mut operations = Operations::default();
-        let mut at = At::new(call, inner, stream, Some(capturing), &mut holds, &mut operations);
-        prepare(&mut at).map_err(|error| *error)?;
+        let mut builder = CallBuilder::new(call, inner, stream, Some(capturing), &mut holds, &mut operations);
+        prepare(&mut builder).map_err(|error| *error)?;
         let mut request = Request::new(call, stream, operations, holds);
         request.configure(inner, config)?;
         self.members.push(Member { inner: Arc::clone(inner), request });
@@ -237,12 +237,12 @@ impl<'env> Group<'env> {
         if self.members.is_empty() {
             return Ok(());
         }
-        let _span = spans::of_many_if_heard(call, self.members.len());
+        let _span = spans::of_many_if_enabled(call, self.members.len());
         let deadline = self.members.iter().map(|member| member.inner.deadline()).max().unwrap_or_default();
         let inside = enter_all(call, Allowed::LIVE, self.members.iter().map(|member| &member.inner))?;
         agreement::check(self.members.iter().map(|member| (&member.inner, &member.request)))?;
-        // That may have taken a while. What can fail without NCCL's knowledge fails before NCCL is
-        // asked for anything.
+        // Waiting may have taken a while. Everything that can fail without NCCL fails before NCCL
+        // is called.
         let (mut before, mut contexts) = (None, 0);
         for Member { inner, request } in &self.members {
             // The driver is asked once for calls in a row on one stream, which are most.
@@ -268,8 +268,8 @@ impl<'env> Group<'env> {
             let name = request.call.name();
             // Where there is one context, it is current.
             let bound = if contexts > 1 { inner.bind() } else { Ok(()) };
-            // Inside a group NCCL only notes a call: this thread is not stuck, and whoever aborts
-            // one of them waits until it has left.
+            // Inside a group NCCL only records a call: this thread does not block, and a thread
+            // that aborts one of the communicators waits until it has left.
             let open = bound.and_then(|()| inner.check_open(name));
             // SAFETY: this thread is inside all of their gates.
             let code = open.and_then(|()| nccl.code(name, |api| unsafe { request.issue(api, inner) }));
@@ -280,12 +280,12 @@ impl<'env> Group<'env> {
             }
             break;
         }
-        // An error of this crate leaves NCCL with part of the group, which nobody would come to
-        // meet.
+        // After an error of this crate NCCL has part of the group, which the other ranks would
+        // never join.
         if runs && is_ours {
             refuse_group(nccl);
         } else if first_error.is_none()
-            && let Err(error) = dive_all(call, &inside)
+            && let Err(error) = enter_blocking_all(call, &inside)
         {
             refuse_group(nccl);
             (first_error, is_ours) = (Some(error), runs);
@@ -295,10 +295,10 @@ impl<'env> Group<'env> {
             true => self.members.iter().try_for_each(|member| member.request.is_captured_as_before(&member.inner)),
             false => Ok(()),
         };
-        // Only now may what the members use go.
+        // Only now may the memory of the members be freed.
         drop(self.members);
         match (first_error, refused) {
-            (Some(error), Some(inner)) => Err(blamed(&inner, error)),
+            (Some(error), Some(inner)) => Err(root_cause(&inner, error)),
             (Some(error), None) => Err(error),
             (None, _) => captured.and(ended),
         }
@@ -317,7 +317,7 @@ macro_rules! recorded {
         /// The calls of [`Communicator`], recorded.
         impl<'a> Group<'a> {
             $(
-                #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included, when the group is launched.")]
+                #[doc = concat!("Records [`Communicator::", stringify!($name), "`], issued when the group is launched. The shapes are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
                 #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ") that can be known now; then nothing was recorded.")]
@@ -328,7 +328,7 @@ macro_rules! recorded {
                     stream: &'a Arc<CudaStream>,
                     $($argument: $Type),*
                 ) -> Result<(), NcclError> {
-                    self.record(Call::$Call, communicator, stream, None, |at| shapes::$name(at, $($argument),*))
+                    self.record(Call::$Call, communicator, stream, None, |builder| shapes::$name(builder, $($argument),*))
                 }
             )*
         }

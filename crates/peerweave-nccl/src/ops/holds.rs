@@ -1,4 +1,4 @@
-//! What a call holds: its buffers until it is issued, and whatever a graph keeps of it.
+//! What a call keeps alive: its buffers until it is issued, and what a graph keeps of it.
 //!
 //! Invariant: the graph that a call is captured into keeps all that the call uses.
 
@@ -15,10 +15,10 @@ use crate::member::membership::Inner;
 /// lies: it is large, and mostly empty.
 #[derive(Default)]
 pub(crate) struct Holds<'a> {
-    /// Of buffers whose owners are told when the work is enqueued: of the one that is read, and of
-    /// the one that is written.
+    /// Guards of buffers whose owners are notified when the work is enqueued: of the one that is
+    /// read, and of the one that is written.
     pub(super) guards: [Option<Access<'a>>; 2],
-    /// Of buffers that are kept once it is known that the call is captured: of the same two.
+    /// The owners of buffers that are kept alive once a capture is detected: of the same two.
     pub(super) keepers: [Option<&'a dyn Keeper>; 2],
     /// Not empty exactly if the stream is known to be captured.
     pub(super) keeps: Vec<Keep>,
@@ -51,15 +51,20 @@ impl Holds<'_> {
         self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
     }
 
-    /// After NCCL was called without a question before, inside the gate: the stream is being
-    /// captured, and the call is in the graph, or was run right before the capture began. Both are
-    /// fine with a graph that keeps what the call uses.
+    /// Keeps what the call uses, after NCCL was called inside the gate and a check found that the
+    /// stream is being captured. The call is in the graph, or ran right before the capture began.
+    /// Both are correct with a graph that keeps what the call uses.
     ///
     /// # Errors
     /// Where the graph does not take it: then the capture is invalidated. Had it ended, what the
     /// call uses is never freed.
     #[cold]
-    pub(crate) fn keep_after_call(&mut self, inner: &Arc<Inner>, call: Call, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
+    pub(crate) fn keep_in_open_capture(
+        &mut self,
+        inner: &Arc<Inner>,
+        call: Call,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NcclError> {
         self.set_captured();
         let Err(error) = keep_call(inner, stream, &self.keeps) else { return Ok(()) };
         std::mem::forget((GraphHold::new(inner), std::mem::take(&mut self.keeps)));

@@ -1,4 +1,4 @@
-//! Giving a checked call to NCCL: at once where nobody else is inside, else when its turn has come.
+//! Issues a checked call: at once if the gate is free, otherwise after waiting for it.
 //!
 //! Invariant: a call is issued inside the gate, after everything about it has been checked.
 
@@ -14,23 +14,22 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::library::loading::is_fork;
 use crate::member::membership::Inner;
 use crate::member::state::{Allowed, Inside};
-use crate::ops::check::{At, Checked};
+use crate::ops::check::{CallBuilder, Checked};
 use crate::ops::holds::{Holds, keep_call};
 use crate::ops::operation::{Operations, Put, grouped};
 use crate::sys::{Api, ncclResult_t};
 use crate::{Call, CollConfig};
 
-impl At<'_, '_> {
-    /// Gives a call that was checked to NCCL: at once, where nobody else is inside and nothing is
-    /// known to be captured.
+impl CallBuilder<'_, '_> {
+    /// Issues a checked call: at once if the gate is free and no capture is known.
     ///
-    /// The caller holds what the operation's addresses belong to.
+    /// The caller keeps the owners of the operation's addresses alive.
     // Always, since it has one caller, which is not generic: a call of a function less.
     #[inline(always)]
     pub(super) fn issue(&mut self, config: Option<&CollConfig>) -> Checked<()> {
         let (inner, stream) = (self.inner, self.stream);
         if let (None, Operations::One(operation), false) = (config, &*self.operations, self.holds.is_captured() || is_fork())
-            && let Some(inside) = inner.gate.plunge()
+            && let Some(inside) = inner.gate.try_enter_blocking()
         {
             inner.count(self.call);
             inner.registered.note(stream);
@@ -39,36 +38,36 @@ impl At<'_, '_> {
             // says, since it was checked, and live as long as what the caller holds, until NCCL is
             // done, and after that for as long as the stream, or a graph, needs them.
             let issued = unsafe { operation.issue(inner.nccl.functions(), inner, comm, handle, std::ptr::null()) };
-            // Inside: nobody finalizes the communicator before a graph that has the call keeps it.
+            // Still inside the gate: the communicator is not finalized before the graph keeps it.
             return match issued {
                 Ok(ncclResult_t::ncclSuccess) if inner.is_surely_not_captured(stream) => Ok(()),
-                Ok(code) => self.issued_slowly(code, inside),
+                Ok(code) => self.complete_issued(code, inside),
                 Err(missing) => Err(inner.nccl.unsupported_function(&missing).into()),
             };
         }
-        self.issue_in_turn(config)
+        self.issue_locked(config)
     }
 
     #[cold]
-    fn issued_slowly(&mut self, code: ncclResult_t, inside: Inside<'_>) -> Checked<()> {
+    fn complete_issued(&mut self, code: ncclResult_t, inside: Inside<'_>) -> Checked<()> {
         let (inner, stream, name) = (self.inner, self.stream, self.call.name());
         if self.capturing.is_some() {
-            let settled = inner.settle(name, code, inside);
-            inner.not_captured_meanwhile(name, stream).and(settled)?;
+            let completed = inner.complete(name, code, inside);
+            inner.not_captured_meanwhile(name, stream).and(completed)?;
         } else {
             let kept = match inner.is_capturing(stream) {
-                Ok(true) => self.holds.keep_after_call(inner, self.call, stream),
+                Ok(true) => self.holds.keep_in_open_capture(inner, self.call, stream),
                 asked => asked.map(drop),
             };
-            kept.and(inner.settle(name, code, inside))?;
+            kept.and(inner.complete(name, code, inside))?;
         }
         Ok(())
     }
 
-    /// Any call, when its turn has come.
+    /// Issues any call, after entering the gate.
     #[cold]
-    fn issue_in_turn(&mut self, config: Option<&CollConfig>) -> Checked<()> {
-        self.settle_capture()?;
+    fn issue_locked(&mut self, config: Option<&CollConfig>) -> Checked<()> {
+        self.resolve_capture()?;
         let (inner, name) = (self.inner, self.call.name());
         let (operations, holds) = (std::mem::take(self.operations), std::mem::take(self.holds));
         let mut request = Request::new(self.call, self.stream, operations, holds);
@@ -77,24 +76,24 @@ impl At<'_, '_> {
         // That may have taken a while.
         request.check_capture(inner)?;
         request.hand_to_graph(inner)?;
-        inner.dive(name, &inside)?;
+        inner.enter_blocking(name, &inside)?;
         inner.count(request.call);
         inner.registered.note(request.stream);
         // SAFETY: this thread is inside.
         let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
         // The request, and with it its configuration and the guards of its buffers, lives until
         // NCCL is done.
-        let settled = inner.settle(name, code, inside);
-        Ok(request.is_captured_as_before(inner).and(settled)?)
+        let completed = inner.complete(name, code, inside);
+        Ok(request.is_captured_as_before(inner).and(completed)?)
     }
 }
 
-/// A call that was checked, with what it keeps.
+/// A checked call with what it keeps alive.
 pub(crate) struct Request<'a> {
     pub(crate) call: Call,
     pub(crate) stream: &'a Arc<CudaStream>,
     pub(crate) operations: Operations,
-    /// Mostly nothing: a group that records many is small.
+    /// Usually empty, so that a group that records many calls stays small.
     holds: Option<Box<Holds<'a>>>,
     /// Of collectives only.
     config: Option<Box<RawCollConfig>>,
@@ -114,18 +113,18 @@ impl<'a> Request<'a> {
         self.holds.as_ref().is_some_and(|holds| holds.is_captured())
     }
 
-    /// An error if the stream is captured now and was not when the buffers were taken, or the
+    /// Fails if the stream is being captured now and was not when the buffers were acquired, or the
     /// reverse.
     pub(crate) fn check_capture(&self, inner: &Inner) -> Result<(), NcclError> {
         if inner.is_capturing(self.stream)? == self.is_captured() {
             return Ok(());
         }
-        let why = "whether the stream is being captured has changed since the call was recorded";
+        let why = "a capture of the stream began or ended after the call was recorded; record the group inside or outside of the capture";
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// After NCCL was called: an error if a capture of the stream began or ended during the call.
-    /// What the call uses is safe then too.
+    /// Fails, after NCCL was called, if a capture of the stream began or ended during the call.
+    /// What the call uses stays valid then too.
     pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
             return inner.not_captured_meanwhile(self.call.name(), self.stream);
@@ -135,17 +134,17 @@ impl<'a> Request<'a> {
         }
         // The stream may run the work itself, and nothing says when that is done: leaked.
         std::mem::forget(holds.keeps.clone());
-        let why = "another thread ended the capture of the stream during the call: what the call uses is never freed";
+        let why = "another thread ended the capture of the stream during the call; the memory of the call is leaked";
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// Ties what a captured call uses to the graph. Before it is issued.
+    /// Transfers what a captured call uses to the graph, before the call is issued.
     pub(crate) fn hand_to_graph(&self, inner: &Arc<Inner>) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else { return Ok(()) };
         keep_call(inner, self.stream, &holds.keeps)
     }
 
-    /// Gives the call a configuration.
+    /// Sets the configuration of the call.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] and [`NcclError::Misuse`] for what is wrong with it.
@@ -159,7 +158,7 @@ impl<'a> Request<'a> {
         Ok(())
     }
 
-    /// Gives the call to NCCL.
+    /// Calls NCCL.
     ///
     /// # Safety
     /// This thread is inside the communicator's gate.

@@ -11,7 +11,7 @@ use peerweave_types::{Element, Rank};
 
 use crate::comm::communicator::Communicator;
 use crate::library::error::{MisuseKind, NcclError};
-use crate::ops::check::{At, Checked, Prepared};
+use crate::ops::check::{CallBuilder, Checked, Prepared};
 use crate::ops::group::Group;
 use crate::ops::operation::{Kind, Operation, Operations, Put};
 use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
@@ -33,7 +33,7 @@ pub struct Signal {
 /// What to wait for: so many signals of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalWait {
-    /// Who signals.
+    /// The rank that signals.
     pub peer: Rank,
     /// Which signal.
     pub signal: Signal,
@@ -72,7 +72,7 @@ impl Communicator {
         offset: usize,
         signal: Signal,
     ) -> Result<(), NcclError> {
-        self.run(Call::PutSignal, stream, None, |at| put_signal(at, source, peer, window, offset, signal))
+        self.run(Call::PutSignal, stream, None, |builder| put_signal(builder, source, peer, window, offset, signal))
     }
 
     /// Raises a signal at the peer.
@@ -80,7 +80,7 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
     pub fn signal(&self, stream: &Arc<CudaStream>, peer: Rank, signal: Signal) -> Result<(), NcclError> {
-        self.run(Call::Signal, stream, None, |at| raise(at, peer, signal))
+        self.run(Call::Signal, stream, None, |builder| raise(builder, peer, signal))
     }
 
     /// Lets the stream wait until all of these have been signalled. What was put before a signal is
@@ -89,13 +89,13 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
     pub fn wait_signal(&self, stream: &Arc<CudaStream>, waits: &[SignalWait]) -> Result<(), NcclError> {
-        self.run(Call::WaitSignal, stream, None, |at| wait_signal(at, waits))
+        self.run(Call::WaitSignal, stream, None, |builder| wait_signal(builder, waits))
     }
 }
 
 /// One-sided operations of [`Communicator`], recorded.
 impl<'env> Group<'env> {
-    /// As [`Communicator::put_signal`], when the group is launched.
+    /// Records [`Communicator::put_signal`], issued when the group is launched.
     ///
     /// # Errors
     /// [Those of the call](Communicator::put_signal) that can be known now; then nothing was
@@ -111,10 +111,12 @@ impl<'env> Group<'env> {
         offset: usize,
         signal: Signal,
     ) -> Result<(), NcclError> {
-        self.record(Call::PutSignal, communicator, stream, None, |at| put_signal(at, source, peer, window, offset, signal))
+        self.record(Call::PutSignal, communicator, stream, None, |builder| {
+            put_signal(builder, source, peer, window, offset, signal)
+        })
     }
 
-    /// As [`Communicator::signal`], when the group is launched.
+    /// Records [`Communicator::signal`], issued when the group is launched.
     ///
     /// # Errors
     /// [Those of the call](Communicator::signal) that can be known now; then nothing was recorded.
@@ -126,10 +128,10 @@ impl<'env> Group<'env> {
         peer: Rank,
         signal: Signal,
     ) -> Result<(), NcclError> {
-        self.record(Call::Signal, communicator, stream, None, |at| raise(at, peer, signal))
+        self.record(Call::Signal, communicator, stream, None, |builder| raise(builder, peer, signal))
     }
 
-    /// As [`Communicator::wait_signal`], when the group is launched.
+    /// Records [`Communicator::wait_signal`], issued when the group is launched.
     ///
     /// # Errors
     /// [Those of the call](Communicator::wait_signal) that can be known now; then nothing was
@@ -140,89 +142,89 @@ impl<'env> Group<'env> {
         stream: &'env Arc<CudaStream>,
         waits: &[SignalWait],
     ) -> Result<(), NcclError> {
-        self.record(Call::WaitSignal, communicator, stream, None, |at| wait_signal(at, waits))
+        self.record(Call::WaitSignal, communicator, stream, None, |builder| wait_signal(builder, waits))
     }
 }
 
 const SINCE: Version = Version::new(2, 29, 2);
 
-fn number(at: &At<'_, '_>, what: &'static str, found: u32) -> Checked<c_int> {
+fn number(builder: &CallBuilder<'_, '_>, what: &'static str, found: u32) -> Checked<c_int> {
     c_int::try_from(found).map_err(|_| {
         let (found, expected) = (i64::from(found), "at most 2147483647");
-        NcclError::misuse(at.call.name(), MisuseKind::Value { what, found, expected }).into()
+        NcclError::misuse(builder.call.name(), MisuseKind::Value { what, found, expected }).into()
     })
 }
 
 /// A signal's index and context.
-fn numbers(at: &At<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
+fn numbers(builder: &CallBuilder<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
     if signal != Signal::default() {
         // There is only the first before.
-        at.inner.nccl.needs("a signal or a context other than the first", Version::new(2, 31, 0))?;
+        builder.inner.nccl.needs("a signal or a context other than the first", Version::new(2, 31, 0))?;
     }
-    Ok((number(at, "the signal's index", signal.index)?, number(at, "the signal's context", signal.context)?))
+    Ok((number(builder, "the signal's index", signal.index)?, number(builder, "the signal's context", signal.context)?))
 }
 
 fn put_signal<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     source: &'a impl DeviceBuffer<T>,
     peer: Rank,
     window: &Window<T>,
     offset: usize,
     signal: Signal,
 ) -> Checked<Prepared> {
-    at.inner.nccl.needs("ncclPutSignal", SINCE)?;
-    let (raw_peer, count, data_type) = (at.rank("the peer", peer)?, source.len(), at.moved::<T>()?);
-    let handle = window.inner.used(at.call.name(), at.inner)?;
+    builder.inner.nccl.needs("ncclPutSignal", SINCE)?;
+    let (raw_peer, count, data_type) = (builder.rank("the peer", peer)?, source.len(), builder.moved::<T>()?);
+    let handle = window.inner.used(builder.call.name(), builder.inner)?;
     let room = window.len_of(peer)?;
     if offset.checked_add(count).is_none_or(|end| end > room) {
         let found = offset.saturating_add(count);
-        let kind = MisuseKind::Length { what: "the peer's window", found: room, expected: found, unit: "elements at least" };
-        return Err(NcclError::misuse(at.call.name(), kind).into());
+        let kind = MisuseKind::TooShort { what: "the peer's window", found: room, at_least: found, unit: "elements" };
+        return Err(NcclError::misuse(builder.call.name(), kind).into());
     }
-    let own = window.len_of(at.inner.rank)?;
+    let own = window.len_of(builder.inner.rank)?;
     if offset >= own.max(1) {
         // NCCL compares with the length of this rank's window too, for peers on the same machine.
         let (found, expected) = (i64::try_from(offset).unwrap_or(i64::MAX), "less than the length of this rank's own window");
-        return Err(NcclError::misuse(at.call.name(), MisuseKind::Value { what: "the offset", found, expected }).into());
+        return Err(NcclError::misuse(builder.call.name(), MisuseKind::Value { what: "the offset", found, expected }).into());
     }
-    let (index, context) = numbers(at, signal)?;
-    let source = at.read("the source", source)?;
-    at.own(Arc::<crate::memory::window::Registered>::clone(&window.inner));
-    at.finish(Some(source), None)?;
+    let (index, context) = numbers(builder, signal)?;
+    let source = builder.read("the source", source)?;
+    builder.own(Arc::<crate::memory::window::Registered>::clone(&window.inner));
+    builder.finish(Some(source), None)?;
     let (source, peer, window, offset_bytes) = (source.address, raw_peer, handle, offset * size_of::<T>());
-    Ok(at.prepared(Operations::Put(Put { source, count, data_type, peer, window, offset_bytes, index, context })))
+    Ok(builder.prepared(Operations::Put(Put { source, count, data_type, peer, window, offset_bytes, index, context })))
 }
 
-fn raise(at: &mut At<'_, '_>, peer: Rank, signal: Signal) -> Checked<Prepared> {
-    at.inner.nccl.needs("ncclSignal", SINCE)?;
-    let peer = at.rank("the peer", peer)?;
-    let (index, context) = numbers(at, signal)?;
+fn raise(builder: &mut CallBuilder<'_, '_>, peer: Rank, signal: Signal) -> Checked<Prepared> {
+    builder.inner.nccl.needs("ncclSignal", SINCE)?;
+    let peer = builder.rank("the peer", peer)?;
+    let (index, context) = numbers(builder, signal)?;
     let kind = Kind::Signal { peer, index, context };
     let operation = Operation { kind, send: 0, recv: 0, count: 0, data_type: ncclDataType_t::ncclUint8, element_bytes: 1 };
-    at.finish(None, None)?;
-    Ok(at.prepared(Operations::One(operation)))
+    builder.finish(None, None)?;
+    Ok(builder.prepared(Operations::One(operation)))
 }
 
-fn wait_signal(at: &mut At<'_, '_>, waits: &[SignalWait]) -> Checked<Prepared> {
-    at.inner.nccl.needs("ncclWaitSignal", SINCE)?;
+fn wait_signal(builder: &mut CallBuilder<'_, '_>, waits: &[SignalWait]) -> Checked<Prepared> {
+    builder.inner.nccl.needs("ncclWaitSignal", SINCE)?;
     let mut list = Vec::new();
     for wait in waits {
         if wait.count == 0 {
             let kind = MisuseKind::Value { what: "the count", found: 0, expected: "at least 1" };
-            return Err(NcclError::misuse(at.call.name(), kind).into());
+            return Err(NcclError::misuse(builder.call.name(), kind).into());
         }
-        let (index, context) = numbers(at, wait.signal)?;
+        let (index, context) = numbers(builder, wait.signal)?;
         list.push(ncclWaitSignalDesc_t {
-            opCnt: number(at, "the count", wait.count)?,
-            peer: at.rank("the peer", wait.peer)?,
+            opCnt: number(builder, "the count", wait.count)?,
+            peer: builder.rank("the peer", wait.peer)?,
             sigIdx: index,
             ctx: context,
         });
     }
     if list.is_empty() {
-        let kind = MisuseKind::Length { what: "the list of waits", found: 0, expected: 1, unit: "waits at least" };
-        return Err(NcclError::misuse(at.call.name(), kind).into());
+        let kind = MisuseKind::TooShort { what: "the list of waits", found: 0, at_least: 1, unit: "waits" };
+        return Err(NcclError::misuse(builder.call.name(), kind).into());
     }
-    at.finish(None, None)?;
-    Ok(at.prepared(Operations::Wait(list)))
+    builder.finish(None, None)?;
+    Ok(builder.prepared(Operations::Wait(list)))
 }

@@ -1,4 +1,5 @@
-//! What NCCL is asked for, and asking it: one call of NCCL's, or several that belong together.
+//! The operations of NCCL and how to call them: one call of NCCL's, or several that belong
+//! together.
 //!
 //! Nothing is checked here, and nothing waits.
 
@@ -11,7 +12,7 @@ use crate::sys::{
     Api, CUstream, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclWaitSignalDesc_t, ncclWindow_t,
 };
 
-/// What NCCL is asked for.
+/// An operation of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce(ncclRedOp_t),
@@ -38,7 +39,7 @@ pub(crate) struct Operation {
     pub(crate) element_bytes: usize,
 }
 
-/// A put, which has more to say than the others.
+/// A put, which has more arguments than the others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Put {
     pub(crate) source: u64,

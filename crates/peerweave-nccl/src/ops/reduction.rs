@@ -1,5 +1,5 @@
-//! Reductions: the five that every communicator has, and sums of products with a scalar, which are
-//! made for one.
+//! Reductions: the five predefined ones, and sums of products with a scalar, which are created for
+//! one communicator.
 //!
 //! Invariant: the library's number of an operation leaves this file only together with the
 //! communicator that it was made for.
@@ -15,7 +15,7 @@ use peerweave_types::{Element, ReduceOp};
 
 use crate::Nccl;
 use crate::comm::communicator::Communicator;
-use crate::comm::ending::when_possible;
+use crate::comm::teardown::run_or_defer;
 use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::Inner;
 use crate::member::spans;
@@ -139,7 +139,7 @@ impl<T: Element> Scalar for DeviceMemory<T> {
 }
 
 impl<T: Element> PreMulSum<T> {
-    /// With a scalar that the host knows.
+    /// Creates the reduction with a scalar of the host.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for 8-bit floats before NCCL 2.24; [`NcclError::Dead`]; NCCL's
@@ -148,8 +148,8 @@ impl<T: Element> PreMulSum<T> {
         Self::make("PreMulSum::new", communicator, scalar, None)
     }
 
-    /// With a scalar in device memory, which is read when the collective runs, and kept alive by
-    /// this object.
+    /// Creates the reduction with a scalar in device memory, which is read when the collective
+    /// runs, and kept alive by this object.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] unless it is one element on the communicator's device; else as
@@ -217,9 +217,8 @@ impl Made {
 impl Drop for Made {
     fn drop(&mut self) {
         let (inner, op) = (Arc::clone(&self.communicator), self.op);
-        // Nothing to free in a communicator that was freed; and a destructor waits for nobody's
-        // turn.
-        when_possible(inner, Allowed::OPEN, Duration::ZERO, move |inner| {
+        // A freed communicator has nothing to free, and a destructor does not wait for the gate.
+        run_or_defer(inner, Allowed::OPEN, Duration::ZERO, move |inner| {
             // SAFETY: the handle is live inside the gate, the operation is its own, and this is the
             // only destruction.
             inner.nccl.code("ncclRedOpDestroy", |api| unsafe { api.ncclRedOpDestroy(op, inner.handle.get()) }).map(|_| ())

@@ -1,4 +1,4 @@
-//! What each call wants: lengths, roots, and which of NCCL's operations it becomes.
+//! The shape of each call: lengths, roots, and the operation of NCCL that it becomes.
 //!
 //! Checks that all calls share are in `check.rs`; nothing is issued here.
 //!
@@ -9,7 +9,7 @@ use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_types::{Element, Rank};
 
 use crate::library::error::{MisuseKind, NcclError};
-use crate::ops::check::{At, Checked, Operand, Prepared};
+use crate::ops::check::{CallBuilder, Checked, Operand, Prepared};
 use crate::ops::operation::{Kind, Operation, Operations};
 use crate::ops::reduction::Reduction;
 use crate::sys::ncclDataType_t;
@@ -17,7 +17,7 @@ use crate::sys::ncclDataType_t;
 /// Where the caller gave no buffer, and NCCL wants none.
 const NO_BUFFER: u64 = 0;
 
-impl<'a> At<'_, 'a> {
+impl<'a> CallBuilder<'_, 'a> {
     /// One operation with its buffers.
     ///
     /// Where only the root has something to send, the others give NCCL the place of their other
@@ -83,250 +83,252 @@ impl<'a> At<'_, 'a> {
 
 #[inline]
 pub(crate) fn all_reduce<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
 ) -> Checked<Prepared> {
-    let (count, (data_type, op)) = (send.len(), at.reduced::<T>(&op)?);
-    at.length("the receive buffer", recv.len(), count)?;
-    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
-    at.one::<T>(Kind::AllReduce(op), count, data_type, Some(send), Some(recv))
+    let (count, (data_type, op)) = (send.len(), builder.reduced::<T>(&op)?);
+    builder.length("the receive buffer", recv.len(), count)?;
+    let (send, recv) = (builder.read("the send buffer", send)?, builder.write("the receive buffer", recv)?);
+    builder.one::<T>(Kind::AllReduce(op), count, data_type, Some(send), Some(recv))
 }
 
 #[inline]
 pub(crate) fn all_reduce_in_place<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
 ) -> Checked<Prepared> {
-    let (count, (data_type, op)) = (buffer.len(), at.reduced::<T>(&op)?);
-    at.in_place(Kind::AllReduce(op), count, data_type, buffer, [0, 0])
+    let (count, (data_type, op)) = (buffer.len(), builder.reduced::<T>(&op)?);
+    builder.in_place(Kind::AllReduce(op), count, data_type, buffer, [0, 0])
 }
 
 #[inline]
 pub(crate) fn broadcast<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     send: Option<&'a dyn DeviceBuffer<T>>,
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: Rank,
 ) -> Checked<Prepared> {
-    let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    let (count, data_type, raw_root) = (recv.len(), builder.moved::<T>()?, builder.rank("the root", root)?);
     let send = match send {
-        _ if root != at.inner.rank => None,
-        None => return Err(at.missing("the send buffer")),
+        _ if root != builder.inner.rank => None,
+        None => return Err(builder.missing("the send buffer")),
         Some(send) => {
-            at.length("the send buffer", send.len(), count)?;
-            Some(at.read("the send buffer", send)?)
+            builder.length("the send buffer", send.len(), count)?;
+            Some(builder.read("the send buffer", send)?)
         }
     };
-    let recv = at.write("the receive buffer", recv)?;
-    at.one::<T>(Kind::Broadcast(raw_root), count, data_type, send, Some(recv))
+    let recv = builder.write("the receive buffer", recv)?;
+    builder.one::<T>(Kind::Broadcast(raw_root), count, data_type, send, Some(recv))
 }
 
 #[inline]
 pub(crate) fn broadcast_in_place<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: Rank,
 ) -> Checked<Prepared> {
-    let (count, data_type, root) = (buffer.len(), at.moved::<T>()?, at.rank("the root", root)?);
-    at.in_place(Kind::Broadcast(root), count, data_type, buffer, [0, 0])
+    let (count, data_type, root) = (buffer.len(), builder.moved::<T>()?, builder.rank("the root", root)?);
+    builder.in_place(Kind::Broadcast(root), count, data_type, buffer, [0, 0])
 }
 
 #[inline]
 pub(crate) fn reduce<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
     op: impl Reduction<T>,
     root: Rank,
 ) -> Checked<Prepared> {
-    let (count, (data_type, op)) = (send.len(), at.reduced::<T>(&op)?);
-    let raw_root = at.rank("the root", root)?;
-    let recv = at.of_root(root, "the receive buffer", recv, count)?;
-    let send = at.read("the send buffer", send)?;
-    at.one::<T>(Kind::Reduce(op, raw_root), count, data_type, Some(send), recv)
+    let (count, (data_type, op)) = (send.len(), builder.reduced::<T>(&op)?);
+    let raw_root = builder.rank("the root", root)?;
+    let recv = builder.of_root(root, "the receive buffer", recv, count)?;
+    let send = builder.read("the send buffer", send)?;
+    builder.one::<T>(Kind::Reduce(op, raw_root), count, data_type, Some(send), recv)
 }
 
 #[inline]
 pub(crate) fn reduce_in_place<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
     root: Rank,
 ) -> Checked<Prepared> {
-    let (count, (data_type, op)) = (buffer.len(), at.reduced::<T>(&op)?);
-    let root = at.rank("the root", root)?;
-    at.in_place(Kind::Reduce(op, root), count, data_type, buffer, [0, 0])
+    let (count, (data_type, op)) = (buffer.len(), builder.reduced::<T>(&op)?);
+    let root = builder.rank("the root", root)?;
+    builder.in_place(Kind::Reduce(op, root), count, data_type, buffer, [0, 0])
 }
 
 #[inline]
 pub(crate) fn all_gather<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
 ) -> Checked<Prepared> {
-    let (count, data_type) = (send.len(), at.moved::<T>()?);
-    at.length("the receive buffer", recv.len(), at.of_all(count))?;
-    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
-    at.one::<T>(Kind::AllGather, count, data_type, Some(send), Some(recv))
+    let (count, data_type) = (send.len(), builder.moved::<T>()?);
+    builder.length("the receive buffer", recv.len(), builder.of_all(count))?;
+    let (send, recv) = (builder.read("the send buffer", send)?, builder.write("the receive buffer", recv)?);
+    builder.one::<T>(Kind::AllGather, count, data_type, Some(send), Some(recv))
 }
 
 #[inline]
 pub(crate) fn all_gather_in_place<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
 ) -> Checked<Prepared> {
-    let (count, data_type) = (at.part("the length of the buffer", buffer.len())?, at.moved::<T>()?);
-    let mine = at.inner.rank.index() * count;
-    at.in_place(Kind::AllGather, count, data_type, buffer, [mine, 0])
+    let (count, data_type) = (builder.part("the length of the buffer", buffer.len())?, builder.moved::<T>()?);
+    let mine = builder.inner.rank.index() * count;
+    builder.in_place(Kind::AllGather, count, data_type, buffer, [mine, 0])
 }
 
 #[inline]
 pub(crate) fn reduce_scatter<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
 ) -> Checked<Prepared> {
-    let (count, (data_type, op)) = (recv.len(), at.reduced::<T>(&op)?);
-    at.length("the send buffer", send.len(), at.of_all(count))?;
-    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
-    at.one::<T>(Kind::ReduceScatter(op), count, data_type, Some(send), Some(recv))
+    let (count, (data_type, op)) = (recv.len(), builder.reduced::<T>(&op)?);
+    builder.length("the send buffer", send.len(), builder.of_all(count))?;
+    let (send, recv) = (builder.read("the send buffer", send)?, builder.write("the receive buffer", recv)?);
+    builder.one::<T>(Kind::ReduceScatter(op), count, data_type, Some(send), Some(recv))
 }
 
 #[inline]
 pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
 ) -> Checked<Prepared> {
-    let (count, (data_type, op)) = (at.part("the length of the buffer", buffer.len())?, at.reduced::<T>(&op)?);
-    let mine = at.inner.rank.index() * count;
-    at.in_place(Kind::ReduceScatter(op), count, data_type, buffer, [0, mine])
+    let (count, (data_type, op)) = (builder.part("the length of the buffer", buffer.len())?, builder.reduced::<T>(&op)?);
+    let mine = builder.inner.rank.index() * count;
+    builder.in_place(Kind::ReduceScatter(op), count, data_type, buffer, [0, mine])
 }
 
 #[inline]
 pub(crate) fn all_to_all<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
 ) -> Checked<Prepared> {
-    let (count, data_type) = (at.part("the length of the send buffer", send.len())?, at.moved::<T>()?);
-    at.length("the receive buffer", recv.len(), send.len())?;
-    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
-    at.one::<T>(Kind::AllToAll, count, data_type, Some(send), Some(recv))
+    let (count, data_type) = (builder.part("the length of the send buffer", send.len())?, builder.moved::<T>()?);
+    builder.length("the receive buffer", recv.len(), send.len())?;
+    let (send, recv) = (builder.read("the send buffer", send)?, builder.write("the receive buffer", recv)?);
+    builder.one::<T>(Kind::AllToAll, count, data_type, Some(send), Some(recv))
 }
 
 #[inline]
 pub(crate) fn gather<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
     root: Rank,
 ) -> Checked<Prepared> {
-    let (count, data_type, raw_root) = (send.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    let (count, data_type, raw_root) = (send.len(), builder.moved::<T>()?, builder.rank("the root", root)?);
     let recv = match recv {
         // Without CTAs NCCL's copy engines write to the root's window at the place that this rank's
         // buffer has in its own. No other will do for that.
-        Some(recv) if root != at.inner.rank && recv.len() == at.of_all(count) => Some(at.write("the receive buffer", recv)?),
-        recv => at.of_root(root, "the receive buffer", recv, at.of_all(count))?,
+        Some(recv) if root != builder.inner.rank && recv.len() == builder.of_all(count) => {
+            Some(builder.write("the receive buffer", recv)?)
+        }
+        recv => builder.of_root(root, "the receive buffer", recv, builder.of_all(count))?,
     };
-    let send = at.read("the send buffer", send)?;
-    at.one::<T>(Kind::Gather(raw_root), count, data_type, Some(send), recv)
+    let send = builder.read("the send buffer", send)?;
+    builder.one::<T>(Kind::Gather(raw_root), count, data_type, Some(send), recv)
 }
 
 #[inline]
 pub(crate) fn gather_in_place<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: Rank,
 ) -> Checked<Prepared> {
-    let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
-    if root != at.inner.rank {
+    let (data_type, raw_root) = (builder.moved::<T>()?, builder.rank("the root", root)?);
+    if root != builder.inner.rank {
         let count = buffer.len();
-        return at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [0, 0]);
+        return builder.in_place(Kind::Gather(raw_root), count, data_type, buffer, [0, 0]);
     }
-    let count = at.part("the length of the buffer", buffer.len())?;
-    at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [root.index() * count, 0])
+    let count = builder.part("the length of the buffer", buffer.len())?;
+    builder.in_place(Kind::Gather(raw_root), count, data_type, buffer, [root.index() * count, 0])
 }
 
 #[inline]
 pub(crate) fn scatter<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     send: Option<&'a dyn DeviceBuffer<T>>,
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: Rank,
 ) -> Checked<Prepared> {
-    let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    let (count, data_type, raw_root) = (recv.len(), builder.moved::<T>()?, builder.rank("the root", root)?);
     let send = match send {
-        _ if root != at.inner.rank => None,
-        None => return Err(at.missing("the send buffer")),
+        _ if root != builder.inner.rank => None,
+        None => return Err(builder.missing("the send buffer")),
         Some(send) => {
-            at.length("the send buffer", send.len(), at.of_all(count))?;
-            Some(at.read("the send buffer", send)?)
+            builder.length("the send buffer", send.len(), builder.of_all(count))?;
+            Some(builder.read("the send buffer", send)?)
         }
     };
-    let recv = at.write("the receive buffer", recv)?;
-    at.one::<T>(Kind::Scatter(raw_root), count, data_type, send, Some(recv))
+    let recv = builder.write("the receive buffer", recv)?;
+    builder.one::<T>(Kind::Scatter(raw_root), count, data_type, send, Some(recv))
 }
 
 #[inline]
 pub(crate) fn scatter_in_place<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: Rank,
 ) -> Checked<Prepared> {
-    let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
-    if root != at.inner.rank {
+    let (data_type, raw_root) = (builder.moved::<T>()?, builder.rank("the root", root)?);
+    if root != builder.inner.rank {
         let count = buffer.len();
-        return at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, 0]);
+        return builder.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, 0]);
     }
-    let count = at.part("the length of the buffer", buffer.len())?;
-    at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, root.index() * count])
+    let count = builder.part("the length of the buffer", buffer.len())?;
+    builder.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, root.index() * count])
 }
 
 #[inline]
 pub(crate) fn send<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     buffer: &'a (impl DeviceBuffer<T> + ?Sized),
     peer: Rank,
 ) -> Checked<Prepared> {
-    let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
-    let buffer = at.read("the buffer", buffer)?;
-    at.one::<T>(Kind::Send(peer), count, data_type, Some(buffer), None)
+    let (count, data_type, peer) = (buffer.len(), builder.moved::<T>()?, builder.rank("the peer", peer)?);
+    let buffer = builder.read("the buffer", buffer)?;
+    builder.one::<T>(Kind::Send(peer), count, data_type, Some(buffer), None)
 }
 
 #[inline]
 pub(crate) fn recv<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     peer: Rank,
 ) -> Checked<Prepared> {
-    let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
-    let buffer = at.write("the buffer", buffer)?;
-    at.one::<T>(Kind::Recv(peer), count, data_type, None, Some(buffer))
+    let (count, data_type, peer) = (buffer.len(), builder.moved::<T>()?, builder.rank("the peer", peer)?);
+    let buffer = builder.write("the buffer", buffer)?;
+    builder.one::<T>(Kind::Recv(peer), count, data_type, None, Some(buffer))
 }
 
 #[inline]
 pub(crate) fn all_to_all_v<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     send_counts: &[usize],
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     recv_counts: &[usize],
 ) -> Checked<Prepared> {
-    at.counts(["the send counts", "the send buffer"], send_counts, send.len())?;
-    at.counts(["the receive counts", "the receive buffer"], recv_counts, recv.len())?;
-    let (mine, element_bytes) = (at.inner.rank.index(), size_of::<T>());
-    at.length("the receive count of this rank itself", recv_counts[mine], send_counts[mine])?;
-    at.many(send, recv, |mut send, mut recv, data_type| {
+    builder.counts(["the send counts", "the send buffer"], send_counts, send.len())?;
+    builder.counts(["the receive counts", "the receive buffer"], recv_counts, recv.len())?;
+    let (mine, element_bytes) = (builder.inner.rank.index(), size_of::<T>());
+    builder.length("the receive count of this rank itself", recv_counts[mine], send_counts[mine])?;
+    builder.many(send, recv, |mut send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(2 * send_counts.len());
         for (peer, (&to, &from)) in send_counts.iter().zip(recv_counts).enumerate() {
             let peer = peer as i32;
             let part = Operation { kind: Kind::Send(peer), send, recv: NO_BUFFER, count: to, data_type, element_bytes };
-            // Both sides know the count, so that nobody waits for nothing.
+            // Both sides know the count, so that no rank waits for an empty transfer.
             operations.extend((to > 0).then_some(part));
             let part = Operation { kind: Kind::Recv(peer), send: NO_BUFFER, recv, count: from, data_type, element_bytes };
             operations.extend((from > 0).then_some(part));
@@ -339,15 +341,15 @@ pub(crate) fn all_to_all_v<'a, T: Element>(
 
 #[inline]
 pub(crate) fn all_gather_v<'a, T: Element>(
-    at: &mut At<'_, 'a>,
+    builder: &mut CallBuilder<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     counts: &[usize],
 ) -> Checked<Prepared> {
-    at.counts(["the counts", "the receive buffer"], counts, recv.len())?;
-    let (mine, element_bytes) = (at.inner.rank.index(), size_of::<T>());
-    at.length("the send buffer", send.len(), counts[mine])?;
-    at.many(send, recv, |send, mut recv, data_type| {
+    builder.counts(["the counts", "the receive buffer"], counts, recv.len())?;
+    let (mine, element_bytes) = (builder.inner.rank.index(), size_of::<T>());
+    builder.length("the send buffer", send.len(), counts[mine])?;
+    builder.many(send, recv, |send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(counts.len());
         for (root, &count) in counts.iter().enumerate() {
             // As in `one`.
@@ -360,10 +362,11 @@ pub(crate) fn all_gather_v<'a, T: Element>(
     })
 }
 
-impl<'a> At<'_, 'a> {
+impl<'a> CallBuilder<'_, 'a> {
     #[cold]
     fn missing(&self, what: &'static str) -> Box<NcclError> {
-        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "this rank is the root, and has to give it" }).into()
+        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "missing, expected on this rank, which is the root" })
+            .into()
     }
 
     /// A buffer that only the root writes.

@@ -26,8 +26,8 @@ macro_rules! collectives {
             /// [`deadline`](Communicator::deadline); then the communicator is aborted.
             AllReduce all_reduce(send: &'a impl DeviceBuffer<T>, recv: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
 
-            /// Copies the root's buffer to every rank's. Only the root gives a send buffer; what
-            /// others give is not read.
+            /// Copies the root's buffer to every rank's. Only the root gives a send buffer; those
+            /// of others are not read.
             ///
             /// Where receive buffers are registered, or lie in windows, the root's send buffer has
             /// to be as well: NCCL takes it that all are.
@@ -40,7 +40,7 @@ macro_rules! collectives {
             Broadcast broadcast(send: Option<&'a dyn DeviceBuffer<T>>, recv: &'a mut impl DeviceBufferMut<T>, root: Rank);
 
             /// Reduces over all ranks; the root gets the result. Only the root gives a receive
-            /// buffer; what others give is not written.
+            /// buffer; those of others are not written.
             ///
             /// Shape: `send` has `n` elements, the same on every rank, and the root's `recv` has as
             /// many.
@@ -54,8 +54,8 @@ macro_rules! collectives {
                 root: Rank
             );
 
-            /// Every rank gets what all sent, in the order of ranks. The receive buffer is as many
-            /// times longer than the send buffer as there are ranks.
+            /// Gathers what all ranks sent, in the order of ranks, on every rank. The receive
+            /// buffer is as many times longer than the send buffer as there are ranks.
             ///
             /// Shape: `send` has `n` elements, the same on every rank, and `recv` has `n` for each
             /// rank: those of rank `i` begin at element `i * n`.
@@ -78,8 +78,8 @@ macro_rules! collectives {
                 op: impl Reduction<T>
             );
 
-            /// Rank `i`'s part `j` becomes rank `j`'s part `i`. Both buffers have a part of equal
-            /// length for each rank.
+            /// Exchanges parts: rank `i`'s part `j` becomes rank `j`'s part `i`. Both buffers have
+            /// a part of equal length for each rank.
             ///
             /// Before NCCL 2.28 it is composed of sends and receives.
             ///
@@ -90,8 +90,8 @@ macro_rules! collectives {
             /// As [`all_reduce`](Self::all_reduce).
             AllToAll all_to_all(send: &'a impl DeviceBuffer<T>, recv: &'a mut impl DeviceBufferMut<T>);
 
-            /// The root gets what all sent, in the order of ranks. Only the root has to give a
-            /// receive buffer; what others give is not written.
+            /// Gathers what all ranks sent on the root, in the order of ranks. Only the root has to
+            /// give a receive buffer; those of others are not written.
             ///
             /// With windows and [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) all have to, each at
             /// the same place of its window: NCCL's copy engines then write to where this rank's
@@ -106,8 +106,8 @@ macro_rules! collectives {
             /// As [`all_reduce`](Self::all_reduce).
             Gather gather(send: &'a impl DeviceBuffer<T>, recv: Option<&'a mut dyn DeviceBufferMut<T>>, root: Rank);
 
-            /// Each rank gets its part of the root's buffer. Only the root gives a send buffer;
-            /// what others give is not read.
+            /// Scatters the root's buffer: each rank gets its part. Only the root gives a send
+            /// buffer; those of others are not read.
             ///
             /// Before NCCL 2.28 it is composed of sends and receives.
             ///
@@ -126,7 +126,7 @@ macro_rules! collectives {
             /// As [`all_reduce`](Self::all_reduce).
             AllReduceInPlace all_reduce_in_place(buffer: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
 
-            /// Every rank's buffer becomes the root's.
+            /// Copies the root's buffer over every rank's.
             ///
             /// Shape: `buffer` has `n` elements, the same on every rank.
             ///
@@ -143,8 +143,8 @@ macro_rules! collectives {
             /// As [`all_reduce`](Self::all_reduce).
             ReduceInPlace reduce_in_place(buffer: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>, root: Rank);
 
-            /// The buffer has a part for each rank; this rank's part goes to all, and the others'
-            /// parts are theirs.
+            /// Gathers in place: the buffer has a part for each rank; this rank's part is sent to
+            /// all, and the others' parts are received.
             ///
             /// Shape: `buffer` has `n` elements for each rank, the same on every rank: the part of
             /// rank `i` begins at element `i * n`.
@@ -153,8 +153,8 @@ macro_rules! collectives {
             /// As [`all_reduce`](Self::all_reduce).
             AllGatherInPlace all_gather_in_place(buffer: &'a mut impl DeviceBufferMut<T>);
 
-            /// The buffer has a part for each rank; this rank's part becomes the reduction of it
-            /// over all ranks. The other parts are unspecified afterwards.
+            /// Reduces in place: the buffer has a part for each rank; this rank's part becomes its
+            /// reduction over all ranks. The other parts are unspecified afterwards.
             ///
             /// Shape: `buffer` has `n` elements for each rank, the same on every rank: the part of
             /// rank `i` begins at element `i * n`.
@@ -163,8 +163,8 @@ macro_rules! collectives {
             /// As [`all_reduce`](Self::all_reduce).
             ReduceScatterInPlace reduce_scatter_in_place(buffer: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
 
-            /// The root's buffer has a part for each rank, its own in place; the others give
-            /// buffers of the length of one part, which are only read.
+            /// Gathers on the root in place: the root's buffer has a part for each rank, its own in
+            /// place; the others give buffers of the length of one part, which are only read.
             ///
             /// Shape: the root's `buffer` has `n` elements for each rank, where the part of rank
             /// `i` begins at element `i * n`; the others' have `n`.
@@ -173,8 +173,8 @@ macro_rules! collectives {
             /// As [`all_reduce`](Self::all_reduce).
             GatherInPlace gather_in_place(buffer: &'a mut impl DeviceBufferMut<T>, root: Rank);
 
-            /// The root's buffer has a part for each rank, and its own stays in place; the others
-            /// give buffers of the length of one part.
+            /// Scatters from the root in place: the root's buffer has a part for each rank, and its
+            /// own stays; the others give buffers of the length of one part.
             ///
             /// Shape: the root's `buffer` has `n` elements for each rank, where the part of rank
             /// `i` begins at element `i * n`; the others' have `n`.
@@ -229,8 +229,8 @@ macro_rules! transfers {
                 recv_counts: &[usize]
             );
 
-            /// Every rank gets what all sent, in the order of ranks; `counts[i]` elements from rank
-            /// `i`. All ranks give the same counts.
+            /// Gathers what all ranks sent, in the order of ranks, on every rank; `counts[i]`
+            /// elements from rank `i`. All ranks give the same counts.
             ///
             /// Composed of broadcasts in one group.
             ///

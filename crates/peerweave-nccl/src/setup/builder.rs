@@ -14,7 +14,7 @@ use peerweave_driver::{CudaContext, wait_until};
 use crate::comm::communicator::Communicator;
 use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::{Parts, World};
-use crate::setup::init::{Joining, adopt_all, check_members, init, make_first, mix, with_mode};
+use crate::setup::init::{JoinRequest, adopt_all, check_members, init, make_first, mix, with_mode};
 use crate::setup::split::{grown, nothing_made};
 use crate::{Config, Nccl, Rank, UniqueId, Version};
 
@@ -40,27 +40,28 @@ pub struct CommunicatorBuilder {
 }
 
 impl Communicator {
-    /// A builder with nothing set.
+    /// Returns a builder with nothing set.
     pub fn builder() -> CommunicatorBuilder {
         CommunicatorBuilder { nccl: None, config: Config::new(), deadline: peerweave_driver::DEADLINE }
     }
 }
 
 impl CommunicatorBuilder {
-    /// The library. The same for all ranks of a process.
+    /// Sets the library. The same for all ranks of a process.
     pub fn nccl(mut self, nccl: Nccl) -> Self {
         self.nccl = Some(nccl);
         self
     }
 
-    /// The options of the communicators. NCCL wants most of them to be the same on every rank.
+    /// Sets the options of the communicators. NCCL requires most of them to be the same on every
+    /// rank.
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
-    /// How long making the communicators may take; then also how long a call on them may take on
-    /// the host ([`Communicator::set_deadline`] changes that).
+    /// Sets how long creating the communicators may take, and then how long a call on them may take
+    /// on the host ([`Communicator::set_deadline`] changes that).
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -79,11 +80,11 @@ impl CommunicatorBuilder {
         began: Instant,
     ) -> Result<Vec<Communicator>, NcclError> {
         let (config, deadline) = (&self.config, self.deadline);
-        init(call, Joining { nccl: self.library()?, members, n_ranks, ids, config, began, deadline, world: None })
+        init(call, JoinRequest { nccl: self.library()?, members, n_ranks, ids, config, began, deadline, world: None })
     }
 
-    /// As [`init_all`](Self::init_all), by the ordinals of the devices: rank `i` on the `i`-th of
-    /// them.
+    /// Creates communicators as [`init_all`](Self::init_all) does, by the ordinals of the devices:
+    /// rank `i` on the `i`-th of them.
     ///
     /// # Errors
     /// As [`init_all`](Self::init_all); [`NcclError::Cuda`] for a device that does not exist.
@@ -133,8 +134,8 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, n_ranks, std::slice::from_ref(id), began).map(only)
     }
 
-    /// As [`init_rank`](Self::init_rank), for thousands of ranks: several ids, made by different
-    /// processes, so that not all ranks meet at one. NCCL 2.23.4.
+    /// Joins as [`init_rank`](Self::init_rank) does, for thousands of ranks: several ids, created
+    /// by different processes, so that not all ranks meet at one. NCCL 2.23.4.
     ///
     /// # Collective
     /// All ranks, each with the same ids in the same order.
@@ -206,7 +207,7 @@ impl CommunicatorBuilder {
         made?;
         let id: UniqueId = match blobs.first().map(Vec::as_slice) {
             Some([]) | None => {
-                let why = "rank 0 could not make an id; its own error says why";
+                let why = "rank 0 could not create an id; see the error of rank 0";
                 return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
             }
             Some(blob) => blob.try_into()?,
@@ -215,7 +216,7 @@ impl CommunicatorBuilder {
         let members = [(Arc::clone(context), rank)];
         check_members(CALL, &members, n_ranks)?;
         let (config, deadline) = (&self.config, self.deadline);
-        let joining = Joining { nccl, members: &members, n_ranks, ids: &[id], config, began, deadline, world };
+        let joining = JoinRequest { nccl, members: &members, n_ranks, ids: &[id], config, began, deadline, world };
         match init(CALL, joining) {
             Err(error @ NcclError::Timeout(_)) => Err(who_is_gone(CALL, rendezvous, error)),
             Err(NcclError::Nccl(failure)) if failure.code.may_be_a_loss() => {

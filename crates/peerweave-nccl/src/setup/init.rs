@@ -18,8 +18,8 @@ use peerweave_dylib::MissingSymbol;
 
 use crate::comm::abort::{ABORT_LIMIT, abort_handles};
 use crate::comm::communicator::Communicator;
-use crate::comm::complete::{dive_all, refuse_group, surface_all};
-use crate::comm::ending::no_thread;
+use crate::comm::complete::{enter_blocking_all, leave_blocking_all, refuse_group};
+use crate::comm::teardown::no_thread_error;
 use crate::config::of_communicator::RawConfig;
 use crate::library::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
 use crate::member::membership::{Handle, Inner, Parts, World, bounded, set_current};
@@ -55,7 +55,7 @@ pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Ra
 }
 
 /// What the ranks of this thread join.
-pub(crate) struct Joining<'a> {
+pub(crate) struct JoinRequest<'a> {
     pub(crate) nccl: Nccl,
     /// The device and the rank of each.
     pub(crate) members: &'a [(Arc<CudaContext>, Rank)],
@@ -69,8 +69,8 @@ pub(crate) struct Joining<'a> {
 }
 
 /// Joins with all ranks of this thread, which were checked.
-pub(crate) fn init(call: &'static str, joining: Joining<'_>) -> Result<Vec<Communicator>, NcclError> {
-    let Joining { nccl, members, n_ranks, ids, config, began, deadline, world } = joining;
+pub(crate) fn init(call: &'static str, joining: JoinRequest<'_>) -> Result<Vec<Communicator>, NcclError> {
+    let JoinRequest { nccl, members, n_ranks, ids, config, began, deadline, world } = joining;
     let (config, blocking) = with_mode(config.clone());
     let mut raw: Vec<RawConfig> = Vec::new();
     for _ in members {
@@ -131,14 +131,14 @@ pub(crate) fn adopt_all(
 }
 
 /// Where NCCL writes a handle, perhaps from a thread of its own: never freed, unless NCCL is known
-/// to be done with it.
+/// to have finished.
 type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
 
 /// As [`make`], for ranks that have no parents.
 ///
-/// On communicators that block, NCCL comes back when all ranks have come, and has no deadline;
-/// nobody can abort it, since it gives the handle at the end. So another thread calls, and is given
-/// up at the deadline: what it makes after that is ended at once.
+/// NCCL's blocking initialization returns when all ranks have arrived, has no deadline, and cannot
+/// be aborted, since the handle is returned at the end. So another thread calls it, and is given up
+/// at the deadline: a communicator that it creates later is ended at once.
 pub(crate) fn make_first(
     call: &'static str,
     nccl: Nccl,
@@ -156,21 +156,21 @@ pub(crate) fn make_first(
     let (contexts, span) = (contexts.to_vec(), tracing::Span::current());
     let body = move || {
         let made = span.in_scope(|| make(call, nccl, &contexts, &[], deadline, start));
-        // Who asked may have given up.
+        // The receiver may have given up.
         let _ = sender.send(Unclaimed { nccl, contexts, made: Some(made) });
     };
-    std::thread::Builder::new().name("peerweave-init".into()).spawn(body).map_err(|_| no_thread(call))?;
+    std::thread::Builder::new().name("peerweave-init".into()).spawn(body).map_err(|_| no_thread_error(call))?;
     match receiver.recv_timeout(deadline) {
         Ok(mut unclaimed) => unclaimed.made.take().unwrap_or_else(|| Ok(Vec::new())),
         Err(RecvTimeoutError::Timeout) => Err(late(call, began, None)),
         Err(RecvTimeoutError::Disconnected) => {
-            let why = "the thread that called NCCL has panicked; its message says why";
+            let why = "the thread that called NCCL has panicked; see its message on stderr";
             Err(NcclError::misuse(call, MisuseKind::Context { why }))
         }
     }
 }
 
-/// What a thread has made, until somebody takes it. Dropped, it is ended.
+/// Handles that a thread has created, until they are claimed. Aborted when dropped.
 struct Unclaimed {
     nccl: Nccl,
     contexts: Vec<Arc<CudaContext>>,
@@ -219,7 +219,7 @@ pub(crate) fn make(
         // What NCCL allocates here must not spoil what another thread captures.
         let mut call_nccl = || relaxed(|| nccl.code(call, |api| start(api, index, slot.as_ptr())));
         // Inside a group NCCL only notes a call; alone, this thread may be stuck in it.
-        let may_call = || if grouped { Ok(()) } else { dive_all(call, parents) };
+        let may_call = || if grouped { Ok(()) } else { enter_blocking_all(call, parents) };
         let ready = set_current(context).and_then(|()| may_call());
         result = ready.and_then(|()| call_nccl()).and_then(|code| accepted(nccl, call, code));
         if result.is_err() {
@@ -227,9 +227,9 @@ pub(crate) fn make(
         }
     }
     if grouped {
-        result = result.and_then(|code| dive_all(call, parents).map(|()| code));
+        result = result.and_then(|code| enter_blocking_all(call, parents).map(|()| code));
         if result.is_err() {
-            // Part of the group must not be launched: the others would never come to meet it.
+            // Part of the group must not be launched: the other ranks would never join it.
             refuse_group(nccl);
         }
         // SAFETY: this thread started it above.
@@ -238,7 +238,7 @@ pub(crate) fn make(
         result = result.and(ended);
     }
     // From here on parents are only asked, which never takes long.
-    surface_all(parents);
+    leave_blocking_all(parents);
     // Parents that do not block may be at work whatever NCCL has answered: see `Inner::begun`.
     let mut in_progress = match result {
         Ok(code) => code == ncclResult_t::ncclInProgress || parents.iter().any(|(parent, _)| !parent.blocking),
@@ -248,8 +248,8 @@ pub(crate) fn make(
     if result.is_ok() {
         let ready = wait_until(began + deadline, || {
             // Without a parent there is a handle at once, or soon.
-            let begun = !parents.is_empty() || has_begun(&slots);
-            Ok(begun && ready(nccl, call, parents, slots.iter().filter_map(made))?)
+            let started = !parents.is_empty() || has_begun(&slots);
+            Ok(started && ready(nccl, call, parents, slots.iter().filter_map(made))?)
         });
         match ready {
             Ok(ready) => done = ready,
@@ -317,7 +317,8 @@ fn ready(
     }
     for handle in handles {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: NCCL made the handle and nobody else knows it; the pointer is to a live value.
+        // SAFETY: NCCL created the handle and no other thread knows it; the pointer is to a live
+        // value.
         nccl.call("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(handle.get(), &raw mut state) })?;
         match state {
             ncclResult_t::ncclSuccess => {}
@@ -362,7 +363,7 @@ impl Drop for Current {
 /// The start of an identity.
 const SEED: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// FNV-1a: every rank finds the same number, with no words exchanged.
+/// FNV-1a: every rank computes the same number without communication.
 pub(crate) fn mix(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

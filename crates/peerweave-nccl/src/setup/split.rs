@@ -15,9 +15,9 @@ use peerweave_dylib::MissingSymbol;
 use crate::comm::communicator::Communicator;
 use crate::config::of_communicator::RawConfig;
 use crate::library::error::{MisuseKind, NcclError};
+use crate::member::enter_all::enter_all;
 use crate::member::membership::{Handle, Inner, Parts, World};
 use crate::member::state::{Allowed, State};
-use crate::member::turns::enter_all;
 use crate::setup::init::{make, mix};
 use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
 use crate::{Call, Config, Rank, Switch, UniqueId, Version};
@@ -50,9 +50,9 @@ impl Communicator {
         Self::split_all(&[(self, color, key)], None).map(|mut made| made.pop().flatten())
     }
 
-    /// As [`split`](Self::split) for several ranks of this thread, each with its color and key, and
-    /// with a configuration: what it does not set is NCCL's default, not the parent's. The result
-    /// is in the order of `members`.
+    /// Splits as [`split`](Self::split) does, for several ranks of this thread, each with its color
+    /// and key, and with a configuration: what it does not set is NCCL's default, not the parent's.
+    /// The result is in the order of `members`.
     ///
     /// # Collective
     /// All ranks.
@@ -85,8 +85,8 @@ impl Communicator {
         }
     }
 
-    /// A communicator without the excluded ranks, who do not call. The others keep their order.
-    /// NCCL 2.27.3.
+    /// Creates a communicator without the excluded ranks, which do not call. The others keep their
+    /// order. NCCL 2.27.3.
     ///
     /// With [`ShrinkMode::Abort`], the excluded may be dead, and what this communicator runs is cut
     /// off: waits for it and new calls are [`NcclError::Dead`] from then on, whatever becomes of
@@ -108,8 +108,8 @@ impl Communicator {
         Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one was asked for"))
     }
 
-    /// As [`shrink`](Self::shrink) for several ranks of this thread, and with a configuration, as
-    /// [`split_all`](Self::split_all).
+    /// Shrinks as [`shrink`](Self::shrink) does, for several ranks of this thread, and with a
+    /// configuration, as [`split_all`](Self::split_all).
     ///
     /// # Collective
     /// As [`shrink`](Self::shrink).
@@ -143,7 +143,7 @@ impl Communicator {
             list.push(c_int::try_from(rank.get()).unwrap_or(c_int::MAX));
         }
         if list.is_empty() {
-            let kind = MisuseKind::Length { what: "the list of excluded ranks", found: 0, expected: 1, unit: "ranks at least" };
+            let kind = MisuseKind::TooShort { what: "the list of excluded ranks", found: 0, at_least: 1, unit: "ranks" };
             return Err(NcclError::misuse(CALL, kind));
         }
         list.sort_unstable();
@@ -166,9 +166,9 @@ impl Communicator {
         made.into_iter().map(|child| child.ok_or_else(|| nothing_made(CALL))).collect()
     }
 
-    /// An id by which new ranks join ([`grow`](Self::grow),
+    /// Creates an id by which new ranks join ([`grow`](Self::grow),
     /// [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join)). One of the present ranks
-    /// makes it. NCCL 2.29.2.
+    /// creates it. NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
@@ -181,8 +181,8 @@ impl Communicator {
         Ok(UniqueId::from_raw(id))
     }
 
-    /// A communicator of `n_ranks`: those of this one, with their ranks, and new ones, which join
-    /// by [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). NCCL 2.29.2.
+    /// Creates a communicator of `n_ranks`: those of this one, with their ranks, and new ones,
+    /// which join by [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). NCCL 2.29.2.
     ///
     /// `id` is given by the rank that made it, and is `None` on the others. This communicator
     /// should be dropped afterwards.
@@ -218,7 +218,7 @@ pub(crate) fn grown(call: &'static str, n_ranks: usize, now: usize) -> Result<c_
 
 #[cold]
 pub(crate) fn nothing_made(call: &'static str) -> NcclError {
-    NcclError::misuse(call, MisuseKind::Context { why: "NCCL made no communicator for this rank, and gave no error" })
+    NcclError::misuse(call, MisuseKind::Context { why: "NCCL created no communicator for this rank, but returned success" })
 }
 
 /// Makes a child of each parent.
@@ -235,7 +235,7 @@ fn children(
     let (nccl, blocking, deadline) = (first.nccl, first.blocking, first.deadline());
     for (index, parent) in parents.iter().enumerate() {
         if parents[..index].iter().any(|earlier| Arc::ptr_eq(&earlier.inner, &parent.inner)) {
-            let why = "one of them is given twice";
+            let why = "one communicator is given twice, expected each once";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "the communicators", why }));
         }
     }
@@ -243,7 +243,7 @@ fn children(
     if let Some(config) = config {
         let mode = if blocking { Switch::On } else { Switch::Off };
         if config.blocking_set().is_some_and(|asked| asked != mode) {
-            let why = "NCCL wants parent and child to be both blocking or both non-blocking";
+            let why = "expected the same as the parent: NCCL needs both blocking or both non-blocking";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "Config::blocking", why }));
         }
         raw = Some(config.clone().blocking(mode).to_raw(call, nccl)?);
@@ -257,8 +257,8 @@ fn children(
         identities.push(identity(index, mix(mix(inner.identity, counted.name().as_bytes()), &number.to_le_bytes())));
     }
     if allowed == Allowed::SHRINK {
-        // NCCL cuts off what runs and says so to nobody: whoever waits for it must not take it for
-        // done.
+        // NCCL ends the running work without an error: a caller that waits for it must not take it
+        // for complete.
         for (inner, _) in inside.iter() {
             let _ = inner.gate.change(State::Live, State::Failed);
         }
@@ -277,9 +277,9 @@ fn children(
         // NCCL keeps an error, and work that a peer will never come to, with the parent: whatever
         // is called on it next would only find that.
         for (parent, inside) in inside.iter() {
-            // Who aborts from here on waits for this thread to leave; who did before may have freed
-            // it.
-            inside.surface();
+            // A thread that aborts from here on waits for this one to leave; one that aborted
+            // before may have freed the communicator.
+            inside.leave_blocking();
             // A rank that NCCL had noted counts its children differently from then on than one that
             // it had not.
             let is_partial = parents.len() > 1 && !matches!(made, Err(NcclError::Unsupported(_)));
@@ -290,7 +290,7 @@ fn children(
     }
     // What an abort has cut off says why.
     let cut_off = made.is_err().then(|| inside.iter().find(|(parent, _)| parent.gate.is_closed())).flatten();
-    let made = cut_off.map_or(made, |(parent, _)| Err(parent.cut_off(call)));
+    let made = cut_off.map_or(made, |(parent, _)| Err(parent.abort_error(call)));
     drop(inside);
     let name = config.and_then(Config::name_set).map(str::to_owned);
     let mut children = Vec::new();

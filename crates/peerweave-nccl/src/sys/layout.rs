@@ -1,8 +1,8 @@
 //! How much of each struct a version knows.
 //!
-//! NCCL appends to its structs and tells versions apart by the size and version words in front. So
-//! an older version's struct is a prefix of ours, up to the field that it does not know. The one
-//! exception is `ncclCommProperties_t` before 2.29.7, which has a struct of its own here.
+//! NCCL appends fields to its structs and identifies versions by the size and version fields in
+//! front. So an older version's struct is a prefix of ours, up to the field that it does not know.
+//! The one exception is `ncclCommProperties_t` before 2.29.7, which has a struct of its own here.
 //!
 //! Invariant: `cargo xtask abi` compares every size and offset that this gives with those of the
 //! vendor's headers.
@@ -137,13 +137,14 @@ history!(ncclDevCommRequirements_t as "ncclDevCommRequirements_t" {
     (2, 31, 0) ginCustomStride ginType useRuntimeVersion cftCaps cftBarrierCount;
 });
 
-/// The layout of one struct at that version, by the vendor's name; `None` where the version has no
-/// such struct.
+/// Returns the layout of one struct at that version, by the vendor's name; `None` if the version
+/// has no such struct.
 pub fn layout_of(name: &str, version: Version) -> Option<Layout> {
     layouts(version).into_iter().find(|layout| layout.name == name)
 }
 
-/// Every struct that is bound, as that version knows it. Those that it does not have are left out.
+/// Returns every struct that is bound, as that version knows it. Those that it does not have are
+/// left out.
 pub fn layouts(version: Version) -> Vec<Layout> {
     fn push<T: Versioned>(all: &mut Vec<Layout>, version: Version) {
         if let Some(len_bytes) = T::len_bytes(version) {

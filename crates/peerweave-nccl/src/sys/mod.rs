@@ -23,6 +23,6 @@ pub use requirements::*;
 pub use types::*;
 pub use values::values;
 
-/// The version of the header that the structs here follow. A newer library is told this version,
-/// and fills in its own defaults for the rest.
+/// The version of the header that the structs here follow. It is passed to a newer library, which
+/// fills in its own defaults for the rest.
 pub const HEADER: crate::Version = crate::Version::new(2, 32, 3);

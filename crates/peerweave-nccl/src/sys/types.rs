@@ -2,7 +2,7 @@
 //! `requirements.rs`.
 //!
 //! Invariant: every number from the library is a newtype over an integer, never a Rust enum, since
-//! a newer library may have values that nobody here has heard of.
+//! a newer library may have values that are unknown here.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -49,7 +49,7 @@ macro_rules! numbers {
             /// The names that are known here, with their numbers.
             pub const NAMES: &'static [(&'static str, i64)] = &[$((stringify!($value), $number as i64)),*];
 
-            /// The vendor's name of this number, if it has one here.
+            /// Returns the vendor's name of this number, if it has one here.
             pub fn name(self) -> Option<&'static str> {
                 Self::NAMES.iter().find(|(_, number)| *number == i64::from(self.0)).map(|(name, _)| *name)
             }
@@ -165,7 +165,7 @@ numbers! {
     ncclGinConnectionType_t(c_int) {
         /// Not at all.
         NCCL_GIN_CONNECTION_NONE = 0;
-        /// Everybody with everybody.
+        /// Every rank with every rank.
         NCCL_GIN_CONNECTION_FULL = 1;
         /// Along rails.
         NCCL_GIN_CONNECTION_RAIL = 2;

@@ -164,8 +164,8 @@ pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
     let create =
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut CUcontext, u32, CUdevice) -> c_int>(function) };
     let mut context: CUcontext = std::ptr::null_mut();
-    // SAFETY: the pointer is to a live handle; the context is valid, of that device, and nobody
-    // else's.
+    // SAFETY: the pointer is to a live handle; the context is valid, of that device, and used only
+    // here.
     unsafe {
         assert_eq!(create(&raw mut context, 0, primary.cu_device()), 0, "the fake makes contexts");
         CudaContext::from_raw_context(primary.ordinal(), primary.cu_device(), context).expect("it can be made current")
@@ -175,7 +175,7 @@ pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
 /// Waits for what ends in the background, and says that nothing is left of it.
 pub(crate) fn nothing_is_left() {
     let end = std::time::Instant::now() + DEADLINE;
-    assert!(Communicator::settle(DEADLINE), "communicators end");
+    assert!(Communicator::wait_for_dropped(DEADLINE), "communicators end");
     for what in ["communicators", "windows", "redops", "registrations", "allocations"] {
         while counted(what) != 0 {
             assert!(std::time::Instant::now() < end, "{what}: {} are left", counted(what));

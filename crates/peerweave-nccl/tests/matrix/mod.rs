@@ -1,5 +1,5 @@
 //! Every collective x type x reduction x in and out of place against an oracle on the host. Shared
-//! by the tests and `examples/check_nccl`.
+//! by the tests and `tools/peerweave-check`.
 //!
 //! Values are chosen so that every result is exact in every type, whatever order the library
 //! reduces in.

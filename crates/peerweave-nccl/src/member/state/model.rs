@@ -1,8 +1,8 @@
-//! All orders in which calls, an abort and a look can meet, by the model checker. Not how long
-//! anybody waits.
+//! All interleavings of calls, an abort and a reader, by the model checker. Does not check how long
+//! a thread waits.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: what is
-//! guarded is freed in no order that lets anybody still use it.
+//! `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: in no
+//! interleaving is the guarded value freed while a thread may still use it.
 
 use super::*;
 use loom::cell::UnsafeCell;
@@ -19,17 +19,17 @@ unsafe impl Sync for Guarded {}
 
 impl Guarded {
     fn use_it(&self) {
-        // SAFETY: whoever uses it is inside, or looks in.
+        // SAFETY: a thread that uses it is inside the gate, exclusively or as a reader.
         self.1.with(|is_freed| assert!(!unsafe { *is_freed }, "used after it was freed"));
     }
 
-    /// As who aborts, with all the patience there is.
+    /// Aborts, and waits without a limit.
     fn end(&self) {
         self.0.close(State::Aborted).expect("it was open");
-        while self.0.presence() != Presence::Nobody {
+        while self.0.occupancy() != Occupancy::Empty {
             loom::thread::yield_now();
         }
-        // SAFETY: nobody is inside any more.
+        // SAFETY: no thread is inside any more.
         self.1.with_mut(|is_freed| unsafe { *is_freed = true });
     }
 }
@@ -41,28 +41,28 @@ fn against_an_abort(call: fn(&Guarded)) {
         let calling = loom::thread::spawn(move || call(&theirs));
         shared.end();
         calling.join().expect("no panic");
-        assert!(shared.0.plunge().is_none());
-        assert_eq!(shared.0.presence(), Presence::Nobody);
+        assert!(shared.0.try_enter_blocking().is_none());
+        assert_eq!(shared.0.occupancy(), Occupancy::Empty);
     });
 }
 
 #[test]
-fn plunging_meets_an_abort() {
+fn try_enter_blocking_races_with_abort() {
     against_an_abort(|shared| {
-        if let Some(_inside) = shared.0.plunge() {
+        if let Some(_inside) = shared.0.try_enter_blocking() {
             shared.use_it();
         }
     });
 }
 
 #[test]
-fn entering_and_diving_meets_an_abort() {
+fn enter_blocking_races_with_abort() {
     against_an_abort(|shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
-            && inside.dive().is_ok()
+            && inside.enter_blocking().is_ok()
         {
             shared.use_it();
-            inside.surface();
+            inside.leave_blocking();
             if !shared.0.is_closed() {
                 shared.use_it();
             }
@@ -71,51 +71,52 @@ fn entering_and_diving_meets_an_abort() {
 }
 
 #[test]
-fn looking_meets_an_abort() {
+fn shared_entry_races_with_abort() {
     against_an_abort(|shared| {
-        if let Ok(looking) = shared.0.look(Allowed::OPEN) {
+        if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();
-            let _ = looking.dive(|| shared.use_it());
+            let _ = reader.enter_blocking(|| shared.use_it());
         }
     });
 }
 
-/// As who aborts with no patience at all: who may be stuck is not waited for, who has surfaced is.
+/// Aborts without waiting for threads that may be blocked in NCCL; threads that have left NCCL are
+/// waited for.
 #[test]
-fn surfacing_meets_an_abort_that_gave_up() {
+fn leave_blocking_after_abort_gave_up() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
         let calling = loom::thread::spawn(move || {
             if let Ok(inside) = theirs.0.enter(Allowed::LIVE, || Duration::ZERO)
-                && inside.dive().is_ok()
+                && inside.enter_blocking().is_ok()
             {
-                inside.surface();
+                inside.leave_blocking();
                 if !theirs.0.is_closed() {
                     theirs.use_it();
                 }
             }
         });
         shared.0.close(State::Aborted).expect("it was open");
-        while shared.0.presence() == Presence::PassesThrough {
+        while shared.0.occupancy() == Occupancy::Brief {
             loom::thread::yield_now();
         }
-        // SAFETY: who is inside is stuck, and looks at the gate before it touches anything.
+        // SAFETY: a thread inside is blocked, and checks the gate before it touches anything.
         shared.1.with_mut(|is_freed| unsafe { *is_freed = true });
         calling.join().expect("no panic");
     });
 }
 
-/// As who revokes, with either way to change the state.
-fn revoking_meets_an_abort(revoke: fn(&Gate) -> bool) {
+/// Revokes, by either function that changes the state.
+fn revoke_races_with_abort(revoke: fn(&Gate) -> bool) {
     loom::model(move || {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
         let revoking = loom::thread::spawn(move || {
-            if let Ok(looking) = theirs.0.look(Allowed::OPEN)
+            if let Ok(reader) = theirs.0.enter_shared(Allowed::OPEN)
                 && revoke(&theirs.0)
             {
-                let _ = looking.dive(|| theirs.use_it());
+                let _ = reader.enter_blocking(|| theirs.use_it());
             }
         });
         shared.end();
@@ -125,26 +126,26 @@ fn revoking_meets_an_abort(revoke: fn(&Gate) -> bool) {
 }
 
 #[test]
-fn revoking_what_is_open_meets_an_abort() {
-    revoking_meets_an_abort(|gate| gate.set(State::Revoked).is_ok());
+fn revoke_of_open_races_with_abort() {
+    revoke_races_with_abort(|gate| gate.set(State::Revoked).is_ok());
 }
 
 #[test]
-fn changing_what_was_seen_meets_an_abort() {
-    revoking_meets_an_abort(|gate| gate.change(gate.state(), State::Revoked).is_ok());
+fn change_races_with_abort() {
+    revoke_races_with_abort(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
-/// Who finalizes frees at once, and waits for nobody who revokes.
+/// Finalizing frees at once and waits for no revocation.
 #[test]
-fn revoking_meets_who_finalizes() {
+fn revoke_races_with_finalize() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
         let revoking = loom::thread::spawn(move || {
-            if let Ok(looking) = theirs.0.look(Allowed::OPEN)
+            if let Ok(reader) = theirs.0.enter_shared(Allowed::OPEN)
                 && theirs.0.set(State::Revoked).is_ok()
             {
-                let _ = looking.dive(|| theirs.use_it());
+                let _ = reader.enter_blocking(|| theirs.use_it());
             }
         });
         let closed = {
@@ -152,10 +153,10 @@ fn revoking_meets_who_finalizes() {
             shared.0.close_from(State::Live, State::Finalized)
         };
         if closed.is_ok() {
-            while shared.0.presence() == Presence::PassesThrough {
+            while shared.0.occupancy() == Occupancy::Brief {
                 loom::thread::yield_now();
             }
-            // SAFETY: who still looks in finds the gate closed before it touches anything.
+            // SAFETY: a remaining reader finds the gate closed before it touches anything.
             shared.1.with_mut(|is_freed| unsafe { *is_freed = true });
         }
         revoking.join().expect("no panic");
@@ -164,13 +165,13 @@ fn revoking_meets_who_finalizes() {
 }
 
 #[test]
-fn two_calls_take_turns_and_see_what_the_other_did() {
+fn two_calls_exclude_and_see_each_other() {
     struct Counted(Gate, UnsafeCell<u32>);
     // SAFETY: shared is a cell that the model checker watches; synchronised by the gate, which this
     // test is about.
     unsafe impl Sync for Counted {}
     fn call(shared: &Counted) -> u32 {
-        let Some(_inside) = shared.0.plunge() else { return 0 };
+        let Some(_inside) = shared.0.try_enter_blocking() else { return 0 };
         // SAFETY: this thread is inside, alone.
         shared.1.with_mut(|calls| unsafe { *calls += 1 });
         1

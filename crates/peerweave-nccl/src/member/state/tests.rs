@@ -1,7 +1,7 @@
-//! The gate with real threads: who gets in, who waits, who is told, who is given up.
+//! The gate with real threads: entering, waiting, notification, giving up.
 //!
-//! Every order of steps is `model.rs`, weak memory `weak.rs`. Invariant: no test depends on who is
-//! first.
+//! Every interleaving is `model.rs`, weak memory `weak.rs`. Invariant: no test depends on which
+//! thread is first.
 
 use super::*;
 use std::sync::Barrier;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 const LONG: Duration = Duration::from_secs(20);
 
 #[test]
-fn one_thread_at_a_time_and_nobody_is_forgotten() {
+fn gate_admits_one_thread_and_wakes_every_waiter() {
     let (gate, inside, entries) = (Gate::default(), AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -25,14 +25,14 @@ fn one_thread_at_a_time_and_nobody_is_forgotten() {
         }
     });
     assert_eq!(entries.into_inner(), 8_000);
-    assert_eq!((gate.turn.into_inner(), gate.waiting.into_inner(), gate.word.into_inner()), (8_000 * TURN, 0, 0));
-    assert_eq!(gate.hungry.into_inner(), 0);
+    assert_eq!((gate.owner.into_inner(), gate.waiting.into_inner(), gate.word.into_inner()), (8_000 * ACQUISITION, 0, 0));
+    assert_eq!(gate.starving.into_inner(), 0);
 }
 
-/// What a call does, and what who aborts does, again and again at the same moment: who got in
-/// before the gate was closed is waited for.
+/// A call and an abort race again and again: the abort waits for a thread that entered before the
+/// gate was closed.
 #[test]
-fn nobody_is_inside_what_was_closed_and_drained() {
+fn drained_gate_is_empty() {
     let (mut got_in, mut refused) = (0, 0);
     for round in 0..3_000 {
         let (gate, is_freed, start) = (Gate::default(), AtomicBool::new(false), Barrier::new(3));
@@ -47,9 +47,9 @@ fn nobody_is_inside_what_was_closed_and_drained() {
             true
         };
         std::thread::scope(|scope| {
-            let plunging = scope.spawn(move || call(&|| gate.plunge().is_some_and(use_it)));
+            let plunging = scope.spawn(move || call(&|| gate.try_enter_blocking().is_some_and(use_it)));
             let entering = scope.spawn(move || {
-                call(&|| gate.enter(Allowed::LIVE, || LONG).is_ok_and(|inside| inside.dive().is_ok() && use_it(inside)))
+                call(&|| gate.enter(Allowed::LIVE, || LONG).is_ok_and(|inside| inside.enter_blocking().is_ok() && use_it(inside)))
             });
             start.wait();
             (0..round % 64).for_each(|_| std::hint::spin_loop());
@@ -64,14 +64,14 @@ fn nobody_is_inside_what_was_closed_and_drained() {
 }
 
 #[test]
-fn turn_that_is_taken_is_kept_whoever_tries_to_get_in() {
+fn held_gate_stays_held_when_others_try() {
     let gate = Gate::default();
-    let inside = gate.plunge().expect("nobody is inside");
-    assert!(gate.plunge().is_none());
+    let inside = gate.try_enter_blocking().expect("nobody is inside");
+    assert!(gate.try_enter_blocking().is_none());
     assert_eq!(gate.enter(Allowed::LIVE, || Duration::ZERO).map(drop), Err(Refused::Busy));
-    assert!(gate.plunge().is_none(), "who was refused has not given the turn away");
+    assert!(gate.try_enter_blocking().is_none(), "who was refused has not given the turn away");
     drop(inside);
-    assert!(gate.plunge().is_some());
+    assert!(gate.try_enter_blocking().is_some());
 }
 
 #[test]
@@ -79,25 +79,25 @@ fn blocking_entry_succeeds_only_on_live_communicators() {
     for state in [State::Suspended, State::Failed, State::Revoked] {
         let gate = Gate::default();
         gate.set(state).expect("open");
-        assert!(gate.plunge().is_none(), "{state:?}");
+        assert!(gate.try_enter_blocking().is_none(), "{state:?}");
         assert!(gate.enter(Allowed::OPEN, || Duration::ZERO).is_ok(), "{state:?}: the turn is free");
     }
     let gate = Gate::default();
-    let inside = gate.plunge().expect("it is live");
+    let inside = gate.try_enter_blocking().expect("it is live");
     gate.close(State::Aborted).expect("it was open");
     assert!(!gate.drain(Duration::from_millis(5)), "it may be stuck");
     drop(inside);
-    assert!(gate.drain(Duration::ZERO) && gate.plunge().is_none());
+    assert!(gate.drain(Duration::ZERO) && gate.try_enter_blocking().is_none());
 }
 
 /// The other thread leaves for no longer than it takes to ask again.
 #[test]
-fn waiter_gets_the_turn_before_a_repeating_caller() {
+fn waiter_enters_before_a_repeating_caller() {
     let (gate, taken, done) = (Gate::default(), AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Relaxed) {
-                let inside = gate.plunge().ok_or(()).or_else(|()| gate.enter(Allowed::LIVE, || LONG));
+                let inside = gate.try_enter_blocking().ok_or(()).or_else(|()| gate.enter(Allowed::LIVE, || LONG));
                 let (_inside, start) = (inside.expect("it is live"), Instant::now());
                 taken.fetch_add(1, Relaxed);
                 while start.elapsed() < Duration::from_millis(1) {
@@ -119,7 +119,7 @@ fn waiter_gets_the_turn_before_a_repeating_caller() {
 }
 
 #[test]
-fn who_waits_is_told_when_the_state_changes() {
+fn waiter_is_notified_of_a_state_change() {
     let gate = Gate::default();
     let _inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
     for (from, to) in [(State::Live, State::Failed), (State::Failed, State::Revoked)] {
@@ -137,7 +137,7 @@ fn who_waits_is_told_when_the_state_changes() {
 }
 
 #[test]
-fn who_waits_is_told_when_the_gate_closes() {
+fn waiter_is_notified_when_the_gate_closes() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
     std::thread::scope(|scope| {
@@ -146,7 +146,7 @@ fn who_waits_is_told_when_the_gate_closes() {
         gate.close(State::Aborted).expect("it was open");
         assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(State::Aborted)));
     });
-    assert!(inside.dive().is_err(), "it is closed");
+    assert!(inside.enter_blocking().is_err(), "it is closed");
     drop(inside);
     assert!(gate.drain(LONG));
 }
@@ -155,10 +155,10 @@ fn who_waits_is_told_when_the_gate_closes() {
 fn stuck_caller_is_given_up_and_brief_one_is_awaited() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
-    inside.dive().expect("it is open");
+    inside.enter_blocking().expect("it is open");
     gate.close(State::Aborted).expect("it was open");
     assert!(!gate.drain(Duration::from_millis(5)), "it is stuck");
-    inside.surface();
+    inside.leave_blocking();
     std::thread::scope(|scope| {
         let draining = scope.spawn(|| gate.drain(Duration::ZERO));
         std::thread::sleep(Duration::from_millis(30));
@@ -169,21 +169,21 @@ fn stuck_caller_is_given_up_and_brief_one_is_awaited() {
 }
 
 #[test]
-fn who_looks_in_and_is_stuck_is_given_up_too() {
+fn stuck_reader_is_given_up() {
     let gate = Gate::default();
-    let looking = gate.look(Allowed::OPEN).expect("it is open");
-    let drained = looking.dive(|| {
+    let reader = gate.enter_shared(Allowed::OPEN).expect("it is open");
+    let drained = reader.enter_blocking(|| {
         gate.close(State::Aborted).expect("it was open");
         gate.drain(Duration::from_millis(5))
     });
     assert_eq!(drained, Ok(false));
-    assert_eq!(looking.dive(|| ()), Err(State::Aborted));
-    drop(looking);
+    assert_eq!(reader.enter_blocking(|| ()), Err(State::Aborted));
+    drop(reader);
     assert!(gate.drain(Duration::ZERO));
 }
 
 #[test]
-fn state_changes_only_from_what_it_was() {
+fn state_changes_only_from_the_expected_state() {
     let gate = Gate::default();
     assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Live));
     gate.set(State::Revoked).expect("open");
@@ -195,13 +195,13 @@ fn state_changes_only_from_what_it_was() {
 fn gate_closes_in_order_only_from_the_state_that_was_found() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
-    // Who revokes looks in and needs no turn.
-    let looking = gate.look(Allowed::OPEN).expect("it is open");
+    // A revocation enters as a reader.
+    let reader = gate.enter_shared(Allowed::OPEN).expect("it is open");
     assert_eq!(gate.set(State::Revoked), Ok(State::Live));
-    let freed = looking.dive(|| gate.close_from(State::Live, State::Finalized));
+    let freed = reader.enter_blocking(|| gate.close_from(State::Live, State::Finalized));
     assert_eq!(freed, Ok(Err(State::Revoked)), "it would be freed under who is inside NCCL");
     assert!(!gate.is_closed());
-    drop((inside, looking));
+    drop((inside, reader));
     assert!(gate.enter(Allowed::SPLIT, || LONG).is_ok(), "children can be made of it");
     let gate = Gate::default();
     assert_eq!(gate.close_from(State::Live, State::Finalized), Ok(()));
@@ -215,7 +215,7 @@ fn gate_closes_once() {
     assert_eq!(gate.close(State::Aborted), Err(State::Finalized));
     assert_eq!(gate.set(State::Live), Err(State::Finalized));
     assert_eq!(gate.change(State::Finalized, State::Revoked), Err(State::Finalized));
-    assert!(gate.look(Allowed::OPEN).is_err());
+    assert!(gate.enter_shared(Allowed::OPEN).is_err());
 }
 
 #[test]
@@ -224,11 +224,11 @@ fn busy_gate_is_given_up_at_the_deadline() {
     let _inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
     let second = gate.enter(Allowed::LIVE, || Duration::from_millis(10));
     assert_eq!(second.map(drop), Err(Refused::Busy));
-    assert!(gate.look(Allowed::LIVE).is_ok(), "looking is possible beside it");
+    assert!(gate.enter_shared(Allowed::LIVE).is_ok(), "reader is possible beside it");
 }
 
 #[test]
-fn states_allow_what_they_should() {
+fn allowed_states_match_the_table() {
     let gate = Gate::default();
     gate.set(State::Revoked).expect("open");
     assert_eq!(gate.enter(Allowed::LIVE, || LONG).map(drop), Err(Refused::State(State::Revoked)));

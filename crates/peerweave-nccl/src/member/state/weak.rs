@@ -23,15 +23,15 @@ unsafe impl Sync for Guarded {}
 
 impl Guarded {
     fn use_it(&self) {
-        // SAFETY: whoever uses it is inside, or looks in.
+        // SAFETY: a thread that uses it is inside the gate, exclusively or as a reader.
         assert!(!unsafe { *self.1.get() }, "used after it was freed");
     }
 
-    /// As who aborts.
+    /// Aborts.
     fn end(&self, patience: Duration) {
         self.0.close(State::Aborted).expect("it was open");
         self.0.drain(patience);
-        // SAFETY: nobody is inside any more, or looks at the gate before it touches anything.
+        // SAFETY: no thread is inside any more, or it checks the gate before it touches anything.
         unsafe { *self.1.get() = true };
     }
 }
@@ -49,22 +49,22 @@ fn against_an_abort(patience: Duration, call: fn(&Guarded)) {
 const LONG: Duration = Duration::from_secs(3_600);
 
 #[test]
-fn plunging_meets_an_abort() {
+fn try_enter_blocking_races_with_abort() {
     against_an_abort(LONG, |shared| {
-        if let Some(_inside) = shared.0.plunge() {
+        if let Some(_inside) = shared.0.try_enter_blocking() {
             shared.use_it();
         }
     });
 }
 
 #[test]
-fn entering_and_diving_meets_an_abort() {
+fn enter_blocking_races_with_abort() {
     against_an_abort(LONG, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
-            && inside.dive().is_ok()
+            && inside.enter_blocking().is_ok()
         {
             shared.use_it();
-            inside.surface();
+            inside.leave_blocking();
             if !shared.0.is_closed() {
                 shared.use_it();
             }
@@ -73,33 +73,33 @@ fn entering_and_diving_meets_an_abort() {
 }
 
 #[test]
-fn looking_meets_an_abort() {
+fn shared_entry_races_with_abort() {
     against_an_abort(LONG, |shared| {
-        if let Ok(looking) = shared.0.look(Allowed::OPEN) {
+        if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();
-            let _ = looking.dive(|| shared.use_it());
+            let _ = reader.enter_blocking(|| shared.use_it());
         }
     });
 }
 
 #[test]
-fn revoking_meets_an_abort() {
+fn revoke_races_with_abort() {
     against_an_abort(LONG, |shared| {
-        if let Ok(looking) = shared.0.look(Allowed::OPEN)
+        if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN)
             && shared.0.set(State::Revoked).is_ok()
         {
-            let _ = looking.dive(|| shared.use_it());
+            let _ = reader.enter_blocking(|| shared.use_it());
         }
     });
 }
 
 #[test]
-fn surfacing_meets_an_abort_that_gave_up() {
+fn leave_blocking_after_abort_gave_up() {
     against_an_abort(Duration::ZERO, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
-            && inside.dive().is_ok()
+            && inside.enter_blocking().is_ok()
         {
-            inside.surface();
+            inside.leave_blocking();
             if !shared.0.is_closed() {
                 shared.use_it();
             }
@@ -108,13 +108,13 @@ fn surfacing_meets_an_abort_that_gave_up() {
 }
 
 #[test]
-fn two_calls_take_turns_and_see_what_the_other_did() {
+fn two_calls_exclude_and_see_each_other() {
     struct Counted(Gate, UnsafeCell<u32>);
     // SAFETY: shared is a cell that Miri watches; synchronised by the gate, which this test is
     // about.
     unsafe impl Sync for Counted {}
     fn call(shared: &Counted) -> u32 {
-        let Some(_inside) = shared.0.plunge() else { return 0 };
+        let Some(_inside) = shared.0.try_enter_blocking() else { return 0 };
         // SAFETY: this thread is inside, alone.
         unsafe { *shared.1.get() += 1 };
         1

@@ -1,4 +1,4 @@
-//! Threads that share a communicator, or the process: each gets its turn, and none another's.
+//! Threads that share a communicator, or the process: their calls exclude each other.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -39,7 +39,7 @@ fn threads_share_a_communicator() {
 }
 
 #[test]
-fn questions_of_several_threads_never_meet_a_call() {
+fn queries_of_several_threads_never_overlap_a_call() {
     // The fake ends the process where two threads are in calls on a communicator that does not
     // block.
     fakes(1).run(|| {
@@ -64,7 +64,7 @@ fn questions_of_several_threads_never_meet_a_call() {
 }
 
 #[test]
-fn who_listens_to_events_may_use_communicators() {
+fn tracing_subscriber_may_use_communicators() {
     struct Nosy;
     impl tracing::Subscriber for Nosy {
         fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
@@ -92,7 +92,7 @@ fn who_listens_to_events_may_use_communicators() {
 }
 
 #[test]
-fn who_waits_gets_the_turn_from_who_calls_again_and_again() {
+fn waiter_enters_before_a_caller_in_a_loop() {
     // A call asks for four statistics, and the next one comes at once.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=5").run(|| {
         let (comm, _) = alone();

@@ -1,4 +1,4 @@
-//! Ending in the background: what was dropped, and what `finalize` waits for.
+//! Teardown in the background: what was dropped, and what `finalize` waits for.
 //!
 //! What waits for NCCL without a limit of NCCL's own does so on a thread of its own.
 
@@ -24,19 +24,19 @@ pub(crate) fn count() -> usize {
     ENDING.load(Ordering::Acquire)
 }
 
-/// Ends in the background what was dropped. Never blocks, never panics: what cannot be ended is
-/// leaked.
-fn close_later(inner: &Inner, state: State) {
+/// Ends a dropped communicator in the background. Never blocks, never panics: one that cannot be
+/// ended is leaked.
+fn teardown_later(inner: &Inner, state: State) {
     if inner.nccl.not_forked("drop").is_err() {
         return;
     }
-    if Ending::of(inner, state, inner.deadline()).start().is_none() {
+    if Teardown::of(inner, state, inner.deadline()).start().is_none() {
         tracing::error!(communicator = %inner.name, "leaked: no thread to end it");
     }
 }
 
-/// What is needed to end a communicator that nobody uses any more.
-pub(super) struct Ending {
+/// What is needed to end a communicator that is not used any more.
+pub(super) struct Teardown {
     nccl: Nccl,
     handle: Handle,
     context: Arc<CudaContext>,
@@ -44,11 +44,11 @@ pub(super) struct Ending {
     state: State,
     deadline: Duration,
     /// Memory that peers reach until the communicator is freed: leaked if it cannot be.
-    parked: ManuallyDrop<Vec<Keep>>,
+    deferred: ManuallyDrop<Vec<Keep>>,
     is_freed: Arc<AtomicBool>,
 }
 
-impl Ending {
+impl Teardown {
     pub(super) fn of(inner: &Inner, state: State, deadline: Duration) -> Self {
         Self {
             nccl: inner.nccl,
@@ -57,13 +57,13 @@ impl Ending {
             name: Arc::clone(&inner.name),
             state,
             deadline,
-            parked: ManuallyDrop::new(inner.take_parked()),
+            deferred: ManuallyDrop::new(inner.take_deferred()),
             is_freed: Arc::clone(&inner.is_freed),
         }
     }
 
     pub(super) fn start(self) -> Option<Receiver<Result<(), NcclError>>> {
-        in_the_background("peerweave-end", move || {
+        spawn_background("peerweave-end", move || {
             let start = Instant::now();
             let abort = || abort_handle(self.nccl, self.handle, &self.context, Some(&self.name));
             let finalized = if self.state == State::Live { self.finalize(start) } else { Ok(()) };
@@ -76,7 +76,7 @@ impl Ending {
             };
             if freed.is_ok() {
                 self.is_freed.store(true, Ordering::Release);
-                drop(ManuallyDrop::into_inner(self.parked));
+                drop(ManuallyDrop::into_inner(self.deferred));
             }
             let ended = finalized.and(freed);
             if let Err(error) = &ended {
@@ -92,7 +92,7 @@ impl Ending {
         let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
         // A blocking communicator would keep this thread forever where a peer is gone, so another
         // one calls.
-        let called = in_the_background("peerweave-finalize", move || {
+        let called = spawn_background("peerweave-finalize", move || {
             let _ = set_current(&context);
             // SAFETY: the gate is closed, and this is the only use of the handle until it returns
             // or is aborted.
@@ -111,7 +111,7 @@ impl Ending {
             }
             Some(Ok(code)) => code,
             Some(Err(RecvTimeoutError::Timeout)) => Err(self.late(start)),
-            Some(Err(RecvTimeoutError::Disconnected)) | None => Err(no_thread(CALL)),
+            Some(Err(RecvTimeoutError::Disconnected)) | None => Err(no_thread_error(CALL)),
         };
         match state {
             Ok(ncclResult_t::ncclSuccess) => Ok(()),
@@ -122,8 +122,8 @@ impl Ending {
 
     fn destroy(&self) -> Result<(), NcclError> {
         let _ = set_current(&self.context);
-        // SAFETY: the gate is closed and drained by being dropped or by `finalize`, nobody else
-        // frees the handle, and nothing is in flight.
+        // SAFETY: the gate is closed and drained by being dropped or by `finalize`, the handle is
+        // freed only here, and nothing is in flight.
         let code = self.nccl.code("ncclCommDestroy", |api| unsafe { api.ncclCommDestroy(self.handle.get()) })?;
         match code {
             ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
@@ -146,13 +146,13 @@ impl Ending {
 }
 
 #[cold]
-pub(crate) fn no_thread(call: &'static str) -> NcclError {
-    NcclError::misuse(call, MisuseKind::Context { why: "the system gives no more threads, and it needs one" })
+pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
+    NcclError::misuse(call, MisuseKind::Context { why: "the system has no thread for it; raise the limit of threads" })
 }
 
-/// Runs something on a thread of its own, and counts it until it is done. `None` if there is no
-/// thread.
-pub(super) fn in_the_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
+/// Runs `work` on a separate thread, and counts it until it is done. Returns `None` if the system
+/// has no thread for it.
+pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
     struct Counted;
     impl Drop for Counted {
         fn drop(&mut self) {
@@ -166,15 +166,15 @@ pub(super) fn in_the_background<R: Send + 'static>(name: &str, work: impl FnOnce
         let done = work();
         // Before the answer: the caller that has it sees that nothing is being ended any more.
         drop(counted);
-        // Who asked may have given up.
+        // The receiver may have given up.
         let _ = sender.send(done);
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
-/// Does something inside a communicator's gate, for a destructor: now if it is free, on another
-/// thread if it is busy, not at all if there is nothing left to do it to.
-pub(crate) fn when_possible(
+/// Runs `work` inside a communicator's gate, for a destructor: now if the gate is free, on another
+/// thread if it is busy, not at all if the communicator was freed.
+pub(crate) fn run_or_defer(
     inner: Arc<Inner>,
     allowed: Allowed,
     patience: Duration,
@@ -182,7 +182,7 @@ pub(crate) fn when_possible(
 ) {
     // What is freed meanwhile takes everything with it.
     fn free(inner: &Inner, inside: &Inside<'_>, work: impl FnOnce(&Inner) -> Result<(), NcclError>) {
-        if inside.dive().is_ok()
+        if inside.enter_blocking().is_ok()
             && let Err(error) = work(inner)
         {
             tracing::warn!(%error, "while something was freed");
@@ -196,7 +196,7 @@ pub(crate) fn when_possible(
         Err(Refused::State(_)) => return,
         Err(Refused::Busy) => {}
     }
-    drop(in_the_background("peerweave-free", move || {
+    drop(spawn_background("peerweave-free", move || {
         let _ = set_current(&inner.context);
         if let Ok(inside) = inner.gate.enter(allowed, || inner.deadline()) {
             free(&inner, &inside, work);
@@ -210,14 +210,14 @@ impl Drop for Inner {
         if self.nccl.not_forked("drop").is_err() {
             return;
         }
-        // Nobody is inside: entering borrows what is dropped here.
+        // No thread is inside: entering borrows what is dropped here.
         let state = self.gate.state();
         if self.gate.close(State::Finalized).is_ok() {
-            close_later(self, state);
+            teardown_later(self, state);
         } else if !self.is_freed.load(Ordering::Acquire) {
             // An abort that NCCL refused: the communicator lives, and with it what peers reach
             // through it.
-            std::mem::forget(self.take_parked());
+            std::mem::forget(self.take_deferred());
         }
     }
 }

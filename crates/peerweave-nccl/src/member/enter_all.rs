@@ -1,6 +1,6 @@
-//! The turns of several communicators at once, for calls that NCCL gets together.
+//! Entering the gates of several communicators, for calls that NCCL gets together.
 //!
-//! One turn is `state.rs`. Invariant: turns are taken in one order in the whole process, so that
+//! One gate is `state.rs`. Invariant: gates are entered in one order in the whole process, so that
 //! two threads cannot wait for each other.
 
 use std::ops::Deref;
@@ -10,14 +10,14 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::Inner;
 use crate::member::state::{Allowed, Inside};
 
-/// Communicators that this thread is inside of, each once.
-pub(crate) enum Turns<'a> {
-    /// Most often; a list of one would be an allocation.
+/// The communicators whose gates this thread has entered, each once.
+pub(crate) enum Entered<'a> {
+    /// The common case; a list of one would be an allocation.
     One([(&'a Arc<Inner>, Inside<'a>); 1]),
     Many(Vec<(&'a Arc<Inner>, Inside<'a>)>),
 }
 
-impl<'a> Turns<'a> {
+impl<'a> Entered<'a> {
     pub(crate) fn into_vec(self) -> Vec<(&'a Arc<Inner>, Inside<'a>)> {
         match self {
             Self::One(one) => one.into(),
@@ -26,7 +26,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-impl<'a> Deref for Turns<'a> {
+impl<'a> Deref for Entered<'a> {
     type Target = [(&'a Arc<Inner>, Inside<'a>)];
 
     fn deref(&self) -> &Self::Target {
@@ -37,7 +37,7 @@ impl<'a> Deref for Turns<'a> {
     }
 }
 
-/// Goes into several gates.
+/// Enters several gates.
 ///
 /// # Errors
 /// As [`Inner::enter`]; [`NcclError::Misuse`] unless all are of one library, and all blocking or
@@ -46,13 +46,13 @@ pub(crate) fn enter_all<'a>(
     call: &'static str,
     allowed: Allowed,
     mut communicators: impl Iterator<Item = &'a Arc<Inner>> + Clone,
-) -> Result<Turns<'a>, NcclError> {
+) -> Result<Entered<'a>, NcclError> {
     let rest = communicators.clone();
-    let Some(first) = communicators.next() else { return Ok(Turns::Many(Vec::new())) };
+    let Some(first) = communicators.next() else { return Ok(Entered::Many(Vec::new())) };
     if communicators.all(|inner| Arc::ptr_eq(inner, first)) {
-        return Ok(Turns::One([(first, first.enter(call, allowed)?)]));
+        return Ok(Entered::One([(first, first.enter(call, allowed)?)]));
     }
-    enter_many(call, allowed, rest.collect()).map(Turns::Many)
+    enter_many(call, allowed, rest.collect()).map(Entered::Many)
 }
 
 fn enter_many<'a>(
@@ -70,7 +70,7 @@ fn enter_many<'a>(
             return Err(NcclError::misuse(call, MisuseKind::WrongLibrary { what: "a communicator", found, expected }));
         }
         if first.blocking != inner.blocking {
-            let why = "NCCL wants them all blocking or all non-blocking";
+            let why = "expected all blocking or all non-blocking";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "the communicators", why }));
         }
         inside.push((inner, inner.enter(call, allowed)?));
