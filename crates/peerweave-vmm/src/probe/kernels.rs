@@ -27,7 +27,7 @@ struct Module(CUmodule);
 
 // SAFETY: the shared value is a handle of the driver, whose functions may be called from any
 // thread. Ownership synchronises: `Kernels` owns it and passes it once to the thread that unloads.
-// The program examples/check_vmm.rs would catch a violation on GPUs in the test of the probe, which
+// The program tools/peerweave-check would catch a violation on GPUs in the test of the probe, which
 // another thread unloads; the fake driver has no kernels.
 unsafe impl Send for Module {}
 

@@ -1,8 +1,7 @@
-//! Checks NVSHMEM on the GPUs of this machine:
-//! `check_nvshmem [--pes N] [--only PART | --fault FAULT]`.
+//! Checks NVSHMEM: `check nvshmem [--pes N] [--only PART | --fault FAULT]`.
 //!
 //! Starts one process for each GPU; or is one PE of a job that a launcher started, as
-//! `peerweave run -n 4 -- check_nvshmem` does. The parts are `operations` (every operation for
+//! `peerweave run -n 4 -- check nvshmem` does. The parts are `operations` (every operation for
 //! every element type, on every kind of team, compared with what the host computes), `blocking`
 //! (what the host waits for), `ordering` (a team's collectives on several streams and threads),
 //! `mistakes` (each is a typed error), `outside` (memory that is not NVSHMEM's own) and `lifetimes`
@@ -10,10 +9,9 @@
 //!
 //! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (one that is
 //! killed), `no-library` and `no-plugins` (on the last PE alone). There the check is that every
-//! other PE gets an error that says what happened, in time. The last line is `OK n checks` or
-//! `FAILED ...`, of one PE `PE 0: OK n checks` or `FAILED PE 0: ...`; the exit status says the
-//! same. No wait is longer than 20 seconds. Multicast is switched off whatever the environment
-//! says.
+//! other PE gets an error that says what happened, in time. The last line of one PE is
+//! `PE 0: OK n checks` or `FAILED PE 0: ...`. No wait is longer than 20 seconds. Multicast is off
+//! whatever the environment says.
 //!
 //! Before the last line comes a table of the parts: how many PEs passed, how much they checked, and
 //! how long the slowest took. The whole ends after 400 seconds, whatever hangs.
@@ -26,18 +24,17 @@ mod ordering;
 mod outside;
 mod scenarios;
 
-use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
-use peerweave_bootstrap::{Endpoint, Job, Launcher, Options, Rendezvous, Server, ServerOptions, Token};
+use clap::Args;
+use peerweave_bootstrap::{Job, Launcher, Options, Rendezvous};
 use peerweave_driver::Driver;
 use peerweave_nvshmem::{Context, Nvshmem, NvshmemError, PreflightError, Settings};
 
-pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+use crate::table::Table;
+use crate::{Failure, launch};
 
 /// The longest wait.
 const WAIT: Duration = Duration::from_secs(20);
@@ -50,56 +47,21 @@ const OK: &str = "OK ";
 /// The option by which a PE asks where the library is.
 const WHERE: &str = "where";
 
-/// Checks NVSHMEM on the GPUs of this machine, with a process for each GPU, or as one PE of a
-/// launcher's job.
-///
-/// The last line is `OK n checks` or `FAILED ...`, and the exit status says the same. Multicast is
-/// switched off.
-#[derive(Parser)]
-#[command(max_term_width = 110)]
-struct Asked {
+/// The options of `check nvshmem`. Multicast is switched off.
+#[derive(Args)]
+pub(crate) struct Arguments {
     /// How many processes to start; default: one for each GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pes: Option<u32>,
     /// Run this part alone
     #[arg(long, value_name = "PART", value_parser = PARTS)]
     only: Option<String>,
-    /// Make this go wrong on the last PE, and check what the others are told
+    /// Make this go wrong on the last PE, and check the errors of the others
     #[arg(long, value_name = "FAULT", value_parser = FAULTS, conflicts_with = "only")]
     fault: Option<String>,
     /// Print where the library is. A PE that must not load it asks so.
     #[arg(long = WHERE, hide = true)]
     place: bool,
-}
-
-fn main() -> ExitCode {
-    let asked = Asked::parse();
-    if asked.place {
-        let Ok(library) = Nvshmem::load() else { return ExitCode::FAILURE };
-        println!("{}", library.path().display());
-        return ExitCode::SUCCESS;
-    }
-    end_after(WHOLE_RUN + WAIT);
-    match run(&asked) {
-        Ok(line) => {
-            println!("{line}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            println!("FAILED {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Ends this process after so long, whatever hangs.
-fn end_after(longest: Duration) {
-    std::thread::spawn(move || {
-        std::thread::sleep(longest);
-        println!("FAILED not done after {longest:?}");
-        // SAFETY: it only ends the process.
-        unsafe { libc::_exit(1) }
-    });
 }
 
 /// What a PE says of a part that it has passed.
@@ -123,23 +85,26 @@ impl Passed {
 
     /// The parts in their order, each with how many PEs passed it.
     fn print(all: &[Self]) {
-        if all.is_empty() {
-            return;
-        }
-        println!("{:<12} {:>4} {:>8} {:>9}", "part", "PEs", "checks", "seconds");
+        let mut table = Table::new(&["part", "PEs", "checks", "seconds"]);
         for part in PARTS {
             let of_part: Vec<&Self> = all.iter().filter(|passed| passed.part == part).collect();
-            let (checks, slowest) = (of_part.iter().map(|passed| passed.checks), of_part.iter().map(|passed| passed.seconds));
             if !of_part.is_empty() {
-                println!("{part:<12} {:>4} {:>8} {:>9.1}", of_part.len(), checks.sum::<usize>(), slowest.fold(0.0, f64::max));
+                let checks: usize = of_part.iter().map(|passed| passed.checks).sum();
+                let slowest = of_part.iter().map(|passed| passed.seconds).fold(0.0, f64::max);
+                table.row([part.to_owned(), of_part.len().to_string(), checks.to_string(), format!("{slowest:.1}")]);
             }
         }
+        table.print();
     }
 }
 
-/// As one PE where a launcher started this process, otherwise as the launcher of all. Gives the
-/// last line.
-fn run(asked: &Asked) -> Result<String, Failure> {
+/// Runs the part: as one PE if a launcher started this process, otherwise as the launcher of all.
+/// Returns the last line.
+pub(crate) fn run(asked: &Arguments) -> Result<String, Failure> {
+    if asked.place {
+        return Ok(Nvshmem::load()?.path().display().to_string());
+    }
+    launch::end_after(WHOLE_RUN + WAIT);
     let job = Job::from_env()?;
     if job.launcher == Launcher::Single {
         return Ok(format!("OK {} checks", parent(asked)?));
@@ -154,67 +119,23 @@ fn done(job: &Job, checks: usize) -> String {
 }
 
 /// Starts the PEs and adds up what they checked.
-fn parent(asked: &Asked) -> Result<usize, Failure> {
+fn parent(asked: &Arguments) -> Result<usize, Failure> {
     let driver = Driver::get()?;
     let n_pes = asked.pes.unwrap_or(driver.device_count()? as u32);
     println!("driver for CUDA {}, {} devices, {n_pes} PEs", driver.version()?, driver.device_count()?);
-    let token = Token::random()?;
-    let server = Server::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
-    let program = std::env::current_exe()?;
-    let mut children = Children(Vec::new());
-    let mut readers = Vec::new();
-    for pe in 0..n_pes {
-        let job = Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
-        let mut command = Command::new(&program);
-        let mut child = command.args(std::env::args().skip(1)).envs(job.to_vars()).stdout(Stdio::piped()).spawn()?;
-        let output = BufReader::new(child.stdout.take().ok_or("a child without output")?);
-        readers.push(std::thread::spawn(move || {
-            let (mut checks, mut passed) = (0, Vec::new());
-            for line in output.lines().map_while(Result::ok) {
-                let number = line.split_once(OK).and_then(|(_, rest)| rest.strip_suffix(" checks")?.parse::<usize>().ok());
-                match (number, Passed::read(&line)) {
-                    (Some(number), _) => checks += number,
-                    (None, Some(part)) => passed.push(part),
-                    (None, None) => println!("{line}"),
-                }
-            }
-            (checks, passed)
-        }));
-        children.0.push(child);
-    }
-    let start = Instant::now();
-    let mut failed = Vec::new();
-    for (pe, child) in children.0.iter_mut().enumerate() {
-        loop {
-            if let Some(status) = child.try_wait()? {
-                let victim = asked.fault.as_deref() == Some("killed") && pe == n_pes as usize - 1;
-                if !status.success() && !victim {
-                    failed.push(format!("PE {pe}: {status}"));
-                }
-                break;
-            }
-            if start.elapsed() > WHOLE_RUN {
-                return Err(format!("PE {pe} was not done after {WHOLE_RUN:?}").into());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-    let read: Vec<_> = readers.into_iter().filter_map(|reader| reader.join().ok()).collect();
-    let checks = read.iter().map(|(checks, _)| checks).sum();
-    Passed::print(&read.into_iter().flat_map(|(_, passed)| passed).collect::<Vec<_>>());
+    let ended = launch::processes(n_pes, WHOLE_RUN, |line| Passed::read(line).is_some() || checks_of(line).is_some())?;
+    let lines: Vec<&String> = ended.iter().flat_map(|ended| &ended.kept).collect();
+    Passed::print(&lines.iter().filter_map(|line| Passed::read(line)).collect::<Vec<_>>());
+    let is_victim = |pe: usize| asked.fault.as_deref() == Some("killed") && pe + 1 == n_pes as usize;
+    let failed = ended.iter().enumerate().filter(|(pe, ended)| !ended.status.success() && !is_victim(*pe));
+    let failed: Vec<_> = failed.map(|(pe, ended)| format!("PE {pe}: {}", ended.status)).collect();
+    let checks = lines.iter().filter_map(|line| checks_of(line)).sum();
     if failed.is_empty() { Ok(checks) } else { Err(failed.join(", ").into()) }
 }
 
-/// Processes that do not outlive this one's interest in them.
-struct Children(Vec<Child>);
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+/// Returns the number of checks in the last line of a PE.
+fn checks_of(line: &str) -> Option<usize> {
+    line.split_once(OK).and_then(|(_, rest)| rest.strip_suffix(" checks")?.parse().ok())
 }
 
 fn settings() -> Settings {
@@ -226,7 +147,7 @@ fn settings() -> Settings {
 }
 
 /// One PE. Gives how much it checked.
-fn as_pe(asked: &Asked, job: &Job) -> Result<usize, Failure> {
+fn as_pe(asked: &Arguments, job: &Job) -> Result<usize, Failure> {
     let with_pe = |error: Failure| -> Failure { format!("{}: {error}", job.pe).into() };
     let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: WAIT, ..Options::default() })?);
     if let Some(fault) = &asked.fault {
@@ -281,7 +202,7 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
         let (start, before) = (Instant::now(), checks.count());
         run(&mut checks).map_err(|error| format!("in {part}: {error}"))?;
         Passed::say(part, checks.count() - before, start.elapsed());
-        // One mistake leaves memory that nobody may free, on purpose.
+        // One mistake leaves memory that must not be freed, on purpose.
         left += usize::from(part == "mistakes");
     }
     count += checks.finish()?;
@@ -304,7 +225,8 @@ fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
             // The library alone, without what should lie beside it.
             let alone = std::env::temp_dir().join(format!("check-nvshmem-{}-{}", std::process::id(), job.pe.get()));
             std::fs::create_dir_all(&alone)?;
-            let finder = std::process::Command::new(std::env::current_exe()?).arg(format!("--{WHERE}")).output()?;
+            let finder =
+                std::process::Command::new(std::env::current_exe()?).args(["nvshmem", &format!("--{WHERE}")]).output()?;
             let library = String::from_utf8(finder.stdout)?;
             std::fs::copy(library.trim(), alone.join("libnvshmem_host.so.3"))?;
             alone

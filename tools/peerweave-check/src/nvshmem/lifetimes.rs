@@ -7,8 +7,9 @@ use peerweave_bootstrap::{Job, Rendezvous};
 use peerweave_nvshmem::{Context, DeadState, MisuseKind, NvshmemError, Status, TeamConfig};
 use peerweave_types::Pe;
 
-use crate::scenarios::Checks;
-use crate::{Failure, settings};
+use crate::Failure;
+use crate::nvshmem::scenarios::Checks;
+use crate::nvshmem::settings;
 
 /// Gives how much was checked.
 pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure> {
@@ -36,7 +37,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     let (found, previous) = (orphan.to_vec(&stream)?, checks.previous());
     checks.same("an orphan", &found[8..], |_| previous);
     count += checks.finish()?;
-    // The last PE has a handle of it still: nobody ends NVSHMEM, and all are told.
+    // The last PE still has a handle of it: NVSHMEM is not ended, and every PE gets an error.
     let kept = (pe + 1 == n).then(|| orphan.clone());
     drop(orphan);
     let refused = context.finalize();
@@ -112,8 +113,8 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     let last = if checks.pe().is_multiple_of(2) { teams.remove(0) } else { teams.remove(1) };
     drop(last);
     drop(teams);
-    // Freeing asks for the same memory on every PE: here it is not, so nobody frees, and both are
-    // parked.
+    // Freeing requires the same memory on every PE: here it differs, so no PE frees, and both are
+    // deferred.
     let error = if checks.pe() == 0 { context.free(apart).err() } else { context.free(orphan.clone()).err() };
     if checks.n() > 1 {
         let told = matches!(&error, Some(NvshmemError::Disagree(_) | NvshmemError::Misuse(_)));

@@ -11,7 +11,7 @@ use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Signal, Strides, Symm
 use peerweave_types::{AtomicInteger, Compare, F8E4M3, F8E5M2, Pe, Rank, ReduceOp, SignalOp};
 
 use crate::Failure;
-use crate::oracle::{Reduce, Sample};
+use crate::nvshmem::oracle::{Reduce, Sample};
 
 /// Odd on purpose: nothing may rely on round numbers.
 const COUNT: usize = 1003;
@@ -54,7 +54,7 @@ impl<'a> Checks<'a> {
         (self.pe() + self.n() - 1) % self.n()
     }
 
-    /// Everybody is here, and what was put is seen.
+    /// Every PE is here, and all puts are visible.
     pub(crate) fn barrier(&self) -> Result<(), Failure> {
         Ok(self.world.barrier(&self.stream)?)
     }
@@ -84,7 +84,7 @@ impl<'a> Checks<'a> {
         self.check("refused", right, || format!("{what}: {error:?}"));
     }
 
-    /// Prints what everybody found, and gives how many checks this PE made.
+    /// Prints the failures of every PE, and returns how many checks this PE made.
     pub(crate) fn finish(self) -> Result<usize, Failure> {
         let table =
             self.counts.iter().map(|(name, (right, wrong))| format!("{name}={right}/{wrong}")).collect::<Vec<_>>().join("\n");
@@ -133,7 +133,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     words::<u32>(checks)?;
     words::<i64>(checks)?;
     words::<u64>(checks)?;
-    // Symmetric memory is everybody's: teams use what all have allocated.
+    // Symmetric memory belongs to all PEs: teams use memory that all have allocated.
     let pool = Pool {
         source: checks.context.alloc(COUNT * checks.n() as usize)?,
         target: checks.context.alloc(COUNT * checks.n() as usize)?,
@@ -142,7 +142,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
         if let Some(team) = &team {
             on_team(checks, team, &pool).map_err(|error| format!("on {name}, {team:?}: {error}"))?;
         }
-        // Who is not in the team waits for those who are.
+        // A PE that is not in the team waits for those that are.
         checks.world.barrier_blocking()?;
         if let Some(team) = team.filter(|team| team.kind() == peerweave_nvshmem::TeamKind::Made) {
             team.destroy()?;
@@ -250,7 +250,7 @@ fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, n) = (checks.context, Arc::clone(&checks.stream), checks.n());
     let word = context.alloc_zeroed::<u64>(1)?;
     checks.barrier()?;
-    // Everybody adds to everybody's.
+    // Every PE adds to every PE's word.
     for pe in 0..n {
         context.signal(&Signal { word: &word, value: 10 + u64::from(checks.pe()), op: SignalOp::Add }, Pe::new(pe), &stream)?;
     }
@@ -282,7 +282,7 @@ fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Words of one type: waiting for them, and the atomics that there are.
+/// Words of one type: waiting for them, and their atomics.
 fn words<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let words = context.alloc_zeroed::<T>(3)?;

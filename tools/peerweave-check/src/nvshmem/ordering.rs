@@ -6,9 +6,9 @@ use std::sync::Arc;
 use peerweave_types::{Pe, ReduceOp};
 
 use crate::Failure;
-use crate::scenarios::Checks;
+use crate::nvshmem::scenarios::Checks;
 
-/// How often two streams take turns.
+/// How often two streams alternate.
 const ROUNDS: u32 = 50;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {

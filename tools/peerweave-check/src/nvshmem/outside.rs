@@ -9,7 +9,7 @@ use peerweave_types::ReduceOp;
 use peerweave_vmm::{Exportable, Granularity, MappedMemory, PhysicalMemory, Reservation, Rights};
 
 use crate::Failure;
-use crate::scenarios::Checks;
+use crate::nvshmem::scenarios::Checks;
 
 /// Elements that are looked at.
 const COUNT: usize = 1003;
@@ -41,7 +41,7 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
             return Ok(());
         }
     };
-    // It is kept by the buffer: nobody here has the memory any more.
+    // The buffer keeps it alive: no other handle exists.
     let (low, high) = (whole.slice(0..COUNT)?, whole.slice(COUNT..2 * COUNT)?);
     let number = |pe: u32, index: usize| pe * 10_000 + index as u32;
     low.copy_from(&stream, &(0..COUNT).map(|index| number(checks.pe(), index)).collect::<Vec<_>>())?;
@@ -70,8 +70,8 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
             checks.check("register_symmetric_near", !can && matches!(error, NvshmemError::Unsupported(_)), || error.to_string())
         }
     }
-    // One PE has what can be made symmetric, and the others other memory, or a part: nobody
-    // registers, and NVSHMEM, which would be without a heap, is not asked.
+    // One PE has memory that can be made symmetric, and the others have other memory, or a part: no
+    // PE registers, and NVSHMEM, which would be without a heap, is not called.
     let small = DeviceMemory::<u32>::from_slice(&stream, &[0; 256])?;
     if n > 1 && checks.pe() == 0 {
         let differ = context.register_symmetric(&shareable(checks)?).map(drop);

@@ -10,7 +10,7 @@ use peerweave_nvshmem::{
 use peerweave_types::{Compare, Pe, Rank, ReduceOp, SignalOp};
 
 use crate::Failure;
-use crate::scenarios::Checks;
+use crate::nvshmem::scenarios::Checks;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let buffer = checks.context.alloc_zeroed::<f32>(8)?;
@@ -248,11 +248,12 @@ fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let large = context.alloc::<u64>(usize::MAX / 4);
     checks.check("too large", matches!(large, Err(NvshmemError::Cuda(DriverError::TooLarge { .. }))), || format!("{large:?}"));
     if checks.n() > 1 {
-        // Nobody calls NVSHMEM where the PEs differ, so that its heaps stay alike.
+        // NVSHMEM is not called where the PEs differ, so that its heaps stay alike.
         let differ = context.alloc::<u8>(100 + checks.pe() as usize);
         checks.check("disagree", matches!(differ, Err(NvshmemError::Disagree(_))), || format!("{differ:?}"));
     }
-    // One PE has another handle: nobody frees it, and every PE is told. It is freed at the end.
+    // One PE has another handle: no PE frees it, and every PE gets an error. It is freed at the
+    // end.
     let shared = context.alloc::<u8>(64)?;
     let second = (checks.pe() == 0).then(|| shared.clone());
     let refused = context.free(shared);

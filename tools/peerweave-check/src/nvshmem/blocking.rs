@@ -7,8 +7,8 @@ use peerweave_nvshmem::{Context, NvshmemError, Strides};
 use peerweave_types::{AtomicInteger, Compare, F8E4M3};
 
 use crate::Failure;
-use crate::oracle::{Reduce, Sample};
-use crate::scenarios::Checks;
+use crate::nvshmem::oracle::{Reduce, Sample};
+use crate::nvshmem::scenarios::Checks;
 
 /// Odd on purpose.
 const COUNT: usize = 301;

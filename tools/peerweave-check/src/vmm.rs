@@ -1,20 +1,19 @@
-//! Checks shared GPU memory on the GPUs of this machine: `check_vmm [--pes N] [--threads] [--kill]
-//! [--ipc] [--fabric] [--rounds N]`.
+//! Checks shared GPU memory: `check vmm [--pes N] [--threads] [--kill] [--ipc] [--fabric]
+//! [--rounds N]`.
 //!
 //! N processes (or threads) map one heap all to all; every pair is written and read with patterns;
-//! the heap grows; many rounds of allocation leave no memory behind. The line `way: ...` says how
-//! the memory really went from one PE to the others; with `--fabric` it holds `FELL BACK` and the
-//! reason where fabric handles are not to be had. With `--kill` one process is killed while its
-//! memory is mapped, and the others must get an error that names it. Before the last line, `OK ...`
-//! or `FAILED ...`, comes a table of PE 0's steps. No wait is longer than 20 seconds, and the whole
+//! the heap grows; many rounds of allocation leave no memory behind. The line `way: ...` names the
+//! transport that the memory really uses; with `--fabric` it holds `FELL BACK` and the reason where
+//! fabric handles are not available. With `--kill` one process is killed while its memory is
+//! mapped, and the others must get an error that names it. Before the last line, `OK ...` or
+//! `FAILED ...`, comes a table of PE 0's steps. No wait is longer than 20 seconds, and the whole
 //! ends after 260 seconds. Multicast objects are never touched.
 
-use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
-use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
+use clap::Args;
+use peerweave_bootstrap::{Job, Options, Rendezvous};
 use peerweave_driver::{CudaContext, CudaStream, Driver};
 use peerweave_types::Pe;
 use peerweave_vmm::probe::{Method, Moved, Probe};
@@ -23,7 +22,9 @@ use peerweave_vmm::{
     SymmetricMemory, VmmError, Way, peer,
 };
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+use crate::table::Table;
+use crate::{Failure, launch};
+
 /// Does something so many times.
 type Rounds = fn(&Pes, usize) -> Result<(), Failure>;
 
@@ -31,20 +32,14 @@ type Rounds = fn(&Pes, usize) -> Result<(), Failure>;
 const WAIT: Duration = Duration::from_secs(20);
 /// After this the parent ends everything.
 const WHOLE_RUN: Duration = Duration::from_secs(240);
-/// Tells a child that it is one.
-const CHILD: &str = "PEERWEAVE_CHECK_CHILD";
 const MIB: usize = 1 << 20;
 /// One piece of the driver's own: a leak of any kind that is looked for here would be as much in
 /// every round.
 const MOST_KEPT: i64 = 2 << 20;
 
-/// Checks shared GPU memory on the GPUs of this machine, between processes or threads.
-///
-/// The last line is `OK ...` or `FAILED ...`, and the exit status says the same. Multicast objects
-/// are never touched.
-#[derive(Clone, Debug, Parser)]
-#[command(max_term_width = 110)]
-struct Plan {
+/// The options of `check vmm`. Multicast objects are never touched.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Arguments {
     /// How many PEs; default: one for each GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pes: Option<u32>,
@@ -66,41 +61,15 @@ struct Plan {
     rounds: u32,
 }
 
-fn main() -> ExitCode {
-    let plan = Plan::parse();
-    end_after(WHOLE_RUN + WAIT);
-    if std::env::var_os(CHILD).is_some() {
-        let outcome = Job::from_env().map_err(Failure::from).and_then(|job| {
-            let pe = job.pe;
-            self::pe(&job, &plan).map_err(|error| format!("{pe}: {error}").into())
-        });
-        return match outcome {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error}");
-                ExitCode::FAILURE
-            }
-        };
+/// Runs the part; returns the last line.
+pub(crate) fn run(plan: &Arguments) -> Result<String, Failure> {
+    launch::end_after(WHOLE_RUN + WAIT);
+    if !launch::is_pe() {
+        return parent(plan).map(|done| format!("OK {done}"));
     }
-    match parent(&plan) {
-        Ok(told) => {
-            println!("OK {told}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            println!("FAILED {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Ends this process after so long, whatever hangs.
-fn end_after(longest: Duration) {
-    std::thread::spawn(move || {
-        std::thread::sleep(longest);
-        println!("FAILED not done after {longest:?}");
-        std::process::exit(1);
-    });
+    let job = Job::from_env()?;
+    pe(&job, plan).map_err(|error| format!("{}: {error}", job.pe))?;
+    Ok(format!("{}: done", job.pe))
 }
 
 /// The steps of a PE, each with how long it took.
@@ -116,14 +85,16 @@ impl Steps {
     }
 
     fn print(&self) {
-        println!("{:<32} {:>9}  result", "step", "seconds");
+        let mut table = Table::new(&["step", "seconds", "result"]);
         for (what, took, passed) in &self.0 {
-            println!("{what:<32} {:>9.1}  {}", took.as_secs_f64(), if *passed { "OK" } else { "FAILED" });
+            let result = if *passed { "OK" } else { "FAILED" };
+            table.row([(*what).to_owned(), format!("{:.1}", took.as_secs_f64()), result.to_owned()]);
         }
+        table.print();
     }
 }
 
-impl Plan {
+impl Arguments {
     fn sharing(&self) -> Sharing {
         match (self.ipc, self.fabric) {
             (true, _) => Sharing::Ipc,
@@ -134,7 +105,7 @@ impl Plan {
 }
 
 /// Starts the PEs and waits for them.
-fn parent(plan: &Plan) -> Result<String, Failure> {
+fn parent(plan: &Arguments) -> Result<String, Failure> {
     // Asks the driver without making a context: the memory that one takes is the children's.
     let matrix = PeerMatrix::look()?;
     let n_pes = plan.pes.unwrap_or(matrix.devices.len() as u32);
@@ -147,11 +118,9 @@ fn parent(plan: &Plan) -> Result<String, Failure> {
             device.ordinal, device.name, device.pci_address, device.vmm, device.exportable
         );
     }
-    let token = Token::random()?;
-    let server = Server::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
-    let jobs: Vec<Job> = (0..n_pes).map(|pe| Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token)).collect();
     let start = Instant::now();
     if plan.threads {
+        let (_server, jobs) = launch::jobs(n_pes)?;
         let outcomes: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
             let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(move || pe(job, plan))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a panic".into()))).collect()
@@ -160,47 +129,21 @@ fn parent(plan: &Plan) -> Result<String, Failure> {
             outcome.map_err(|error| format!("PE {pe}: {error}"))?;
         }
     } else {
-        processes(&jobs, plan)?;
+        processes(n_pes, plan)?;
     }
     let kind = if plan.threads { "threads" } else { "processes" };
     let what = if plan.kill { ", the last one killed" } else { "" };
     Ok(format!("{n_pes} {kind}{what}, {:.1?}", start.elapsed()))
 }
 
-fn processes(jobs: &[Job], plan: &Plan) -> Result<(), Failure> {
-    struct Children(Vec<Child>);
-    impl Drop for Children {
-        fn drop(&mut self) {
-            for child in &mut self.0 {
-                let _ = child.kill();
-                let _ = child.wait();
-            }
-        }
-    }
-    let program = std::env::current_exe()?;
-    let mut children = Children(Vec::new());
-    for job in jobs {
-        children.0.push(Command::new(&program).args(std::env::args_os().skip(1)).env(CHILD, "1").envs(job.to_vars()).spawn()?);
-    }
-    let start = Instant::now();
-    let mut ended = vec![None; jobs.len()];
-    while ended.iter().any(Option::is_none) {
-        if start.elapsed() > WHOLE_RUN {
-            return Err(format!("did not end within {WHOLE_RUN:?}").into());
-        }
-        for (child, ended) in children.0.iter_mut().zip(&mut ended) {
-            if ended.is_none() {
-                *ended = child.try_wait()?;
-            }
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    for (pe, status) in ended.iter().flatten().enumerate() {
-        let killed = plan.kill && pe + 1 == jobs.len();
-        match (status.success(), killed) {
+fn processes(n_pes: u32, plan: &Arguments) -> Result<(), Failure> {
+    let ended = launch::processes(n_pes, WHOLE_RUN, |line| line.ends_with(": done"))?;
+    for (pe, ended) in ended.iter().enumerate() {
+        let killed = plan.kill && pe + 1 == n_pes as usize;
+        match (ended.status.success(), killed) {
             (true, false) | (false, true) => {}
             (true, true) => return Err("the PE that was to be killed ended in order".into()),
-            (false, false) => return Err(format!("PE {pe}: {status}").into()),
+            (false, false) => return Err(format!("PE {pe}: {}", ended.status).into()),
         }
     }
     Ok(())
@@ -237,7 +180,7 @@ fn soon() -> Instant {
 }
 
 /// One PE.
-fn pe(job: &Job, plan: &Plan) -> Result<(), Failure> {
+fn pe(job: &Job, plan: &Arguments) -> Result<(), Failure> {
     let mut steps = Steps::default();
     let outcome = walk(job, plan, &mut steps);
     if job.pe.get() == 0 {
@@ -246,7 +189,7 @@ fn pe(job: &Job, plan: &Plan) -> Result<(), Failure> {
     outcome
 }
 
-fn walk(job: &Job, plan: &Plan, steps: &mut Steps) -> Result<(), Failure> {
+fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
     let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: WAIT, ..Options::default() })?);
     let devices = Driver::get()?.device_count()?;
     let context = peerweave_driver::context(job.pe.index() % devices)?;
@@ -258,9 +201,9 @@ fn walk(job: &Job, plan: &Plan, steps: &mut Steps) -> Result<(), Failure> {
     let before = steady(&pes)?;
     steps.time("all to all, growth", || exchange_and_grow(&pes))?;
     let after_heap = steady(&pes)?;
-    // A driver keeps page tables, and memory for streams, of the most that were there at once. So
-    // each kind of round goes twice: what the first pass keeps is told, and the second may keep
-    // nothing.
+    // A driver keeps page tables, and memory for streams, of the largest number that existed at
+    // once. So each kind of round runs twice: the memory that the first pass keeps is printed, and
+    // the second may keep nothing.
     let n = plan.rounds as usize;
     let kinds: [(&str, Rounds, usize); 3] =
         [("allocations", rounds, n), ("heaps", heaps, (n / 50).max(2)), ("mappings", mappings, n)];
@@ -335,7 +278,7 @@ fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result
         let found = peerweave_vmm::read(&pes.stream, &mine, soon())?;
         compare(&found, &words(pe.get(), pes.me, round, len), &format!("what {pe} put"))?;
     }
-    // What everybody put to everybody is read back from where it is.
+    // The data of every put is read back from where it is.
     for pe in pes.others() {
         for from in (0..pes.n).filter(|from| *from != pe.get()) {
             let theirs = mailbox.peer(pe)?.slice(slot(from))?;
@@ -532,7 +475,8 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     peerweave_vmm::write(&pes.stream, &mut memory, &mine, soon())?;
     pes.barrier("written")?;
     if pes.me == victim.get() {
-        // As the kernel would for lack of memory: no destructor runs, no farewell is said.
+        // As the kernel would for lack of memory: no destructor runs, and the rendezvous is not
+        // left.
         #[cfg(target_os = "linux")]
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
         return Err("a dead process goes on".into());

@@ -1,0 +1,96 @@
+//! Starts this program again as each PE of a job, and waits for all of them.
+//!
+//! Invariant: no process outlives its launcher, and no wait is unlimited.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
+
+use crate::Failure;
+
+/// Set in the processes that [`processes`] starts.
+const PE: &str = "PEERWEAVE_CHECK_PE";
+
+/// Returns whether [`processes`] has started this process.
+pub(crate) fn is_pe() -> bool {
+    std::env::var_os(PE).is_some()
+}
+
+/// Ends this process after `longest`, whatever hangs.
+pub(crate) fn end_after(longest: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(longest);
+        println!("FAILED timed out after {longest:?}");
+        // SAFETY: it only ends the process.
+        unsafe { libc::_exit(1) }
+    });
+}
+
+/// The jobs of the PEs, and the server of their rendezvous.
+pub(crate) fn jobs(n_pes: u32) -> Result<(Server, Vec<Job>), Failure> {
+    let token = Token::random()?;
+    let server = Server::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
+    let jobs = (0..n_pes).map(|pe| Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token)).collect();
+    Ok((server, jobs))
+}
+
+/// A PE that has ended.
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    /// The lines of its output that were kept.
+    pub(crate) kept: Vec<String>,
+}
+
+/// Starts this program once for each PE, with the same arguments, and waits for all, at most for
+/// `limit`. Prints their output, but for the lines that `keeps` selects; those are returned.
+pub(crate) fn processes(n_pes: u32, limit: Duration, keeps: fn(&str) -> bool) -> Result<Vec<Ended>, Failure> {
+    let (_server, jobs) = jobs(n_pes)?;
+    let program = std::env::current_exe()?;
+    let mut children = Children(Vec::new());
+    let mut readers = Vec::new();
+    for job in jobs {
+        let mut command = Command::new(&program);
+        command.args(std::env::args_os().skip(1)).env(PE, "1").envs(job.to_vars()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let output = BufReader::new(child.stdout.take().ok_or("a child has no output")?);
+        readers.push(std::thread::spawn(move || {
+            let mut kept = Vec::new();
+            for line in output.lines().map_while(Result::ok) {
+                if keeps(&line) {
+                    kept.push(line);
+                } else {
+                    println!("{line}");
+                }
+            }
+            kept
+        }));
+        children.0.push(child);
+    }
+    let (start, mut statuses) = (Instant::now(), vec![None; children.0.len()]);
+    while statuses.iter().any(Option::is_none) {
+        for (child, status) in children.0.iter_mut().zip(&mut statuses).filter(|(_, status)| status.is_none()) {
+            *status = child.try_wait()?;
+        }
+        if start.elapsed() > limit {
+            let late: Vec<_> = (0..).zip(&statuses).filter(|(_, status)| status.is_none()).map(|(pe, _): (u32, _)| pe).collect();
+            return Err(format!("PEs {late:?}: timed out after {limit:?}").into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let kept = readers.into_iter().map(|reader| reader.join().unwrap_or_default());
+    Ok(statuses.into_iter().flatten().zip(kept).map(|(status, kept)| Ended { status, kept }).collect())
+}
+
+/// Processes that are killed when this is dropped.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! `check nccl`, `check nvshmem`, `check vmm`: checks the GPUs of a machine through one library,
+//! against what the host computes.
+//!
+//! The parts share how processes are started (`launch.rs`) and how results are printed
+//! (`table.rs`). What is checked is in the modules of the parts. `check PART --help` lists the
+//! options of a part.
+//!
+//! Invariant: every wait has a deadline, and so has the whole run. The last line is `OK ...` or
+//! `FAILED ...`, and the exit status says the same.
+
+mod launch;
+mod nccl;
+mod nvshmem;
+mod table;
+mod vmm;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// An error of any part.
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Checks the GPUs of this machine through one library.
+///
+/// The last line is `OK ...` or `FAILED ...`, and the exit status says the same.
+#[derive(Parser)]
+#[command(name = "check", max_term_width = 110)]
+struct Arguments {
+    #[command(subcommand)]
+    part: Part,
+}
+
+#[derive(Subcommand)]
+enum Part {
+    /// Check NCCL: every collective, type and reduction, in and out of place
+    Nccl(nccl::Arguments),
+    /// Check NVSHMEM: every operation and type, on every kind of team
+    Nvshmem(nvshmem::Arguments),
+    /// Check shared GPU memory: a heap mapped all to all, grown and freed
+    Vmm(vmm::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().part {
+        Part::Nccl(arguments) => nccl::run(&arguments),
+        Part::Nvshmem(arguments) => nvshmem::run(&arguments),
+        Part::Vmm(arguments) => vmm::run(&arguments),
+    };
+    match outcome {
+        Ok(verdict) => {
+            println!("{verdict}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("FAILED {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

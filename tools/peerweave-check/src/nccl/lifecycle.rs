@@ -1,0 +1,312 @@
+//! What has to end although others do not come: a stuck collective that expires or is aborted, a
+//! rank that is missing when a communicator is made.
+//!
+//! One process drives all ranks. Every step has a bound of its own; what the step must say is
+//! checked, and how long it took.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use peerweave_driver::{CudaContext, DeviceMemory};
+use peerweave_nccl::{Communicator, Config, MisuseKind, Nccl, NcclError, OnExpiry, Rank, ReduceOp, Switch};
+
+use crate::nccl::matrix::{DEADLINE, Member};
+use crate::nccl::{members, sum_of_ranks};
+
+/// How long a step waits for what does not come.
+const SHORT: Duration = Duration::from_secs(2);
+/// How much later than its deadline a step may end: aborting takes a moment.
+const LATE: Duration = Duration::from_secs(8);
+
+/// Elements of the collective that is stuck.
+const LENGTH: usize = 1 << 20;
+
+/// What a step checks, with communicators that are made like this.
+type Check = fn(Nccl, &[Arc<CudaContext>], &Config) -> Result<(), String>;
+
+/// One step, in one mode, and how long it took.
+struct Row {
+    what: &'static str,
+    mode: &'static str,
+    is_right: bool,
+    took: Duration,
+}
+
+/// Runs every step, with communicators that block, as they do by default, and with others; then
+/// prints a table of all.
+pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, String> {
+    let (mut rows, mut first_error): (Vec<Row>, Option<String>) = (Vec::new(), None);
+    for blocking in [Switch::On, Switch::Off] {
+        let config = Config::new().blocking(blocking);
+        let mode = if blocking == Switch::On { "blocking" } else { "non-blocking" };
+        let mut step = |what: &'static str, check: Check| {
+            println!("{what} ({mode})");
+            let (began, done) = (Instant::now(), check(nccl, contexts, &config));
+            rows.push(Row { what, mode, is_right: done.is_ok(), took: began.elapsed() });
+            if let Err(error) = done {
+                println!("  WRONG {error}");
+                first_error.get_or_insert(format!("{what} ({mode}): {error}"));
+            }
+        };
+        step("several ranks of one thread, by an id", by_id);
+        step("a missing rank", missing_rank);
+        if contexts.len() > 1 {
+            step("a first call that others do not join", unconnected);
+            step("a wait that expires, and another communicator", expires);
+            step("a wait that expires and ends all", expires_for_all);
+            step("late work that the watchdog aborts", late_work);
+            step("stuck work, left alone, aborted by its owner", left_alone);
+            step("stuck work that another thread aborts", aborted_by_another);
+        }
+        step("a communicator after its end", after_the_end);
+    }
+    println!("{:<48} {:<13} {:<6} {:>9}", "step", "mode", "", "seconds");
+    for Row { what, mode, is_right, took } in &rows {
+        println!("{what:<48} {mode:<13} {:<6} {:>9.2}", if *is_right { "right" } else { "WRONG" }, took.as_secs_f64());
+    }
+    first_error.map_or(Ok(rows.len()), Err)
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn make(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<Vec<Member>, String> {
+    members(
+        Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(contexts).map_err(text)?,
+        contexts,
+    )
+}
+
+/// The error must be what `is` wants, and come between `least` and `least + LATE`.
+fn expect(
+    what: &str,
+    began: Instant,
+    least: Duration,
+    outcome: Result<(), NcclError>,
+    is: impl FnOnce(&NcclError) -> bool,
+) -> Result<(), String> {
+    let took = began.elapsed();
+    match outcome {
+        Ok(()) => Err(format!("{what} succeeded")),
+        Err(error) if !is(&error) => Err(format!("{what}: another error than expected: {error}")),
+        Err(_) if took < least || took > least + LATE => Err(format!("{what}: the error came after {took:?}")),
+        Err(error) => {
+            println!("  after {took:?}: {error}");
+            Ok(())
+        }
+    }
+}
+
+fn by_id(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let id = nccl.unique_id().map_err(text)?;
+    let ranks: Vec<_> = contexts.iter().cloned().zip((0..).map(Rank::new)).collect();
+    let communicators = Communicator::builder()
+        .nccl(nccl)
+        .config(config.clone())
+        .deadline(DEADLINE)
+        .init_ranks(&ranks, ranks.len(), &id)
+        .map_err(text)?;
+    let members = members(communicators, contexts)?;
+    sum_of_ranks(&members).map_err(text)?;
+    Communicator::finalize_all(members.into_iter().map(|member| member.comm).collect(), DEADLINE).map_err(text)
+}
+
+/// One rank more than there are devices: it never comes.
+fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let id = nccl.unique_id().map_err(text)?;
+    let began = Instant::now();
+    let outcome = Communicator::builder()
+        .nccl(nccl)
+        .config(config.clone())
+        .deadline(SHORT)
+        .init_rank(&contexts[0], contexts.len() + 1, &id, Rank::new(0))
+        .map(drop);
+    expect("init_rank", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))
+}
+
+/// The ranks connect in their first collective: there the call itself waits for the others, as long
+/// as the communicator's deadline allows.
+fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let members = make(nccl, contexts, config)?;
+    let first = &members[0];
+    first.comm.set_deadline(SHORT);
+    let mut buffer = DeviceMemory::from_slice(&first.stream, &vec![1.0f32; LENGTH]).map_err(text)?;
+    let began = Instant::now();
+    let call = first.comm.all_reduce_in_place(&first.stream, &mut buffer, ReduceOp::Sum);
+    let outcome = call.and_then(|()| first.comm.wait(&first.stream, SHORT));
+    // One thread has all ranks, so that the others can only have been left out: that is known
+    // before the deadline.
+    expect("a first all_reduce", began, Duration::ZERO, outcome, |error| {
+        matches!(error, NcclError::Timeout(_)) || matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. }))
+    })?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    idle(first)?;
+    drop((buffer, members));
+    works(nccl, contexts, config)
+}
+
+/// What will be stuck, once with all ranks: they are connected then, and only the work on the
+/// device can be stuck.
+fn together(members: &[Member]) -> Result<(), String> {
+    let ones = |member: &Member| DeviceMemory::from_slice(&member.stream, &vec![1.0f32; LENGTH]).map_err(text);
+    let mut buffers = members.iter().map(ones).collect::<Result<Vec<_>, _>>()?;
+    let all = members[0].comm.nccl().group(|group| {
+        for (member, buffer) in members.iter().zip(&mut buffers) {
+            group.all_reduce_in_place(&member.comm, &member.stream, buffer, ReduceOp::Sum)?;
+        }
+        Ok(())
+    });
+    all.map_err(text)?;
+    members.iter().try_for_each(|member| member.comm.wait(&member.stream, DEADLINE).map_err(text))
+}
+
+/// An all-reduce that rank 0 alone calls.
+fn stuck(member: &Member) -> Result<DeviceMemory<f32>, String> {
+    let mut buffer = DeviceMemory::from_slice(&member.stream, &vec![1.0; LENGTH]).map_err(text)?;
+    member.comm.all_reduce_in_place(&member.stream, &mut buffer, ReduceOp::Sum).map_err(text)?;
+    Ok(buffer)
+}
+
+/// Whether the error says that the all-reduce did not come to its end, and which ranks were left
+/// out or are behind.
+fn is_late(error: &NcclError) -> bool {
+    let names = match error {
+        NcclError::Timeout(timeout) => !timeout.missing.is_empty(),
+        error => matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. })),
+    };
+    names && error.to_string().contains("all_reduce")
+}
+
+/// An expired wait ends its own communicator, with all of its ranks here, and no other one.
+fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
+    together(&members)?;
+    together(&others)?;
+    let first = &members[0];
+    let buffer = stuck(first)?;
+    let began = Instant::now();
+    let outcome = first.comm.wait(&first.stream, SHORT);
+    expect("wait", began, Duration::ZERO, outcome, is_late)?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    idle(first)?;
+    drop(buffer);
+    for member in &members {
+        is_dead(member)?;
+    }
+    sum_of_ranks(&others).map_err(text)?;
+    Communicator::finalize_all(others.into_iter().map(|member| member.comm).collect(), DEADLINE).map_err(text)?;
+    drop(members);
+    works(nccl, contexts, config)
+}
+
+/// The same with the option that ends every communicator of the process.
+fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
+    together(&members)?;
+    together(&others)?;
+    let first = &members[0];
+    let buffer = stuck(first)?;
+    let began = Instant::now();
+    let outcome = first.comm.wait_with(&first.stream, SHORT, OnExpiry::AbortAll);
+    expect("wait_with", began, Duration::ZERO, outcome, is_late)?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    idle(first)?;
+    drop(buffer);
+    for member in members.iter().chain(&others) {
+        is_dead(member)?;
+    }
+    drop((members, others));
+    works(nccl, contexts, config)
+}
+
+/// No thread waits through this crate: the watchdog ends late work, and the stream goes on.
+fn late_work(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let members = make(nccl, contexts, config)?;
+    together(&members)?;
+    let first = &members[0];
+    first.comm.set_work_deadline(SHORT);
+    let began = Instant::now();
+    let buffer = stuck(first)?;
+    if !peerweave_driver::wait(&first.stream, began + SHORT + LATE).map_err(text)? {
+        return Err(format!("the stream is still busy after {:?}", began.elapsed()));
+    }
+    let outcome = first.comm.wait(&first.stream, DEADLINE);
+    expect("wait", began, SHORT / 2, outcome, is_late)?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    drop((buffer, members));
+    works(nccl, contexts, config)
+}
+
+fn is_dead(member: &Member) -> Result<(), String> {
+    let dead = member.comm.all_reduce_in_place(&member.stream, &mut zeros(member)?, ReduceOp::Sum);
+    expect("a call after the abort", Instant::now(), Duration::ZERO, dead, |error| matches!(error, NcclError::Dead { .. }))
+}
+
+fn left_alone(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let members = make(nccl, contexts, config)?;
+    together(&members)?;
+    let first = &members[0];
+    let buffer = stuck(first)?;
+    let began = Instant::now();
+    let outcome = first.comm.wait_with(&first.stream, SHORT, OnExpiry::LeaveAlone);
+    expect("wait_with", began, Duration::ZERO, outcome, is_late)?;
+    for member in &members {
+        member.comm.abort(DEADLINE).map_err(|error| format!("abort: {error}"))?;
+    }
+    idle(first)?;
+    drop((buffer, members));
+    works(nccl, contexts, config)
+}
+
+fn aborted_by_another(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let members = make(nccl, contexts, config)?;
+    together(&members)?;
+    let first = &members[0];
+    let buffer = stuck(first)?;
+    let aborted = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(SHORT);
+            aborted.store(members.iter().all(|member| member.comm.abort(DEADLINE).is_ok()), Ordering::Release);
+        });
+        let began = Instant::now();
+        let outcome = first.comm.wait(&first.stream, DEADLINE);
+        expect("wait", began, SHORT / 2, outcome, |error| matches!(error, NcclError::Dead { .. }))
+    })?;
+    aborted.load(Ordering::Acquire).then_some(()).ok_or("abort failed")?;
+    idle(first)?;
+    drop((buffer, members));
+    works(nccl, contexts, config)
+}
+
+fn after_the_end(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let members = make(nccl, contexts, config)?;
+    sum_of_ranks(&members).map_err(text)?;
+    let first = &members[0];
+    let clones = members.iter().map(|member| member.comm.clone()).collect();
+    let mut buffer = zeros(first)?;
+    Communicator::finalize_all(clones, DEADLINE).map_err(text)?;
+    let dead = first.comm.all_reduce_in_place(&first.stream, &mut buffer, ReduceOp::Sum);
+    expect("a call after finalize", Instant::now(), Duration::ZERO, dead, |error| matches!(error, NcclError::Dead { .. }))
+}
+
+/// After an abort, nothing may be left on the stream.
+fn idle(member: &Member) -> Result<(), String> {
+    match peerweave_driver::wait(&member.stream, Instant::now() + DEADLINE).map_err(text)? {
+        true => Ok(()),
+        false => Err(format!("the stream is still busy {DEADLINE:?} after the abort")),
+    }
+}
+
+fn zeros(member: &Member) -> Result<DeviceMemory<f32>, String> {
+    DeviceMemory::from_slice(&member.stream, &[0.0; 4]).map_err(text)
+}
+
+/// A new communicator of all devices computes.
+fn works(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let members = make(nccl, contexts, config)?;
+    sum_of_ranks(&members).map_err(text)?;
+    Communicator::finalize_all(members.into_iter().map(|member| member.comm).collect(), DEADLINE).map_err(text)
+}

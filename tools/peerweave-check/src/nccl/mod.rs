@@ -1,0 +1,360 @@
+//! Checks NCCL: every collective, type and reduction, in and out of place, against the host.
+//!
+//! ```text
+//! check nccl [--non-blocking]                               all GPUs in one process
+//! check nccl --lifecycle                                    the same: blocked calls that expire or are aborted, a missing rank
+//! check nccl --newer [PART,...] [--processes N]             what NCCL has had since 2.27: a thread or a process for each GPU
+//! check nccl --processes N [--kill K [--early]]             one process for each GPU, which meet by a rendezvous
+//! check nccl --rank R --ranks N --id-file PATH [--kill K]   one process for each GPU: start N of them
+//! ```
+//! Communicators block, as they do by default, or not, with `--non-blocking`. Every wait has a
+//! deadline of 20 s, and the whole run one of 300 s.
+
+mod lifecycle;
+#[path = "../../../../crates/peerweave-nccl/tests/matrix/mod.rs"]
+mod matrix;
+mod newer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _};
+use matrix::{Check, DEADLINE, Member};
+use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_driver::{CudaContext, DeviceMemory, Driver};
+use peerweave_nccl::{
+    Communicator, CommunicatorBuilder, Config, DeadState, Nccl, NcclError, OnExpiry, Rank, ReduceOp, ShrinkMode, Switch, UniqueId,
+};
+
+use crate::table::Table;
+use crate::{Failure, launch};
+
+/// The options of `check nccl`. Without --processes or --rank, one process has all GPUs.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Elements of the largest calls of most types
+    #[arg(long, default_value_t = 1003, value_parser = at_least_one)]
+    count: usize,
+    /// Start a process for each of N ranks, which meet by a rendezvous
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "rank")]
+    processes: Option<usize>,
+    /// Be this rank of --ranks; rank 0 writes an id to --id-file, where the others find it
+    #[arg(long, value_name = "R", requires_all = ["ranks", "id_file"])]
+    rank: Option<usize>,
+    /// How many processes are started with --rank
+    #[arg(long, value_name = "N", value_parser = at_least_one, requires = "rank")]
+    ranks: Option<usize>,
+    /// The file for the id: not there before, and seen by all
+    #[arg(long, value_name = "PATH", requires = "rank")]
+    id_file: Option<PathBuf>,
+    /// This rank kills itself after a first all-reduce; the others find out, shrink, and go on.
+    /// With --processes, their errors have to name it
+    #[arg(long, value_name = "RANK")]
+    kill: Option<usize>,
+    /// With --kill: before the ranks have connected, so that the others' first call itself waits
+    /// for it, and ends by the watchdog
+    #[arg(long, requires = "kill")]
+    early: bool,
+    /// Make communicators whose calls do not wait inside NCCL
+    #[arg(long)]
+    non_blocking: bool,
+    /// Check what is stuck and expires or is aborted, and a missing rank, with communicators that
+    /// block and with others
+    #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
+        value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
+    lifecycle: bool,
+    /// Check what NCCL has had since 2.27, or these parts of it; NCCL_NVLS_ENABLE=0 has to be set
+    #[arg(long, value_name = "PART,...", num_args = 0..=1, default_missing_value = "all", value_parser = newer::parts,
+        conflicts_with_all = ["rank", "kill", "lifecycle"])]
+    newer: Option<String>,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected 1 or more".to_owned())
+}
+
+fn yes_or_no(word: &str) -> Result<bool, String> {
+    match word {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("expected yes or no".to_owned()),
+    }
+}
+
+/// Ends the process with a message if the options contradict each other.
+fn check_ranks(arguments: &Arguments) {
+    let ranks = arguments.processes.or(arguments.ranks);
+    for (option, rank) in [("--rank", arguments.rank), ("--kill", arguments.kill)] {
+        let wrong = match (rank, ranks) {
+            (Some(rank), Some(ranks)) if rank >= ranks => format!("{option} {rank}: expected a rank below {ranks}"),
+            (Some(rank), None) => format!("{option} {rank}: expected --processes or --rank beside it"),
+            _ => continue,
+        };
+        crate::Arguments::command().error(ErrorKind::ValueValidation, wrong).exit();
+    }
+}
+
+impl Arguments {
+    /// How communicators are made.
+    fn builder(&self, nccl: Nccl) -> CommunicatorBuilder {
+        // The default is what most programs have.
+        let config = if self.non_blocking { Config::new().blocking(Switch::Off) } else { Config::new() };
+        Communicator::builder().nccl(nccl).config(config).deadline(DEADLINE)
+    }
+}
+
+/// Runs the part; returns the last line.
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    check_ranks(arguments);
+    launch::end_after(WHOLE_RUN);
+    let checks = match (&arguments.id_file, arguments.rank, arguments.ranks, arguments.processes) {
+        _ if launch::is_pe() => child(arguments),
+        (Some(id_file), Some(rank), Some(ranks), _) => one_of_many(arguments, id_file, rank, ranks),
+        (.., Some(processes)) => start(arguments, processes),
+        _ => one_process(arguments),
+    }?;
+    Ok(format!("OK {checks} checks"))
+}
+
+fn one_process(arguments: &Arguments) -> Result<usize, String> {
+    let text = |error: NcclError| error.to_string();
+    let nccl = Nccl::load().map_err(text)?;
+    println!("{nccl:?}");
+    let driver = Driver::get().map_err(|error| error.to_string())?;
+    let count = driver.device_count().map_err(|error| error.to_string())?;
+    let contexts = (0..count).map(peerweave_driver::context).collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+    if arguments.lifecycle {
+        return lifecycle::all(nccl, &contexts);
+    }
+    if let Some(which) = &arguments.newer {
+        return newer::in_threads(nccl, &contexts, which);
+    }
+    let start = Instant::now();
+    let communicators = arguments.builder(nccl).init_all(&contexts).map_err(text)?;
+    println!("init_all of {count} ranks: {:?}", start.elapsed());
+    let members = members(communicators, &contexts)?;
+    let mut check = Check::new(nccl, &members, count == 1);
+    for elements in [1, 17, arguments.count] {
+        check.all(elements).map_err(text)?;
+    }
+    check.of_type::<f32>(1 << 18).map_err(text)?;
+    let checks = summary(&check)?;
+    split_and_shrink(&members).map_err(text)?;
+    let communicators = members.into_iter().map(|member| member.comm).collect();
+    Communicator::finalize_all(communicators, DEADLINE).map_err(text)?;
+    Ok(checks)
+}
+
+fn members(communicators: Vec<Communicator>, contexts: &[Arc<CudaContext>]) -> Result<Vec<Member>, String> {
+    let member = |(comm, context): (Communicator, &Arc<CudaContext>)| {
+        let stream = context.new_stream().map_err(|error| error.to_string())?;
+        Ok(Member { comm, stream })
+    };
+    communicators.into_iter().zip(contexts).map(member).collect()
+}
+
+fn summary(check: &Check<'_>) -> Result<usize, String> {
+    let mut table = Table::new(&["call", "passed", "failed"]);
+    for (what, (passed, failed)) in &check.table {
+        table.row([what.to_string(), passed.to_string(), failed.to_string()]);
+    }
+    table.print();
+    for failure in &check.failures {
+        println!("  {failure}");
+    }
+    match check.totals() {
+        (passed, 0) => Ok(passed),
+        (passed, failed) => Err(format!("{failed} of {} checks", passed + failed)),
+    }
+}
+
+/// Halves, and all but the last rank: each sums the ranks of its members.
+fn split_and_shrink(members: &[Member]) -> Result<(), NcclError> {
+    let n = members.len();
+    let colors: Vec<_> = members.iter().map(|member| (&member.comm, Some((member.comm.rank().index() % 2) as u32), 0)).collect();
+    let halves = Communicator::split_all(&colors, None)?;
+    let streams: Vec<_> = members.iter().map(|member| Arc::clone(&member.stream)).collect();
+    let halves: Vec<_> = halves.into_iter().flatten().zip(streams).map(|(comm, stream)| Member { comm, stream }).collect();
+    sum_of_ranks(&halves)?;
+    println!("split into {} halves", if n > 1 { 2 } else { 1 });
+    Communicator::finalize_all(halves.into_iter().map(|member| member.comm).collect(), DEADLINE)?;
+    let nccl = members[0].comm.nccl();
+    if n > 1 && nccl.has("ncclCommShrink") {
+        let staying: Vec<_> = members[..n - 1].iter().map(|member| &member.comm).collect();
+        let fewer = Communicator::shrink_all(&staying, &[Rank::new((n - 1) as u32)], ShrinkMode::Default, None)?;
+        let fewer: Vec<_> =
+            fewer.into_iter().zip(members).map(|(comm, member)| Member { comm, stream: Arc::clone(&member.stream) }).collect();
+        sum_of_ranks(&fewer)?;
+        println!("shrunk to {} ranks", n - 1);
+        Communicator::finalize_all(fewer.into_iter().map(|member| member.comm).collect(), DEADLINE)?;
+    }
+    Ok(())
+}
+
+/// Sums rank + 1 over all ranks, and panics if the sum is wrong.
+fn sum_of_ranks(members: &[Member]) -> Result<(), NcclError> {
+    let Some(first) = members.first() else { return Ok(()) };
+    let mut buffers = Vec::new();
+    for member in members {
+        buffers.push(DeviceMemory::from_slice(&member.stream, &[member.comm.rank().get() as u64 + 1; 5])?);
+    }
+    first.comm.nccl().group(|group| {
+        for (member, buffer) in members.iter().zip(&mut buffers) {
+            group.all_reduce_in_place(&member.comm, &member.stream, buffer, ReduceOp::Sum)?;
+        }
+        Ok(())
+    })?;
+    for (member, buffer) in members.iter().zip(&buffers) {
+        member.comm.wait(&member.stream, DEADLINE)?;
+        let n = member.comm.n_ranks() as u64;
+        assert_eq!(buffer.to_vec(&member.stream)?, [n * (n + 1) / 2; 5], "{:?}", member.comm);
+    }
+    Ok(())
+}
+
+/// How long all of them may take.
+const WHOLE_RUN: Duration = Duration::from_secs(300);
+
+/// Starts a process for each rank, and prints which were right.
+fn start(arguments: &Arguments, processes: usize) -> Result<usize, String> {
+    let n = u32::try_from(processes).map_err(|error| error.to_string())?;
+    let ended = launch::processes(n, WHOLE_RUN, |_| false).map_err(|error| error.to_string())?;
+    let (mut table, mut failed) = (Table::new(&["rank", "result"]), 0);
+    for (rank, ended) in ended.iter().enumerate() {
+        let word = match ended.status.success() {
+            _ if arguments.kill == Some(rank) => "killed",
+            true => "right",
+            false => "WRONG",
+        };
+        failed += usize::from(word == "WRONG");
+        table.row([rank.to_string(), word.to_owned()]);
+    }
+    table.print();
+    let expected = ended.len() - usize::from(arguments.kill.is_some());
+    if failed == 0 { Ok(expected) } else { Err(format!("{failed} of {expected} processes")) }
+}
+
+/// One of the processes that `start` starts.
+fn child(arguments: &Arguments) -> Result<usize, String> {
+    let text = |error: NcclError| error.to_string();
+    let job = Job::from_env().map_err(|error| error.to_string())?;
+    let options = Options { deadline: DEADLINE, ..Options::default() };
+    let rendezvous = Arc::new(Rendezvous::join(&job, options).map_err(|error| error.to_string())?);
+    let nccl = Nccl::load().map_err(text)?;
+    let context = peerweave_driver::context(rendezvous.pe().index()).map_err(|error| error.to_string())?;
+    if let Some(which) = &arguments.newer {
+        let checks = newer::in_process(nccl, &context, &rendezvous, which)?;
+        let rendezvous = Arc::into_inner(rendezvous).ok_or("something keeps the rendezvous")?;
+        rendezvous.leave().map_err(|error| error.to_string())?;
+        return Ok(checks);
+    }
+    let began = Instant::now();
+    let comm = arguments.builder(nccl).from_rendezvous(&context, &rendezvous).map_err(text)?;
+    println!("{}: {nccl:?}, from_rendezvous {:?}", comm.rank(), began.elapsed());
+    let stream = context.new_stream().map_err(|error| error.to_string())?;
+    let members = [Member { comm, stream }];
+    if let Some(killed) = arguments.kill {
+        // The rendezvous is not left: a survivor that leaves would be one more that is gone for
+        // those that still wait.
+        return after_a_death(&members[0], killed, arguments.early, true).map_err(text);
+    }
+    let checks = everything(nccl, members, arguments.count)?;
+    let rendezvous = Arc::into_inner(rendezvous).ok_or("the communicator keeps the rendezvous")?;
+    rendezvous.leave().map_err(|error| error.to_string())?;
+    Ok(checks)
+}
+
+fn one_of_many(arguments: &Arguments, id_file: &Path, rank: usize, ranks: usize) -> Result<usize, String> {
+    let text = |error: NcclError| error.to_string();
+    let nccl = Nccl::load().map_err(text)?;
+    let context = peerweave_driver::context(rank).map_err(|error| error.to_string())?;
+    let id = id(nccl, rank, id_file)?;
+    let start = Instant::now();
+    let comm = arguments.builder(nccl).init_rank(&context, ranks, &id, Rank::new(rank as u32)).map_err(text)?;
+    println!("rank {rank}: {nccl:?}, init_rank {:?}", start.elapsed());
+    let stream = context.new_stream().map_err(|error| error.to_string())?;
+    let members = [Member { comm, stream }];
+    if let Some(killed) = arguments.kill {
+        return after_a_death(&members[0], killed, arguments.early, false).map_err(text);
+    }
+    everything(nccl, members, arguments.count)
+}
+
+/// All checks of a rank that has a process of its own, and the end of its communicator.
+fn everything(nccl: Nccl, members: [Member; 1], count: usize) -> Result<usize, String> {
+    let text = |error: NcclError| error.to_string();
+    let mut check = Check::new(nccl, &members, true);
+    for elements in [1, count] {
+        check.all(elements).map_err(text)?;
+    }
+    let checks = summary(&check)?;
+    let [member] = members;
+    member.comm.finalize(DEADLINE).map_err(text)?;
+    Ok(checks)
+}
+
+/// Rank 0 makes the id; the others find it in the file.
+fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
+    if rank == 0 {
+        let id = nccl.unique_id().map_err(|error| error.to_string())?;
+        let unfinished = file.with_extension("unfinished");
+        std::fs::write(&unfinished, id.to_hex())
+            .and_then(|()| std::fs::rename(&unfinished, file))
+            .map_err(|error| error.to_string())?;
+        return Ok(id);
+    }
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        match std::fs::read_to_string(file) {
+            Ok(text) => return text.trim().parse().map_err(|error: NcclError| error.to_string()),
+            Err(error) if Instant::now() > deadline => return Err(format!("{}: {error}", file.display())),
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// One rank dies; the others' next all-reduce does not complete, and they go on without it.
+///
+/// `early`: it dies before the first call, in which the others wait for it. `named`: whether the
+/// error has to name the rank that died.
+fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Result<usize, NcclError> {
+    let (comm, stream) = (&member.comm, &member.stream);
+    if !early {
+        sum_of_ranks(std::slice::from_ref(member))?;
+    }
+    if comm.rank() == Rank::new(killed as u32) {
+        println!("rank {killed} kills itself");
+        // SAFETY: of no memory concern: the process ends.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
+    let mut buffer = DeviceMemory::from_slice(stream, &vec![1.0f32; 1 << 20])?;
+    let began = Instant::now();
+    comm.set_deadline(Duration::from_secs(5));
+    let stuck = comm
+        .all_reduce_in_place(stream, &mut buffer, ReduceOp::Sum)
+        .and_then(|()| comm.wait_with(stream, Duration::from_secs(5), OnExpiry::LeaveAlone));
+    match stuck {
+        Ok(()) => println!("{}: completed although rank {killed} died", comm.rank()),
+        Err(error) => {
+            println!("{}: after {:?}: {error}", comm.rank(), began.elapsed());
+            assert!(began.elapsed() < Duration::from_secs(8), "{}: it took {:?}", comm.rank(), began.elapsed());
+            let is_named = matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [Rank::new(killed as u32)]);
+            assert!(is_named || !named, "{}: the error does not name rank {killed}: {error}", comm.rank());
+        }
+    }
+    if matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })) {
+        println!("{}: the call was ended by an abort, which leaves nothing to shrink", comm.rank());
+        return Ok(1);
+    }
+    comm.set_deadline(DEADLINE);
+    let fewer = comm.shrink(&[Rank::new(killed as u32)], ShrinkMode::Abort)?;
+    println!("{} is {} of {}", comm.rank(), fewer.rank(), fewer.n_ranks());
+    // The stream of the communicator that failed may still be held by what it ran.
+    let stream = comm.context().new_stream().map_err(peerweave_driver::CudaError::of("cuStreamCreate"))?;
+    sum_of_ranks(&[Member { comm: fewer.clone(), stream }])?;
+    comm.abort(DEADLINE)?;
+    fewer.finalize(DEADLINE)?;
+    Ok(1)
+}

@@ -1,0 +1,459 @@
+//! What NCCL has had since 2.27, on every GPU of a machine, each rank with a thread or a process of
+//! its own: windows, one-sided calls, pointers, configured calls, device communicators,
+//! communicators that grow and shrink, are revoked and suspended, and mistakes.
+//!
+//! The parts are in `newer/`; this module runs them, and connects the ranks. Runs with any library:
+//! functions that it lacks are listed, not checked.
+//!
+//! Invariant: each part has communicators of its own, and all ranks leave it before the next
+//! begins, so that one that fails spoils no other.
+
+mod configured;
+mod device;
+mod family;
+mod mistakes;
+mod one_sided;
+mod pointers;
+mod rest;
+mod windows;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::fmt::{Debug, Display};
+use std::io::Write as _;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::cudarc::driver::CudaGraph;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, multicast_switch};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, ReduceOp, Version};
+
+use crate::nccl::matrix::Sample;
+
+/// How long each wait may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How long a communicator may take to be made: the first loads NCCL's kernels.
+const FIRST: Duration = Duration::from_secs(30);
+/// How long a rank waits for others at the end of a part: they may wait for several things there.
+const END_OF_PART: Duration = Duration::from_secs(40);
+/// How long the whole may take before the process is ended: some of NCCL's waits have no end.
+const WHOLE_RUN: Duration = Duration::from_secs(200);
+
+/// What ends a part: text of any error.
+pub(crate) struct Failed(String);
+
+impl<E: Display> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+type Outcome = Result<(), Failed>;
+
+/// A part: its name, the functions without which there is nothing to run, and itself.
+type Entry = (&'static str, &'static [&'static str], fn(&Part<'_>) -> Outcome);
+
+/// From what can go wrong least to what may leave the device stuck.
+const PARTS: &[Entry] = &[
+    ("properties", &[], rest::properties),
+    ("windows", &["ncclCommWindowRegister"], windows::all),
+    ("pointers", &["ncclCommWindowRegister", "ncclGetPeerDevicePointer"], pointers::all),
+    ("configured", &["ncclAllReduceConfig"], configured::all),
+    ("put-signal", &["ncclPutSignal"], one_sided::eager),
+    ("put-signal-graphs", &["ncclPutSignal"], one_sided::captured),
+    ("shrink", &["ncclCommShrink"], family::shrink),
+    ("grow", &["ncclCommGrow"], family::grow),
+    ("revoke", &["ncclCommRevoke"], family::revoke),
+    ("suspend", &["ncclCommSuspend"], rest::suspend),
+    ("device-communicators", &[], device::all),
+    ("options", &[], rest::options),
+    ("mistakes", &["ncclCommWindowRegister"], mistakes::all),
+    ("revoke-stuck", &["ncclCommRevoke"], family::revoke_stuck),
+];
+
+fn is_all(which: &str) -> bool {
+    matches!(which, "yes" | "all")
+}
+
+/// Reads the names of parts, or `yes` or `all` for all of them.
+pub(crate) fn parts(which: &str) -> Result<String, String> {
+    let is_known = |name: &str| PARTS.iter().any(|(known, ..)| *known == name);
+    match which.split(',').find(|name| !is_known(name)) {
+        Some(unknown) if !is_all(which) => {
+            let known: Vec<_> = PARTS.iter().map(|(name, ..)| *name).collect();
+            Err(format!("{unknown:?} is none of {}", known.join(", ")))
+        }
+        _ => Ok(which.to_owned()),
+    }
+}
+
+/// Where the ranks leave messages for each other: each under a key of its own.
+enum Board {
+    Threads(Arc<Mutex<HashMap<String, Vec<u8>>>>),
+    Processes(Arc<Rendezvous>),
+}
+
+impl Board {
+    fn put(&self, key: &str, value: &[u8]) -> Outcome {
+        match self {
+            Self::Threads(board) => {
+                drop(board.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), value.to_vec()));
+                Ok(())
+            }
+            Self::Processes(rendezvous) => Ok(rendezvous.put(key, value)?),
+        }
+    }
+
+    fn get(&self, key: &str, deadline: Duration) -> Result<Vec<u8>, Failed> {
+        let until = Instant::now() + deadline;
+        loop {
+            let found = match self {
+                Self::Threads(board) => board.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned(),
+                Self::Processes(rendezvous) => rendezvous.try_get(key)?,
+            };
+            if let Some(value) = found {
+                return Ok(value);
+            }
+            if Instant::now() > until {
+                return Err(Failed(format!("nobody has left {key:?} in {deadline:?}")));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+/// One rank of this run.
+struct Member {
+    nccl: Nccl,
+    rank: usize,
+    ranks: usize,
+    context: Arc<CudaContext>,
+    board: Board,
+    /// Its current step, printed if the process is ended at the deadline.
+    step: Arc<Mutex<String>>,
+}
+
+/// What one rank has in one part.
+pub(crate) struct Part<'a> {
+    name: &'static str,
+    all: &'a Member,
+    stream: Arc<CudaStream>,
+    meetings: Cell<usize>,
+    passed: Cell<usize>,
+    failures: RefCell<Vec<String>>,
+    notes: RefCell<Vec<String>>,
+}
+
+/// Runs the parts with a thread for each GPU.
+pub(crate) fn in_threads(nccl: Nccl, contexts: &[Arc<CudaContext>], which: &str) -> Result<usize, String> {
+    let board = Arc::default();
+    let ranks = contexts.iter().enumerate().map(|(rank, context)| Member {
+        nccl,
+        rank,
+        ranks: contexts.len(),
+        context: Arc::clone(context),
+        board: Board::Threads(Arc::clone(&board)),
+        step: Arc::default(),
+    });
+    let ranks: Vec<_> = ranks.collect();
+    watch(&ranks);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| rank.run(which))).collect();
+        let mut outcome = Ok(0);
+        for thread in threads {
+            let one = thread.join().unwrap_or_else(|_| Err("a rank panicked".to_owned()));
+            if outcome.is_ok() {
+                outcome = one;
+            }
+        }
+        outcome
+    })
+}
+
+/// Runs the parts as one of several processes.
+pub(crate) fn in_process(
+    nccl: Nccl,
+    context: &Arc<CudaContext>,
+    rendezvous: &Arc<Rendezvous>,
+    which: &str,
+) -> Result<usize, String> {
+    let rank = Member {
+        nccl,
+        rank: rendezvous.pe().index(),
+        ranks: rendezvous.n_pes() as usize,
+        context: Arc::clone(context),
+        board: Board::Processes(Arc::clone(rendezvous)),
+        step: Arc::default(),
+    };
+    watch(std::slice::from_ref(&rank));
+    rank.run(which)
+}
+
+/// Ends the process when it takes too long, and says where it is.
+fn watch(ranks: &[Member]) {
+    let steps: Vec<_> = ranks.iter().map(|rank| (rank.rank, Arc::clone(&rank.step))).collect();
+    std::thread::spawn(move || {
+        std::thread::sleep(WHOLE_RUN);
+        for (rank, step) in &steps {
+            println!("rank {rank} is in {}", step.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        println!("FAILED not done after {WHOLE_RUN:?}");
+        let _ = std::io::stdout().flush();
+        // SAFETY: of no memory concern: the process ends, without what would wait for the devices.
+        unsafe { libc::_exit(1) };
+    });
+}
+
+impl Member {
+    fn run(&self, which: &str) -> Result<usize, String> {
+        if multicast_switch().is_ok() {
+            return Err("this makes no multicast objects, and NCCL has to be told: set NCCL_NVLS_ENABLE=0".to_owned());
+        }
+        let names: Vec<_> = if is_all(which) { Vec::new() } else { which.split(',').collect() };
+        let (mut checks, mut failed) = (0, Vec::new());
+        for (name, needed, body) in PARTS.iter().filter(|(name, ..)| names.is_empty() || names.contains(name)) {
+            if let Some(lacking) = needed.iter().find(|function| !self.nccl.has(function)) {
+                self.say(&not_run(name, lacking));
+                continue;
+            }
+            let (passed, wrong) = self.part(name, *body).map_err(|Failed(error)| format!("{name}: {error}"))?;
+            checks += passed;
+            if wrong > 0 {
+                failed.push(*name);
+            }
+        }
+        let ended = Communicator::wait_for_dropped(DEADLINE);
+        match (failed.is_empty(), ended) {
+            (true, true) => Ok(checks),
+            (true, false) => Err("communicators that were dropped do not end".to_owned()),
+            (false, _) => Err(format!("in {}; {checks} checks were right", failed.join(", "))),
+        }
+    }
+
+    fn say(&self, line: &str) {
+        if self.rank == 0 {
+            println!("{line}");
+        }
+    }
+
+    /// Runs a part, and waits for the others. How many checks of all ranks were right, and wrong.
+    fn part(&self, name: &'static str, body: fn(&Part<'_>) -> Outcome) -> Result<(usize, usize), Failed> {
+        let (began, stream) = (Instant::now(), self.context.new_stream()?);
+        let part = Part {
+            name,
+            all: self,
+            stream,
+            meetings: Cell::new(0),
+            passed: Cell::new(0),
+            failures: RefCell::default(),
+            notes: RefCell::default(),
+        };
+        part.step("its beginning");
+        match std::panic::catch_unwind(AssertUnwindSafe(|| body(&part))) {
+            Ok(Ok(())) => {}
+            Ok(Err(Failed(error))) => {
+                let step = self.step.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                part.failures.borrow_mut().push(format!("{step}: {error}"));
+            }
+            Err(_) => part.failures.borrow_mut().push("panicked".to_owned()),
+        }
+        part.step("its end");
+        let mut report = vec![part.passed.get().to_string(), part.failures.borrow().len().to_string()];
+        report.extend(part.failures.borrow().iter().take(8).map(|failure| format!("  rank {}: {failure}", self.rank)));
+        if self.rank == 0 {
+            report.extend(part.notes.borrow().iter().map(|note| format!("  {note}")));
+        }
+        let report = report.join("\n");
+        self.board.put(&format!("end of {name} {}", self.rank), report.as_bytes())?;
+        let (mut passed, mut wrong, mut lines) = (0, 0, Vec::new());
+        for rank in 0..self.ranks {
+            let report = self.board.get(&format!("end of {name} {rank}"), END_OF_PART)?;
+            let report = String::from_utf8_lossy(&report).into_owned();
+            let mut words = report.split('\n');
+            let mut number = || words.next().and_then(|word| word.parse::<usize>().ok()).unwrap_or(0);
+            passed += number();
+            wrong += number();
+            lines.extend(words.map(str::to_owned));
+        }
+        let abort_reason = if wrong == 0 { "right".to_owned() } else { format!("right, {wrong} WRONG") };
+        self.say(&format!("{name}: {passed} checks {abort_reason} ({:.1} s)", began.elapsed().as_secs_f64()));
+        lines.iter().for_each(|line| self.say(line));
+        Ok((passed, wrong))
+    }
+}
+
+/// That something was not run, for lack of a function.
+fn not_run(name: &str, function: &str) -> String {
+    let since = Nccl::FUNCTIONS.iter().find(|known| known.name == function).map_or("a later version", |known| known.since);
+    format!("not run: {name} needs NCCL {since}")
+}
+
+impl Part<'_> {
+    fn nccl(&self) -> Nccl {
+        self.all.nccl
+    }
+
+    fn rank(&self) -> usize {
+        self.all.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.all.ranks
+    }
+
+    /// Sets the current step, printed if the process is ended at the deadline.
+    fn step(&self, what: &str) {
+        *self.all.step.lock().unwrap_or_else(PoisonError::into_inner) = format!("{}, {what}", self.name);
+    }
+
+    /// A line below the part's, from rank 0.
+    fn note(&self, what: impl Into<String>) {
+        self.notes.borrow_mut().push(what.into());
+    }
+
+    /// Whether the library has the function; if not, that is noted.
+    fn has(&self, name: &str, function: &str) -> bool {
+        let has = self.nccl().has(function);
+        if !has {
+            self.note(not_run(name, function));
+        }
+        has
+    }
+
+    /// Whether the library is as new as that; if not, that is noted.
+    fn is_since(&self, name: &str, version: Version) -> bool {
+        let is = self.nccl().version().at_least(version);
+        if !is {
+            self.note(format!("not run: {name} needs NCCL {version}"));
+        }
+        is
+    }
+
+    /// Counts a check.
+    fn check(&self, is_right: bool, what: impl FnOnce() -> String) {
+        match is_right {
+            true => self.passed.set(self.passed.get() + 1),
+            false => self.failures.borrow_mut().push(what()),
+        }
+    }
+
+    /// Counts a check of values.
+    fn same<T: PartialEq + Debug>(&self, found: &[T], expected: &[T], what: impl FnOnce() -> String) {
+        if found == expected {
+            return self.check(true, String::new);
+        }
+        let at = found.iter().zip(expected).position(|(found, expected)| found != expected).unwrap_or(0);
+        let (value, wanted) = (found.get(at), expected.get(at));
+        self.check(false, || format!("{}: element {at} of {} is {value:?}, expected {wanted:?}", what(), found.len()));
+    }
+
+    /// Counts a check of an error.
+    fn refused<T: Debug>(&self, what: &str, outcome: Result<T, NcclError>, is: impl FnOnce(&NcclError) -> bool) {
+        match outcome {
+            Ok(value) => self.check(false, || format!("{what} succeeded: {value:?}")),
+            Err(error) => self.check(is(&error), || format!("{what}: another error than expected: {error}")),
+        }
+    }
+
+    /// Gives each rank's bytes to all. Every rank has to come, in the same order of such calls.
+    fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failed> {
+        let number = self.meetings.replace(self.meetings.get() + 1);
+        let key = |rank: usize| format!("{} {number} {rank}", self.name);
+        self.all.board.put(&key(self.rank()), mine)?;
+        (0..self.ranks()).map(|rank| self.all.board.get(&key(rank), FIRST)).collect()
+    }
+
+    /// Waits until every rank is here.
+    fn meet(&self) -> Outcome {
+        self.exchange(&[]).map(drop)
+    }
+
+    /// A new communicator of all ranks.
+    fn communicator(&self, config: &Config) -> Result<Communicator, Failed> {
+        self.communicator_of(self.ranks(), config)?.ok_or_else(|| Failed("all ranks are in".to_owned()))
+    }
+
+    /// A new communicator of the first ranks; every rank has to call.
+    fn communicator_of(&self, ranks: usize, config: &Config) -> Result<Option<Communicator>, Failed> {
+        let mine = if self.rank() == 0 { self.nccl().unique_id()?.to_hex() } else { String::new() };
+        let id = String::from_utf8_lossy(&self.exchange(mine.as_bytes())?[0]).parse()?;
+        if self.rank() >= ranks {
+            return Ok(None);
+        }
+        let comm = Communicator::builder().nccl(self.nccl()).config(config.clone()).deadline(FIRST).init_rank(
+            &self.all.context,
+            ranks,
+            &id,
+            Rank::new(self.rank() as u32),
+        )?;
+        comm.set_deadline(DEADLINE);
+        Ok(Some(comm))
+    }
+
+    fn wait(&self, comm: &Communicator) -> Outcome {
+        Ok(comm.wait(&self.stream, DEADLINE)?)
+    }
+
+    /// Checks that a communicator computes: something short, and something that takes all of its
+    /// channels.
+    fn computes(&self, comm: &Communicator, what: &str) -> Outcome {
+        let n = comm.n_ranks();
+        for len in [3, 1 << 20] {
+            let mut values = DeviceMemory::from_slice(&self.stream, &pattern::<f32>(comm.rank().index(), len))?;
+            comm.all_reduce_in_place(&self.stream, &mut values, ReduceOp::Sum)?;
+            self.wait(comm)?;
+            self.same(&values.to_vec(&self.stream)?, &sums(n, 0..len), || format!("{what}: all_reduce of {len}"));
+        }
+        Ok(())
+    }
+
+    /// Captures what `body` enqueues.
+    fn capture(&self, body: impl FnOnce() -> Result<(), NcclError>) -> Result<CudaGraph, Failed> {
+        self.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let recorded = body();
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = self.stream.end_capture(flags);
+        recorded?;
+        graph?.ok_or_else(|| Failed("nothing was captured".to_owned()))
+    }
+}
+
+/// After how many elements values repeat: a prime, so that parts of powers of two that are mixed up
+/// show.
+const PERIOD: usize = 101;
+
+/// What a rank gives to a reduction at an element: sums of sixteen are exact in every type that is
+/// reduced here.
+fn given(rank: usize, index: usize) -> i64 {
+    let index = index % PERIOD;
+    ((index * (2 * rank + 3) + index / 7 + rank) % 4) as i64
+}
+
+fn repeated<T: Sample>(places: std::ops::Range<usize>, value: impl Fn(usize) -> T) -> Vec<T> {
+    let first = places.start;
+    let period: Vec<T> = (first..first + PERIOD).map(value).collect();
+    let mut values = Vec::with_capacity(places.len() + PERIOD);
+    while values.len() < places.len() {
+        values.extend_from_slice(&period);
+    }
+    values.truncate(places.len());
+    values
+}
+
+/// What a rank gives.
+fn pattern<T: Sample>(rank: usize, len: usize) -> Vec<T> {
+    repeated(0..len, |index| T::number(given(rank, index)))
+}
+
+/// The sums over the ranks of what they give at these places.
+fn sums<T: Sample>(ranks: usize, places: std::ops::Range<usize>) -> Vec<T> {
+    repeated(places, |index| T::number((0..ranks).map(|rank| given(rank, index)).sum()))
+}
+
+/// Values of any bits, different for different seeds.
+fn moved<T: Sample>(seed: usize, len: usize) -> Vec<T> {
+    repeated(0..len, |index| T::pattern(seed * 31 + index % PERIOD * 7 + 1))
+}

@@ -1,0 +1,164 @@
+//! Communicators that are made of others: shrunk, split, grown by one, and what can still be made
+//! of one that was revoked.
+//!
+//! A rank that dies is `--kill` in `main.rs`.
+
+use std::time::Instant;
+
+use peerweave_driver::DeviceMemory;
+use peerweave_nccl::{Communicator, Config, DeadState, NcclError, Rank, ReduceOp, ShrinkMode, UniqueId, Version};
+
+use super::{Outcome, Part};
+
+/// Elements of a collective that is stuck.
+const LENGTH: usize = 1 << 20;
+
+pub(super) fn shrink(part: &Part<'_>) -> Outcome {
+    let (n, comm) = (part.ranks(), part.communicator(&Config::new())?);
+    part.computes(&comm, "before it shrinks")?;
+    halves(part, &comm, "split")?;
+    if n > 1 {
+        let staying = comm.rank().index() + 1 < n;
+        // The second may end what the parent does: nothing is made of it afterwards.
+        for mode in [ShrinkMode::Default, ShrinkMode::Abort] {
+            part.step(&format!("shrink, {mode:?}"));
+            let fewer = staying.then(|| comm.shrink(&[Rank::new((n - 1) as u32)], mode)).transpose()?;
+            if let Some(fewer) = fewer {
+                part.check(fewer.n_ranks() == n - 1 && fewer.rank() == comm.rank(), || format!("{fewer:?}"));
+                part.computes(&fewer, "shrunk")?;
+                fewer.finalize(super::DEADLINE)?;
+            }
+            part.meet()?;
+        }
+    } else {
+        part.note("not run: shrink needs two GPUs");
+    }
+    part.step("abort");
+    Ok(comm.abort(super::DEADLINE)?)
+}
+
+/// Even and odd ranks, the last first.
+fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
+    part.step(&format!("{what} in halves"));
+    let (n, rank) = (comm.n_ranks(), comm.rank().index());
+    let half = comm.split(Some((rank % 2) as u32), -(rank as i32))?;
+    let Some(half) = half else { return Err(super::Failed("no half".to_owned())) };
+    let expected = (n - rank).div_ceil(2) - 1;
+    part.check(half.n_ranks() == (n + 1 - rank % 2) / 2, || format!("{what}: {half:?}"));
+    part.check(half.rank().index() == expected, || format!("{what}: {half:?}, expected rank {expected}"));
+    part.computes(&half, what)?;
+    Ok(half.finalize(super::DEADLINE)?)
+}
+
+pub(super) fn grow(part: &Part<'_>) -> Outcome {
+    let n = part.ranks();
+    if n < 2 {
+        part.note("not run: grow needs two GPUs");
+        return Ok(());
+    }
+    let few = part.communicator_of(n - 1, &Config::new())?;
+    if let Some(few) = &few {
+        part.computes(few, "before it grows")?;
+        part.refused("to as many as there are", few.grow(n - 1, None), |error| error.misuse_kind().is_some());
+    }
+    part.meet()?;
+    part.step("the id");
+    // One rank of those that are there makes it, and gives it to grow as well.
+    let id = few.as_ref().filter(|few| few.rank() == Rank::new(0)).map(Communicator::grow_id).transpose()?;
+    let text = id.as_ref().map_or_else(String::new, |id| id.to_hex());
+    let given: UniqueId = String::from_utf8_lossy(&part.exchange(text.as_bytes())?[0]).parse()?;
+    part.step("grow and join");
+    let all = match &few {
+        Some(few) => few.grow(n, id.as_ref())?,
+        None => Communicator::builder().nccl(part.nccl()).deadline(super::FIRST).join(
+            &part.all.context,
+            n,
+            &given,
+            Rank::new((n - 1) as u32),
+        )?,
+    };
+    part.check(all.n_ranks() == n && all.rank() == Rank::new(part.rank() as u32), || format!("{all:?}"));
+    part.computes(&all, "grown")?;
+    part.step("the smaller one ends");
+    few.map_or(Ok(()), |few| few.finalize(super::DEADLINE))?;
+    // Seen on hardware: while one thread of the process still frees what was mapped, another's
+    // kernel must not wait for it.
+    part.meet()?;
+    part.computes(&all, "grown, without its parent")?;
+    part.meet()?;
+    if part.rank() + 1 < n {
+        part.step("shrink again");
+        let fewer = all.shrink(&[Rank::new((n - 1) as u32)], ShrinkMode::Default)?;
+        part.computes(&fewer, "shrunk again")?;
+        fewer.finalize(super::DEADLINE)?;
+    }
+    part.meet()?;
+    halves(part, &all, "split of what has grown")?;
+    part.step("finalize");
+    Ok(all.finalize(super::DEADLINE)?)
+}
+
+fn is_revoked(error: &NcclError) -> bool {
+    matches!(error, NcclError::Dead { state: DeadState::Revoked, .. })
+}
+
+pub(super) fn revoke(part: &Part<'_>) -> Outcome {
+    let comm = part.communicator(&Config::new())?;
+    part.computes(&comm, "before it is revoked")?;
+    part.meet()?;
+    part.step("revoke");
+    comm.revoke()?;
+    part.meet()?;
+    after(part, &comm)
+}
+
+/// What a communicator that was revoked can do, and cannot.
+fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
+    let n = comm.n_ranks();
+    let mut values = DeviceMemory::from_slice(&part.stream, &[1.0f32; 4])?;
+    let call = comm.all_reduce_in_place(&part.stream, &mut values, ReduceOp::Sum);
+    part.refused("all_reduce after revoke", call, is_revoked);
+    part.refused("finalize after revoke", comm.clone().finalize(super::DEADLINE), is_revoked);
+    part.refused("revoke after revoke", comm.revoke(), |_| true);
+    halves(part, comm, "split after revoke")?;
+    part.meet()?;
+    if n > 1 && comm.rank().index() + 1 < n {
+        part.step("shrink after revoke");
+        let fewer = comm.shrink(&[Rank::new((n - 1) as u32)], ShrinkMode::Default)?;
+        part.computes(&fewer, "shrunk after revoke")?;
+        fewer.finalize(super::DEADLINE)?;
+    }
+    part.meet()?;
+    part.step("abort after revoke");
+    Ok(comm.abort(super::DEADLINE)?)
+}
+
+/// Rank 0 issues a call that no other rank joins; revoking ends it.
+pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
+    if part.ranks() < 2 {
+        part.note("not run: nothing is stuck on one GPU");
+        return Ok(());
+    }
+    let comm = part.communicator(&Config::new())?;
+    part.computes(&comm, "before it is stuck")?;
+    part.meet()?;
+    let mut values = DeviceMemory::from_slice(&part.stream, &vec![1.0f32; LENGTH])?;
+    if comm.rank() == Rank::new(0) {
+        part.step("a call that nobody joins");
+        comm.all_reduce_in_place(&part.stream, &mut values, ReduceOp::Sum)?;
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    part.meet()?;
+    part.step("revoke");
+    comm.revoke()?;
+    let idle = peerweave_driver::wait(&part.stream, Instant::now() + super::DEADLINE)?;
+    part.check(idle, || "the stream is still busy after revoke".to_owned());
+    part.meet()?;
+    after(part, &comm)?;
+    if part.is_since("a new communicator after that", Version::new(2, 28, 7)) {
+        let new = part.communicator(&Config::new())?;
+        part.computes(&new, "new after what was stuck")?;
+        new.finalize(super::DEADLINE)?;
+    }
+    Ok(())
+}

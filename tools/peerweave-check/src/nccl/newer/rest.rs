@@ -1,0 +1,169 @@
+//! What a communicator says of itself, and what it gives back while it rests.
+
+use std::time::Duration;
+
+use peerweave_driver::{DeviceMemory, bind};
+use peerweave_nccl::{
+    Communicator, Config, CtaPolicy, DeadState, GraphUsage, HostCftMode, NcclError, NvlsHostMode, Rank, ReduceOp, ShrinkMode,
+    Switch,
+};
+
+use super::{Outcome, Part};
+
+/// How long the driver may take to count memory as free again.
+const COUNTED: Duration = Duration::from_secs(2);
+
+pub(super) fn properties(part: &Part<'_>) -> Outcome {
+    let comm = part.communicator(&Config::new())?;
+    part.note(format!("{:?}", part.nccl()));
+    if part.has("properties", "ncclCommQueryProperties") {
+        let properties = comm.properties()?;
+        part.note(format!("{properties:?}"));
+        part.check(properties.rank() == comm.rank() && properties.ranks() == comm.n_ranks(), || format!("{properties:?}"));
+        part.check(properties.cuda_device() == part.all.context.ordinal(), || format!("{properties:?}"));
+        let hash = properties.comm_hash().map_or(0, |hash| hash);
+        let all = part.exchange(&hash.to_le_bytes())?;
+        part.check(all.iter().all(|other| *other == all[0]), || format!("comm_hash {hash:#x} is not everybody's"));
+    }
+    if part.has("teams", "ncclTeamLsa") {
+        part.note(format!("rank 0: lsa {:?}, rail {:?}", comm.lsa_team()?, comm.rail_team()?));
+    }
+    if part.has("parameters", "ncclParamGetAllParameterKeys") {
+        let params = part.nccl().params()?;
+        part.note(format!("{} parameters", params.len()));
+        let wanted = ["NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE", "NCCL_NUM_RMA_CTX", "NCCL_DEBUG"];
+        for (name, value) in params.iter().filter(|(name, _)| wanted.contains(&name.as_str())) {
+            part.note(format!("{name}={value}"));
+        }
+        part.check(!params.is_empty(), || "no parameters".to_owned());
+        if let Some((name, value)) = params.iter().next() {
+            let again = part.nccl().param(name)?;
+            part.check(again.as_ref() == Some(value), || format!("{name} is {value:?}, then {again:?}"));
+        }
+        let unknown = part.nccl().param("NCCL_NO_SUCH_PARAMETER")?;
+        part.check(unknown.is_none(), || format!("a parameter that does not exist: {unknown:?}"));
+    }
+    part.computes(&comm, "any communicator")?;
+    Ok(comm.finalize(super::DEADLINE)?)
+}
+
+const NO_ONE_SIDED: &str = "no one-sided calls";
+
+/// Each option of a communicator that is newer than NCCL 2.19, on a communicator of its own that
+/// computes.
+pub(super) fn options(part: &Part<'_>) -> Outcome {
+    let options = [
+        ("a name", Config::new().name("newer")),
+        ("a traffic class", Config::new().traffic_class(0)),
+        ("blocking", Config::new().blocking(Switch::On)),
+        // SAFETY: no children are made of these.
+        ("shared with splits", unsafe { Config::new().split_share(Switch::On) }),
+        // SAFETY: as above.
+        ("shared with what is shrunk", unsafe { Config::new().shrink_share(Switch::On) }),
+        ("no reductions in the network", Config::new().collnet_enable(Switch::Off)),
+        ("efficiency", Config::new().cta_policy(CtaPolicy::Efficiency)),
+        ("no CTAs", Config::new().cta_policy(CtaPolicy::Zero)),
+        ("few CTAs", Config::new().min_ctas(1).max_ctas(2)),
+        ("CTAs for NVLink's switches", Config::new().nvls_ctas(4)),
+        ("channels for a peer", Config::new().channels_per_net_peer(2)),
+        ("for NVLink", Config::new().nvlink_centric_sched(Switch::On)),
+        ("no graphs", Config::new().graph_usage(GraphUsage::Never)),
+        ("one graph", Config::new().graph_usage(GraphUsage::One)),
+        ("graphs without order", Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off)),
+        (NO_ONE_SIDED, Config::new().num_rma_ctx(0)),
+        ("few peers", Config::new().max_p2p_peers(4)),
+        ("launches in order", Config::new().launch_order_implicit(Switch::On)),
+        ("signals", Config::new().num_rma_sig(7)),
+        ("one-sided calls at once", Config::new().rma_eager_init(Switch::On)),
+        ("a fabric where there is one", Config::new().host_cft_mode(HostCftMode::Fallback)),
+        ("no NVLink switches", Config::new().nvls_host_mode(NvlsHostMode::Disable)),
+    ];
+    for (what, config) in options {
+        part.step(what);
+        match part.communicator(&config) {
+            Ok(comm) => {
+                part.computes(&comm, what)?;
+                comm.finalize(super::DEADLINE)?;
+            }
+            // So with every rank. None of them is allowed from 2.30.7 on only.
+            Err(super::Failed(error)) if error.contains("needs NCCL") || what == NO_ONE_SIDED => {
+                part.note(format!("not run: {error}"))
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// How much of the device's memory is free.
+fn free(part: &Part<'_>) -> Result<usize, super::Failed> {
+    bind(&part.all.context)?;
+    Ok(part.all.context.mem_get_info()?.0)
+}
+
+pub(super) fn suspend(part: &Part<'_>) -> Outcome {
+    let comm = part.communicator(&Config::new())?;
+    part.computes(&comm, "before it rests")?;
+    part.refused("resume of what does not rest", comm.resume(), |error| error.misuse_kind().is_some());
+    for round in 0..2 {
+        let statistics = part.nccl().has("ncclCommMemStats");
+        let before = statistics.then(|| comm.mem_stats()).transpose()?;
+        part.meet()?;
+        let free_before = free(part)?;
+        part.meet()?;
+        part.step(&format!("suspend {round}"));
+        comm.suspend()?;
+        part.meet()?;
+        rests(part, &comm);
+        if let Some(before) = before {
+            let resting = comm.mem_stats()?;
+            part.check(!before.is_suspended && resting.is_suspended, || format!("{before:?}, then {resting:?}"));
+            // NCCL 2.30 leaves its sums as they are: what counts is what the device has free.
+            let gained = || free(part).map(|now| now.saturating_sub(free_before) as u64).unwrap_or(0);
+            let until = std::time::Instant::now() + COUNTED;
+            while gained() == 0 && resting.total_bytes >= before.total_bytes && std::time::Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let (gained, fewer) = (gained(), before.total_bytes.saturating_sub(resting.total_bytes));
+            part.note(format!("rank 0: {before:?}, suspended {resting:?}; the device has {gained} bytes more"));
+            let nothing_to_give = before.suspendable_bytes == 0;
+            part.check(gained > 0 || fewer > 0 || nothing_to_give, || format!("nothing was given back: {before:?}, {resting:?}"));
+        }
+        part.meet()?;
+        part.step(&format!("resume {round}"));
+        comm.resume()?;
+        if let Some(before) = before {
+            let after = comm.mem_stats()?;
+            part.check(after == before, || format!("{before:?}, resumed {after:?}"));
+        }
+        part.computes(&comm, "resumed")?;
+    }
+    part.step("windows after that");
+    if part.nccl().has("ncclCommWindowRegister") {
+        let memory = super::windows::alloc::<f32>(part, 1000)?;
+        if let Some(window) = peerweave_nccl::Window::register(&comm, &memory, peerweave_nccl::WindowKind::SYMMETRIC)? {
+            window.deregister(&part.stream, super::DEADLINE)?;
+        }
+    }
+    part.computes(&comm, "after windows")?;
+    part.step("finalize");
+    Ok(comm.finalize(super::DEADLINE)?)
+}
+
+/// Nothing can be issued on it.
+fn rests(part: &Part<'_>, comm: &Communicator) {
+    let suspended = |error: &NcclError| matches!(error, NcclError::Dead { state: DeadState::Suspended, .. });
+    let Ok(mut values) = DeviceMemory::from_slice(&part.stream, &[1.0f32; 4]) else {
+        return part.check(false, || "no memory".to_owned());
+    };
+    let call = comm.all_reduce_in_place(&part.stream, &mut values, ReduceOp::Sum);
+    part.refused("all_reduce while suspended", call, suspended);
+    let group = part.nccl().group(|group| group.all_reduce_in_place(comm, &part.stream, &mut values, ReduceOp::Sum));
+    part.refused("a group while suspended", group, suspended);
+    part.refused("split while suspended", comm.split(Some(0), 0), suspended);
+    if comm.n_ranks() > 1 && comm.rank() == Rank::new(0) {
+        part.refused("shrink while suspended", comm.shrink(&[Rank::new(1)], ShrinkMode::Default), suspended);
+    }
+    part.refused("suspend while suspended", comm.suspend(), suspended);
+    part.check(comm.async_error().is_ok(), || "async_error while suspended".to_owned());
+}

@@ -1,0 +1,36 @@
+//! `check nccl` over the fake libraries: in one process, and with a process for each rank.
+#![cfg(target_os = "linux")]
+
+use std::process::Command;
+use std::time::Duration;
+
+use peerweave_fakes::Fakes;
+
+/// Runs `check nccl` with two fake GPUs; returns its last line.
+fn last_line(arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_check"));
+    let output = command.arg("nccl").args(arguments).output().expect("it starts");
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {out}\n{}", String::from_utf8_lossy(&output.stderr));
+    out.lines().last().unwrap_or_default().to_owned()
+}
+
+fn fakes() -> Fakes {
+    Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").limit(Duration::from_secs(240))
+}
+
+#[test]
+fn two_ranks_of_one_process_are_right() {
+    fakes().run(|| {
+        let line = last_line(&["--count", "33"]);
+        assert!(line.starts_with("OK ") && line.ends_with(" checks"), "{line}");
+    });
+}
+
+#[test]
+fn two_processes_are_right_and_a_killed_one_is_named() {
+    fakes().run(|| {
+        assert_eq!(last_line(&["--processes", "2", "--count", "33"]), "OK 2 checks");
+        assert_eq!(last_line(&["--processes", "2", "--kill", "1"]), "OK 1 checks");
+    });
+}

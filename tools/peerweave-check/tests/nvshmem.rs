@@ -1,0 +1,124 @@
+//! `check nvshmem` over the fake libraries: every operation and element type, teams included,
+//! against an oracle of the host, with processes as PEs; and what a shared GPU, a missing PE and a
+//! killed one lead to.
+#![cfg(target_os = "linux")]
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use peerweave_bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
+use peerweave_fakes::Fakes;
+
+/// The program, which cargo builds for this test.
+const CHECK: &str = env!("CARGO_BIN_EXE_check");
+
+/// Runs the program with the fakes; returns the number of checks.
+fn checked(arguments: &[&str]) -> usize {
+    let mut command = Command::new(CHECK);
+    let output = command.arg("nvshmem").args(arguments).env("PEERWEAVE_MULTICAST", "off").output().expect("it starts");
+    let out = String::from_utf8_lossy(&output.stdout);
+    let line = out.lines().last().unwrap_or_default().to_owned();
+    assert!(output.status.success(), "{arguments:?}: {out}\n{}", String::from_utf8_lossy(&output.stderr));
+    line.strip_prefix("OK ").and_then(|rest| rest.strip_suffix(" checks")?.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+}
+
+fn fakes() -> Fakes {
+    Fakes::new().cuda().nvshmem().limit(Duration::from_secs(240))
+}
+
+#[test]
+fn one_pe_passes_all_parts() {
+    fakes().run(|| assert!(checked(&["--pes", "1"]) >= 1281));
+}
+
+#[test]
+fn two_pes_pass_all_parts() {
+    fakes().run(|| assert!(checked(&["--pes", "2"]) >= 4170));
+}
+
+#[test]
+fn three_pes_pass_all_parts() {
+    fakes().run(|| assert!(checked(&["--pes", "3"]) >= 6803));
+}
+
+#[test]
+fn library_of_3_4_5_passes_all_parts() {
+    let fakes = Fakes::new().cuda().nvshmem_of("3.4.5").limit(Duration::from_secs(240));
+    fakes.run(|| assert!(checked(&["--pes", "2"]) >= 4170));
+}
+
+/// Each part on its own, as in the search for a fault on GPUs.
+macro_rules! parts {
+    ($($name:ident: $part:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            fakes().run(|| {
+                for pes in ["1", "2", "3"] {
+                    assert!(checked(&["--pes", pes, "--only", $part]) > 3);
+                }
+            });
+        }
+    )*};
+}
+
+parts! {
+    blocking_operations_complete: "blocking";
+    collectives_of_several_streams_are_ordered: "ordering";
+    mistakes_are_typed_errors: "mistakes";
+    foreign_memory_is_symmetric_or_registered: "outside";
+    objects_dropped_in_any_order_are_reported: "lifetimes";
+}
+
+#[test]
+fn pes_on_one_gpu_are_named() {
+    fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "shared-gpu"]), 3));
+}
+
+#[test]
+fn missing_pe_is_named_at_the_deadline() {
+    fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "missing"]), 2));
+}
+
+#[test]
+fn killed_pe_is_named() {
+    fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "killed"]), 2));
+}
+
+#[test]
+fn pe_without_the_library_is_named() {
+    fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "no-library"]), 3));
+}
+
+#[test]
+fn pe_without_plugins_is_named() {
+    fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "no-plugins"]), 3));
+}
+
+#[test]
+fn processes_of_a_launcher_are_the_pes() {
+    fakes().run(|| {
+        let outputs = launch(3, &["nvshmem", "--only", "mistakes"]);
+        for (pe, out) in outputs.iter().enumerate() {
+            assert!(out.lines().last().unwrap_or_default().starts_with(&format!("PE {pe}: OK ")), "{out}");
+        }
+    });
+}
+
+/// Runs the program as each PE of a job; returns what each printed.
+fn launch(n_pes: u32, arguments: &[&str]) -> Vec<String> {
+    let token = Token::random().expect("random numbers");
+    let endpoint = Endpoint::random_unix().expect("a name");
+    let server = Server::bind(&endpoint, token, n_pes, ServerOptions::default()).expect("it listens");
+    let start = |pe| {
+        let job = Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
+        Command::new(CHECK).args(arguments).envs(job.to_vars()).stdout(Stdio::piped()).spawn().expect("it starts")
+    };
+    let started: Vec<_> = (0..n_pes).map(start).collect();
+    let end = |process: std::process::Child| {
+        let output = process.wait_with_output().expect("it ends");
+        let out = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{out}");
+        out
+    };
+    started.into_iter().map(end).collect()
+}
