@@ -93,7 +93,7 @@ fn collect(file: &str, text: &str, examples: &mut Vec<Example>) {
     assert!(open.is_none(), "{file}: an example has no end");
 }
 
-/// Whether a block with this after its fence is a program to run.
+/// Returns whether a block with this after its fence is a program to run.
 fn runs(at: &str, info: &str) -> bool {
     let words: Vec<_> = info.split(',').map(str::trim).collect();
     match words[0] {

@@ -103,7 +103,7 @@ impl KernelJob {
     /// Writes elements of this PE from index `first` on.
     ///
     /// # Errors
-    /// A range beyond the memory; what the driver says.
+    /// A range beyond the memory; errors of the driver.
     pub fn write<T: Element + Plain>(&self, memory: &Memory<T>, first: usize, values: &[T]) -> Outcome {
         match (self, memory) {
             (_, Memory::Host(memory)) => memory.slice(first..first + values.len())?.copy_from(values)?,
@@ -116,7 +116,7 @@ impl KernelJob {
     /// The elements of this PE.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn read<T: Element + Plain>(&self, memory: &Memory<T>) -> Outcome<Vec<T>> {
         match (self, memory) {
             (_, Memory::Host(memory)) => Ok(memory.to_vec()?),

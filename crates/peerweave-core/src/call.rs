@@ -23,7 +23,7 @@ pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
     unsafe { shared.backend.run(prepared.op()) }
 }
 
-/// As [`run`], for operations without a result.
+/// Like [`run`], for operations without a result.
 #[inline(always)]
 pub(crate) fn run_unit(shared: &Shared, prepared: Prepared<'_>) -> Result<()> {
     match run(shared, prepared) {
@@ -54,7 +54,7 @@ pub(crate) fn submit<R>(
     Ok(Ticket::new(submitted, &stream.shared, decode))
 }
 
-/// As [`submit`], if another value than the owners of `prepared` holds the memory.
+/// Like [`submit`], if another value than the owners of `prepared` holds the memory.
 #[inline(always)]
 pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
     // SAFETY: [C1]: the memory belongs to owners that the caller has; `keep` gives clones of them,

@@ -61,14 +61,14 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether this process was forked from the one that made the world. It does not have the
-    /// mappings of the backend.
+    /// Returns whether this process was forked from the one that made the world. It does not have
+    /// the mappings of the backend.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.guard.is_forked()
     }
 
-    /// By what a handle that outlives this finds out the same.
+    /// Returns a guard by which a handle that outlives this can check for a fork.
     #[inline]
     pub(crate) fn guard(&self) -> ForkGuard {
         self.guard
@@ -114,7 +114,7 @@ impl Shared {
         allocations.places.remove(&number);
     }
 
-    /// Whether these bytes of the heap lie in one allocation that was not released.
+    /// Returns whether these bytes of the heap lie in one allocation that was not released.
     pub(crate) fn is_allocated(&self, at: SymOffset, bytes: u64) -> bool {
         let Some(end) = at.0.checked_add(bytes) else { return false };
         self.allocations().places.values().any(|&(first, last)| first <= at.0 && end <= last)
@@ -139,7 +139,7 @@ pub struct FinalizeReport {
 }
 
 impl FinalizeReport {
-    /// Whether every symmetric buffer was released.
+    /// Returns whether every symmetric buffer was released.
     pub fn is_clean(&self) -> bool {
         self.leaked.is_empty()
     }

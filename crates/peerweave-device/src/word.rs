@@ -47,7 +47,7 @@ pub trait Words {
     /// The number of words.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

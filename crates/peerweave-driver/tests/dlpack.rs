@@ -62,7 +62,7 @@ impl Made {
         (Self(Box::new(producer)), deleted)
     }
 
-    /// As [`new`](Self::new), of 32-bit floats with these values.
+    /// Like [`new`](Self::new), of 32-bit floats with these values.
     fn floats(values: &[f32], shape: &[i64]) -> (Self, Arc<AtomicUsize>) {
         let (_, stream) = device();
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();

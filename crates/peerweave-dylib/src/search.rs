@@ -64,7 +64,7 @@ impl Search {
     /// As [`new`](Self::new).
     ///
     /// # Safety
-    /// As [`new`](Self::new).
+    /// As for [`new`](Self::new).
     pub const unsafe fn without_variable(product: &'static str, file_names: &'static [&'static str]) -> Self {
         assert!(!file_names.is_empty(), "a search needs at least one file name");
         Self { product, variable: None, file_names, mark: None, wheel_directories: &[], system_directories: &[] }
@@ -112,7 +112,7 @@ impl Search {
     /// The file is the product: what a library is to do when it is loaded runs.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// As for [`open`](Self::open).
     pub unsafe fn open_at(&self, path: &Path, visibility: Visibility) -> Result<Library, LoadError> {
         self.at(path, visibility)
     }
@@ -125,7 +125,7 @@ impl Search {
         }
     }
 
-    /// As [`open`](Self::open), with the environment as a function: for tests, and for programs
+    /// Like [`open`](Self::open), with the environment as a function: for tests, and for programs
     /// with settings of their own.
     ///
     /// # Safety
@@ -134,7 +134,7 @@ impl Search {
     /// `HOME`), are the product: what a library is to do when it is loaded runs.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// As for [`open`](Self::open).
     pub unsafe fn open_with(
         &self,
         visibility: Visibility,

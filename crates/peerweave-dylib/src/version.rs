@@ -39,7 +39,7 @@ impl Version {
         Self::new(major, minor, patch)
     }
 
-    /// Whether this is not older than `other`; usable in constants.
+    /// Returns whether this is not older than `other`; usable in constants.
     pub const fn at_least(self, other: Self) -> bool {
         self.key() >= other.key()
     }

@@ -149,7 +149,7 @@ impl Network {
         self.heaps.iter().position(|heap| heap.start <= address && end <= heap.end)
     }
 
-    /// Whether memory lies in a heap.
+    /// Returns whether memory lies in a heap.
     fn holds(&self, address: u64, bytes: usize) -> bool {
         self.find(address, bytes).is_some()
     }

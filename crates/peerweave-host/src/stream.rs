@@ -207,7 +207,7 @@ unsafe impl StreamBackend for HostStream {
     }
 }
 
-/// Which end of the queue.
+/// An end of the queue.
 #[derive(Clone, Copy)]
 enum End {
     Front,
@@ -427,7 +427,7 @@ impl HostEvent {
         Self { state: Mutex::new(None), changed: Condvar::new() }
     }
 
-    /// Whether the stream has passed the event without an earlier failure.
+    /// Returns whether the stream has passed the event without an earlier failure.
     fn has_succeeded(&self) -> bool {
         matches!(&*lock(&self.state), Some((_, Ok(()))))
     }

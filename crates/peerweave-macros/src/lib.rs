@@ -44,7 +44,7 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-/// Gives a declaration of shared memory its symbol: a step of `peerweave_device::shared_array!`.
+/// Returns a declaration of shared memory its symbol: a step of `peerweave_device::shared_array!`.
 #[doc(hidden)]
 #[proc_macro]
 pub fn name_shared_array(declaration: TokenStream) -> TokenStream {

@@ -109,7 +109,7 @@ pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
     })
 }
 
-/// Gives the context `from` access to plain allocations of the context `to` (mappings have rights
+/// Returns the context `from` access to plain allocations of the context `to` (mappings have rights
 /// of their own). Calling it again is not an error.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Which device reaches which, by what the driver says and by trying, over the fake driver.
+//! Which device reaches which, by errors of the driver and by trying, over the fake driver.
 #![cfg(target_os = "linux")]
 
 mod common;

@@ -124,7 +124,7 @@ fn per_thread_streams_are_refused_by_heap_memory() {
     });
 }
 
-/// Whether what is dropped by another thread is unmapped.
+/// Returns whether what is dropped by another thread is unmapped.
 fn drop_elsewhere<T: Send>(kept: T) -> bool {
     let before = Calls::now().good("cuMemUnmap");
     std::thread::scope(|scope| scope.spawn(move || drop(kept)).join().expect("no panic"));

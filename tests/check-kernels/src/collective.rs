@@ -68,7 +68,7 @@ impl<T: Sample> Collectives<'_, T> {
         self.meet()
     }
 
-    /// As [`Self::begin_moves`], with operands of reductions.
+    /// Like [`Self::begin_moves`], with operands of reductions.
     #[inline(never)]
     fn begin_reduction(&self) -> Result<(), Failed> {
         let (mine, step) = (self.check.ctx.local(self.send), gpu::block_threads() as usize);

@@ -22,7 +22,7 @@ fn check<A: KernelArgs>(kernel: &Kernel<A>, blocks: u32, args: impl Fn(&mut Job,
     }
 }
 
-/// As [`check`], with as many PEs, PEs of each machine, and threads of a block.
+/// Like [`check`], with as many PEs, PEs of each machine, and threads of a block.
 fn check_on<A: KernelArgs>(
     kernel: &Kernel<A>,
     blocks: u32,

@@ -1,6 +1,5 @@
-//! Gives the library the name that the dynamic linker looks for, and keeps it in memory once it was
-//! opened. Threads of the library's streams run for as long as the process: its code must never go
-//! away under them.
+//! Gives the library the name that the dynamic linker looks for, and prevents its unloading:
+//! threads of its streams run for as long as the process.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

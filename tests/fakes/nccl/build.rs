@@ -1,5 +1,5 @@
-//! Gives the library the name that programs open, and keeps it in memory once it was opened: its
-//! threads outlive a `dlclose`.
+//! Gives the library the name that programs open, and prevents its unloading: its threads outlive a
+//! `dlclose`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

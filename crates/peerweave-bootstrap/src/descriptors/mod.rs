@@ -80,7 +80,7 @@ impl Rendezvous {
     /// [`deadline`](Self::deadline).
     ///
     /// # Errors
-    /// As [`share_descriptor`](Self::share_descriptor).
+    /// As for [`share_descriptor`](Self::share_descriptor).
     pub fn share_descriptor_within(
         &self,
         members: &[Pe],

@@ -72,7 +72,7 @@ pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Whether a Unix socket whose name contains `part` exists on this machine.
+/// Returns whether a Unix socket whose name contains `part` exists on this machine.
 #[cfg(target_os = "linux")]
 pub fn socket_exists(part: &str) -> bool {
     std::fs::read_to_string("/proc/net/unix").unwrap().lines().any(|line| line.contains(part))

@@ -126,7 +126,7 @@ impl<T: Element> Buffer<T> {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -34,7 +34,7 @@ impl Span<'_> {
         Self { place: self.place.plus(index * count * self.dtype.size_bytes()), len: count, ..self }
     }
 
-    /// Whether the two spans share a byte.
+    /// Returns whether the two spans share a byte.
     #[inline(always)]
     pub(crate) fn overlaps(&self, other: &Span<'_>) -> bool {
         let (first, second) = match (self.place, other.place) {

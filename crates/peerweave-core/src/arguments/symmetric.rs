@@ -105,7 +105,7 @@ impl<T: Element> Symmetric<T> {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -128,7 +128,7 @@ impl<T: Element> Symmetric<T> {
         unsafe { SymSlice::from_raw(self.at, self.len) }
     }
 
-    /// Whether the allocation was released, through this handle or another.
+    /// Returns whether the allocation was released, through this handle or another.
     pub fn is_released(&self) -> bool {
         self.region.is_released()
     }
@@ -288,8 +288,8 @@ impl<T: Element> Symmetric<T> {
     /// Borrows the elements of this PE as a mutable slice.
     ///
     /// # Safety
-    /// As [`Symmetric::as_slice`]. In addition no PE reads these elements, and no other slice of
-    /// them lives.
+    /// As for [`Symmetric::as_slice`]. In addition no PE reads these elements, and no other slice
+    /// of them lives.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after release or finalize.

@@ -33,14 +33,14 @@ use std::time::Duration;
 /// # Safety
 /// An implementation promises: **\[B1\]** a memory range of an [`Op`] is accessed only inside its
 /// bounds, and only from `submit`/`run` until the operation has completed or failed; after a
-/// failure no thread or process touches private memory of the caller any more; **\[B2\]** the
-/// memory that [`Backend::local`] points into stays mapped until the backend is dropped; **\[B3\]**
-/// a completed wait (signal, barrier, ticket) makes every put that was ordered before it visible;
-/// **\[B4\]** symmetric memory, and private memory that an [`Op`] names, is accessed only in ways
-/// that stay defined when others access the same bytes at the same time: private memory may be a
-/// buffer that another thread reads or another stream writes, or a plain slice; **\[B5\]** a call
-/// after [`Backend::finalize`], or one that races with it or with [`Backend::release`], gives an
-/// error or an unspecified value, and nothing worse.
+/// failure no thread or process accesses private memory of the caller; **\[B2\]** the memory that
+/// [`Backend::local`] points into stays mapped until the backend is dropped; **\[B3\]** a completed
+/// wait (signal, barrier, ticket) makes every put that was ordered before it visible; **\[B4\]**
+/// symmetric memory, and private memory that an [`Op`] names, is accessed only in ways that stay
+/// defined when others access the same bytes at the same time: private memory may be a buffer that
+/// another thread reads or another stream writes, or a plain slice; **\[B5\]** a call after
+/// [`Backend::finalize`], or one that races with it or with [`Backend::release`], returns an error
+/// or an unspecified value, and has no other effect.
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// A short name: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
@@ -117,8 +117,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
 /// An ordered queue of operations. Each starts when the one before it is complete.
 ///
 /// # Safety
-/// As [`Backend`]; and **\[B6\]** `keep` is called, and what it returned held until the operation
-/// has completed or failed, whenever `submit` returns [`Submitted::Queued`].
+/// As for [`Backend`]; and **\[B6\]** `keep` is called, and what it returned held until the
+/// operation has completed or failed, whenever `submit` returns [`Submitted::Queued`].
 pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// Enqueues an operation. If the queue is idle, it may run on the calling thread for about a
     /// millisecond.
@@ -132,7 +132,7 @@ pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// last call.
     fn synchronize(&self, within: Duration) -> Result<(), Error>;
 
-    /// Whether all enqueued operations are complete.
+    /// Returns whether all enqueued operations are complete.
     fn is_idle(&self) -> bool;
 
     /// Records an event after all operations enqueued so far.
@@ -144,7 +144,7 @@ pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
 
 /// An event in a queue.
 pub trait EventBackend: Any + Send + Sync + fmt::Debug {
-    /// Whether the queue has passed the event.
+    /// Returns whether the queue has passed the event.
     fn is_complete(&self) -> bool;
     /// Waits until it has. Fails if an earlier operation of the queue failed.
     fn wait(&self, within: Duration) -> Result<(), Error>;
@@ -154,7 +154,7 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
 
 /// An enqueued operation whose completion was not seen yet.
 pub trait Pending: Send + Sync + fmt::Debug {
-    /// Whether it has completed or failed.
+    /// Returns whether it has completed or failed.
     fn is_complete(&self) -> bool;
     /// Waits until it has.
     fn wait(&self, within: Duration) -> Result<Outcome, Error>;

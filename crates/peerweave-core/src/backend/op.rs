@@ -125,12 +125,12 @@ impl CollectiveKind {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
 
-    /// Whether it reduces elements.
+    /// Returns whether it reduces elements.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Whether it has a root.
+    /// Returns whether it has a root.
     pub const fn has_root(self) -> bool {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
     }

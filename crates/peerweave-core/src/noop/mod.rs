@@ -85,7 +85,7 @@ struct State {
     calls: Vec<Call>,
     /// The start and size of each allocation.
     live: BTreeMap<u64, u64>,
-    /// By number.
+    /// Members of each team, by team number.
     teams: Vec<Option<Vec<Pe>>>,
     /// The members of the team that the next split makes.
     next_members: Option<Vec<Pe>>,
@@ -105,7 +105,7 @@ impl Noop {
         Self::with_heap(my_pe, n_pes, 1 << 20)
     }
 
-    /// As [`Noop::new`], with a heap of `heap_bytes` per PE, rounded up to pages.
+    /// Like [`Noop::new`], with a heap of `heap_bytes` per PE, rounded up to pages.
     ///
     /// # Panics
     /// If there is no such PE.
@@ -116,7 +116,7 @@ impl Noop {
         Self::with_caps(my_pe, n_pes, caps)
     }
 
-    /// As [`Noop::new`], with given capabilities.
+    /// Like [`Noop::new`], with given capabilities.
     ///
     /// # Panics
     /// If there is no such PE.

@@ -77,7 +77,7 @@ impl Team {
     /// [`quiet`](crate::World::quiet) has completed.
     ///
     /// # Errors
-    /// As [`Team::barrier`].
+    /// As for [`Team::barrier`].
     pub fn sync(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "sync";
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Sync)?, decode::nothing)
@@ -89,7 +89,7 @@ impl Team {
     /// `send: n`, `recv: n` elements, which do not overlap.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
     /// buffers that overlap, belong to another world or were released, and for a reduction that `T`
     /// does not have.
     #[inline]
@@ -105,13 +105,13 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::all_reduce`], with the result replacing the elements in `buffer`.
+    /// Like [`Team::all_reduce`], with the result replacing the elements in `buffer`.
     ///
     /// # Shapes
     /// `buffer: n` elements.
     ///
     /// # Errors
-    /// As [`Team::all_reduce`].
+    /// As for [`Team::all_reduce`].
     #[inline]
     pub fn all_reduce_in_place<T: Number>(
         &self,
@@ -131,7 +131,7 @@ impl Team {
     /// or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if the root passes no `recv`.
+    /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if the root passes no `recv`.
     pub fn reduce<T: Number>(
         &self,
         stream: &Stream,
@@ -146,13 +146,13 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::reduce`], with the result replacing the elements in `buffer` at the root.
+    /// Like [`Team::reduce`], with the result replacing the elements in `buffer` at the root.
     ///
     /// # Shapes
     /// `buffer: n` elements, which change at the root only.
     ///
     /// # Errors
-    /// As [`Team::all_reduce`].
+    /// As for [`Team::all_reduce`].
     pub fn reduce_in_place<T: Number>(
         &self,
         stream: &Stream,
@@ -172,9 +172,9 @@ impl Team {
     /// buffer, which is ignored, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released; [`Misuse`](crate::Misuse) if
-    /// the root passes no `send`.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released;
+    /// [`Misuse`](crate::Misuse) if the root passes no `send`.
     pub fn broadcast<T: Element>(
         &self,
         stream: &Stream,
@@ -188,14 +188,14 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::broadcast`], from `buffer` of the root to `buffer` of the other ranks.
+    /// Like [`Team::broadcast`], from `buffer` of the root to `buffer` of the other ranks.
     ///
     /// # Shapes
     /// `buffer: n` elements.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released.
     pub fn broadcast_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "broadcast_in_place";
         let prepared = check::broadcast_in_place(CALL, self, buffer.span(), root)?;
@@ -208,8 +208,8 @@ impl Team {
     /// `send: n` elements, which do not overlap `recv: n × size`.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released.
     #[inline]
     pub fn all_gather<T: Element>(
         &self,
@@ -222,14 +222,14 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::all_gather`], with the elements of this rank already in their part of `buffer`.
+    /// Like [`Team::all_gather`], with the elements of this rank already in their part of `buffer`.
     ///
     /// # Shapes
     /// `buffer: n × size` elements; this rank contributes elements `rank × n .. (rank + 1) × n`.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released.
     #[inline]
     pub fn all_gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_gather_in_place";
@@ -244,7 +244,7 @@ impl Team {
     /// reduction of elements `r × n .. (r + 1) × n` of all ranks.
     ///
     /// # Errors
-    /// As [`Team::all_reduce`].
+    /// As for [`Team::all_reduce`].
     #[inline]
     pub fn reduce_scatter<T: Number>(
         &self,
@@ -258,7 +258,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::reduce_scatter`], with the result in the part of `buffer` that belongs to this
+    /// Like [`Team::reduce_scatter`], with the result in the part of `buffer` that belongs to this
     /// rank.
     ///
     /// # Shapes
@@ -266,7 +266,7 @@ impl Team {
     /// other elements are unspecified afterwards.
     ///
     /// # Errors
-    /// As [`Team::all_reduce`].
+    /// As for [`Team::all_reduce`].
     #[inline]
     pub fn reduce_scatter_in_place<T: Number>(
         &self,
@@ -286,8 +286,8 @@ impl Team {
     /// `send: n × size` elements, which do not overlap `recv: n × size`.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released.
     #[inline]
     pub fn all_to_all<T: Element>(
         &self,
@@ -300,15 +300,15 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::all_to_all`], with each received part replacing the part that was sent to the
+    /// Like [`Team::all_to_all`], with each received part replacing the part that was sent to the
     /// same rank.
     ///
     /// # Shapes
     /// `buffer: n × size` elements.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released.
     #[inline]
     pub fn all_to_all_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_to_all_in_place";
@@ -316,7 +316,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::all_to_all`], with parts of any length at any offset of the buffers.
+    /// Like [`Team::all_to_all`], with parts of any length at any offset of the buffers.
     ///
     /// # Shapes
     /// Rank `r` gets `send_counts[r]` elements from `send_offsets[r]` of `send`. From it come
@@ -328,9 +328,10 @@ impl Team {
     /// `counts` may be an `Arc`, which saves an allocation if it is used again.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released; [`Misuse`](crate::Misuse)
-    /// for lists of a wrong length, parts outside their buffer, and parts that overlap.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released;
+    /// [`Misuse`](crate::Misuse) for lists of a wrong length, parts outside their buffer, and parts
+    /// that overlap.
     pub fn all_to_all_v<T: Element>(
         &self,
         stream: &Stream,
@@ -343,14 +344,14 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::all_to_all_v`], with each received part replacing the part that was sent to the
+    /// Like [`Team::all_to_all_v`], with each received part replacing the part that was sent to the
     /// same rank.
     ///
     /// # Shapes
     /// As [`Team::all_to_all_v`], with the same counts and offsets on both sides.
     ///
     /// # Errors
-    /// As [`Team::all_to_all_v`]; [`Misuse`](crate::Misuse) if the two sides differ.
+    /// As for [`Team::all_to_all_v`]; [`Misuse`](crate::Misuse) if the two sides differ.
     pub fn all_to_all_v_in_place<T: Element>(
         &self,
         stream: &Stream,
@@ -369,9 +370,9 @@ impl Team {
     /// a buffer, which is ignored, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released; [`Misuse`](crate::Misuse) if
-    /// the root passes no `recv`.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released;
+    /// [`Misuse`](crate::Misuse) if the root passes no `recv`.
     pub fn gather<T: Element>(
         &self,
         stream: &Stream,
@@ -385,14 +386,14 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::gather`], with the elements of the root already in their part of `buffer`.
+    /// Like [`Team::gather`], with the elements of the root already in their part of `buffer`.
     ///
     /// # Shapes
     /// `buffer: n × size` elements at the root; `n` elements, which are only read, on other ranks.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released.
     pub fn gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "gather_in_place";
         let prepared = check::gather_in_place(CALL, self, buffer.span(), root)?;
@@ -406,9 +407,9 @@ impl Team {
     /// a buffer, which is ignored, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released; [`Misuse`](crate::Misuse) if
-    /// the root passes no `send`.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released;
+    /// [`Misuse`](crate::Misuse) if the root passes no `send`.
     pub fn scatter<T: Element>(
         &self,
         stream: &Stream,
@@ -422,14 +423,14 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::scatter`], with the part of the root staying in its place in `buffer`.
+    /// Like [`Team::scatter`], with the part of the root staying in its place in `buffer`.
     ///
     /// # Shapes
     /// `buffer: n × size` elements, which are only read, at the root; `n` elements on other ranks.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released.
     pub fn scatter_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "scatter_in_place";
         let prepared = check::scatter_in_place(CALL, self, buffer.span(), root)?;
@@ -447,9 +448,9 @@ impl Team {
     /// `source: n` elements here, `dest: n` elements on the peer.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
-    /// buffers that overlap, belong to another world or were released; [`Misuse`](crate::Misuse) if
-    /// the peer is this rank, outside of a group.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
+    /// for buffers that overlap, belong to another world or were released;
+    /// [`Misuse`](crate::Misuse) if the peer is this rank, outside of a group.
     #[inline]
     pub fn send<T: Element>(&self, stream: &Stream, mut source: impl StreamSource<T>, peer: Rank) -> Result<Ticket> {
         const CALL: &str = "send";
@@ -463,7 +464,7 @@ impl Team {
     /// `dest: n` elements here, `source: n` elements on the peer.
     ///
     /// # Errors
-    /// As [`Team::send`].
+    /// As for [`Team::send`].
     #[inline]
     pub fn recv<T: Element>(&self, stream: &Stream, mut dest: impl StreamDest<T>, peer: Rank) -> Result<Ticket> {
         const CALL: &str = "recv";

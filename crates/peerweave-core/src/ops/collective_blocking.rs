@@ -37,30 +37,30 @@ use std::sync::Arc;
 /// # }
 /// ```
 impl Team {
-    /// As [`Team::barrier`], on the calling thread.
+    /// Like [`Team::barrier`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::barrier`].
+    /// As for [`Team::barrier`].
     #[inline]
     pub fn barrier_blocking(&self) -> Result<()> {
         const CALL: &str = "barrier_blocking";
         call::run_unit(&self.inner.shared, check::arrival(CALL, self, CollectiveKind::Barrier)?)
     }
 
-    /// As [`Team::sync`], on the calling thread.
+    /// Like [`Team::sync`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::sync`].
+    /// As for [`Team::sync`].
     #[inline]
     pub fn sync_blocking(&self) -> Result<()> {
         const CALL: &str = "sync_blocking";
         call::run_unit(&self.inner.shared, check::arrival(CALL, self, CollectiveKind::Sync)?)
     }
 
-    /// As [`Team::all_reduce`], on the calling thread.
+    /// Like [`Team::all_reduce`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::all_reduce`].
+    /// As for [`Team::all_reduce`].
     #[inline]
     pub fn all_reduce_blocking<T: Number>(
         &self,
@@ -73,10 +73,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::all_reduce_in_place`], on the calling thread.
+    /// Like [`Team::all_reduce_in_place`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::all_reduce_in_place`].
+    /// As for [`Team::all_reduce_in_place`].
     #[inline]
     pub fn all_reduce_in_place_blocking<T: Number>(&self, mut buffer: impl Dest<T>, op: impl Into<Reduction<T>>) -> Result<()> {
         const CALL: &str = "all_reduce_in_place_blocking";
@@ -84,10 +84,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::reduce`], on the calling thread.
+    /// Like [`Team::reduce`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::reduce`].
+    /// As for [`Team::reduce`].
     pub fn reduce_blocking<T: Number>(
         &self,
         mut send: impl Source<T>,
@@ -101,10 +101,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::reduce_in_place`], on the calling thread.
+    /// Like [`Team::reduce_in_place`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::reduce_in_place`].
+    /// As for [`Team::reduce_in_place`].
     pub fn reduce_in_place_blocking<T: Number>(
         &self,
         mut buffer: impl Dest<T>,
@@ -116,10 +116,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::broadcast`], on the calling thread.
+    /// Like [`Team::broadcast`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::broadcast`].
+    /// As for [`Team::broadcast`].
     pub fn broadcast_blocking<T: Element>(&self, send: impl MaybeSource<T>, mut recv: impl Dest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "broadcast_blocking";
         let mut send = send.into_option();
@@ -127,20 +127,20 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::broadcast_in_place`], on the calling thread.
+    /// Like [`Team::broadcast_in_place`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::broadcast_in_place`].
+    /// As for [`Team::broadcast_in_place`].
     pub fn broadcast_in_place_blocking<T: Element>(&self, mut buffer: impl Dest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "broadcast_in_place_blocking";
         let prepared = check::broadcast_in_place(CALL, self, buffer.span(), root)?;
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::all_gather`], on the calling thread.
+    /// Like [`Team::all_gather`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::all_gather`].
+    /// As for [`Team::all_gather`].
     #[inline]
     pub fn all_gather_blocking<T: Element>(&self, mut send: impl Source<T>, mut recv: impl Dest<T>) -> Result<()> {
         const CALL: &str = "all_gather_blocking";
@@ -148,10 +148,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::all_gather_in_place`], on the calling thread.
+    /// Like [`Team::all_gather_in_place`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::all_gather_in_place`].
+    /// As for [`Team::all_gather_in_place`].
     #[inline]
     pub fn all_gather_in_place_blocking<T: Element>(&self, mut buffer: impl Dest<T>) -> Result<()> {
         const CALL: &str = "all_gather_in_place_blocking";
@@ -159,10 +159,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::reduce_scatter`], on the calling thread.
+    /// Like [`Team::reduce_scatter`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::reduce_scatter`].
+    /// As for [`Team::reduce_scatter`].
     #[inline]
     pub fn reduce_scatter_blocking<T: Number>(
         &self,
@@ -175,10 +175,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::reduce_scatter_in_place`], on the calling thread.
+    /// Like [`Team::reduce_scatter_in_place`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::reduce_scatter_in_place`].
+    /// As for [`Team::reduce_scatter_in_place`].
     #[inline]
     pub fn reduce_scatter_in_place_blocking<T: Number>(
         &self,
@@ -190,10 +190,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::all_to_all`], on the calling thread.
+    /// Like [`Team::all_to_all`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::all_to_all`].
+    /// As for [`Team::all_to_all`].
     #[inline]
     pub fn all_to_all_blocking<T: Element>(&self, mut send: impl Source<T>, mut recv: impl Dest<T>) -> Result<()> {
         const CALL: &str = "all_to_all_blocking";
@@ -201,10 +201,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::all_to_all_in_place`], on the calling thread.
+    /// Like [`Team::all_to_all_in_place`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::all_to_all_in_place`].
+    /// As for [`Team::all_to_all_in_place`].
     #[inline]
     pub fn all_to_all_in_place_blocking<T: Element>(&self, mut buffer: impl Dest<T>) -> Result<()> {
         const CALL: &str = "all_to_all_in_place_blocking";
@@ -212,10 +212,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::all_to_all_v`], on the calling thread.
+    /// Like [`Team::all_to_all_v`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::all_to_all_v`].
+    /// As for [`Team::all_to_all_v`].
     pub fn all_to_all_v_blocking<T: Element>(
         &self,
         mut send: impl Source<T>,
@@ -227,10 +227,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::all_to_all_v_in_place`], on the calling thread.
+    /// Like [`Team::all_to_all_v_in_place`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::all_to_all_v_in_place`].
+    /// As for [`Team::all_to_all_v_in_place`].
     pub fn all_to_all_v_in_place_blocking<T: Element>(
         &self,
         mut buffer: impl Dest<T>,
@@ -241,10 +241,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::gather`], on the calling thread.
+    /// Like [`Team::gather`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::gather`].
+    /// As for [`Team::gather`].
     pub fn gather_blocking<T: Element>(&self, mut send: impl Source<T>, recv: impl MaybeDest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "gather_blocking";
         let mut recv = recv.into_option();
@@ -252,20 +252,20 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::gather_in_place`], on the calling thread.
+    /// Like [`Team::gather_in_place`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::gather_in_place`].
+    /// As for [`Team::gather_in_place`].
     pub fn gather_in_place_blocking<T: Element>(&self, mut buffer: impl Dest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "gather_in_place_blocking";
         let prepared = check::gather_in_place(CALL, self, buffer.span(), root)?;
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::scatter`], on the calling thread.
+    /// Like [`Team::scatter`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::scatter`].
+    /// As for [`Team::scatter`].
     pub fn scatter_blocking<T: Element>(&self, send: impl MaybeSource<T>, mut recv: impl Dest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "scatter_blocking";
         let mut send = send.into_option();
@@ -273,20 +273,20 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::scatter_in_place`], on the calling thread.
+    /// Like [`Team::scatter_in_place`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::scatter_in_place`].
+    /// As for [`Team::scatter_in_place`].
     pub fn scatter_in_place_blocking<T: Element>(&self, mut buffer: impl Dest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "scatter_in_place_blocking";
         let prepared = check::scatter_in_place(CALL, self, buffer.span(), root)?;
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::send`], on the calling thread.
+    /// Like [`Team::send`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::send`].
+    /// As for [`Team::send`].
     #[inline]
     pub fn send_blocking<T: Element>(&self, mut source: impl Source<T>, peer: Rank) -> Result<()> {
         const CALL: &str = "send_blocking";
@@ -294,10 +294,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::recv`], on the calling thread.
+    /// Like [`Team::recv`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::recv`].
+    /// As for [`Team::recv`].
     #[inline]
     pub fn recv_blocking<T: Element>(&self, mut dest: impl Dest<T>, peer: Rank) -> Result<()> {
         const CALL: &str = "recv_blocking";

@@ -104,7 +104,7 @@ impl Team {
         Ok(Ticket::new(submitted, &self.inner.shared, decode::nothing))
     }
 
-    /// As [`Team::group`], on the calling thread. Members may also use slices, vectors and arrays
+    /// Like [`Team::group`], on the calling thread. Members may also use slices, vectors and arrays
     /// that live longer than the group.
     ///
     /// A buffer that is dropped before the group runs does not compile:
@@ -128,7 +128,7 @@ impl Team {
     /// ```
     ///
     /// # Errors
-    /// As [`Team::group`].
+    /// As for [`Team::group`].
     pub fn group_blocking<'env>(&self, members: impl FnOnce(&mut BlockingGroup<'env>) -> Result<()>) -> Result<()> {
         const CALL: &str = "group_blocking";
         check::team(CALL, self)?;
@@ -146,37 +146,37 @@ macro_rules! members {
         /// The operations of a group. Each adds the operation of [`Team`] with the same name, and
         /// has its errors.
         impl $(<$env>)? $group {
-            /// As [`Team::send`], also to this rank itself.
+            /// Like [`Team::send`], also to this rank itself.
             ///
             /// # Errors
-            /// As [`Team::send`].
+            /// As for [`Team::send`].
             pub fn send<T: Element>(&mut self, mut source: impl $source<T> $(+ $env)?, peer: Rank) -> Result<()> {
                 let (team, source) = (self.team.clone(), source.span());
                 self.push(check::point_to_point("group.send", &team, Direction::Send, source, peer, true))
             }
 
-            /// As [`Team::recv`], also from this rank itself.
+            /// Like [`Team::recv`], also from this rank itself.
             ///
             /// # Errors
-            /// As [`Team::recv`].
+            /// As for [`Team::recv`].
             pub fn recv<T: Element>(&mut self, mut dest: impl $dest<T> $(+ $env)?, peer: Rank) -> Result<()> {
                 let (team, dest) = (self.team.clone(), dest.span());
                 self.push(check::point_to_point("group.recv", &team, Direction::Receive, dest, peer, true))
             }
 
-            /// As [`Team::put`].
+            /// Like [`Team::put`].
             ///
             /// # Errors
-            /// As [`Team::put`].
+            /// As for [`Team::put`].
             pub fn put<T: Element>(&mut self, mut source: impl $source<T> $(+ $env)?, dest: &$($env)? Symmetric<T>, rank: Rank) -> Result<()> {
                 let (team, source) = (self.team.clone(), source.span());
                 self.push(check::put("group.put", &team, source, dest.remote(), None, false, rank))
             }
 
-            /// As [`Team::put_signal`].
+            /// Like [`Team::put_signal`].
             ///
             /// # Errors
-            /// As [`Team::put_signal`].
+            /// As for [`Team::put_signal`].
             pub fn put_signal<T: Element>(
                 &mut self,
                 mut source: impl $source<T> $(+ $env)?,
@@ -188,46 +188,46 @@ macro_rules! members {
                 self.push(check::put("group.put_signal", &team, source, dest.remote(), Some(update), false, rank))
             }
 
-            /// As [`Team::get`].
+            /// Like [`Team::get`].
             ///
             /// # Errors
-            /// As [`Team::get`].
+            /// As for [`Team::get`].
             pub fn get<T: Element>(&mut self, source: &$($env)? Symmetric<T>, mut dest: impl $dest<T> $(+ $env)?, rank: Rank) -> Result<()> {
                 let (team, dest) = (self.team.clone(), dest.span());
                 self.push(check::get("group.get", &team, source.remote(), dest, false, rank))
             }
 
-            /// As [`Team::signal`].
+            /// Like [`Team::signal`].
             ///
             /// # Errors
-            /// As [`Team::signal`].
+            /// As for [`Team::signal`].
             pub fn signal(&mut self, update: SignalUpdate<$($env)?>, rank: Rank) -> Result<()> {
                 let team = self.team.clone();
                 self.push(check::signal("group.signal", &team, update, rank))
             }
 
-            /// As [`Team::barrier`].
+            /// Like [`Team::barrier`].
             ///
             /// # Errors
-            /// As [`Team::barrier`].
+            /// As for [`Team::barrier`].
             pub fn barrier(&mut self) -> Result<()> {
                 let team = self.team.clone();
                 self.push(check::arrival("group.barrier", &team, CollectiveKind::Barrier))
             }
 
-            /// As [`Team::sync`].
+            /// Like [`Team::sync`].
             ///
             /// # Errors
-            /// As [`Team::sync`].
+            /// As for [`Team::sync`].
             pub fn sync(&mut self) -> Result<()> {
                 let team = self.team.clone();
                 self.push(check::arrival("group.sync", &team, CollectiveKind::Sync))
             }
 
-            /// As [`Team::all_reduce`].
+            /// Like [`Team::all_reduce`].
             ///
             /// # Errors
-            /// As [`Team::all_reduce`].
+            /// As for [`Team::all_reduce`].
             pub fn all_reduce<T: Number>(
                 &mut self,
                 mut send: impl $source<T> $(+ $env)?,
@@ -238,10 +238,10 @@ macro_rules! members {
                 self.push(check::all_reduce("group.all_reduce", &team, send, recv, op.into().into()))
             }
 
-            /// As [`Team::all_reduce_in_place`].
+            /// Like [`Team::all_reduce_in_place`].
             ///
             /// # Errors
-            /// As [`Team::all_reduce_in_place`].
+            /// As for [`Team::all_reduce_in_place`].
             pub fn all_reduce_in_place<T: Number>(
                 &mut self,
                 mut buffer: impl $dest<T> $(+ $env)?,
@@ -251,10 +251,10 @@ macro_rules! members {
                 self.push(check::all_reduce_in_place("group.all_reduce_in_place", &team, buffer, op.into().into()))
             }
 
-            /// As [`Team::reduce`].
+            /// Like [`Team::reduce`].
             ///
             /// # Errors
-            /// As [`Team::reduce`].
+            /// As for [`Team::reduce`].
             pub fn reduce<T: Number>(
                 &mut self,
                 mut send: impl $source<T> $(+ $env)?,
@@ -267,10 +267,10 @@ macro_rules! members {
                 self.push(check::reduce("group.reduce", &team, send, recv, op.into().into(), root))
             }
 
-            /// As [`Team::reduce_in_place`].
+            /// Like [`Team::reduce_in_place`].
             ///
             /// # Errors
-            /// As [`Team::reduce_in_place`].
+            /// As for [`Team::reduce_in_place`].
             pub fn reduce_in_place<T: Number>(
                 &mut self,
                 mut buffer: impl $dest<T> $(+ $env)?,
@@ -281,10 +281,10 @@ macro_rules! members {
                 self.push(check::reduce_in_place("group.reduce_in_place", &team, buffer, op.into().into(), root))
             }
 
-            /// As [`Team::broadcast`].
+            /// Like [`Team::broadcast`].
             ///
             /// # Errors
-            /// As [`Team::broadcast`].
+            /// As for [`Team::broadcast`].
             pub fn broadcast<T: Element>(
                 &mut self,
                 send: impl MaybeSource<T, Argument: $source<T> $(+ $env)?>,
@@ -296,19 +296,19 @@ macro_rules! members {
                 self.push(check::broadcast("group.broadcast", &team, send, recv, root))
             }
 
-            /// As [`Team::broadcast_in_place`].
+            /// Like [`Team::broadcast_in_place`].
             ///
             /// # Errors
-            /// As [`Team::broadcast_in_place`].
+            /// As for [`Team::broadcast_in_place`].
             pub fn broadcast_in_place<T: Element>(&mut self, mut buffer: impl $dest<T> $(+ $env)?, root: Rank) -> Result<()> {
                 let (team, buffer) = (self.team.clone(), buffer.span());
                 self.push(check::broadcast_in_place("group.broadcast_in_place", &team, buffer, root))
             }
 
-            /// As [`Team::all_gather`].
+            /// Like [`Team::all_gather`].
             ///
             /// # Errors
-            /// As [`Team::all_gather`].
+            /// As for [`Team::all_gather`].
             pub fn all_gather<T: Element>(
                 &mut self,
                 mut send: impl $source<T> $(+ $env)?,
@@ -318,19 +318,19 @@ macro_rules! members {
                 self.push(check::all_gather("group.all_gather", &team, send, recv))
             }
 
-            /// As [`Team::all_gather_in_place`].
+            /// Like [`Team::all_gather_in_place`].
             ///
             /// # Errors
-            /// As [`Team::all_gather_in_place`].
+            /// As for [`Team::all_gather_in_place`].
             pub fn all_gather_in_place<T: Element>(&mut self, mut buffer: impl $dest<T> $(+ $env)?) -> Result<()> {
                 let (team, buffer) = (self.team.clone(), buffer.span());
                 self.push(check::all_gather_in_place("group.all_gather_in_place", &team, buffer))
             }
 
-            /// As [`Team::reduce_scatter`].
+            /// Like [`Team::reduce_scatter`].
             ///
             /// # Errors
-            /// As [`Team::reduce_scatter`].
+            /// As for [`Team::reduce_scatter`].
             pub fn reduce_scatter<T: Number>(
                 &mut self,
                 mut send: impl $source<T> $(+ $env)?,
@@ -341,10 +341,10 @@ macro_rules! members {
                 self.push(check::reduce_scatter("group.reduce_scatter", &team, send, recv, op.into().into()))
             }
 
-            /// As [`Team::reduce_scatter_in_place`].
+            /// Like [`Team::reduce_scatter_in_place`].
             ///
             /// # Errors
-            /// As [`Team::reduce_scatter_in_place`].
+            /// As for [`Team::reduce_scatter_in_place`].
             pub fn reduce_scatter_in_place<T: Number>(
                 &mut self,
                 mut buffer: impl $dest<T> $(+ $env)?,
@@ -354,10 +354,10 @@ macro_rules! members {
                 self.push(check::reduce_scatter_in_place("group.reduce_scatter_in_place", &team, buffer, op.into().into()))
             }
 
-            /// As [`Team::all_to_all`].
+            /// Like [`Team::all_to_all`].
             ///
             /// # Errors
-            /// As [`Team::all_to_all`].
+            /// As for [`Team::all_to_all`].
             pub fn all_to_all<T: Element>(
                 &mut self,
                 mut send: impl $source<T> $(+ $env)?,
@@ -367,19 +367,19 @@ macro_rules! members {
                 self.push(check::all_to_all("group.all_to_all", &team, send, recv))
             }
 
-            /// As [`Team::all_to_all_in_place`].
+            /// Like [`Team::all_to_all_in_place`].
             ///
             /// # Errors
-            /// As [`Team::all_to_all_in_place`].
+            /// As for [`Team::all_to_all_in_place`].
             pub fn all_to_all_in_place<T: Element>(&mut self, mut buffer: impl $dest<T> $(+ $env)?) -> Result<()> {
                 let (team, buffer) = (self.team.clone(), buffer.span());
                 self.push(check::all_to_all_in_place("group.all_to_all_in_place", &team, buffer))
             }
 
-            /// As [`Team::all_to_all_v`].
+            /// Like [`Team::all_to_all_v`].
             ///
             /// # Errors
-            /// As [`Team::all_to_all_v`].
+            /// As for [`Team::all_to_all_v`].
             pub fn all_to_all_v<T: Element>(
                 &mut self,
                 mut send: impl $source<T> $(+ $env)?,
@@ -390,10 +390,10 @@ macro_rules! members {
                 self.push(check::all_to_all_v("group.all_to_all_v", &team, send, recv, counts.into()))
             }
 
-            /// As [`Team::gather`].
+            /// Like [`Team::gather`].
             ///
             /// # Errors
-            /// As [`Team::gather`].
+            /// As for [`Team::gather`].
             pub fn gather<T: Element>(
                 &mut self,
                 mut send: impl $source<T> $(+ $env)?,
@@ -405,10 +405,10 @@ macro_rules! members {
                 self.push(check::gather("group.gather", &team, send, recv, root))
             }
 
-            /// As [`Team::scatter`].
+            /// Like [`Team::scatter`].
             ///
             /// # Errors
-            /// As [`Team::scatter`].
+            /// As for [`Team::scatter`].
             pub fn scatter<T: Element>(
                 &mut self,
                 send: impl MaybeSource<T, Argument: $source<T> $(+ $env)?>,

@@ -263,11 +263,11 @@ impl Stream {
         self.launch_shaped(kernel, LaunchShape::new(grid, block), args)
     }
 
-    /// As [`Stream::launch`], with dynamic shared memory or blocks that wait for each other.
+    /// Like [`Stream::launch`], with dynamic shared memory or blocks that wait for each other.
     ///
     /// # Errors
-    /// As [`Stream::launch`]; and the ticket fails if the blocks of a cooperative grid cannot all
-    /// run at the same time.
+    /// As for [`Stream::launch`]; and the ticket fails if the blocks of a cooperative grid cannot
+    /// all run at the same time.
     ///
     /// # Panics
     /// As [`Stream::launch`].

@@ -78,21 +78,21 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::put`], on the calling thread.
+    /// Like [`Team::put`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::put`].
+    /// As for [`Team::put`].
     #[inline]
     pub fn put_blocking<T: Element>(&self, mut source: impl Source<T>, dest: &Symmetric<T>, rank: Rank) -> Result<()> {
         let prepared = check::put("put_blocking", self, source.span(), dest.remote(), None, false, rank)?;
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::put`], but completes only at the next [`quiet`](crate::World::quiet): `source`
+    /// Like [`Team::put`], but completes only at the next [`quiet`](crate::World::quiet): `source`
     /// must not change until then. The queue holds it as long.
     ///
     /// # Errors
-    /// As [`Team::put`].
+    /// As for [`Team::put`].
     #[inline]
     pub fn put_nbi<T: Element>(
         &self,
@@ -106,11 +106,11 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::put_nbi`], issued by the calling thread. An ordinary `source` may be reused when
-    /// this returns, a symmetric one after the next [`quiet`](crate::World::quiet_blocking).
+    /// Like [`Team::put_nbi`], issued by the calling thread. An ordinary `source` may be reused
+    /// when this returns, a symmetric one after the next [`quiet`](crate::World::quiet_blocking).
     ///
     /// # Errors
-    /// As [`Team::put`].
+    /// As for [`Team::put`].
     #[inline]
     pub fn put_nbi_blocking<T: Element>(&self, mut source: impl Source<T>, dest: &Symmetric<T>, rank: Rank) -> Result<()> {
         let prepared = check::put("put_nbi_blocking", self, source.span(), dest.remote(), None, true, rank)?;
@@ -126,7 +126,7 @@ impl Team {
     /// Runs after earlier operations of `stream`. When it is complete, the data is in `dest`.
     ///
     /// # Errors
-    /// As [`Team::put`].
+    /// As for [`Team::put`].
     #[inline]
     pub fn get<T: Element>(
         &self,
@@ -140,21 +140,21 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::get`], on the calling thread.
+    /// Like [`Team::get`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::get`].
+    /// As for [`Team::get`].
     #[inline]
     pub fn get_blocking<T: Element>(&self, source: &Symmetric<T>, mut dest: impl Dest<T>, rank: Rank) -> Result<()> {
         let prepared = check::get("get_blocking", self, source.remote(), dest.span(), false, rank)?;
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::get`], but the data is in `dest` only after the next
+    /// Like [`Team::get`], but the data is in `dest` only after the next
     /// [`quiet`](crate::World::quiet). The queue holds `dest` as long.
     ///
     /// # Errors
-    /// As [`Team::get`].
+    /// As for [`Team::get`].
     #[inline]
     pub fn get_nbi<T: Element>(
         &self,
@@ -168,11 +168,11 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::get_nbi`], issued by the calling thread. The data is in an ordinary `dest` when
+    /// Like [`Team::get_nbi`], issued by the calling thread. The data is in an ordinary `dest` when
     /// this returns, and in a symmetric one after the next [`quiet`](crate::World::quiet_blocking).
     ///
     /// # Errors
-    /// As [`Team::get`].
+    /// As for [`Team::get`].
     #[inline]
     pub fn get_nbi_blocking<T: Element>(&self, source: &Symmetric<T>, mut dest: impl Dest<T>, rank: Rank) -> Result<()> {
         let prepared = check::get("get_nbi_blocking", self, source.remote(), dest.span(), true, rank)?;
@@ -189,7 +189,7 @@ impl Team {
     /// As [`Team::put`].
     ///
     /// # Errors
-    /// As [`Team::put`]; [`Misuse`](crate::Misuse) if a stride is 0 or exceeds a buffer.
+    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if a stride is 0 or exceeds a buffer.
     pub fn put_strided<T: Element>(
         &self,
         stream: &Stream,
@@ -203,10 +203,10 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::put_strided`], on the calling thread.
+    /// Like [`Team::put_strided`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::put_strided`].
+    /// As for [`Team::put_strided`].
     pub fn put_strided_blocking<T: Element>(
         &self,
         mut source: impl Source<T>,
@@ -228,7 +228,7 @@ impl Team {
     /// As [`Team::get`].
     ///
     /// # Errors
-    /// As [`Team::put_strided`].
+    /// As for [`Team::put_strided`].
     pub fn get_strided<T: Element>(
         &self,
         stream: &Stream,
@@ -242,10 +242,10 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::get_strided`], on the calling thread.
+    /// Like [`Team::get_strided`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::get_strided`].
+    /// As for [`Team::get_strided`].
     pub fn get_strided_blocking<T: Element>(
         &self,
         source: &Symmetric<T>,
@@ -264,7 +264,7 @@ impl Team {
     /// As [`Team::put`].
     ///
     /// # Errors
-    /// As [`Team::put`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
+    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
     pub fn p<T: Element>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<Ticket> {
         const CALL: &str = "p";
         let cell = Cell::new(value);
@@ -273,10 +273,10 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::p`], on the calling thread.
+    /// Like [`Team::p`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::p`].
+    /// As for [`Team::p`].
     #[inline]
     pub fn p_blocking<T: Element>(&self, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<()> {
         const CALL: &str = "p_blocking";
@@ -292,7 +292,7 @@ impl Team {
     /// As [`Team::get`].
     ///
     /// # Errors
-    /// As [`Team::get`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
+    /// As for [`Team::get`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
     pub fn g<T: Element>(&self, stream: &Stream, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<Ticket<T>> {
         const CALL: &str = "g";
         let cell = Cell::new(T::default());
@@ -306,10 +306,10 @@ impl Team {
         Ok(Ticket::new(submitted, &self.inner.shared, decode::element))
     }
 
-    /// As [`Team::g`], on the calling thread.
+    /// Like [`Team::g`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::g`].
+    /// As for [`Team::g`].
     #[inline]
     pub fn g_blocking<T: Element>(&self, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<T> {
         const CALL: &str = "g_blocking";
@@ -330,7 +330,7 @@ impl Team {
     /// As [`Team::put`]. At the target, the word changes after the data is visible.
     ///
     /// # Errors
-    /// As [`Team::put`]; [`Misuse`](crate::Misuse) if the word belongs to another world, was
+    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the word belongs to another world, was
     /// released, or lies in `dest`.
     #[inline]
     pub fn put_signal<T: Element>(
@@ -346,10 +346,10 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::put_signal`], on the calling thread.
+    /// Like [`Team::put_signal`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::put_signal`].
+    /// As for [`Team::put_signal`].
     #[inline]
     pub fn put_signal_blocking<T: Element>(
         &self,
@@ -363,11 +363,11 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::put_signal`], but `source` must not change before the next
+    /// Like [`Team::put_signal`], but `source` must not change before the next
     /// [`quiet`](crate::World::quiet). The queue holds it as long.
     ///
     /// # Errors
-    /// As [`Team::put_signal`].
+    /// As for [`Team::put_signal`].
     #[inline]
     pub fn put_signal_nbi<T: Element>(
         &self,
@@ -382,11 +382,11 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::put_signal_nbi`], issued by the calling thread. `source` may be reused as after
+    /// Like [`Team::put_signal_nbi`], issued by the calling thread. `source` may be reused as after
     /// [`Team::put_nbi_blocking`].
     ///
     /// # Errors
-    /// As [`Team::put_signal`].
+    /// As for [`Team::put_signal`].
     #[inline]
     pub fn put_signal_nbi_blocking<T: Element>(
         &self,

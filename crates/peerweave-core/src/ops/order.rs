@@ -20,10 +20,10 @@ impl World {
         call::submit(CALL, self.team(), stream, check::fence(CALL, &self.shared)?, decode::nothing)
     }
 
-    /// As [`World::fence`], for operations of the calling thread.
+    /// Like [`World::fence`], for operations of the calling thread.
     ///
     /// # Errors
-    /// As [`World::fence`].
+    /// As for [`World::fence`].
     #[inline]
     pub fn fence_blocking(&self) -> Result<()> {
         call::run_unit(&self.shared, check::fence("fence_blocking", &self.shared)?)
@@ -36,16 +36,16 @@ impl World {
     /// Runs after earlier operations of `stream`.
     ///
     /// # Errors
-    /// As [`World::fence`].
+    /// As for [`World::fence`].
     pub fn quiet(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "quiet";
         call::submit(CALL, self.team(), stream, check::quiet(CALL, &self.shared)?, decode::nothing)
     }
 
-    /// As [`World::quiet`], for operations of the calling thread.
+    /// Like [`World::quiet`], for operations of the calling thread.
     ///
     /// # Errors
-    /// As [`World::fence`].
+    /// As for [`World::fence`].
     #[inline]
     pub fn quiet_blocking(&self) -> Result<()> {
         call::run_unit(&self.shared, check::quiet("quiet_blocking", &self.shared)?)

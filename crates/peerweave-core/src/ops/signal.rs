@@ -47,10 +47,10 @@ impl Team {
         call::submit(CALL, self, stream, check::signal(CALL, self, update, rank)?, decode::nothing)
     }
 
-    /// As [`Team::signal`], on the calling thread.
+    /// Like [`Team::signal`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::signal`].
+    /// As for [`Team::signal`].
     #[inline]
     pub fn signal_blocking(&self, update: SignalUpdate<'_>, rank: Rank) -> Result<()> {
         call::run_unit(&self.inner.shared, check::signal("signal_blocking", self, update, rank)?)
@@ -71,10 +71,10 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::word)
     }
 
-    /// As [`Team::wait_until`], on the calling thread.
+    /// Like [`Team::wait_until`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::wait_until`], the timeout from the call itself.
+    /// As for [`Team::wait_until`], the timeout from the call itself.
     #[inline]
     pub fn wait_until_blocking(&self, signal: &Signal, compare: Compare, value: u64) -> Result<u64> {
         let awaited = Awaited::word(signal, compare, value);
@@ -89,8 +89,8 @@ impl Team {
     /// As [`Team::wait_until`].
     ///
     /// # Errors
-    /// As [`Team::wait_until`]; [`Misuse`](crate::Misuse) if `exclude` does not have one entry per
-    /// word.
+    /// As for [`Team::wait_until`]; [`Misuse`](crate::Misuse) if `exclude` does not have one entry
+    /// per word.
     pub fn wait_until_all(
         &self,
         stream: &Stream,
@@ -104,10 +104,10 @@ impl Team {
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::nothing)
     }
 
-    /// As [`Team::wait_until_all`], on the calling thread.
+    /// Like [`Team::wait_until_all`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::wait_until_all`].
+    /// As for [`Team::wait_until_all`].
     pub fn wait_until_all_blocking(
         &self,
         words: &Symmetric<u64>,
@@ -127,7 +127,7 @@ impl Team {
     /// As [`Team::wait_until`], for the word of the returned index.
     ///
     /// # Errors
-    /// As [`Team::wait_until_all`].
+    /// As for [`Team::wait_until_all`].
     pub fn wait_until_any(
         &self,
         stream: &Stream,
@@ -141,10 +141,10 @@ impl Team {
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::first)
     }
 
-    /// As [`Team::wait_until_any`], on the calling thread.
+    /// Like [`Team::wait_until_any`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::wait_until_any`].
+    /// As for [`Team::wait_until_any`].
     pub fn wait_until_any_blocking(
         &self,
         words: &Symmetric<u64>,
@@ -165,7 +165,7 @@ impl Team {
     /// As [`Team::wait_until`], for the words of the returned indices.
     ///
     /// # Errors
-    /// As [`Team::wait_until_all`].
+    /// As for [`Team::wait_until_all`].
     pub fn wait_until_some(
         &self,
         stream: &Stream,
@@ -179,10 +179,10 @@ impl Team {
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::indices)
     }
 
-    /// As [`Team::wait_until_some`], on the calling thread.
+    /// Like [`Team::wait_until_some`], on the calling thread.
     ///
     /// # Errors
-    /// As [`Team::wait_until_some`].
+    /// As for [`Team::wait_until_some`].
     pub fn wait_until_some_blocking(
         &self,
         words: &Symmetric<u64>,
@@ -195,8 +195,8 @@ impl Team {
         call::run(&self.inner.shared, prepared).map(decode::indices)
     }
 
-    /// Whether the comparison of a word of this PE with `value` holds now. Runs on the calling
-    /// thread.
+    /// Returns whether the comparison of a word of this PE with `value` holds now. Runs on the
+    /// calling thread.
     ///
     /// # Ordering
     /// If the result is true, as [`Team::wait_until_blocking`].
@@ -209,8 +209,8 @@ impl Team {
         call::run(&self.inner.shared, prepared).map(decode::holds)
     }
 
-    /// Whether the comparison with `value` holds now for all words that are not excluded; true if
-    /// all are excluded. Runs on the calling thread.
+    /// Returns whether the comparison with `value` holds now for all words that are not excluded;
+    /// true if all are excluded. Runs on the calling thread.
     ///
     /// # Ordering
     /// If the result is true, as [`Team::wait_until_all_blocking`].

@@ -17,7 +17,7 @@ impl World {
     /// [`World::team`]. Later calls are local.
     ///
     /// # Errors
-    /// As [`Team::split`].
+    /// As for [`Team::split`].
     pub fn local_team(&self) -> Result<Team> {
         let mut cached = self.local_team.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(team) = &*cached {
@@ -94,8 +94,8 @@ impl Team {
     /// this team.
     ///
     /// # Errors
-    /// As [`Team::split`]; [`Misuse`](crate::Misuse) if the shape contains no ranks, a rank twice,
-    /// or a rank that the team does not have.
+    /// As for [`Team::split`]; [`Misuse`](crate::Misuse) if the shape contains no ranks, a rank
+    /// twice, or a rank that the team does not have.
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>> {
         const CALL: &str = "split_strided";
         check::team(CALL, self)?;
@@ -112,8 +112,8 @@ impl Team {
     /// As [`Team::split_strided`].
     ///
     /// # Errors
-    /// As [`Team::split`]; [`Misuse`](crate::Misuse) if `x_range` is 0. If the second split fails,
-    /// the first team stays.
+    /// As for [`Team::split`]; [`Misuse`](crate::Misuse) if `x_range` is 0. If the second split
+    /// fails, the first team stays.
     pub fn split_2d(&self, x_range: usize) -> Result<(Team, Team)> {
         const CALL: &str = "split_2d";
         check::team(CALL, self)?;

@@ -27,16 +27,16 @@ impl Stream {
         self.synchronize_within(self.shared.deadline)
     }
 
-    /// As [`Stream::synchronize`], for no longer than `limit`.
+    /// Like [`Stream::synchronize`], for no longer than `limit`.
     ///
     /// # Errors
-    /// As [`Stream::synchronize`].
+    /// As for [`Stream::synchronize`].
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
         self.shared.usable("synchronize")?;
         self.inner.synchronize(limit)
     }
 
-    /// Whether all enqueued operations are complete.
+    /// Returns whether all enqueued operations are complete.
     pub fn is_idle(&self) -> bool {
         self.inner.is_idle()
     }
@@ -86,7 +86,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Whether the stream has passed the event.
+    /// Returns whether the stream has passed the event.
     pub fn is_complete(&self) -> bool {
         self.inner.is_complete()
     }
@@ -99,10 +99,10 @@ impl Event {
         self.wait_within(self.shared.deadline)
     }
 
-    /// As [`Event::wait`], for no longer than `limit`.
+    /// Like [`Event::wait`], for no longer than `limit`.
     ///
     /// # Errors
-    /// As [`Event::wait`].
+    /// As for [`Event::wait`].
     pub fn wait_within(&self, limit: Duration) -> Result<()> {
         self.shared.usable("wait")?;
         self.inner.wait(limit)

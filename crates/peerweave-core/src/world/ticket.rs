@@ -54,7 +54,7 @@ impl<R> Ticket<R> {
         Self { state, decode }
     }
 
-    /// Whether the operation has completed or failed.
+    /// Returns whether the operation has completed or failed.
     pub fn is_complete(&self) -> bool {
         match &self.state {
             State::Complete(_) => true,
@@ -77,10 +77,10 @@ impl<R> Ticket<R> {
         }
     }
 
-    /// As [`Ticket::wait`], for no longer than `limit`.
+    /// Like [`Ticket::wait`], for no longer than `limit`.
     ///
     /// # Errors
-    /// As [`Ticket::wait`].
+    /// As for [`Ticket::wait`].
     pub fn wait_within(&self, limit: Duration) -> Result<R> {
         match &self.state {
             State::Complete(_) => self.wait(),

@@ -31,7 +31,7 @@ impl World {
     /// Makes a world from a backend that has joined its job. A backend serves one world.
     ///
     /// # Errors
-    /// None today; a backend reports its errors when it is made.
+    /// None at present; a backend reports its errors when it is created.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         let shared = Arc::new(Shared::new(backend));
         let members = (0..shared.n_pes as u32).map(Pe::new).collect();
@@ -113,20 +113,20 @@ impl World {
         Symmetric::allocate("alloc", &self.shared, count, DEFAULT_ALIGN, false, Location::caller())
     }
 
-    /// As [`World::alloc`], with all elements of every PE set to zero before this returns.
+    /// Like [`World::alloc`], with all elements of every PE set to zero before this returns.
     ///
     /// # Errors
-    /// As [`World::alloc`].
+    /// As for [`World::alloc`].
     #[track_caller]
     pub fn alloc_zeroed<T: Element>(&self, count: usize) -> Result<Symmetric<T>> {
         Symmetric::allocate("alloc_zeroed", &self.shared, count, DEFAULT_ALIGN, true, Location::caller())
     }
 
-    /// As [`World::alloc`], with an offset, and an address on every PE, that are multiples of
+    /// Like [`World::alloc`], with an offset, and an address on every PE, that are multiples of
     /// `align_bytes`, a power of two.
     ///
     /// # Errors
-    /// As [`World::alloc`]; [`Misuse`](crate::Misuse) if `align_bytes` is not a power of two or
+    /// As for [`World::alloc`]; [`Misuse`](crate::Misuse) if `align_bytes` is not a power of two or
     /// exceeds [`Caps::max_align_bytes`].
     #[track_caller]
     pub fn alloc_aligned<T: Element>(&self, count: usize, align_bytes: usize) -> Result<Symmetric<T>> {

@@ -17,14 +17,14 @@ pub trait KernelAdd: Number + Plain {
     /// Adds by an atomic instruction and returns what was there.
     ///
     /// # Safety
-    /// As [`Rmw::fetch_add`].
+    /// As for [`Rmw::fetch_add`].
     #[doc(hidden)]
     unsafe fn fetch_add_at(word: *mut Self, value: Self, strong: bool) -> Self;
 
     /// Adds by an atomic instruction that returns nothing.
     ///
     /// # Safety
-    /// As [`Rmw::fetch_add`].
+    /// As for [`Rmw::fetch_add`].
     #[doc(hidden)]
     unsafe fn add_at(word: *mut Self, value: Self, strong: bool);
 
@@ -51,7 +51,7 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
 /// An integer that kernels wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`. Sealed by
 /// [`AtomicInteger`].
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
-    /// Whether `word` compares so with `value`, as numbers of this type.
+    /// Returns whether `word` compares so with `value`, as numbers of this type.
     #[doc(hidden)]
     fn holds(compare: Compare, word: Self, value: Self) -> bool;
     /// The number as reports show it.

@@ -190,8 +190,8 @@ impl Context {
         self.fail(kind, Report { pe, expected: u64::from(self.n_pes), ..Report::of(operation) })
     }
 
-    /// Whether the memory of a PE is mapped here, so that [`Self::get_peer_array`] has a view of
-    /// it.
+    /// Returns whether the memory of a PE is mapped here, so that [`Self::get_peer_array`] has a
+    /// view of it.
     #[inline]
     pub fn is_mapped(&self, pe: u32) -> bool {
         pe < self.n_pes && self.base_of(pe) != 0

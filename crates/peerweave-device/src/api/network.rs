@@ -83,7 +83,7 @@ pub(super) mod emulated {
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::network::call::{Atomic, Call, Signal as HostSignal};
 
-/// Whether PEs can be reached so at all: known when a kernel is compiled for a GPU.
+/// Returns whether PEs can be reached so at all: known when a kernel is compiled for a GPU.
 #[inline(always)]
 pub(super) fn available() -> bool {
     #[cfg(target_arch = "nvptx64")]

@@ -11,13 +11,13 @@ pub(crate) trait Side: Copy {
     /// thread.
     unsafe fn load<P: Piece>(from: *const P) -> P;
     /// # Safety
-    /// As [`Self::load`], writable.
+    /// As for [`Self::load`], writable.
     unsafe fn store<P: Piece>(to: *mut P, value: P);
     /// # Safety
-    /// As [`Self::load`], of 16 bytes, aligned to 16.
+    /// As for [`Self::load`], of 16 bytes, aligned to 16.
     unsafe fn load_vector(from: *const u8) -> gpu::Vector;
     /// # Safety
-    /// As [`Self::load_vector`], writable.
+    /// As for [`Self::load_vector`], writable.
     unsafe fn store_vector(to: *mut u8, value: gpu::Vector);
 }
 

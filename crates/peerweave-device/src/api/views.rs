@@ -50,7 +50,7 @@ impl<T: Plain> SharedSlice<T> {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     #[inline(always)]
     pub fn is_empty(self) -> bool {
         self.len == 0
@@ -75,7 +75,7 @@ impl<T: Plain> SharedSlice<T> {
     /// The elements of a range of indices.
     ///
     /// # Panics
-    /// Where the range ends before it starts, or beyond the view; on a GPU that is a trap.
+    /// If the range ends before it starts, or beyond the view; on a GPU that is a trap.
     #[inline]
     #[track_caller]
     pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
@@ -88,7 +88,7 @@ impl<T: Plain> SharedSlice<T> {
     /// Reads an element.
     ///
     /// # Panics
-    /// Where the index is not below the length; on a GPU that is a trap.
+    /// If the index is not below the length; on a GPU that is a trap.
     #[inline(always)]
     #[track_caller]
     pub fn read(self, index: usize) -> T {
@@ -117,7 +117,7 @@ pub trait Elements<T>: Copy {
     /// Reads an element.
     ///
     /// # Panics
-    /// Where the index is not below the length; on a GPU that is a trap.
+    /// If the index is not below the length; on a GPU that is a trap.
     fn read(self, index: usize) -> T;
 
     /// Writes an element.

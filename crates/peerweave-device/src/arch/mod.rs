@@ -80,13 +80,13 @@ pub fn warp_members() -> u32 {
     warp_mask()
 }
 
-/// Whether any thread in `mask` gave `true`. All threads in `mask` call it.
+/// Returns whether any thread in `mask` gave `true`. All threads in `mask` call it.
 #[inline]
 pub fn vote_any(mask: u32, value: bool) -> bool {
     vote_ballot(mask, value) != 0
 }
 
-/// Whether all threads in `mask` gave `true`. All threads in `mask` call it.
+/// Returns whether all threads in `mask` gave `true`. All threads in `mask` call it.
 #[inline]
 pub fn vote_all(mask: u32, value: bool) -> bool {
     vote_ballot(mask, value) == mask

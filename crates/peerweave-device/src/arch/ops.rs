@@ -51,19 +51,19 @@ pub unsafe trait Access<R>: Copy {
     /// Reads the word; what its writer released before is visible after.
     ///
     /// # Safety
-    /// As [`Self::load_relaxed`].
+    /// As for [`Self::load_relaxed`].
     unsafe fn load_acquire(from: *const Self) -> Self;
 
     /// Writes the word. Orders nothing.
     ///
     /// # Safety
-    /// As [`Self::load_relaxed`].
+    /// As for [`Self::load_relaxed`].
     unsafe fn store_relaxed(to: *mut Self, value: Self);
 
     /// Writes the word, after all that this thread has read and written.
     ///
     /// # Safety
-    /// As [`Self::load_relaxed`].
+    /// As for [`Self::load_relaxed`].
     unsafe fn store_release(to: *mut Self, value: Self);
 }
 
@@ -93,37 +93,37 @@ pub unsafe trait Rmw<R, O>: Copy {
     /// Bitwise and.
     ///
     /// # Safety
-    /// As [`Self::fetch_add`].
+    /// As for [`Self::fetch_add`].
     unsafe fn fetch_and(word: *mut Self, value: Self) -> Self;
     /// Bitwise or.
     ///
     /// # Safety
-    /// As [`Self::fetch_add`].
+    /// As for [`Self::fetch_add`].
     unsafe fn fetch_or(word: *mut Self, value: Self) -> Self;
     /// Bitwise exclusive or.
     ///
     /// # Safety
-    /// As [`Self::fetch_add`].
+    /// As for [`Self::fetch_add`].
     unsafe fn fetch_xor(word: *mut Self, value: Self) -> Self;
     /// The smaller of both; signed for signed types.
     ///
     /// # Safety
-    /// As [`Self::fetch_add`].
+    /// As for [`Self::fetch_add`].
     unsafe fn fetch_min(word: *mut Self, value: Self) -> Self;
     /// The larger of both; signed for signed types.
     ///
     /// # Safety
-    /// As [`Self::fetch_add`].
+    /// As for [`Self::fetch_add`].
     unsafe fn fetch_max(word: *mut Self, value: Self) -> Self;
     /// Writes the value.
     ///
     /// # Safety
-    /// As [`Self::fetch_add`].
+    /// As for [`Self::fetch_add`].
     unsafe fn swap(word: *mut Self, value: Self) -> Self;
     /// Writes `new` where the word is `current`; where it is not, nothing is released.
     ///
     /// # Safety
-    /// As [`Self::fetch_add`].
+    /// As for [`Self::fetch_add`].
     unsafe fn compare_swap(word: *mut Self, current: Self, new: Self) -> Self;
 }
 
@@ -136,7 +136,7 @@ pub unsafe trait FloatAdd<R, O>: Copy {
     /// Adds, rounded to nearest.
     ///
     /// # Safety
-    /// As [`Rmw::fetch_add`].
+    /// As for [`Rmw::fetch_add`].
     unsafe fn fetch_add(word: *mut Self, value: Self) -> Self;
 }
 
@@ -149,32 +149,32 @@ pub unsafe trait Reduce<R, O>: Copy {
     /// Adds, wrapping.
     ///
     /// # Safety
-    /// As [`Rmw::fetch_add`].
+    /// As for [`Rmw::fetch_add`].
     unsafe fn add(word: *mut Self, value: Self);
     /// Bitwise and.
     ///
     /// # Safety
-    /// As [`Rmw::fetch_add`].
+    /// As for [`Rmw::fetch_add`].
     unsafe fn and(word: *mut Self, value: Self);
     /// Bitwise or.
     ///
     /// # Safety
-    /// As [`Rmw::fetch_add`].
+    /// As for [`Rmw::fetch_add`].
     unsafe fn or(word: *mut Self, value: Self);
     /// Bitwise exclusive or.
     ///
     /// # Safety
-    /// As [`Rmw::fetch_add`].
+    /// As for [`Rmw::fetch_add`].
     unsafe fn xor(word: *mut Self, value: Self);
     /// The smaller of both; signed for signed types.
     ///
     /// # Safety
-    /// As [`Rmw::fetch_add`].
+    /// As for [`Rmw::fetch_add`].
     unsafe fn min(word: *mut Self, value: Self);
     /// The larger of both; signed for signed types.
     ///
     /// # Safety
-    /// As [`Rmw::fetch_add`].
+    /// As for [`Rmw::fetch_add`].
     unsafe fn max(word: *mut Self, value: Self);
 }
 

@@ -49,7 +49,7 @@ pub enum Atomic {
 }
 
 impl Atomic {
-    /// Whether the caller waits for what was there.
+    /// Returns whether the caller waits for what was there.
     pub const fn fetches(self) -> bool {
         !matches!(self, Self::Set(_) | Self::Add(_) | Self::And(_) | Self::Or(_) | Self::Xor(_))
     }

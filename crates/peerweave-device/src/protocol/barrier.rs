@@ -20,7 +20,7 @@ pub trait Announce {
     /// The number of words.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -93,7 +93,7 @@ pub fn wait<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause
 /// visible yet.
 ///
 /// # Errors
-/// As [`wait`].
+/// As for [`wait`].
 #[inline]
 pub fn wait_relaxed<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
     for rank in 0..words.len() {

@@ -6,8 +6,8 @@
 use crate::pause::{self, Pause};
 use crate::word::Word;
 
-/// Whether `value` is at or after `epoch`: the distance from `epoch` is less than 2⁶³, so that both
-/// may wrap.
+/// Returns whether `value` is at or after `epoch`: the distance from `epoch` is less than 2⁶³, so
+/// that both may wrap.
 #[inline]
 pub const fn at_or_after(value: u64, epoch: u64) -> bool {
     value.wrapping_sub(epoch) as i64 >= 0
@@ -27,14 +27,14 @@ pub fn post<W: Word + ?Sized>(word: &W, epoch: u64) {
     word.store_release(epoch);
 }
 
-/// As [`post`], after a [`Word::fence_release`] that releases several posts at once.
+/// Like [`post`], after a [`Word::fence_release`] that releases several posts at once.
 #[inline]
 pub(crate) fn post_fenced<W: Word + ?Sized>(word: &W, epoch: u64) {
     debug_assert!(at_or_after(epoch, word.load_relaxed()), "a flag never decreases");
     word.store_relaxed(epoch);
 }
 
-/// Whether the word has reached `epoch`. Any PE may call it.
+/// Returns whether the word has reached `epoch`. Any PE may call it.
 ///
 /// # Ordering
 /// Acquire, if it has.

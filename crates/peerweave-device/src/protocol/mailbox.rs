@@ -60,8 +60,8 @@ pub const fn index(number: u64, capacity: usize) -> usize {
 }
 
 impl<W: Word> Slot<'_, W> {
-    /// Whether the sender may publish message `number` here: `None` until the receiver has answered
-    /// the message before it in this slot, then that answer.
+    /// Returns whether the sender may publish message `number` here: `None` until the receiver has
+    /// answered the message before it in this slot, then that answer.
     ///
     /// # Ordering
     /// As [`Slot::answered`].
@@ -135,8 +135,8 @@ impl<W: Word> Slot<'_, W> {
         true
     }
 
-    /// Whether the sender withdrew the message. The receiver calls it after it has copied the data
-    /// and before it answers.
+    /// Returns whether the sender withdrew the message. The receiver calls it after it has copied
+    /// the data and before it answers.
     ///
     /// # Ordering
     /// Acquire: if the answer is `false`, the copy holds the data as it was when the message was

@@ -81,13 +81,13 @@ pub struct Several<Ws, X> {
 }
 
 impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
-    /// Whether all words are excluded.
+    /// Returns whether all words are excluded.
     #[inline]
     pub fn all_excluded(&self) -> bool {
         self.watch().all_excluded()
     }
 
-    /// Whether all words satisfy the comparison now.
+    /// Returns whether all words satisfy the comparison now.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies it.

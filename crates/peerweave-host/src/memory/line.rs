@@ -99,7 +99,7 @@ impl Line {
         whole.then_some(u64::from(low[0]) | u64::from(high[0]) << 32)
     }
 
-    /// Whether `epoch` was published.
+    /// Returns whether `epoch` was published.
     #[inline]
     pub(crate) fn has(&self, epoch: u32) -> bool {
         self.read(epoch).is_some()
@@ -131,7 +131,7 @@ unsafe fn store_wide(line: *mut AtomicU64, words: &[u64; WORDS]) {
     }
 }
 
-/// Whether one store can write the whole line.
+/// Returns whether one store can write the whole line.
 #[inline]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn has_wide_store() -> bool {

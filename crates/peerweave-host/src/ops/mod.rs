@@ -128,7 +128,8 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Whether the operation may wait for other PEs, or takes a place among the operations of a team.
+/// Returns whether the operation may wait for other PEs, or takes a place among the operations of a
+/// team.
 #[inline]
 pub(crate) fn waits(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_))

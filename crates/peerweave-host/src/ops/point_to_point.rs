@@ -32,7 +32,7 @@ mod place {
     pub(super) const PRIVATE: u64 = 2;
 }
 
-/// One send or receive that was started.
+/// A send or receive in progress.
 #[derive(Debug)]
 struct Transfer {
     op: PointToPoint,
@@ -75,7 +75,7 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Gives the operations their places in their channels. The transfers must be driven to their
+    /// Returns the operations their places in their channels. The transfers must be driven to their
     /// end.
     pub(crate) fn start(shared: &Shared, ops: impl IntoIterator<Item = PointToPoint>) -> Result<Self, Error> {
         // Look up every team before any operation takes its place.

@@ -28,7 +28,7 @@ const LINE_BYTES: usize = 64;
 /// Copies at most [`INLINE_BYTES`], as at most four words of which some overlap.
 ///
 /// # Safety
-/// As [`super::copy()`], and `bytes` is at most [`INLINE_BYTES`].
+/// As for [`super::copy()`], and `bytes` is at most [`INLINE_BYTES`].
 #[inline(always)]
 pub(super) unsafe fn copy_inline(dst: *mut u8, src: *const u8, bytes: usize) {
     debug_assert!(bytes <= INLINE_BYTES);
@@ -65,7 +65,7 @@ pub(super) unsafe fn copy_inline(dst: *mut u8, src: *const u8, bytes: usize) {
 /// Copies less than 64 bytes.
 ///
 /// # Safety
-/// As [`super::copy()`].
+/// As for [`super::copy()`].
 #[inline(always)]
 pub(super) unsafe fn pieces(dst: *mut u8, src: *const u8, bytes: usize) {
     let whole = bytes / INLINE_BYTES * INLINE_BYTES;
@@ -136,7 +136,7 @@ impl Kernel for Copy {
 /// Copies 33 to 64 bytes.
 ///
 /// # Safety
-/// As [`super::copy()`], for 33 to 64 bytes; and the processor has the instruction set of `V`.
+/// As for [`super::copy()`], for 33 to 64 bytes; and the processor has the instruction set of `V`.
 #[inline(always)]
 unsafe fn short<V: Vector>(dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: 32 < bytes <= 64: both halves lie inside, the second ends at `bytes`.
@@ -235,7 +235,7 @@ impl Kernel for Zero {
 /// Copies elements that lie apart.
 ///
 /// # Safety
-/// As [`super::copy_strided`].
+/// As for [`super::copy_strided`].
 #[inline(always)]
 pub(super) unsafe fn strided(
     dst: *mut u8,

@@ -11,7 +11,7 @@ use super::float16;
 pub(super) trait Lanes: Copy {
     /// The element.
     type Lane: Copy;
-    /// How many.
+    /// Number of lanes.
     const LEN: usize;
     /// The same value in every lane.
     fn splat(value: Self::Lane) -> Self;

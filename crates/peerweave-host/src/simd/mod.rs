@@ -67,7 +67,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize) {
 /// [`copy()`] of what does not fit the in-line words, on a given instruction set.
 ///
 /// # Safety
-/// As [`copy()`]; and `bytes` is more than 32.
+/// As for [`copy()`]; and `bytes` is more than 32.
 unsafe fn copy_on(isa: Isa, dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { isa.enter(copy::Copy { dst, src, bytes }) };
@@ -77,7 +77,7 @@ unsafe fn copy_on(isa: Isa, dst: *mut u8, src: *const u8, bytes: usize) {
 /// copies that exceed every cache.
 ///
 /// # Safety
-/// As [`copy()`].
+/// As for [`copy()`].
 pub(crate) unsafe fn copy_streaming(dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { Isa::best().enter(copy::CopyStreaming { dst, src, bytes }) };
@@ -87,7 +87,7 @@ pub(crate) unsafe fn copy_streaming(dst: *mut u8, src: *const u8, bytes: usize) 
 /// elements after the first, on each side.
 ///
 /// # Safety
-/// As [`copy()`], for every element.
+/// As for [`copy()`], for every element.
 pub(crate) unsafe fn copy_strided(
     dst: *mut u8,
     dst_stride_elements: usize,

@@ -250,7 +250,7 @@ fn vector_of<A: Arch, S: Storage>(lanes: A::Raw<S>) -> A::Vector {
 /// [`reduce`] on a given instruction set.
 ///
 /// # Safety
-/// As [`reduce`].
+/// As for [`reduce`].
 pub(super) unsafe fn reduce_on(
     isa: Isa,
     dtype: DType,
@@ -301,10 +301,10 @@ struct Erased<'a> {
 }
 
 impl Erased<'_> {
-    /// For one operation.
+    /// Runs one operation.
     ///
     /// # Safety
-    /// As [`reduce`], of elements that have the size of `S`.
+    /// As for [`reduce`], of elements that have the size of `S`.
     #[inline(always)]
     unsafe fn run<S: Storage, O: Op<S::Value>>(&self, op: O) {
         let &Self { isa, inputs, outputs, bytes, stores } = self;
@@ -312,10 +312,10 @@ impl Erased<'_> {
         unsafe { isa.enter(Reduce::<S, O> { op, inputs, outputs, bytes, stores, storage: PhantomData }) };
     }
 
-    /// For an operation on this type.
+    /// Runs an operation on this type.
     ///
     /// # Safety
-    /// As [`reduce`], of elements that have the size of `S`.
+    /// As for [`reduce`], of elements that have the size of `S`.
     #[inline(always)]
     unsafe fn ordered<S: Storage>(&self, op: ReduceOp) {
         // SAFETY: as required of the caller.
@@ -329,10 +329,10 @@ impl Erased<'_> {
         }
     }
 
-    /// For an operation that depends on the sign, or on the order of numbers.
+    /// Runs an operation that depends on the sign, or on the order of numbers.
     ///
     /// # Safety
-    /// As [`reduce`], of elements that have the size of `S`.
+    /// As for [`reduce`], of elements that have the size of `S`.
     #[inline(always)]
     unsafe fn comparing<S: Storage>(&self, op: ReduceOp) {
         // SAFETY: as required of the caller.

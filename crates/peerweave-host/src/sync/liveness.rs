@@ -132,8 +132,8 @@ impl Process {
 }
 
 impl Numbered {
-    /// Whether it has ended; `None` if that is unknown, because another process may have its
-    /// number.
+    /// Returns whether it has ended; `None` if that is unknown, because another process may have
+    /// its number.
     fn has_ended(&self) -> Option<bool> {
         if rustix::process::test_kill_process(self.pid) == Err(Errno::SRCH) {
             return Some(true);
@@ -148,7 +148,7 @@ impl Numbered {
 }
 
 impl Reports {
-    /// Whether the rendezvous has reported that a PE was lost without leaving.
+    /// Returns whether the rendezvous has reported that a PE was lost without leaving.
     fn has_lost(&self, pe: usize) -> bool {
         let mut lost = self.lost.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(rendezvous) = self.rendezvous.as_ref().and_then(Weak::upgrade) {
@@ -161,8 +161,8 @@ impl Reports {
     }
 }
 
-/// Whether the process of a descriptor has ended; `None` if the descriptor is no longer that of a
-/// process.
+/// Returns whether the process of a descriptor has ended; `None` if the descriptor is no longer
+/// that of a process.
 fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
     let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -35,7 +35,7 @@ impl Peers {
         Waiter::new(Some(self), self.oversubscribed, limit)
     }
 
-    /// Whether this PE shared its processor when it last checked.
+    /// Returns whether this PE shared its processor when it last checked.
     #[inline]
     pub(crate) fn shared_my_processor(&self) -> bool {
         self.shared_processor.load(Ordering::Relaxed)

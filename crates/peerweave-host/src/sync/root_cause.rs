@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 /// How long the end of a process may take to become visible after another PE reported it.
 const PROCESS_END: Duration = Duration::from_millis(200);
-/// The same if the memory of the process could not be read. The kernel unmaps a large memory before
-/// it closes the files of the process, and until then a launcher does not know that the process has
-/// ended.
+/// Like `PROCESS_END`, if the memory of the process could not be read. The kernel unmaps a large
+/// memory before it closes the files of the process, and until then a launcher does not know that
+/// the process has ended.
 const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 4] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable];
@@ -116,8 +116,8 @@ impl Peers {
         }
     }
 
-    /// Why `peer` will not take part in an operation of a team, and which member caused it: a
-    /// member that died comes before any other.
+    /// Returns why `peer` will not take part in an operation of a team, and which member caused it:
+    /// a member that died comes before any other.
     pub(crate) fn unavailable(&self, members: &[usize], slot: usize, peer: usize) -> Option<(usize, PeerCause)> {
         let mut others = members.iter().copied().filter(|&pe| pe != self.me);
         if let Some(dead) = others.find(|&pe| self.liveness.gone(pe) == Some(PeerCause::Died)) {

@@ -43,7 +43,7 @@ impl<'a> Step<'a> {
         self.peers.segments.team_words(self.team.members[rank], self.team.slot)
     }
 
-    /// Which of the two entry lines and staging areas the operation uses.
+    /// Returns which of the two entry lines and staging areas the operation uses.
     #[inline]
     pub(crate) fn parity(&self) -> usize {
         (self.epoch & 1) as usize

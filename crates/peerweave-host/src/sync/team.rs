@@ -132,7 +132,7 @@ impl TeamState {
         self.members.iter().copied().filter(|&pe| pe != peers.me && !entered(pe)).collect()
     }
 
-    /// Whether the operations before `epoch` are complete on this PE.
+    /// Returns whether the operations before `epoch` are complete on this PE.
     #[inline]
     pub(crate) fn may_run(&self, epoch: u32) -> bool {
         self.completed.load(Ordering::Acquire) == epoch.wrapping_sub(1)
@@ -262,7 +262,7 @@ impl Teams {
         slots.states[slot] = Slot::Free;
     }
 
-    /// Puts a team into the slot that was claimed for it.
+    /// Puts a team into its claimed slot.
     pub(crate) fn insert(&self, team: TeamState) {
         let slot = team.slot;
         let mut slots = self.write();

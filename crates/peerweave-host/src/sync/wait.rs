@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Looks before the clock is read for the first time, if every PE has a processor.
 const SPINS: u32 = 2000;
-/// The same if PEs share processors: the awaited PE needs this one.
+/// Like `SPINS`, if PEs share processors: the awaited PE needs this one.
 const SPINS_SHARED: u32 = 4;
 /// Further looks between two readings of the clock, if every PE has a processor.
 const SPINS_PER_CLOCK: u32 = 200;

@@ -24,7 +24,7 @@ macro_rules! ping_pong {
         #[doc = concat!("Round trip of elements with a signal, by ", $words, ".")]
         ///
         /// # Errors
-        /// Where the other PE does not answer within the deadline.
+        /// If the other PE does not answer within the deadline.
         #[kernel(max_threads = $threads)]
         pub fn $name(ctx: &Context, game: PingPong, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
             let PingPong { to, from, signal, peer, begins } = game;

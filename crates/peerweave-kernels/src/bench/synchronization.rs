@@ -33,7 +33,7 @@ macro_rules! barrier {
         #[doc = concat!("Barrier of all PEs, by ", $words, ".")]
         ///
         /// # Errors
-        /// Where a PE does not come within the deadline.
+        /// If a PE does not come within the deadline.
         #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
             let mut clock = Clock::new(iterations);

@@ -158,8 +158,8 @@ fn body_of<'a>(bytes: &'a [u8], key: &Key) -> Option<&'a [u8]> {
     (head == head_of(body, key)).then_some(body)
 }
 
-/// Whether the file belongs to this user and nobody else may write it: its bytes run on the GPU
-/// with this user's rights.
+/// Returns whether the file belongs to this user and nobody else may write it: its bytes run on the
+/// GPU with this user's rights.
 #[cfg(unix)]
 fn is_ours(file: &File) -> bool {
     use std::os::unix::fs::MetadataExt as _;

@@ -107,7 +107,7 @@ impl DeviceLibrary {
     /// Returns the linker of [`link`](Self::link), to add inputs and options.
     ///
     /// # Errors
-    /// As [`link`](Self::link).
+    /// As for [`link`](Self::link).
     pub fn linker<'a>(&self, arch: Arch, ptx: &'a str) -> Result<Linker<'a>, LinkError> {
         let headers = CudaHeaders::find(Nvrtc::load()?)?;
         let linker = Linker::new(arch).ptx("kernels.ptx", ptx).file(InputKind::Archive, &self.archive);

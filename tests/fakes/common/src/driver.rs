@@ -1,7 +1,7 @@
 //! The CUDA driver of the process, found when it is first needed: streams, capture, contexts and
 //! memory.
 //!
-//! What is not here: any decision. Invariant: every failure of the driver is an error with the
+//! Not in this module: any decision. Invariant: every failure of the driver is an error with the
 //! call's name.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -20,7 +20,7 @@ pub enum Broken {
     Capture,
 }
 
-/// What a call of the driver gives.
+/// Result of a call of the driver.
 pub type Result<T = ()> = core::result::Result<T, Broken>;
 
 /// A function that a stream runs on the host.
@@ -165,7 +165,7 @@ pub fn device_of_ordinal(ordinal: c_int) -> Result<(c_int, usize)> {
     Ok((device, context))
 }
 
-/// How many devices there are.
+/// Returns the number of devices.
 pub fn device_count() -> Result<i32> {
     cuInit(0)?;
     let mut count = 0;
@@ -173,7 +173,7 @@ pub fn device_count() -> Result<i32> {
     Ok(count)
 }
 
-/// What names a device in all processes.
+/// Returns the identity of a device in all processes.
 pub fn uuid(device: c_int) -> Result<[u8; 16]> {
     let mut uuid = [0; 16];
     cuDeviceGetUuid_v2(&mut uuid, device)?;
@@ -196,7 +196,7 @@ pub fn with_context<T, E: From<Broken>>(
     result
 }
 
-/// Puts a host function into a stream.
+/// Enqueues a host function on a stream.
 pub fn launch(stream: usize, function: HostFunction, data: *mut c_void) -> Result {
     cuLaunchHostFunc(stream, function, data)
 }
@@ -213,7 +213,7 @@ pub fn synchronize(stream: usize) -> Result {
     cuStreamSynchronize(stream)
 }
 
-/// Whether work for the stream goes into a graph.
+/// Returns whether work on the stream is captured into a graph.
 pub fn is_capturing(stream: usize) -> Result<bool> {
     let mut status = 0;
     cuStreamIsCapturing(stream, &mut status)?;
@@ -224,7 +224,8 @@ pub fn is_capturing(stream: usize) -> Result<bool> {
     }
 }
 
-/// Makes the graph that the stream is captured into call `destroy` with `data` when it goes away.
+/// Makes the graph that the stream is captured into call `destroy` with `data` when it is
+/// destroyed.
 pub fn keep_in_graph(stream: usize, data: *mut c_void, destroy: HostFunction) -> Result {
     let (mut status, mut id, mut graph, mut dependencies, mut count) = (0, 0, 0, 0, 0);
     cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, &mut graph, &mut dependencies, &mut count)?;
@@ -268,7 +269,7 @@ pub fn import(fd: c_int) -> Result<u64> {
     Ok(handle)
 }
 
-/// Gives a handle back.
+/// Releases a handle.
 pub fn release(handle: u64) -> Result {
     cuMemRelease(handle)
 }
@@ -299,14 +300,14 @@ pub fn unmap(address: usize, bytes: usize) -> Result {
     cuMemAddressFree(address as u64, bytes)
 }
 
-/// Where a variable of a module is on the device.
+/// Returns the device address of a variable of a module.
 pub fn global_of_module(module: usize, name: &CStr) -> Result<u64> {
     let (mut pointer, mut bytes) = (0, 0);
     cuModuleGetGlobal_v2(&mut pointer, &mut bytes, module, name.as_ptr())?;
     Ok(pointer)
 }
 
-/// The same of a library.
+/// Returns the device address of a variable of a library.
 pub fn global_of_library(library: usize, name: &CStr) -> Result<u64> {
     let (mut pointer, mut bytes) = (0, 0);
     cuLibraryGetGlobal(&mut pointer, &mut bytes, library, name.as_ptr())?;
@@ -351,7 +352,7 @@ pub fn allocate(bytes: usize) -> Result<usize> {
     Ok(pointer)
 }
 
-/// Gives memory back.
+/// Frees memory.
 pub fn free(pointer: usize) -> Result {
     as_allocations_do()?;
     let (_, context) = chosen_device()?;

@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::{Rule, Rules};
 
-/// How many calls each rule has seen, by the rule's address.
+/// Number of calls that each rule has seen, by the rule's address.
 static SEEN: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
 
 /// Counts a call of a rank or PE, and returns the rule that means it. `rules` stay where they are

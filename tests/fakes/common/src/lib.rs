@@ -1,7 +1,7 @@
-//! What the fake NCCL and the fake NVSHMEM have in common: reading settings, counting faults, the
-//! log, versions, the driver below.
+//! Code shared by the fake NCCL and the fake NVSHMEM: settings, faults, the log, versions, access
+//! to the driver.
 //!
-//! What is not here: anything of a vendor's interface, which each fake has to itself.
+//! Not in this library: anything of a vendor's interface, which each fake has to itself.
 #![allow(non_snake_case, reason = "the driver's names")]
 #![cfg(target_os = "linux")]
 

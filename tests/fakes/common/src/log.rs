@@ -13,7 +13,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// A log in the file that `path` gives when the first line is written.
+    /// Returns a log in the file that `path` returns at the first line.
     pub const fn new(path: fn() -> Option<String>) -> Self {
         Self { path, file: OnceLock::new() }
     }

@@ -1,4 +1,4 @@
-//! What the environment asks of a fake.
+//! The settings of a fake, from the environment.
 //!
 //! Invariant: a setting that cannot be understood ends the process with its text, so that a test
 //! never passes because its fault was misspelled.
@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::str::FromStr;
 
-/// One rule: a function, perhaps a rank or PE, which call, and a number.
+/// One rule: a function, an optional rank or PE, which call, and a number.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// Only calls of this rank or PE count.
@@ -23,9 +23,9 @@ pub type Rules = HashMap<String, Vec<Rule>>;
 /// The variables of one fake.
 #[derive(Clone, Copy, Debug)]
 pub struct Variables {
-    /// What the fake calls itself, such as `fake nccl`.
+    /// Name of the fake, such as `fake nccl`.
     pub fake: &'static str,
-    /// What its variables begin with.
+    /// Prefix of its variables.
     pub prefix: &'static str,
 }
 
@@ -41,7 +41,7 @@ impl Variables {
         std::process::abort();
     }
 
-    /// Whether a switch is `1`; it is off where it is unset or `0`.
+    /// Returns whether a switch is `1`; it is off if it is unset or `0`.
     pub fn flag(&self, name: &str) -> bool {
         match self.get(name).as_deref() {
             None | Some("0") => false,

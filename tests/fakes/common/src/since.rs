@@ -1,4 +1,4 @@
-//! Which version brought a function.
+//! The version that introduced each function.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// comment.
 ///
 /// # Panics
-/// Where a line is anything else.
+/// If a line is anything else.
 pub fn since<V: FromStr<Err: Debug>>(text: &'static str) -> HashMap<&'static str, V> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     lines

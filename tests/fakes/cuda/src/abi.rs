@@ -8,7 +8,7 @@ use core::ffi::{c_int, c_void};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Code(pub(crate) c_int);
 
-/// What the inside of every function gives back.
+/// Result of the body of every function.
 pub(crate) type Result<T = ()> = core::result::Result<T, Code>;
 
 macro_rules! codes {
@@ -165,7 +165,7 @@ impl<T> Out<T> {
         In(self.0.cast_const()).get()
     }
 
-    /// Whether the caller gave no place.
+    /// Returns whether the caller passed null.
     pub(crate) fn is_null(&self) -> bool {
         self.0.is_null()
     }
@@ -188,7 +188,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// No place: what is set there is forgotten.
+    /// Returns an output that ignores what is set.
     pub(crate) fn nowhere() -> Out<T> {
         Out(core::ptr::null_mut())
     }
@@ -244,7 +244,7 @@ impl<T: Copy> In<T> {
         In(pointer)
     }
 
-    /// The same address, for functions whose type of input depends on another argument.
+    /// Returns the same address, for functions whose type of input depends on another argument.
     pub(crate) fn cast<U>(&self) -> In<U> {
         In(self.0.cast())
     }

@@ -1,6 +1,6 @@
-//! What every address means: which allocation it is of, whose memory it is, who may access it.
-//! Moving bytes is in [`crate::transfer`]. Invariant: ranges do not overlap, and every byte of a
-//! live range may be touched by the copies that [`AddressMap::place`] allows.
+//! The meaning of every address: its allocation, its owner, who may access it. [`crate::transfer`]
+//! moves bytes. Invariant: ranges do not overlap, and the copies that [`AddressMap::place`] allows
+//! may access every byte of a live range.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ pub(crate) struct Range {
     pub(crate) kind: Kind,
 }
 
-/// What a range is.
+/// Kind of a range.
 pub(crate) enum Kind {
     /// Of a device's arena.
     Device(DeviceRange),
@@ -64,26 +64,26 @@ pub(crate) struct MappedRange {
     pub(crate) access: BTreeMap<usize, u32>,
 }
 
-/// What is wanted of an address.
+/// Required kind of an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Need {
     Read,
     Write,
 }
 
-/// Who asks for bytes, and what for.
+/// Accessor and purpose of an access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
     pub(crate) device: usize,
     pub(crate) need: Need,
-    /// Whether memory that the driver does not know, of the host's own, is welcome.
+    /// Whether pageable host memory, which the driver does not know, is allowed.
     pub(crate) pageable: bool,
     /// The work was accepted before and is about to be done, so that a free that is behind it does
     /// not matter.
     pub(crate) queued: bool,
 }
 
-/// Where bytes are.
+/// Location of bytes.
 pub(crate) enum Place {
     /// Ordinary bytes, and the slot of the device that they are of.
     Plain { owner: Option<usize> },
@@ -115,7 +115,7 @@ impl AddressMap {
         self.ranges.range(..=address).next_back().map(|(_, range)| range).filter(|range| address - range.base < range.size)
     }
 
-    /// Whether any live range has a byte of these.
+    /// Returns whether any live range overlaps these bytes.
     pub(crate) fn overlaps(&self, base: u64, size: u64) -> bool {
         self.ranges.range(..base.saturating_add(size)).next_back().is_some_and(|(_, range)| range.base + range.size > base)
     }

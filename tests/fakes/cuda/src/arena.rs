@@ -12,7 +12,7 @@ use crate::share;
 /// Pieces begin and end at pages, so that the hardware of the host guards them.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
-/// The pattern of memory that nobody wrote yet.
+/// Content of memory that was never written.
 pub(crate) const POISON: u8 = 0xC3;
 
 /// The mapping of one device.
@@ -46,12 +46,12 @@ impl Arena {
         self.mapping.as_ref().ok_or(Code::OPERATING_SYSTEM)
     }
 
-    /// Whether the address lies in the device's range, live or not.
+    /// Returns whether the address lies in the device's range, live or not.
     pub(crate) fn covers(&self, address: u64) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| (mapping.base..mapping.base + self.length_bytes).contains(&address))
     }
 
-    /// Cuts a piece of whole pages and gives its address.
+    /// Allocates whole pages and returns their address.
     pub(crate) fn take(&mut self, length_bytes: u64) -> Result<u64> {
         let with_guard = length_bytes + PAGE_BYTES;
         let base = self.mapping()?.base;
@@ -71,7 +71,7 @@ impl Arena {
         Ok(address)
     }
 
-    /// Takes a piece back; whoever still touches it faults.
+    /// Frees a piece; a later access faults.
     pub(crate) fn give_back(&mut self, address: u64, length_bytes: u64) {
         let Some(mapping) = &self.mapping else { return };
         let offset = address - mapping.base;
@@ -92,7 +92,7 @@ impl Arena {
         self.free.insert(start, length);
     }
 
-    /// Where another process finds the piece: the file's number here, and the offset in it.
+    /// Returns where another process finds the piece: the file's number here, and the offset in it.
     pub(crate) fn locate(&self, address: u64) -> Option<(i32, u64)> {
         self.mapping.as_ref().map(|mapping| (mapping.file.as_raw_fd(), address - mapping.base))
     }

@@ -21,7 +21,7 @@ const GLOBAL: c_int = 0;
 /// 1, between the two, is thread-local: the thread that began it is held to it, others are not.
 const RELAXED: c_int = 2;
 
-/// All captures that are under way.
+/// All active captures.
 #[derive(Default)]
 pub(crate) struct Captures {
     next: u64,
@@ -42,11 +42,11 @@ struct Capture {
 #[derive(Default)]
 struct Position {
     nodes: Vec<usize>,
-    /// What was last shown to a caller, kept for as long as the caller may look at it.
+    /// Nodes last returned to a caller, kept for as long as the caller may read them.
     shown: Vec<CuGraphNode>,
 }
 
-/// How many captures there are: without any, nobody takes the lock.
+/// Number of captures: without any, the lock is not taken.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -142,8 +142,8 @@ pub(crate) fn refuse(stream: &Arc<Stream>, code: Code) -> Result {
     Err(code)
 }
 
-/// Waiting for, or asking about, an event that was recorded in a capture, which ends the capture's
-/// usefulness if it still goes on.
+/// Refuses waiting for, or querying, an event that was recorded in a capture, and invalidates that
+/// capture.
 pub(crate) fn refuse_event(capture: u64) -> Result {
     with(|captures| {
         if let Some(capture) = captures.active.get_mut(&capture) {
@@ -225,7 +225,7 @@ pub(crate) fn invalidate_stream(stream: &Arc<Stream>) {
     });
 }
 
-/// Whether such an allocation was captured into the graph of the stream's capture.
+/// Returns whether such an allocation was captured into the graph of the stream's capture.
 pub(crate) fn has_graph_memory(stream: &Arc<Stream>, is: impl Fn(&GraphMemory) -> bool) -> bool {
     with(|captures| {
         captures.of(stream).is_some_and(|(_, capture)| {
@@ -262,7 +262,7 @@ fn begin(stream: CuStream, mode: c_int) -> Result {
     Ok(())
 }
 
-/// Whether work of another stream is not in the past of the origin's position.
+/// Returns whether work of another stream was not joined to the origin's stream.
 fn has_unjoined(capture: &Capture) -> bool {
     let body = lock(&capture.body);
     let mut past = BTreeSet::new();

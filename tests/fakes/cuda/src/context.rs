@@ -1,6 +1,6 @@
-//! Contexts, which of them is current in a thread, and the error that stays in one. Queries about
-//! devices are in [`crate::device`]. Invariant: once a context holds an error, every call that uses
-//! the context gives that error.
+//! Contexts, the current context of each thread, and sticky errors. [`crate::device`] has queries
+//! about devices. Invariant: once a context has an error, every call that uses it returns that
+//! error.
 
 use core::ffi::{c_int, c_uint};
 use std::cell::RefCell;
@@ -166,7 +166,7 @@ pub(crate) fn release_primary(device: &Device) -> Result {
     Ok(())
 }
 
-/// Takes the primary context along, whoever uses it.
+/// Resets the primary context, whatever its users.
 pub(crate) fn reset_primary(device: &Device) {
     let (handle, flags, retained) = {
         let primary = lock(&device.primary);
@@ -316,8 +316,7 @@ exports! {
 /// Fake only: something went wrong on the device of the current context, as a kernel's illegal
 /// address does. The code stays.
 ///
-/// Work that is queued is not done any more; every call that uses the context gives the code. 0 is
-/// refused.
+/// Drops queued work; every later call that uses the context returns the code. 0 is refused.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_context_fail(code: c_int) -> c_int {
     crate::faults::call("peerweave_fake_context_fail", || {

@@ -11,21 +11,21 @@ use crate::faults::{self, variable};
 use crate::handles::{Table, lock};
 use crate::pool::Pool;
 
-/// One pretended H200.
+/// One simulated H200.
 pub(crate) struct Device {
     pub(crate) ordinal: usize,
-    /// Where it is in the machine, which is the same in every process.
+    /// Its index in the machine, which is the same in every process.
     pub(crate) slot: usize,
     pub(crate) total_bytes: u64,
     used_bytes: Mutex<u64>,
     pub(crate) arena: Mutex<Arena>,
     pub(crate) default_pool: usize,
     pub(crate) current_pool: Mutex<usize>,
-    /// How often the primary context is retained, and its flags.
+    /// Reference count of the primary context, and its flags.
     pub(crate) primary: Mutex<Primary>,
 }
 
-/// What is known of a device's primary context.
+/// State of a device's primary context.
 #[derive(Default)]
 pub(crate) struct Primary {
     pub(crate) handle: usize,
@@ -49,7 +49,7 @@ impl Device {
         }
     }
 
-    /// Takes bytes out of the budget.
+    /// Takes bytes from the budget.
     pub(crate) fn charge(&self, bytes: u64) -> Result {
         let mut used = lock(&self.used_bytes);
         if bytes > self.total_bytes - *used {
@@ -59,13 +59,13 @@ impl Device {
         Ok(())
     }
 
-    /// Gives bytes back to the budget.
+    /// Returns bytes to the budget.
     pub(crate) fn refund(&self, bytes: u64) {
         let mut used = lock(&self.used_bytes);
         *used = used.saturating_sub(bytes);
     }
 
-    /// What is left of the budget.
+    /// Returns the remaining budget.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.total_bytes - *lock(&self.used_bytes)
     }
@@ -158,29 +158,29 @@ fn last_attribute(version: c_int) -> c_int {
     }
 }
 
-/// What the devices say they are: that of an H200 unless a test wants another.
+/// Returns the compute capability of the devices: that of an H200 unless a test sets another.
 fn capability() -> (c_int, c_int) {
     let text = faults::setting(variable::CAPABILITY).unwrap_or_else(|| "9.0".to_owned());
     let numbers = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
     numbers.unwrap_or_else(|| panic!("{}={text:?}: expected major.minor", variable::CAPABILITY))
 }
 
-/// Whether the driver says that it has pools, and with them memory in order of streams.
+/// Returns whether the devices have memory pools, and with them stream-ordered allocation.
 pub(crate) fn has_pools() -> bool {
     !faults::switch(variable::NO_POOLS) && crate::driver::version() >= 11020
 }
 
-/// Whether the driver says that it has virtual memory management.
+/// Returns whether the devices have virtual memory management.
 pub(crate) fn has_vmm() -> bool {
     !faults::switch(variable::NO_VMM) && crate::driver::version() >= 10020
 }
 
-/// Whether the driver says that it has multicast objects.
+/// Returns whether the devices have multicast objects.
 pub(crate) fn has_multicast() -> bool {
     !faults::switch(variable::NO_MULTICAST) && crate::driver::version() >= 12010
 }
 
-/// Whether fabric handles work.
+/// Returns whether fabric handles work.
 pub(crate) fn fabric_supported() -> bool {
     faults::setting(variable::FABRIC_DIR).is_some()
 }

@@ -24,7 +24,7 @@ pub(crate) struct Driver {
     pub(crate) devices: Vec<Device>,
     pub(crate) broken_peers: Vec<(Option<usize>, Option<usize>)>,
     pub(crate) unreachable_peers: Vec<(Option<usize>, Option<usize>)>,
-    /// Copies hold it for reading while they run; whoever takes memory away holds it for writing.
+    /// Copies hold it for reading while they run; functions that free memory hold it for writing.
     pub(crate) map: RwLock<AddressMap>,
     pub(crate) contexts: Table<Context>,
     pub(crate) streams: Table<Stream>,
@@ -85,7 +85,7 @@ impl Driver {
         usize::try_from(ordinal).ok().and_then(|ordinal| self.devices.get(ordinal)).ok_or(Code::INVALID_DEVICE)
     }
 
-    /// Where a device is in the machine: the same in every process, whatever its ordinal is.
+    /// Returns a device's index in the machine: the same in every process, whatever its ordinal is.
     pub(crate) fn slot(&self, ordinal: usize) -> usize {
         self.devices[ordinal].slot
     }
@@ -95,12 +95,12 @@ impl Driver {
         self.devices.iter().position(|device| device.slot == slot)
     }
 
-    /// Whether what the device in slot `from` writes into the memory of slot `to` is lost.
+    /// Returns whether writes of the device in slot `from` to the memory of slot `to` are lost.
     pub(crate) fn loses_writes(&self, from: usize, to: usize) -> bool {
         from != to && names(&self.broken_peers, from, to)
     }
 
-    /// Whether the device in slot `from` can access the memory of slot `to`.
+    /// Returns whether the device in slot `from` can access the memory of slot `to`.
     pub(crate) fn can_access_peer(&self, from: usize, to: usize) -> bool {
         from != to && !names(&self.unreachable_peers, from, to)
     }

@@ -7,7 +7,7 @@ pub(crate) struct Entry {
     pub(crate) parameters: Vec<Parameter>,
 }
 
-/// Where a parameter is in the kernel's parameter space.
+/// Offset and length of a parameter of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
     pub(crate) offset: usize,

@@ -23,11 +23,11 @@ pub(crate) struct Event {
     pub(crate) context: Arc<Context>,
     flags: c_uint,
     state: Mutex<State>,
-    /// Where other processes see the recordings, for an interprocess event.
+    /// The recordings visible to other processes, for an interprocess event.
     pub(crate) shared: Option<SharedEvent>,
 }
 
-/// What an event was last recorded into.
+/// The state of an event.
 #[derive(Clone)]
 pub(crate) enum State {
     Never,
@@ -143,7 +143,8 @@ impl Event {
         }
     }
 
-    /// Whether the latest recording is done; never recorded counts as done.
+    /// Returns whether the latest recording is complete; an event that was never recorded counts as
+    /// complete.
     ///
     /// A driver counts the question among the calls that are not safe while others capture.
     fn query(&self) -> Result {

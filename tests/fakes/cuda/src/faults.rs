@@ -1,6 +1,5 @@
-//! What every call passes on its way in: the log, the faults that a test ordered, and the ban on
-//! calls from host functions. The functions themselves are not here. Invariant: a call that the log
-//! does not show did not reach the driver.
+//! The entry of every call: the log, injected faults, and the check for calls from host functions.
+//! Invariant: a call that is not in the log did not reach the driver.
 
 use core::cell::Cell;
 use core::ffi::{c_char, c_int};
@@ -38,7 +37,7 @@ pub(crate) fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Whether a switch is on: set, and not `0`.
+/// Returns whether a switch is on: set, and not `0`.
 pub(crate) fn switch(name: &str) -> bool {
     setting(name).is_some_and(|value| value != "0")
 }
@@ -46,7 +45,7 @@ pub(crate) fn switch(name: &str) -> bool {
 /// A number, in the decimal form.
 ///
 /// # Panics
-/// Where the variable holds no number: a test with a misspelt setting must not pass by accident.
+/// If the variable is not a number: a test with a misspelt setting must not pass by accident.
 pub(crate) fn number(name: &str) -> Option<u64> {
     setting(name).map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value:?}: expected a number")))
 }
@@ -70,7 +69,7 @@ pub(crate) fn pairs(name: &str) -> Vec<(Option<usize>, Option<usize>)> {
         .unwrap_or_default()
 }
 
-/// What becomes of a call.
+/// Injected outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     /// It fails and does nothing.
@@ -79,7 +78,7 @@ enum Fate {
     Late(Duration),
 }
 
-/// One order: which call of the function, and what becomes of it.
+/// One injected fault: the call of the function, and its outcome.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Order {
     /// Counted from 1; `None` is every call.
@@ -124,7 +123,7 @@ impl Orders {
 
 static ORDERS: OnceLock<Mutex<Orders>> = OnceLock::new();
 
-/// Whether there was ever an order: without any, nobody takes the lock.
+/// Whether a fault was ever injected: without any, the lock is not taken.
 static ORDERED: AtomicBool = AtomicBool::new(false);
 
 fn orders() -> &'static Mutex<Orders> {
@@ -136,7 +135,7 @@ fn orders() -> &'static Mutex<Orders> {
     })
 }
 
-/// What a test ordered for this call.
+/// Returns the fault injected into this call.
 fn ordered(name: &str) -> Option<Fate> {
     let orders = orders();
     if !ORDERED.load(Ordering::Acquire) {

@@ -29,7 +29,7 @@ pub(crate) struct Graph {
     pub(crate) capturing: bool,
 }
 
-/// What an instance runs; it outlives the instance while a launch is under way.
+/// The work of an instance; it outlives the instance during a launch.
 pub(crate) struct Plan {
     nodes: Vec<Node>,
     /// One launch of an instance at a time.

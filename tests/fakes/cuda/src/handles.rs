@@ -5,21 +5,20 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Takes a lock whose data stays usable after a panic elsewhere.
+/// Locks a mutex, even if it is poisoned.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often anything was made, ended or spoiled: while it stays the same, what was found stays
-/// true.
+/// Number of changes of any state: while it stays the same, cached results are valid.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
-/// The number of changes so far, to be asked before what is then remembered is found.
+/// Returns the number of changes; call it before computing a value that is then cached.
 pub(crate) fn changes() -> u64 {
     CHANGES.load(Ordering::Acquire)
 }
 
-/// To be called after each change of what a call looks at before it succeeds.
+/// Call it after each change of state that the checks of a call depend on.
 pub(crate) fn changed() {
     CHANGES.fetch_add(1, Ordering::AcqRel);
 }

@@ -22,7 +22,7 @@ use crate::stream::outside_capture;
 const MEMORY: u64 = 0x706d_656d;
 const EVENT: u64 = 0x7065_7674;
 
-/// What a handle of 64 bytes says.
+/// Content of a handle of 64 bytes.
 struct Ticket {
     kind: u64,
     pid: u32,

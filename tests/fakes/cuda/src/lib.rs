@@ -1,8 +1,8 @@
 //! A driver of CUDA without a GPU: the C interface of libcuda.so.1 over ordinary host memory, for
 //! tests.
 //!
-//! What is not here: kernels. Loading a module is refused with the code that a driver gives for an
-//! image it cannot run. Everything else is really done: streams are threads, copies copy, memory
+//! Not in this library: kernels. Loading a module is refused with the code that a driver gives for
+//! an image it cannot run. Everything else is really done: streams are threads, copies copy, memory
 //! runs out, shared memory is shared between processes. It stands in for nothing in a claim about
 //! hardware.
 //!
@@ -55,7 +55,7 @@ macro_rules! exports {
                 $crate::faults::call(stringify!($name), move || -> $crate::abi::Result { $body })
             }
         )*
-        /// What this module exports.
+        /// The exports of this module.
         pub(crate) const SYMBOLS: &[$crate::entry::Symbol] = &[
             $($crate::entry::Symbol { name: stringify!($name), since: $since, address: || $name as *const () },)*
         ];

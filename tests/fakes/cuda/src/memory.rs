@@ -16,12 +16,12 @@ use crate::handles::lock;
 use crate::stream::{self, outside_capture};
 use crate::work::Work;
 
-/// Takes the map from all copies, to change it.
+/// Locks the map against all copies, to change it.
 pub(crate) fn change(driver: &Driver) -> RwLockWriteGuard<'_, AddressMap> {
     driver.map.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a new allocation is.
+/// Properties of a new allocation.
 struct Wanted {
     bytes: usize,
     device: usize,
@@ -57,7 +57,7 @@ fn allocate(wanted: &Wanted) -> Result<(u64, u64)> {
     Ok((base, id))
 }
 
-/// Takes a range out of the map and gives its bytes back.
+/// Removes a range from the map and returns its bytes to the budget.
 fn remove(driver: &Driver, map: &mut AddressMap, base: u64) {
     let Some(range) = map.ranges.remove(&base) else { return };
     let Kind::Device(memory) = range.kind else { return };
@@ -80,8 +80,7 @@ pub(crate) fn finish_free(base: u64, id: u64) -> Result {
     Ok(())
 }
 
-/// All plain memory of a context that is going away, that of pools included: they go with the
-/// primary context.
+/// Frees all plain memory of a destroyed context, including that of pools.
 pub(crate) fn free_all_of_context(context: usize) {
     let Ok(driver) = driver() else { return };
     let mut map = change(driver);

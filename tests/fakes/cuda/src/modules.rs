@@ -17,7 +17,8 @@ use crate::handles::lock;
 use crate::stream;
 use crate::work::Work;
 
-/// What a registered function receives: the shape of the grid, and the addresses of the parameters.
+/// The arguments of a registered function: the shape of the grid, and the addresses of the
+/// parameters.
 #[repr(C)]
 pub(crate) struct FakeLaunch {
     grid: [c_uint; 3],
@@ -54,7 +55,7 @@ pub(crate) struct Function {
     context: Arc<Context>,
     kernel: HostKernel,
     parameters: Vec<Parameter>,
-    /// What `cuFuncSetAttribute` allowed.
+    /// The limit set by `cuFuncSetAttribute`.
     dynamic_shared_bytes: AtomicU32,
     unloaded: Arc<AtomicBool>,
 }
@@ -314,7 +315,7 @@ exports! {
     }
 }
 
-/// What nobody here calls.
+/// Functions that no test calls.
 mod refused {
     use crate::abi::Code;
     use crate::driver::driver;
@@ -349,7 +350,7 @@ mod refused {
     }
 }
 
-/// What the inner module exports.
+/// The exports of the inner module.
 pub(crate) const REFUSED: &[crate::entry::Symbol] = refused::SYMBOLS;
 
 #[cfg(test)]

@@ -22,11 +22,11 @@ use crate::physical::{GRANULARITY, Physical};
 use crate::share;
 use crate::vmm::{aligned, available, check_handle_types, find, new_number, publish};
 
-/// What the driver recommends: larger than what it demands, so that nobody takes one for the other.
+/// The recommended granularity: larger than the minimum, so that a mix-up shows.
 const RECOMMENDED_BYTES: u64 = 16 << 20;
 
-/// How long binding and mapping wait for devices that others still have to add. A driver waits
-/// without end.
+/// Returns how long binding and mapping wait for devices that other processes must still add. A
+/// real driver waits forever.
 fn wait_for_team() -> Duration {
     Duration::from_millis(faults::number(faults::variable::TEAM_WAIT_MS).unwrap_or(2000))
 }
@@ -42,7 +42,7 @@ const BINDINGS: usize = 800;
 /// The part of a multicast object that all processes see.
 pub(crate) struct Team {
     table: u64,
-    /// Opened by this object alone, so that its lock is of nobody else.
+    /// A separate descriptor, so that its lock belongs to this object.
     own: OwnedFd,
     number: u64,
 }
@@ -53,7 +53,7 @@ static BOUND: Mutex<Vec<(u64, Binding, Arc<Physical>)>> = Mutex::new(Vec::new())
 /// The objects that this process has open, once for each time.
 static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
-/// One binding, as the table has it.
+/// One binding in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Binding {
     device: u64,
@@ -97,7 +97,7 @@ impl Binding {
     }
 }
 
-/// The table while nobody else changes it.
+/// The locked table.
 struct Locked<'a>(&'a Team);
 
 impl Drop for Locked<'_> {
@@ -162,12 +162,12 @@ impl Team {
         if failed { Err(Code::OPERATING_SYSTEM) } else { Ok(Locked(self)) }
     }
 
-    /// Whether the device in the slot was added.
+    /// Returns whether the device in the slot was added.
     pub(crate) fn has_slot(&self, slot: usize) -> Result<bool> {
         Ok(slot < 64 && self.lock()?.word(ADDED) & (1 << slot) != 0)
     }
 
-    /// Whether as many devices were added as the object was made for.
+    /// Returns whether all devices of the object were added.
     fn is_complete(&self) -> Result<bool> {
         Ok(self.lock()?.is_complete())
     }

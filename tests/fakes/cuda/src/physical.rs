@@ -22,7 +22,7 @@ pub(crate) const GRANULARITY: u64 = 2 << 20;
 pub(crate) struct Physical {
     pub(crate) file: OwnedFd,
     pub(crate) size: u64,
-    /// Where the device is in the machine; of a multicast object, nowhere.
+    /// The device's index in the machine; unused for a multicast object.
     pub(crate) slot: usize,
     /// The device, where this process sees it.
     pub(crate) device: Option<usize>,
@@ -31,7 +31,7 @@ pub(crate) struct Physical {
     pub(crate) number: u64,
     /// Charged to the device's budget by this process.
     charged: bool,
-    /// How many handles there are: `cuMemRelease` takes one away.
+    /// Number of handles: `cuMemRelease` releases one.
     pub(crate) handles: Mutex<u32>,
     pub(crate) team: Option<Team>,
 }
@@ -56,12 +56,12 @@ impl Physical {
         self.team.as_ref().ok_or(Code::ILLEGAL_ADDRESS)?.replicate(offset, bytes)
     }
 
-    /// One handle more.
+    /// Adds a handle.
     pub(crate) fn retain(&self) {
         *self.handles.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }
 
-    /// One handle less; whether it was the last.
+    /// Releases a handle; returns whether it was the last.
     pub(crate) fn release(&self) -> bool {
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         *handles = handles.saturating_sub(1);

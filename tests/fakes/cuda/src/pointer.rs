@@ -24,7 +24,7 @@ fn device_of(range: &Range) -> c_int {
     ordinal as c_int
 }
 
-/// One answer, of the type that belongs to the attribute.
+/// A value of the attribute's type.
 fn answer(driver: &Driver, range: &Range, attribute: c_int, address: CuPtr, out: &Out<c_void>) -> Result {
     let mapped = match &range.kind {
         Kind::Mapped(mapped) => Some(mapped),
@@ -94,7 +94,7 @@ fn reservation_of(driver: &Driver, range: &Range) -> Option<(u64, u64)> {
     change(driver).reservation(range.base, range.size)
 }
 
-/// How long the value of an attribute is, for those that `cuPointerGetAttributes` sets to zero.
+/// Returns the size of an attribute's value, for those that `cuPointerGetAttributes` sets to zero.
 fn width(attribute: c_int) -> usize {
     match attribute {
         2 | 9 | 16 => 4,
@@ -152,7 +152,7 @@ impl Out8 {
     }
 }
 
-/// What the map says of an address now, without the map held.
+/// Returns a copy of the range of an address, without holding the map.
 fn copy_of(driver: &Driver, address: CuPtr) -> Option<Range> {
     use crate::address::{DeviceRange, HostRange, MappedRange};
     let map = driver.map.read().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -11,7 +11,7 @@ use crate::abi::{Code, Result};
 use crate::arena::POISON;
 use crate::faults::{self, variable};
 
-/// What files of this library are called, so that an import can tell them from others.
+/// Prefix of names of this library's files, by which an import recognises them.
 pub(crate) const PREFIX: &str = "peerweave-fake-cuda:";
 
 /// A file without a name on any disk, whose length is fixed.
@@ -45,7 +45,7 @@ pub(crate) fn open_of_process(pid: u32, fd: i32) -> Option<OwnedFd> {
     Some(file.into())
 }
 
-/// How long a file is.
+/// Returns the length of a file.
 pub(crate) fn length(file: &OwnedFd) -> Result<u64> {
     let file = File::from(duplicate(file)?);
     file.metadata().map(|metadata| metadata.len()).map_err(|_| Code::OPERATING_SYSTEM)
@@ -63,7 +63,8 @@ pub(crate) fn process_start(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Maps a file, or nothing (addresses only), at `at` over what is there, or where the kernel likes.
+/// Maps a file, or only reserves addresses, at `at` (replacing the present mapping) or at an
+/// address chosen by the kernel.
 pub(crate) fn map(at: Option<u64>, length_bytes: u64, protection: i32, file: Option<(&OwnedFd, u64)>) -> Result<u64> {
     let mut flags = libc::MAP_NORESERVE;
     let (fd, offset) = match file {
@@ -94,13 +95,13 @@ pub(crate) fn protect(address: u64, length_bytes: u64, protection: i32) -> Resul
     if failed { Err(Code::OPERATING_SYSTEM) } else { Ok(()) }
 }
 
-/// Gives addresses back to the kernel.
+/// Unmaps addresses.
 pub(crate) fn unmap(address: u64, length_bytes: u64) {
     // SAFETY: the bytes are of a mapping of this library, whose record the caller removed before.
     unsafe { libc::munmap(address as *mut c_void, length_bytes as usize) };
 }
 
-/// Gives the bytes of a file back, keeping its length.
+/// Frees the pages of a file, and keeps its length.
 pub(crate) fn discard(file: &OwnedFd, offset: u64, length_bytes: u64) {
     // SAFETY: an open descriptor and a range.
     unsafe {

@@ -53,12 +53,12 @@ struct Queue {
 }
 
 struct Submission {
-    /// Work of other streams that comes first.
+    /// Work of other streams that must complete first.
     after: Vec<(Arc<Stream>, u64)>,
     run: Run,
 }
 
-/// What a submission does.
+/// Kind of a submission.
 pub(crate) enum Run {
     /// Skipped where the context has failed; its own failure fails the context.
     Work(Work),
@@ -110,7 +110,7 @@ impl Stream {
         }
     }
 
-    /// Puts work into the queue, or into the graph that the stream is captured into.
+    /// Enqueues work, or adds it to the graph that the stream is captured into.
     pub(crate) fn submit(self: &Arc<Stream>, work: Work) -> Result {
         self.context.check()?;
         if let Some(captured) = capture::add(self, &work) {
@@ -120,7 +120,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Puts something into the queue whatever is captured, and gives its number.
+    /// Enqueues work even during a capture, and returns its number.
     pub(crate) fn push(self: &Arc<Stream>, run: Run) -> u64 {
         let _order = lock(&self.context.submission);
         let others: Vec<Arc<Stream>> = match self.kind {

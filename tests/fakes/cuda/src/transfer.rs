@@ -1,6 +1,6 @@
-//! Moving bytes: copies, fills, single words. Which functions ask for it is in [`crate::copy`]; who
-//! may, in [`crate::address`]. Invariant: bytes are touched only while the map of addresses is
-//! held, so that no memory goes away under a copy.
+//! Moves bytes: copies, fills, single words. [`crate::copy`] has the functions of the API,
+//! [`crate::address`] the access rights. Invariant: bytes are accessed only while the map of
+//! addresses is locked, so that no memory is freed during a copy.
 
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
@@ -9,7 +9,7 @@ use crate::address::{Access, AddressMap, Need, Place};
 use crate::context::Context;
 use crate::driver::{Driver, driver};
 
-/// Where a copy reads.
+/// Source of a copy.
 #[derive(Clone)]
 pub(crate) enum Source {
     Address(u64),
@@ -55,12 +55,12 @@ pub(crate) fn check(device: usize, address: u64, bytes: u64, need: Need, pageabl
     map(driver).place(driver, address, bytes, Access { device, need, pageable, queued: false }).map(|_| ())
 }
 
-/// Whether the driver knows nothing of the address: pageable memory of the host.
+/// Returns whether the driver does not know the address: pageable host memory.
 pub(crate) fn is_pageable(address: u64) -> bool {
     driver().is_ok_and(|driver| map(driver).find(address).is_none())
 }
 
-/// Finds bytes again when the work is done; memory that went away meanwhile is an illegal address.
+/// Looks up bytes again when the work runs; freed memory is an illegal address.
 fn place(driver: &Driver, map: &AddressMap, device: usize, address: u64, bytes: u64, need: Need) -> Result<Place> {
     map.place(driver, address, bytes, Access { device, need, pageable: true, queued: true }).map_err(|_| Code::ILLEGAL_ADDRESS)
 }

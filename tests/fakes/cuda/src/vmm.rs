@@ -26,7 +26,7 @@ pub(crate) fn new_number() -> u64 {
     (u64::from(std::process::id()) << 32) | NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Whether sizes and offsets are whole pieces.
+/// Checks that sizes and offsets are multiples of the granularity.
 pub(crate) fn aligned(values: &[u64]) -> Result {
     if values.iter().all(|value| value.is_multiple_of(GRANULARITY)) { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }
@@ -109,7 +109,7 @@ fn reserve(size: u64, alignment: u64, wish: CuPtr) -> Result<u64> {
     Ok(base)
 }
 
-/// What the host may do: the most that any device may.
+/// Returns the host's access: the union of the devices' rights.
 fn protection(access: &BTreeMap<usize, u32>) -> c_int {
     match access.values().copied().max().unwrap_or(0) {
         3 => libc::PROT_READ | libc::PROT_WRITE,
@@ -183,7 +183,7 @@ fn open_fabric(handle: &Handle64) -> Result<OwnedFd> {
     if is_it { Ok(file) } else { Err(Code::INVALID_VALUE) }
 }
 
-/// What a file of another handle says of itself.
+/// Reads the header of a file of another handle.
 fn adopt(file: OwnedFd) -> Result<Physical> {
     let label = share::label(&file).ok_or(Code::INVALID_VALUE)?;
     let mut words = label.split(':');

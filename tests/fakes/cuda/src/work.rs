@@ -51,7 +51,7 @@ pub(crate) enum Work {
     WaitEvent(Arc<Event>),
 }
 
-/// How often a waiting stream looks at memory.
+/// Interval at which a waiting stream polls memory.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 impl Work {

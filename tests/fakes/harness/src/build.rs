@@ -1,5 +1,5 @@
-//! Where the fake libraries are, and building them where they are not or are older than their
-//! source. Invariant: a library that is used is not older than any file of its package.
+//! Finds the fake libraries, and builds those that are missing or older than their sources.
+//! Invariant: a library that is used is not older than any file of its package.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::time::SystemTime;
 /// A directory of libraries that were built elsewhere: nothing is built then.
 const PREBUILT: &str = "PEERWEAVE_FAKES_DIR";
 
-/// How the test binary was built, read off its own path:
+/// Build directory of the test binary, from its own path:
 /// `<target>[/<triple>]/<profile>/deps/<name>`.
 struct Layout {
     target: PathBuf,
@@ -108,7 +108,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
     path.metadata().ok()?.modified().ok()
 }
 
-/// The newest change of what goes into a library: its manifest, its build script, its sources.
+/// Returns the last change of a library's manifest, build script and sources.
 fn newest(package: &Path) -> Option<SystemTime> {
     let mut newest = [package.join("Cargo.toml"), package.join("build.rs")].iter().filter_map(|path| modified(path)).max()?;
     let mut open = vec![package.join("src")];

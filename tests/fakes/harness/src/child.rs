@@ -15,27 +15,27 @@ const RANK: &str = "PEERWEAVE_FAKES_RANK";
 const COUNT: &str = "PEERWEAVE_FAKES_COUNT";
 const DIRECTORY: &str = "PEERWEAVE_FAKES_DIRECTORY";
 
-/// Which of a test's bodies the child was started for, counted from 1.
+/// Index of the test's body that the child was started for, from 1.
 pub(crate) const CALL: &str = "PEERWEAVE_FAKES_CALL";
 
 /// The log of the fake driver's calls: one file for all children of a scenario.
 const LOG: &str = "PEERWEAVE_FAKE_CUDA_LOG";
 
-/// Who this process is, where it is a child.
+/// A child process and its index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Child {
     /// The full name of the test that is run.
     pub scenario: String,
-    /// Which of the children this is, counted from 0.
+    /// Its index among the children, from 0.
     pub rank: usize,
-    /// How many children there are.
+    /// Number of children.
     pub count: usize,
     /// An empty directory that all children of the scenario share, for sockets and files.
     pub directory: PathBuf,
 }
 
-/// Says who this process is; `None` in one that no [`crate::Fakes`] started.
+/// Returns this process as a child; `None` if no [`crate::Fakes`] started it.
 #[must_use]
 pub fn child() -> Option<Child> {
     let number = |name| std::env::var(name).ok()?.parse().ok();
@@ -47,11 +47,11 @@ pub fn child() -> Option<Child> {
     })
 }
 
-/// How often this process has called a function of the fake driver, calls that are still held up
-/// included.
+/// Returns how often this process has called a function of the fake driver, including calls that
+/// have not returned.
 ///
 /// # Panics
-/// In a process that no [`crate::Fakes`] started, or that keeps no log.
+/// In a process that no [`crate::Fakes`] started, or without a log.
 #[must_use]
 pub fn entered(function: &str) -> usize {
     let path = std::env::var_os(LOG).expect("a child of the harness");
@@ -76,14 +76,14 @@ pub fn wait_until_entered(function: &str, times: usize) {
     }
 }
 
-/// Which of its test's bodies this child is for.
+/// Returns the index of the test's body that this child is for.
 pub(crate) fn call() -> Option<usize> {
     std::env::var(CALL).ok()?.parse().ok()
 }
 
 impl Child {
-    /// Waits until a file of the shared directory is there, and gives its path. The limit of the
-    /// child is the wait's limit.
+    /// Waits until a file of the shared directory exists, and returns its path. The time limit is
+    /// that of the child.
     #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         let path = self.directory.join(name);
@@ -93,22 +93,22 @@ impl Child {
         path
     }
 
-    /// Waits until a file of the shared directory is there.
+    /// Waits until a file of the shared directory exists.
     pub fn wait_for_file(&self, name: &str) {
         let _ = self.file(name);
     }
 
-    /// Puts a file into the shared directory, whole or not at all.
+    /// Writes a file into the shared directory atomically.
     ///
     /// # Panics
-    /// Where it cannot be written.
+    /// If it cannot be written.
     pub fn put_file(&self, name: &str, bytes: &[u8]) {
         let hidden = self.directory.join(format!(".{name}.{}", self.rank));
         std::fs::write(&hidden, bytes).expect("the shared directory");
         std::fs::rename(&hidden, self.directory.join(name)).expect("the shared directory");
     }
 
-    /// Tells who started it that it has come to the body that it is for.
+    /// Notifies the parent that this child has reached its body.
     pub(crate) fn tell_of_its_body(&self) {
         std::fs::write(body_file(&self.directory, self.rank), b"").expect("a new file");
     }
@@ -122,31 +122,31 @@ impl Child {
     }
 }
 
-/// Where a child says that it has come to its body: beside the directory that is the test's.
+/// Returns the file that marks a child that has reached its body: beside the test's directory.
 fn body_file(shared: &Path, rank: usize) -> PathBuf {
     shared.with_file_name(format!("body.{rank}"))
 }
 
-/// What came of a child.
+/// Result of a child.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Output {
-    /// How it ended.
+    /// Its exit status.
     pub status: ExitStatus,
-    /// All that it printed.
+    /// Its standard output.
     pub stdout: String,
-    /// All that it complained of.
+    /// Its standard error.
     pub stderr: String,
-    /// Whether it was killed because its time was over.
+    /// Whether it was killed because it exceeded its time limit.
     pub timed_out: bool,
     /// Functions of the fake driver that this child called, in order.
     pub calls: Vec<String>,
-    /// Whether it came to the body that it was started for, if it was for one.
+    /// Whether it reached the body that it was started for, if any.
     pub came_to_its_body: bool,
 }
 
 impl Output {
-    /// Whether the child ran exactly its one test, and that passed.
+    /// Returns whether the child ran exactly its one test, and that passed.
     #[must_use]
     pub fn passed(&self) -> bool {
         self.status.success() && !self.timed_out && self.stdout.contains("test result: ok. 1 passed")
@@ -166,7 +166,7 @@ struct Running {
     stderr: PathBuf,
 }
 
-/// Starts the children, waits for all of them, and kills what is left when the time is over.
+/// Starts the children, waits for all of them, and kills those that exceed the time limit.
 pub(crate) fn run_all(
     count: usize,
     scenario: &str,

@@ -9,7 +9,7 @@ use object::{Endianness, elf};
 /// account.
 ///
 /// # Panics
-/// Where the bytes are no library.
+/// If the bytes are not a library.
 pub(crate) fn without(mut bytes: Vec<u8>, functions: &[String]) -> Vec<u8> {
     for place in places(&bytes, functions) {
         bytes[place] = b'~';
@@ -17,7 +17,7 @@ pub(crate) fn without(mut bytes: Vec<u8>, functions: &[String]) -> Vec<u8> {
     bytes
 }
 
-/// Where the first letters of the names are in the file.
+/// Returns the offsets of the names in the file.
 fn places(bytes: &[u8], functions: &[String]) -> Vec<usize> {
     let file = ElfFile64::<Endianness>::parse(bytes).expect("a library of 64 bits");
     let header = file.elf_header();

@@ -32,10 +32,10 @@ use std::time::Duration;
 
 pub use child::{Child, Output, child, entered, wait_until_entered};
 
-/// How long a child may take, unless [`Fakes::limit`] says otherwise.
+/// Default time limit of a child; see [`Fakes::limit`].
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Which libraries a child finds, and with which settings.
+/// The libraries and settings of children.
 #[derive(Clone, Debug)]
 pub struct Fakes {
     cuda: bool,
@@ -54,8 +54,8 @@ impl Default for Fakes {
 }
 
 impl Fakes {
-    /// No library at all: a child finds an empty directory. What the machine itself has further
-    /// down its path stays there.
+    /// No library: a child finds an empty directory. Libraries later in the machine's path are not
+    /// hidden.
     #[must_use]
     pub fn new() -> Fakes {
         Fakes {
@@ -92,11 +92,11 @@ impl Fakes {
         self
     }
 
-    /// As [`Fakes::nvshmem`], a library as old as this, such as `3.4.5`: it says so, and lacks the
-    /// functions that are newer.
+    /// Like [`Fakes::nvshmem`], a library as old as this, such as `3.4.5`: it says so, and lacks
+    /// the functions that are newer.
     ///
     /// # Panics
-    /// Where the version is not three numbers.
+    /// If the version is not three numbers.
     #[must_use]
     pub fn nvshmem_of(self, version: &str) -> Fakes {
         let wanted = numbers(version);
@@ -129,24 +129,23 @@ impl Fakes {
         self
     }
 
-    /// How long a child may take, from its start to its end.
+    /// Sets the time limit of a child, from its start to its end.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Fakes {
         self.limit = limit;
         self
     }
 
-    /// What the scenarios need beside the libraries: with an error they are not run, which
-    /// [`Fakes::can_run`] says, and pass.
+    /// Sets a requirement besides the libraries: with an error the scenarios are not run, which
+    /// [`Fakes::can_run`] reports, and pass.
     #[must_use]
     pub fn needs(mut self, found: Result<(), String>) -> Fakes {
         self.missing = found.err();
         self
     }
 
-    /// Whether what was said to be needed is there. Where it is not, writes a line to standard
-    /// error, which no harness captures: `not run: ` and the name of the scenario, with what is
-    /// missing.
+    /// Returns whether the requirement is met. If not, writes a line to standard error, which no
+    /// harness captures: `not run: ` and the name of the scenario, with what is missing.
     #[must_use]
     pub fn can_run(&self, scenario: &str) -> bool {
         use std::io::Write as _;
@@ -158,24 +157,23 @@ impl Fakes {
 
     /// Runs the body in a child with these libraries, and passes if the child does.
     ///
-    /// To be called directly in a test function, since the test to start is found by the body's
-    /// type. A test may do so several times, in an order that does not differ between runs: each
-    /// body has a child of its own.
+    /// Call it directly in a test function, because the body's type identifies the test. A test may
+    /// call it several times, in the same order in each run: each body has its own child.
     ///
     /// # Panics
-    /// Where the child fails, never comes to the body, does not end within its limit, or cannot be
-    /// started; its output is in the message.
+    /// If the child fails, does not reach the body, exceeds its time limit, or cannot be started;
+    /// its output is in the message.
     pub fn run<F: FnOnce()>(&self, body: F) {
         self.run_scenario(1, &scenario_of::<F>(), |_| body());
     }
 
-    /// As [`Fakes::run`], in `count` children at once, each of which learns who it is.
+    /// Like [`Fakes::run`], in `count` children at once, each of which gets its index.
     ///
-    /// All of them share the directory [`Child::directory`] and the moment when they start, and
+    /// All of them share the directory [`Child::directory`] and the time of their start, and
     /// nothing else.
     ///
     /// # Panics
-    /// Where any child fails, does not end within its limit, or cannot be started.
+    /// If any child fails, exceeds its time limit, or cannot be started.
     pub fn run_many<F: FnOnce(Child)>(&self, count: usize, body: F) {
         self.run_scenario(count, &scenario_of::<F>(), body);
     }
@@ -203,24 +201,23 @@ impl Fakes {
         }
     }
 
-    /// Starts this test binary again for one test, and gives back what came of it, whatever that
-    /// is.
+    /// Starts this test binary again for one test, and returns its result.
     ///
     /// `scenario` is the test's full name, as the harness of tests prints it. In the child,
     /// [`child`] says that it is one.
     ///
     /// # Panics
-    /// Where the child cannot be started or a library cannot be built.
+    /// If the child cannot be started or a library cannot be built.
     #[must_use]
     pub fn run_child(&self, scenario: &str) -> Output {
         self.spawn_children(1, scenario).pop().expect("one child was asked for")
     }
 
-    /// As [`Fakes::run_child`], with `count` children at once; their outputs are in order of their
-    /// ranks.
+    /// Like [`Fakes::run_child`], with `count` children at once; their outputs are in order of
+    /// their ranks.
     ///
     /// # Panics
-    /// Where a child cannot be started or a library cannot be built.
+    /// If a child cannot be started or a library cannot be built.
     #[must_use]
     pub fn spawn_children(&self, count: usize, scenario: &str) -> Vec<Output> {
         self.spawn(count, scenario, None)
@@ -291,7 +288,7 @@ fn link(target: &Path, name: &Path) {
     std::os::unix::fs::symlink(target, name).unwrap_or_else(|error| panic!("a link {}: {error}", name.display()));
 }
 
-/// How many bodies the test has come to in this process.
+/// Returns the number of bodies that the test has reached in this process.
 fn next_call(scenario: &str) -> usize {
     static CALLS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
     let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -308,10 +305,11 @@ fn scenario_of<F>() -> String {
     path.split_once("::").map_or(path, |(_, inside)| inside).to_owned()
 }
 
-/// Where the fake library of a package is, built if need be: for tests that place it themselves.
+/// Returns the path of a package's fake library, built if necessary, for tests that copy it
+/// themselves.
 ///
 /// # Panics
-/// Where it cannot be built.
+/// If it cannot be built.
 #[must_use]
 pub fn library(package: &str) -> PathBuf {
     build::library(package)

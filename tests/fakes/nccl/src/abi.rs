@@ -1,7 +1,7 @@
 //! NCCL's types as C sees them: result codes, data types, the structs of its headers.
 //!
-//! What is not here: what any of them means. Invariant: sizes and offsets are those of NCCL 2.32's
-//! headers (asserted below).
+//! Not in this module: what any of them means. Invariant: sizes and offsets are those of NCCL
+//! 2.32's headers (asserted below).
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -38,7 +38,7 @@ pub(crate) struct Fail {
     pub(crate) text: String,
 }
 
-/// What the body of an exported function gives.
+/// Result of the body of an exported function.
 pub(crate) type Result<T = ()> = core::result::Result<T, Fail>;
 
 /// A failure with its text.
@@ -56,7 +56,7 @@ pub(crate) fn misuse<T>(text: impl Into<String>) -> Result<T> {
     fail(Code::InvalidUsage, text)
 }
 
-/// What is still going on, in a non-blocking communicator.
+/// Returns the code of a pending operation, in a non-blocking communicator.
 pub(crate) fn in_progress<T>() -> Result<T> {
     fail(Code::InProgress, String::new())
 }
@@ -75,7 +75,7 @@ pub(crate) const UNDEFINED: c_int = c_int::MIN;
 pub(crate) const MAGIC: c_uint = 0xcafe_beef;
 pub(crate) const SIM_MAGIC: c_uint = 0x7468_5283;
 
-/// What begins every versioned struct of NCCL.
+/// First fields of every versioned struct of NCCL.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Header {

@@ -1,8 +1,8 @@
-//! How ranks that share a unique id find each other.
+//! Connects ranks that share a unique id.
 //!
 //! With several ids, each gathers its share of the ranks and hands it on to the first, as in NCCL.
 //!
-//! What is not here: communicators made from others, which know their ranks already (`derive`).
+//! Not in this module: communicators made from others, which know their ranks already (`derive`).
 //! Invariant: the process that made an id serves it once: it collects the ranks, and the one of the
 //! first id answers all of them together.
 
@@ -16,7 +16,7 @@ use crate::wire::{self, Address};
 
 const MARK: &[u8; 8] = b"FAKENCCL";
 
-/// Who is in a communicator.
+/// The members of a communicator.
 #[derive(Clone, Debug)]
 pub(crate) struct Members {
     /// The communicator's number, the same in all its ranks.
@@ -29,7 +29,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub(crate) fn ranks(&self) -> i32 {
         i32::try_from(self.addresses.len()).unwrap_or(i32::MAX)
     }
@@ -38,12 +38,12 @@ impl Members {
 /// The ranks of an id that have come so far.
 struct Waiting {
     ranks: i32,
-    /// How many of them come to this id.
+    /// Number of ranks that join by this id.
     share: i32,
     came: BTreeMap<i32, (Join, u64)>,
 }
 
-/// What this process knows of the ids it made.
+/// State of the ids of this process.
 enum Served {
     Open(Option<Waiting>),
     Done,
@@ -107,15 +107,15 @@ impl Reader<'_> {
     }
 }
 
-/// Which of the ids a rank goes to: shares differ by one at most, and the first are the larger
-/// ones.
+/// Returns the id by which a rank joins: the shares differ by at most one, and the first are the
+/// larger ones.
 fn id_of(rank: i32, ranks: i32, ids: i32) -> i32 {
     let (small, larger) = (ranks / ids, ranks % ids);
     let in_larger = larger * (small + 1);
     if rank < in_larger { rank / (small + 1) } else { larger + (rank - in_larger) / small }
 }
 
-/// Meets the other ranks of an id, or of several; gives up once `stop` says so.
+/// Joins the other ranks by one or several ids; gives up when `stop` returns true.
 pub(crate) fn join(ids: &[UniqueId], ranks: i32, rank: i32, device: i32, stop: &dyn Fn() -> bool) -> Result<Members> {
     let count = i32::try_from(ids.len()).unwrap_or(i32::MAX);
     let mine = id_of(rank, ranks, count);
@@ -155,13 +155,13 @@ pub(crate) fn check_devices(members: &Members) -> Result {
     Ok(())
 }
 
-/// What a rank says to the process of an id.
+/// The message of a rank to the process of an id.
 struct Join {
     ranks: i32,
-    /// How many ranks come to that id.
+    /// Number of ranks that join by that id.
     share: i32,
     device: i32,
-    /// Where the rank is.
+    /// Address of the rank.
     address: Address,
     /// The first id, and the process that serves it.
     number: u128,

@@ -1,7 +1,6 @@
-//! What happens around the body of every exported function: its faults, its line in the log, its
-//! error's text.
+//! The wrapper of every exported function: its faults, its line in the log, the text of its error.
 //!
-//! What is not here: the bodies. Invariant: no panic leaves an exported function; one ends the
+//! Not in this module: the bodies. Invariant: no panic leaves an exported function; one ends the
 //! process with its message.
 
 use std::cell::Cell;
@@ -12,7 +11,7 @@ use crate::abi::{Code, Fail, Result, UniqueId};
 use crate::comm::{Comm, CommPtr};
 use crate::{errors, faults, group, log, settings, version};
 
-/// Makes exported functions whose body gives a [`Result`] and whose C result is its code.
+/// Exports functions whose body returns a [`Result`] and whose C result is its code.
 macro_rules! exports {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         $(#[$doc])*
@@ -23,7 +22,7 @@ macro_rules! exports {
     )*};
 }
 
-/// What an argument is for the log and for rules that look at a rank.
+/// The form of an argument in the log and for rules that select a rank.
 pub(crate) trait Argument {
     /// Adds the argument to a line of the log.
     fn show(&self, line: &mut String);
@@ -87,7 +86,7 @@ thread_local! {
     static EFFECT: Cell<faults::Effect> = const { Cell::new(faults::Effect::NONE) };
 }
 
-/// What the rules want of the operation that the running call enqueues.
+/// Returns the injected effect on the operation that the running call enqueues.
 pub(crate) fn take_effect() -> faults::Effect {
     EFFECT.replace(faults::Effect::NONE)
 }

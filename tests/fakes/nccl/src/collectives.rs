@@ -1,7 +1,7 @@
 //! The collectives and point-to-point calls: their argument checks, and the operation each makes.
 //!
-//! What is not here: running it (`execute`). Invariant: what NCCL refuses is refused with its code,
-//! before anything is enqueued.
+//! Not in this module: running it (`execute`). Invariant: what NCCL refuses is refused with its
+//! code, before anything is enqueued.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::execute::{Collective, Item, Kind, Work};
 use crate::settings::{self, Noop};
 use crate::{call, config, counters, group, redop};
 
-/// What every collective has; those without a root or an operator have zero there.
+/// The arguments of every collective; those without a root or an operator have zero there.
 struct Call {
     kind: Kind,
     send: *const c_void,
@@ -112,21 +112,21 @@ macro_rules! collectives {
 }
 
 collectives! {
-    /// Reduces everybody's values to everybody.
+    /// Reduces the values of all ranks to all ranks.
     AllReduce: ncclAllReduce, ncclAllReduceConfig(op), Some(op), 0;
-    /// Reduces everybody's values to the root.
+    /// Reduces the values of all ranks to the root.
     Reduce: ncclReduce, ncclReduceConfig(op, root), Some(op), root;
-    /// Copies the root's values to everybody.
+    /// Copies the root's values to all ranks.
     Broadcast: ncclBroadcast, ncclBroadcastConfig(root), None, root;
-    /// Gathers everybody's values at everybody.
+    /// Gathers the values of all ranks on all ranks.
     AllGather: ncclAllGather, ncclAllGatherConfig(), None, 0;
-    /// Reduces everybody's values and leaves each a part.
+    /// Reduces the values of all ranks, and leaves each rank a part.
     ReduceScatter: ncclReduceScatter, ncclReduceScatterConfig(op), Some(op), 0;
     /// Exchanges a part with each.
     AllToAll: ncclAlltoAll, ncclAlltoAllConfig(), None, 0;
-    /// Gathers everybody's values at the root.
+    /// Gathers the values of all ranks on the root.
     Gather: ncclGather, ncclGatherConfig(root), None, root;
-    /// Gives each a part of the root's values.
+    /// Sends each rank a part of the root's values.
     Scatter: ncclScatter, ncclScatterConfig(root), None, root;
 }
 

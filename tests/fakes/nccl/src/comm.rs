@@ -1,6 +1,6 @@
 //! The communicator: one rank's state, its life, and the handle that programs hold.
 //!
-//! What is not here: how one is made (`lifecycle`, `derive`) and what it runs (`execute`).
+//! Not in this module: how one is made (`lifecycle`, `derive`) and what it runs (`execute`).
 //! Invariant: a communicator's memory is never given back, so that every use after its end is
 //! recognised; and it ends the process, since in NCCL it would be undefined.
 
@@ -41,7 +41,7 @@ pub(crate) struct Comm {
     async_error: AtomicI32,
     /// Background work of a non-blocking communicator.
     pub(crate) pending: AtomicU32,
-    /// How many questions are answered as if there were background work.
+    /// Number of queries answered as if there were background work.
     pub(crate) questions: AtomicU32,
     /// Operations in captured graphs that still exist.
     pub(crate) persistent: AtomicU64,
@@ -50,25 +50,25 @@ pub(crate) struct Comm {
     state: Mutex<State>,
 }
 
-/// What changes under a lock that is never held while waiting or sending.
+/// State under a lock that is never held while waiting or sending.
 #[derive(Default)]
 pub(crate) struct State {
-    /// How many launches were given a turn.
+    /// Number of launches that have a ticket.
     pub(crate) launched: u64,
-    /// Whose turn it is.
+    /// The ticket of the running launch.
     pub(crate) turn: u64,
     pub(crate) running: bool,
     /// The next collective's number.
     pub(crate) collective: u64,
     /// The next exchange of the library's own.
     pub(crate) control: u64,
-    /// How often survivors have left others behind.
+    /// Number of shrinks.
     pub(crate) shrinks: u64,
     pub(crate) finalized: bool,
-    /// Whether its first collective has come, where that matters.
+    /// Whether its first collective has run, if that matters.
     pub(crate) connected: bool,
     pub(crate) suspended: bool,
-    /// An id for growing that nobody has used yet.
+    /// An unused id for growing.
     pub(crate) grow_id: bool,
     pub(crate) redops: Vec<Option<RedOp>>,
     /// Registered buffers by handle.
@@ -142,7 +142,7 @@ impl CommPtr {
         Ok(comm)
     }
 
-    /// The communicator, initialised and with nothing under way in the background.
+    /// Returns the communicator, initialised and without background work.
     pub(crate) fn ready(self) -> Result<&'static Comm> {
         let comm = self.get()?;
         match comm.async_state() {
@@ -198,7 +198,8 @@ impl Comm {
         CommPtr(self)
     }
 
-    /// A thread comes to call `function` alone. Gives whether it is not in here already.
+    /// Records that a thread calls `function`, which must be alone. Returns whether no other thread
+    /// is in it.
     pub(crate) fn come_alone(&self, function: &str) -> bool {
         let me = thread_number();
         match self.visitor.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
@@ -214,7 +215,7 @@ impl Comm {
         self.visitor.store(0, Ordering::Release);
     }
 
-    /// Whether a thread is in a call on it.
+    /// Returns whether a thread is in a call on it.
     pub(crate) fn is_busy(&self) -> bool {
         self.visitor.load(Ordering::Acquire) != 0
     }
@@ -223,7 +224,7 @@ impl Comm {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who is in it. Only for a communicator that is initialised.
+    /// Returns its members. Only for an initialised communicator.
     pub(crate) fn who(&self) -> &Members {
         self.members.get().expect("the communicator is initialised")
     }
@@ -233,17 +234,17 @@ impl Comm {
         self.members.get().map(|members| members.rank)
     }
 
-    /// Whether what runs must give up.
+    /// Returns whether running work must stop.
     pub(crate) fn stopped(&self) -> bool {
         self.aborted.load(Ordering::Acquire) || self.revoked.load(Ordering::Acquire)
     }
 
-    /// Whether the handle is no longer valid.
+    /// Returns whether the handle is no longer valid.
     pub(crate) fn is_released(&self) -> bool {
         self.released.load(Ordering::Acquire)
     }
 
-    /// What `ncclCommGetAsyncError` says.
+    /// Returns the result of `ncclCommGetAsyncError`.
     pub(crate) fn async_state(&self) -> Code {
         // First: a job sets its error before it counts itself as done, so that none is missed in
         // between.
@@ -301,12 +302,12 @@ impl Comm {
         }
     }
 
-    /// Takes a message from a rank; `None` if everything was stopped meanwhile.
+    /// Receives a message from a rank; `None` if everything was stopped meanwhile.
     pub(crate) fn receive(&self, from: i32, channel: Channel, tag: u64) -> Option<mailbox::Bytes> {
         self.receive_until(from, channel, tag, &|| self.stopped())
     }
 
-    /// As [`receive`](Self::receive), with another reason to stop.
+    /// Like [`receive`](Self::receive), with another reason to stop.
     pub(crate) fn receive_until(&self, from: i32, channel: Channel, tag: u64, stop: &dyn Fn() -> bool) -> Option<mailbox::Bytes> {
         let members = self.who();
         mailbox::take(Slot { comm: members.id, to: members.rank, from, channel, tag }, stop)

@@ -1,7 +1,8 @@
 //! The arithmetic of reductions, for every type and operator of NCCL.
 //!
-//! What is not here: who contributes what (`execute`). Invariant: contributions are combined in the
-//! order of ranks and rounded to the type after each, so that every rank computes the same bits.
+//! Not in this module: who contributes what (`execute`). Invariant: contributions are combined in
+//! the order of ranks and rounded to the type after each, so that every rank computes the same
+//! bits.
 
 use core::ffi::c_int;
 
@@ -52,7 +53,7 @@ impl DType {
     }
 }
 
-/// An operator with what it needs.
+/// An operator with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Sum,
@@ -77,7 +78,7 @@ impl Op {
     }
 }
 
-/// What an element can do.
+/// The operations of an element.
 trait Element: Copy {
     const SIZE: usize;
     /// Averages divide the sum; the others multiply each contribution by the inverse of the number
@@ -225,7 +226,7 @@ macro_rules! by_type {
     };
 }
 
-/// What a rank does to its own values before they travel.
+/// Transforms a rank's own values before they are sent.
 pub(crate) fn prepare(bytes: &mut [u8], op: Op, dtype: DType, ranks: u32) {
     by_type!(dtype, prepare_as(bytes, op, dtype, ranks));
 }
@@ -235,7 +236,7 @@ pub(crate) fn combine(total: &mut [u8], next: &[u8], op: Op, dtype: DType) {
     by_type!(dtype, combine_as(total, next, op));
 }
 
-/// What is left to do when all values are in.
+/// Completes the result after all values have arrived.
 pub(crate) fn finish(total: &mut [u8], op: Op, dtype: DType, ranks: u32) {
     by_type!(dtype, finish_as(total, op, ranks));
 }

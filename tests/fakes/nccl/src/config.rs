@@ -1,7 +1,7 @@
 //! `ncclConfig_t` as the pretended version reads it, and the other versioned structs that a call
 //! takes.
 //!
-//! What is not here: what a device communicator requires (`device_comm`). Invariant: only the
+//! Not in this module: what a device communicator requires (`device_comm`). Invariant: only the
 //! prefix that both sides know is read, and a field newer than the caller's version is as if unset.
 
 use core::ffi::{c_char, c_int};
@@ -10,7 +10,7 @@ use core::mem::offset_of;
 use crate::abi::{CollConfig, ConfigStruct, Header, MAGIC, Result, UNDEFINED, invalid, misuse};
 use crate::settings;
 
-/// What a communicator keeps of its configuration.
+/// The configuration of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     pub(crate) blocking: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// What holds when a program gives none.
+    /// The defaults.
     pub(crate) const DEFAULT: Self = Self { blocking: true, max_ctas: 64, num_rma_sig: 1, num_rma_ctx: 1 };
 }
 
@@ -88,7 +88,7 @@ impl Values {
     }
 }
 
-/// How long the pretended version's struct is.
+/// Returns the size of the struct of the selected version.
 fn own_size(version: i32) -> usize {
     let end = |field: &(&str, usize, Kind, i32)| field.1 + if matches!(field.2, Kind::Int) { 4 } else { 8 };
     let last = FIELDS.iter().filter(|field| field.3 <= version).map(end).max().unwrap_or(16);
@@ -110,7 +110,7 @@ fn one_of(values: &Values, name: &str, allowed: impl Fn(c_int) -> bool) -> Resul
     }
 }
 
-/// Reads a configuration; null gives what `inherited` has.
+/// Reads a configuration; null returns `inherited`.
 pub(crate) fn read(config: *const ConfigStruct, inherited: Config) -> Result<Config> {
     if config.is_null() {
         return Ok(inherited);
@@ -185,8 +185,8 @@ fn log_values(values: &Values) {
     crate::log::line(&format!("config {}", shown.join(" ")));
 }
 
-/// What a per-call configuration asks for that the library acts on: an event to record when the
-/// call is launched.
+/// Reads the supported part of a per-call configuration: an event to record when the call is
+/// launched.
 pub(crate) fn read_call(config: *const CollConfig, max_ctas: c_int) -> Result<Option<usize>> {
     if config.is_null() {
         return Ok(None);

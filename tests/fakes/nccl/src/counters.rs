@@ -1,7 +1,7 @@
-//! What tests count: what is alive, and how often the library was called.
+//! Counters for tests: live objects, and calls of the library.
 //!
-//! What is not here: deciding what is a leak. Invariant: a count of what is alive is taken from the
-//! objects themselves.
+//! Not in this module: deciding what is a leak. Invariant: a count of what is alive is taken from
+//! the objects themselves.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU64, Ordering};

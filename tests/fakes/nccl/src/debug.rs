@@ -1,15 +1,15 @@
 //! The log for people: lines like NCCL's, by `NCCL_DEBUG`, into `NCCL_DEBUG_FILE` or standard
 //! output.
 //!
-//! What is not here: the log that tests read (`log`); subsystems, time stamps and the `%h` and `%p`
-//! of file names. Invariant: as in NCCL, the variables are read with the first message and with the
-//! first after a reset, and the file is opened for writing from its start.
+//! Not in this module: the log that tests read (`log`); subsystems, time stamps and the `%h` and
+//! `%p` of file names. Invariant: as in NCCL, the variables are read with the first message and
+//! with the first after a reset, and the file is opened for writing from its start.
 
 use std::fs::File;
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
-/// How much is logged.
+/// Log level.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Silent,

@@ -1,6 +1,6 @@
 //! Communicators made from others: split, shrink, grow; and communicators put to sleep.
 //!
-//! What is not here: ids that no communicator made (`bootstrap`). Invariant: ranks that derive
+//! Not in this module: ids that no communicator made (`bootstrap`). Invariant: ranks that derive
 //! together agree on the new communicator's number without anybody's say, from the old number and
 //! from what they derive.
 
@@ -22,7 +22,7 @@ pub(crate) fn next_control(comm: &Comm) -> u64 {
     state.control
 }
 
-/// Gives a message to some ranks, and gets theirs; in the order of the ranks.
+/// Exchanges messages with some ranks; the result is in rank order.
 pub(crate) fn exchange(comm: &Comm, with: &[i32], tag: u64, own: &[u8], stop: &dyn Fn() -> bool) -> Result<Vec<Bytes>> {
     let own: Bytes = own.into();
     for rank in with {
@@ -222,7 +222,7 @@ exports! {
         })
     }
 
-    /// Gives back what memory a communicator can do without; until it is resumed it cannot be used.
+    /// Frees memory that a communicator can do without; it cannot be used until it is resumed.
     fn ncclCommSuspend(comm: CommPtr, flags: c_int) {
         let comm = comm.usable()?;
         if flags != 1 {
@@ -242,8 +242,7 @@ exports! {
         Ok(())
     }
 
-    /// How much memory a communicator has: figures of this library's own, which add up as NCCL's
-    /// do.
+    /// Returns the memory of a communicator: invented figures that add up as NCCL's do.
     fn ncclCommMemStats(comm: CommPtr, stat: c_int, value: *mut u64) {
         let comm = comm.ready()?;
         not_null(value, "value")?;

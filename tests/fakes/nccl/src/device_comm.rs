@@ -1,8 +1,8 @@
 //! Device communicators: what a kernel gets, laid out for the version that it was compiled for; and
 //! a communicator's properties.
 //!
-//! What is not here: kernels, GIN and CFT, which this library says are not supported. Invariant: no
-//! byte beyond what the caller's version has is written, and a version newer than the library is
+//! Not in this module: kernels, GIN and CFT, which this library says are not supported. Invariant:
+//! no byte beyond what the caller's version has is written, and a version newer than the library is
 //! refused.
 
 use core::ffi::{c_int, c_void};
@@ -76,8 +76,7 @@ struct TeamRequirements {
     out_multimem: *mut usize,
 }
 
-/// What all layouts of `ncclDevComm` since 2.30.3 begin with; before, the first two fields are not
-/// there.
+/// First fields of all layouts of `ncclDevComm` since 2.30.3; older ones lack the first two.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Head {
@@ -106,7 +105,7 @@ const _: () = {
     assert!(offset_of!(Head, window_table) == 32);
 };
 
-/// How long the struct of this library's newest version is.
+/// Size of the struct of this library's newest version.
 const DEVICE_COMM_BYTES: usize = 248;
 /// From this version on a device communicator says which layout it has.
 const HAS_MAGIC: u32 = 23003;
@@ -182,7 +181,7 @@ fn read_requirements(from: *const c_void) -> Result<Requirements> {
     Ok(all)
 }
 
-/// Gives every resource its place, and says how many bytes they are in all.
+/// Assigns every resource its offset, and returns their total size.
 fn place_resources(all: &Requirements, lsa: Team) -> Result<usize> {
     let mut bytes = (3 + lsa.ranks as usize) * (all.lsa_barriers + all.barriers) as usize * 4;
     bytes += all.lla2a_blocks as usize * (1 + 2 * all.lla2a_slots as usize) * 16;
@@ -288,7 +287,7 @@ fn create(comm: &'static Comm, all: &Requirements, out: *mut c_void) -> Result {
 }
 
 exports! {
-    /// What a communicator can do.
+    /// Returns the properties of a communicator.
     fn ncclCommQueryProperties(comm: CommPtr, props: *mut c_void) {
         let comm = comm.ready()?;
         not_null(props, "props")?;
@@ -336,7 +335,7 @@ exports! {
         create(comm, &read_requirements(reqs)?, out_dev_comm)
     }
 
-    /// Gives it back.
+    /// Destroys a device communicator.
     fn ncclDevCommDestroy(comm: CommPtr, dev_comm: *const c_void) {
         let comm = comm.ready()?;
         not_null(dev_comm, "devComm")?;

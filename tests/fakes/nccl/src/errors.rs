@@ -1,7 +1,7 @@
 //! `ncclGetErrorString` and `ncclGetLastError`.
 //!
-//! What is not here: who sets the text (`call`). Invariant: a text once given out stays where it is
-//! for as long as the process.
+//! Not in this module: who sets the text (`call`). Invariant: a text once given out stays where it
+//! is for as long as the process.
 
 use core::ffi::{c_char, c_int};
 use std::collections::HashSet;
@@ -19,7 +19,7 @@ struct Texts {
 
 static TEXTS: LazyLock<Mutex<Texts>> = LazyLock::new(Mutex::default);
 
-/// Keeps the text of the process's last error.
+/// Sets the text of the process's last error.
 pub(crate) fn set(text: &str) {
     crate::debug::say(crate::debug::Level::Warn, text);
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! What a launch does when its stream reaches it: the ranks meet, exchange and compute.
+//! Runs a launch when its stream reaches it: the ranks synchronise, exchange and compute.
 //!
-//! What is not here: when it is launched (`group`) and what windows do (`window`). Invariant: a
+//! Not in this module: when it is launched (`group`) and what windows do (`window`). Invariant: a
 //! communicator's launches run one after another in the order in which they were given to streams,
 //! on whatever streams, as NCCL's do.
 
@@ -15,7 +15,7 @@ use crate::mailbox::{self, Bytes, Channel};
 use crate::window::{self, OneSided};
 use crate::wire;
 
-/// Which collective.
+/// Kind of collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -41,7 +41,7 @@ pub(crate) struct Collective {
     pub(crate) root: i32,
 }
 
-/// What one call asked for.
+/// The work of one call.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
     Collective(Collective),
@@ -60,14 +60,14 @@ pub(crate) enum Work {
     Nothing,
 }
 
-/// One call's work with what the test wants of it.
+/// One call's work with its injected faults.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) work: Work,
     pub(crate) effect: Effect,
 }
 
-/// What is given to a stream at once: a communicator's part of a group.
+/// The work given to a stream at once: a communicator's part of a group.
 pub(crate) struct Launch {
     pub(crate) comm: &'static Comm,
     pub(crate) items: Vec<Item>,
@@ -75,8 +75,8 @@ pub(crate) struct Launch {
     pub(crate) turn: Option<u64>,
 }
 
-/// What stops a launch early: an abort, a revocation, or a fault that the test asked for and an
-/// abort ended.
+/// Reason for an early end of a launch: an abort, a revocation, or an injected hang that an abort
+/// ended.
 struct Stopped;
 
 type Step<T = ()> = Result<T, Stopped>;

@@ -1,7 +1,7 @@
 //! Counts the calls that a rule looks at, and says which call fails, sticks, is slow or ends in an
 //! asynchronous error.
 //!
-//! What is not here: what an operation then does (`execute`). The counting is
+//! Not in this module: what an operation then does (`execute`). The counting is
 //! `peerweave_fake_common`'s.
 
 use peerweave_fake_common::{Rule, hit};
@@ -10,7 +10,7 @@ use crate::abi::Code;
 use crate::call::Arguments;
 use crate::settings;
 
-/// What a rule wants of an operation that is enqueued.
+/// Injected effect on an enqueued operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Effect {
     /// It runs until its communicator is aborted.

@@ -1,6 +1,6 @@
 //! The two 8-bit floating-point types: E4M3 without infinities, E5M2 with them.
 //!
-//! What is not here: arithmetic, which is done in `f32`. Invariant: conversion rounds to nearest,
+//! Not in this module: arithmetic, which is done in `f32`. Invariant: conversion rounds to nearest,
 //! ties to even, and what is too big becomes the greatest finite value.
 
 /// Four bits of exponent, three of fraction; the greatest is 448, all ones is not a number.

@@ -1,7 +1,7 @@
-//! Groups: what is called between `ncclGroupStart` and the outermost `ncclGroupEnd` is done
-//! together; a call outside is a group of one.
+//! Groups: calls between `ncclGroupStart` and the outermost `ncclGroupEnd` run together; a call
+//! outside is a group of one.
 //!
-//! What is not here: what a job or an operation does. Invariant: after a call failed inside a
+//! Not in this module: what a job or an operation does. Invariant: after a call failed inside a
 //! group, nothing of the group is launched.
 
 use core::ffi::c_int;
@@ -23,7 +23,7 @@ pub(crate) struct Job {
     pub(crate) comm: Option<&'static Comm>,
     /// The one it is made from.
     pub(crate) parent: Option<&'static Comm>,
-    /// Where the program keeps its handle.
+    /// Output for the handle.
     pub(crate) handle: Out<CommPtr>,
     /// Meets the other ranks.
     pub(crate) run: Box<dyn FnOnce() -> Result + Send>,
@@ -34,7 +34,7 @@ pub(crate) struct Operation {
     pub(crate) comm: &'static Comm,
     pub(crate) stream: usize,
     pub(crate) item: Item,
-    /// To record when it is launched.
+    /// Event to record at the launch.
     pub(crate) event: Option<usize>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn submit_job(job: Job) -> Result {
     alone.map_or(Ok(()), |job| finish(vec![job], Vec::new()))
 }
 
-/// As [`submit_job`], for functions that drop the answer of the end of their own group, as NCCL's
+/// Like [`submit_job`], for functions that drop the answer of the end of their own group, as NCCL's
 /// do (2.28 to 2.32): on a non-blocking communicator they say success, and a thread does the work a
 /// little later.
 pub(crate) fn submit_job_silently(job: Job) -> Result {
@@ -98,7 +98,7 @@ pub(crate) fn submit_job_silently(job: Job) -> Result {
     }
 }
 
-/// How much later: who believes the success has looked by then.
+/// Delay after which a caller that relies on the premature success has used it.
 const LATE: Duration = Duration::from_millis(5);
 
 /// Adds an operation; outside a group it is launched now.
@@ -114,7 +114,7 @@ pub(crate) fn submit(operation: Operation) -> Result {
     alone.map_or(Ok(()), |operation| finish(Vec::new(), vec![operation]))
 }
 
-/// A job that is not done: its communicator never comes into being.
+/// Cancels a job: its communicator is never created.
 fn give_up(job: Job) {
     if let Some(comm) = job.comm {
         job.handle.set(CommPtr::NULL);
@@ -243,8 +243,8 @@ fn connect(operations: &[Operation]) -> Result {
     Ok(())
 }
 
-/// Gives each communicator's operations to its stream; if there are several streams, they wait for
-/// each other as in NCCL.
+/// Enqueues each communicator's operations on its stream; several streams wait for each other as in
+/// NCCL.
 fn launch(operations: Vec<Operation>) -> Result {
     let mut parts: Vec<(&'static Comm, Vec<Operation>)> = Vec::new();
     for operation in operations.into_iter().filter(|operation| !matches!(operation.item.work, Work::Nothing)) {
@@ -329,7 +329,7 @@ fn end(simulate: Option<*mut SimInfo>) -> Result {
 }
 
 impl Work {
-    /// Whether nothing of it is left in NCCL where it is recorded and never launched.
+    /// Returns whether the operation has no effect in NCCL if it is recorded and never launched.
     fn is_forgotten(&self) -> bool {
         let Self::Collective(collective) = self else { return matches!(self, Self::Nothing) };
         match collective.kind {
@@ -339,7 +339,7 @@ impl Work {
         }
     }
 
-    /// How many bytes this rank gives or takes.
+    /// Returns the number of bytes that this rank sends or receives.
     fn bytes(&self) -> usize {
         match self {
             Self::Collective(collective) => collective.count * collective.dtype.size(),
@@ -376,7 +376,7 @@ exports! {
     }
 }
 
-/// How deep the calling thread is in groups.
+/// Returns the depth of groups of the calling thread.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_nccl_group_depth() -> c_int {
     GROUP.with_borrow(|group| group.depth as c_int)

@@ -1,9 +1,9 @@
 //! A libnccl.so.2 without a GPU: NCCL 2.32's C interface over the memory of a host, for tests of
 //! programs that use NCCL.
 //!
-//! What is not here: speed, kernels, networks. It stands in for nothing in a claim about hardware.
-//! Everything else is really done: every collective is enqueued as a host function on its CUDA
-//! stream (of whatever driver `libcuda.so.1` is), in which the ranks of the communicator meet,
+//! Not in this library: speed, kernels, networks. It stands in for nothing in a claim about
+//! hardware. Everything else is really done: every collective is enqueued as a host function on its
+//! CUDA stream (of whatever driver `libcuda.so.1` is), in which the ranks of the communicator meet,
 //! exchange their data and compute. Ranks may be threads of one process or processes of one
 //! machine.
 //!

@@ -1,7 +1,7 @@
-//! How communicators are made from unique ids, and how they end.
+//! Creates communicators from unique ids, and ends them.
 //!
-//! What is not here: communicators made from others (`derive`). Invariant: the handle is given out
-//! before the ranks have met, so that a non-blocking program can abort an initialisation.
+//! Not in this module: communicators made from others (`derive`). Invariant: the handle is given
+//! out before the ranks have met, so that a non-blocking program can abort an initialisation.
 
 use core::ffi::c_int;
 
@@ -26,7 +26,7 @@ pub(crate) fn init_faults(comm: &Comm, rank: i32) -> Result {
     if comm.stopped() { fail(Code::InternalError, "initialisation was aborted") } else { Ok(()) }
 }
 
-/// Gives out the handle of a communicator whose members a job will find.
+/// Returns the handle of a communicator whose members a job will determine.
 pub(crate) fn start(
     newcomm: *mut CommPtr,
     comm: &'static Comm,
@@ -102,12 +102,12 @@ exports! {
         init_rank(comm, nranks, vec![comm_id], rank, Config::DEFAULT)
     }
 
-    /// The same with a configuration.
+    /// Does the same with a configuration.
     fn ncclCommInitRankConfig(comm: *mut CommPtr, nranks: c_int, comm_id: UniqueId, rank: c_int, config: *const ConfigStruct) {
         init_rank(comm, nranks, vec![comm_id], rank, config::read(config, Config::DEFAULT)?)
     }
 
-    /// The same with several ids, each of which gathers a share of the ranks.
+    /// Does the same with several ids, each for a share of the ranks.
     fn ncclCommInitRankScalable(newcomm: *mut CommPtr, nranks: c_int, myrank: c_int, n_id: c_int, comm_ids: *const UniqueId,
         config: *const ConfigStruct) {
         if n_id < 1 || n_id > nranks {

@@ -1,6 +1,6 @@
 //! The log of calls: one line per call with all its arguments and its result.
 //!
-//! What is not here: what tests read from it.
+//! Not in this module: what tests read from it.
 
 use peerweave_fake_common::{Log, call_line};
 

@@ -1,7 +1,7 @@
 //! Messages between ranks: every exchange of the library is one rank's message in another rank's
 //! mailbox.
 //!
-//! What is not here: how a message reaches another process (`wire`). Invariant: messages of one
+//! Not in this module: how a message reaches another process (`wire`). Invariant: messages of one
 //! slot are taken in the order in which they were delivered, and whoever waits wakes at every
 //! delivery and every interruption.
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// A message's content, shared by its receivers in one process.
 pub(crate) type Bytes = Arc<[u8]>;
 
-/// What a message is for.
+/// Purpose of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Channel {
@@ -43,7 +43,7 @@ impl Channel {
     }
 }
 
-/// Where a message lies.
+/// Address of a message in a mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slot {
     /// The communicator's id.
@@ -69,7 +69,7 @@ pub(crate) fn deliver(slot: Slot, bytes: Bytes) {
     NEWS.notify_all();
 }
 
-/// Wakes everybody who waits, to look at its reason to stop.
+/// Wakes all waiting threads, so that they check for a reason to stop.
 pub(crate) fn interrupt() {
     drop(boxes());
     NEWS.notify_all();
@@ -95,8 +95,8 @@ pub(crate) fn take(slot: Slot, stop: &dyn Fn() -> bool) -> Option<Bytes> {
     }
 }
 
-/// Waits until a condition over the library's state holds, which whoever makes it hold announces by
-/// [`interrupt`]. Gives false if the time is over first.
+/// Waits until a condition over the library's state holds; the thread that changes the state calls
+/// [`interrupt`]. Returns false after the time limit.
 pub(crate) fn wait_until(condition: &dyn Fn() -> bool, limit: Option<Duration>) -> bool {
     let end = limit.map(|limit| Instant::now() + limit);
     let mut guard = boxes();

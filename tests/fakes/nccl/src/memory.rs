@@ -1,7 +1,7 @@
 //! `ncclMemAlloc` and registered buffers.
 //!
-//! What is not here: windows. Invariant: what is freed or deregistered was allocated or registered
-//! before, by its start or handle.
+//! Not in this module: windows. Invariant: what is freed or deregistered was allocated or
+//! registered before, by its start or handle.
 
 use core::ffi::c_void;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ fn allocations() -> MutexGuard<'static, HashMap<usize, usize>> {
     ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many allocations there are, and their bytes.
+/// Returns the number of allocations, and their bytes.
 pub(crate) fn count() -> (i64, i64) {
     let all = allocations();
     (all.len() as i64, all.values().sum::<usize>() as i64)
@@ -39,7 +39,7 @@ exports! {
         Ok(())
     }
 
-    /// Gives it back.
+    /// Frees memory.
     fn ncclMemFree(ptr: *mut c_void) {
         if ptr.is_null() {
             return Ok(());

@@ -1,7 +1,7 @@
 //! NCCL's runtime parameters: the published ones with the values of a fresh process, and some of
 //! this library's own.
 //!
-//! What is not here: any effect of a parameter. Invariant: a value is read from the environment
+//! Not in this module: any effect of a parameter. Invariant: a value is read from the environment
 //! once, as NCCL caches it.
 //!
 //! `NCCL_FAKE_I8`, `_I16` ... `_U64` are integers that NCCL does not have, so that the typed reads
@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 use crate::abi::{Result, invalid};
 use crate::comm::{Out, not_null};
 
-/// How a value is kept.
+/// Type of a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Type {
     Text,
@@ -28,7 +28,7 @@ struct Param {
     key: &'static CStr,
     kind: Type,
     text: CString,
-    /// What a raw read gives.
+    /// Result of a raw read.
     raw: Vec<u8>,
 }
 

@@ -1,8 +1,8 @@
-//! Where messages go: into a mailbox of this process, over the wire, or to the part of the library
-//! that acts on them at once.
+//! Sends messages: into a mailbox of this process, over a socket, or to the handler that acts on
+//! them at once.
 //!
-//! What is not here: waiting (`mailbox`). Invariant: a message to a rank of the same process never
-//! touches a socket.
+//! Not in this module: waiting (`mailbox`). Invariant: a message to a rank of the same process
+//! never touches a socket.
 
 use crate::abi::{Code, Result};
 use crate::mailbox::{self, Bytes, Channel, Slot};
@@ -19,7 +19,7 @@ pub(crate) fn send(address: &Address, slot: Slot, bytes: Bytes) -> Result {
     }
 }
 
-/// Takes in a message for this process.
+/// Handles a message for this process.
 pub(crate) fn arrived(slot: Slot, bytes: Bytes) {
     match slot.channel {
         Channel::Join => bootstrap::joined(slot, &bytes),

@@ -1,7 +1,7 @@
-//! What a program may ask of the library and of a communicator.
+//! Queries of the library and of a communicator.
 //!
-//! What is not here: the properties for kernels (`device_comm`). Invariant: an answer that depends
-//! on the ranks is given only once they have met.
+//! Not in this module: the properties for kernels (`device_comm`). Invariant: an answer that
+//! depends on the ranks is given only once they have met.
 
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ exports! {
         Ok(())
     }
 
-    /// What went wrong on a communicator since, or whether something is under way.
+    /// Returns the asynchronous error of a communicator, or whether an operation is pending.
     fn ncclCommGetAsyncError(comm: CommPtr, async_error: *mut c_int) {
         let comm = comm.get()?;
         not_null(async_error, "asyncError")?;
@@ -29,7 +29,7 @@ exports! {
         Ok(())
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     fn ncclCommCount(comm: CommPtr, count: *mut c_int) {
         let comm = comm.ready()?;
         not_null(count, "count")?;
@@ -81,7 +81,7 @@ extern "C" fn ncclResetDebugInit() {
     crate::log::line("ncclResetDebugInit()");
 }
 
-/// The same, under the name that the header does not have.
+/// The same function, under a name that the header lacks.
 #[unsafe(no_mangle)]
 extern "C" fn ncclResetDebugInitInternal() {
     crate::debug::reset();

@@ -1,6 +1,6 @@
 //! Numbers that no other process has.
 //!
-//! What is not here: secrets. Invariant: two calls give the same number only by accident.
+//! Not in this module: secrets. Invariant: two calls give the same number only by accident.
 
 use std::hash::{BuildHasher as _, Hasher as _};
 

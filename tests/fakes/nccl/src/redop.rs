@@ -1,6 +1,6 @@
 //! Reduction operators: the built-in ones, and those that multiply by a scalar first.
 //!
-//! What is not here: the arithmetic (`compute`). Invariant: an operator that was made belongs to
+//! Not in this module: the arithmetic (`compute`). Invariant: an operator that was made belongs to
 //! one communicator and one type.
 
 use core::ffi::{c_int, c_void};
@@ -19,7 +19,7 @@ pub(crate) struct RedOp {
     pub(crate) scalar: Scalar,
 }
 
-/// Where the factor is.
+/// Location of the factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scalar {
     /// Its bytes.
@@ -46,7 +46,7 @@ fn read(from: *const u8, dtype: DType) -> [u8; 8] {
     bytes
 }
 
-/// What a collective's operator means on this communicator.
+/// Returns the meaning of an operator on this communicator.
 pub(crate) fn resolve(comm: &Comm, op: c_int, dtype: DType) -> Result<Op> {
     Ok(match op {
         0 => Op::Sum,

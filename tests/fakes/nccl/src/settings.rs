@@ -1,13 +1,14 @@
-//! What the environment asks of the library, read once.
+//! The settings of the library, read once from the environment.
 //!
-//! What is not here: counting the calls (`faults`). Invariant: a setting that cannot be understood
-//! ends the process with its text, so that a test never passes because its fault was misspelled.
+//! Not in this module: counting the calls (`faults`). Invariant: a setting that cannot be
+//! understood ends the process with its text, so that a test never passes because its fault was
+//! misspelled.
 
 use std::sync::LazyLock;
 
 use peerweave_fake_common::{Rules, Variables};
 
-/// Whether collectives do anything.
+/// Whether collectives have an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Noop {
     /// They do.

@@ -1,6 +1,6 @@
 //! The teams of a communicator, and what kernels' resources need.
 //!
-//! What is not here: device communicators (`device_comm`). Invariant: a rank's LSA team are the
+//! Not in this module: device communicators (`device_comm`). Invariant: a rank's LSA team are the
 //! ranks whose memory it can reach, and its rail team those at the same place in other LSA teams.
 
 use core::ffi::c_int;
@@ -84,7 +84,7 @@ extern "C" fn ncclTeamRail(comm: CommPtr) -> Team {
     })
 }
 
-/// A team of hardware that this library does not pretend to have: this rank alone.
+/// A team of hardware that this library does not emulate: this rank alone.
 #[unsafe(no_mangle)]
 extern "C" fn ncclTeamCft(comm: CommPtr, _mode: c_int) -> Team {
     team(comm, |_| Team { ranks: 1, rank: 0, stride: 1 })
@@ -108,7 +108,7 @@ extern "C" fn ncclTeamRankToLsa(comm: CommPtr, of: Team, rank: c_int) -> c_int {
     team(comm, |comm| Team { rank: lsa(comm).rank + (rank - of.rank) * of.stride, ..NONE }).rank
 }
 
-/// How many slots an exchange of so many elements needs: each holds eight bytes.
+/// Returns the number of slots for an exchange of so many elements: each holds eight bytes.
 #[unsafe(no_mangle)]
 extern "C" fn ncclLLA2ACalcSlots(max_elts: c_int, max_elt_size: c_int) -> c_int {
     max_elts * ((max_elt_size + 7) / 8)
@@ -131,7 +131,7 @@ fn buffer_requirement(
 }
 
 exports! {
-    /// What barriers among ranks that reach each other need.
+    /// Returns the requirement of barriers among ranks with direct access.
     fn ncclLsaBarrierCreateRequirement(team: Team, n_barriers: c_int, out_handle: *mut BufferHandle,
         out_req: *mut ResourceRequirements) {
         if n_barriers < 0 || team.ranks < 1 {
@@ -140,7 +140,7 @@ exports! {
         buffer_requirement((3 + team.ranks as usize) * n_barriers as usize * 4, 4, n_barriers, out_handle, out_req)
     }
 
-    /// What exchanges with low latency need.
+    /// Returns the requirement of low-latency exchanges.
     fn ncclLLA2ACreateRequirement(n_blocks: c_int, n_slots: c_int, out_handle: *mut BufferHandle, out_req: *mut ResourceRequirements) {
         if n_blocks < 0 || n_slots < 0 {
             return invalid(format!("{n_blocks} blocks of {n_slots} slots"));
@@ -148,7 +148,7 @@ exports! {
         buffer_requirement(n_blocks as usize * (1 + 2 * n_slots as usize) * 16, 16, n_slots, out_handle, out_req)
     }
 
-    /// What barriers over a network need: a signal for each rank of each.
+    /// Returns the requirement of barriers over a network: a signal for each rank of each.
     fn ncclGinBarrierCreateRequirement(comm: CommPtr, team: Team, n_barriers: c_int, out_handle: *mut BufferHandle,
         out_req: *mut ResourceRequirements) {
         comm.ready()?;

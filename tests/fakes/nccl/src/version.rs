@@ -1,6 +1,6 @@
-//! Which version the library pretends to be, and which functions that version has.
+//! The emulated version, and the functions of that version.
 //!
-//! What is not here: the fields of a version's structs (`config`, `device_comm`). Invariant:
+//! Not in this module: the fields of a version's structs (`config`, `device_comm`). Invariant:
 //! `since.txt` names every function of NCCL that this library exports, once.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use peerweave_fake_common::since;
 
 static SINCE: LazyLock<HashMap<&'static str, i32>> = LazyLock::new(|| since(include_str!("../since.txt")));
 
-/// Whether NCCL has such a function in any version.
+/// Returns whether any version of NCCL has such a function.
 pub(crate) fn known(function: &str) -> bool {
     SINCE.contains_key(function)
 }

@@ -1,9 +1,9 @@
 //! Windows: memory that every rank of a communicator has registered, and one-sided operations on
 //! it.
 //!
-//! What is not here: access from kernels. Invariant: a window's handle is never given out twice, so
-//! that the use of one that was deregistered is recognised; and it ends the process, since in NCCL
-//! it would be undefined.
+//! Not in this module: access from kernels. Invariant: a window's handle is never given out twice,
+//! so that the use of one that was deregistered is recognised; and it ends the process, since in
+//! NCCL it would be undefined.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ pub(crate) struct Window {
     pub(crate) base: usize,
     pub(crate) bytes: usize,
     is_symmetric: bool,
-    /// Where each rank's memory is in its process, and how long it is.
+    /// Address and length of each rank's memory in its process.
     places: Vec<(usize, usize)>,
     /// An address range that only kernels could use; 0 without multicast.
     multimem: usize,
@@ -52,7 +52,7 @@ fn windows() -> MutexGuard<'static, HashMap<usize, Arc<Window>>> {
     WINDOWS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many windows there are.
+/// Returns the number of windows.
 pub(crate) fn count() -> i64 {
     windows().len() as i64
 }
@@ -94,7 +94,7 @@ pub(crate) fn lsa_size(comm: &Comm) -> i32 {
 /// `NCCL_WIN_COLL_SYMMETRIC`.
 const SYMMETRIC: c_int = 1;
 
-/// Addresses that nothing may touch: a fault shows whoever takes them for memory.
+/// Reserves addresses that fault if they are accessed.
 fn reserve(bytes: usize) -> usize {
     if !settings::get().multimem {
         return 0;
@@ -147,7 +147,7 @@ pub(crate) enum OneSided {
 }
 
 impl OneSided {
-    /// Whether it waits for nobody.
+    /// Returns whether it waits for no other rank.
     pub(crate) fn is_outgoing(&self) -> bool {
         !matches!(self, Self::Wait(_))
     }
@@ -284,7 +284,8 @@ exports! {
         Ok(())
     }
 
-    /// Where a kernel of this rank finds the memory of a rank that it can reach.
+    /// Returns the address at which a kernel of this rank accesses the memory of a rank with direct
+    /// access.
     fn ncclGetLsaDevicePointer(window: *mut c_void, offset: usize, lsa_rank: c_int, out_ptr: *mut *mut c_void) {
         let window = find(window)?;
         let comm = owner(&window);
@@ -296,7 +297,7 @@ exports! {
         pointer(&window, offset, Some(window.places[(first + lsa_rank) as usize].0), out_ptr)
     }
 
-    /// The same by the rank in the communicator; null if it cannot be reached.
+    /// Does the same by the rank in the communicator; null without direct access.
     fn ncclGetPeerDevicePointer(window: *mut c_void, offset: usize, peer: c_int, out_ptr: *mut *mut c_void) {
         let window = find(window)?;
         let comm = owner(&window);
@@ -306,19 +307,19 @@ exports! {
         pointer(&window, offset, reachable.then(|| window.places[peer as usize].0), out_ptr)
     }
 
-    /// Where a kernel reaches all of the ranks that it can reach at once; null without multicast.
+    /// Returns the multicast address of all ranks with direct access; null without multicast.
     fn ncclGetLsaMultimemDevicePointer(window: *mut c_void, offset: usize, out_ptr: *mut *mut c_void) {
         let window = find(window)?;
         pointer(&window, offset, (window.multimem != 0).then_some(window.multimem), out_ptr)
     }
 
-    /// The same with the handle of a team's multicast.
+    /// Does the same with the handle of a team's multicast.
     fn ncclGetMultimemDevicePointer(window: *mut c_void, offset: usize, multimem: usize, out_ptr: *mut *mut c_void) {
         let window = find(window)?;
         pointer(&window, offset, (window.multimem != 0 && multimem != 0).then_some(window.multimem), out_ptr)
     }
 
-    /// Endpoints of a kind of hardware that this library does not pretend to have.
+    /// Returns endpoints of hardware that this library does not emulate.
     fn ncclGetMultimemDeviceLeInfo(window: *mut c_void, _offset: usize, _le_id: *mut c_uint, _le_offset: *mut usize) {
         find(window)?;
         misuse("CFT is not supported")

@@ -1,7 +1,7 @@
 //! Messages to other processes of the machine, over Unix sockets in the abstract namespace.
 //!
-//! What is not here: what a message means (`post`). Invariant: sending never blocks; messages from
-//! one process to another arrive in the order in which they were sent, or not at all once the
+//! Not in this module: what a message means (`post`). Invariant: sending never blocks; messages
+//! from one process to another arrive in the order in which they were sent, or not at all once the
 //! receiver is dead.
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use crate::abi::{Code, Result, fail};
 use crate::mailbox::{self, Bytes, Channel, Slot};
 
-/// Where a process listens.
+/// Address of a process's socket.
 pub(crate) type Address = String;
 
 struct Frame {
@@ -69,7 +69,7 @@ fn read_all(mut stream: UnixStream) {
     crate::post::process_died(&sender);
 }
 
-/// No message is longer.
+/// Maximum length of a message.
 const LONGEST: u64 = 1 << 34;
 
 fn read_block(stream: &mut UnixStream) -> io::Result<Vec<u8>> {

@@ -1,7 +1,7 @@
 //! NVSHMEM's structs, version words, status codes and constants, as the library's callers lay them
 //! out.
 //!
-//! What is not here: what they mean. Invariant: sizes are those that the vendor's headers assert.
+//! Not in this module: what they mean. Invariant: sizes are those that the vendor's headers assert.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -19,7 +19,7 @@ impl Code {
     pub(crate) const INTERNAL: Self = Self(7);
 }
 
-/// A failure with what is printed of it.
+/// An error with its text.
 pub(crate) struct Fail {
     pub(crate) code: Code,
     pub(crate) text: String,

@@ -1,6 +1,6 @@
 //! Atomics from the host, by type.
 //!
-//! What is not here: atomics of streams, of which NVSHMEM has only signals. Invariant: unless a
+//! Not in this module: atomics of streams, of which NVSHMEM has only signals. Invariant: unless a
 //! test asks for more, they are what they are in every release of NVSHMEM that is known: exported,
 //! and "not implemented".
 

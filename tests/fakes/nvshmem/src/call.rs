@@ -1,7 +1,6 @@
-//! What happens around the body of every exported function: its faults, its line in the log, its
-//! error's text.
+//! The wrapper of every exported function: its faults, its line in the log, the text of its error.
 //!
-//! What is not here: the bodies. Invariant: no panic leaves an exported function; one ends the
+//! Not in this module: the bodies. Invariant: no panic leaves an exported function; one ends the
 //! process with its message.
 
 use core::ffi::c_int;
@@ -33,17 +32,17 @@ macro_rules! exports {
     )*};
 }
 
-/// What an argument is for the log.
+/// The form of an argument in the log.
 pub(crate) trait Argument {
     /// Adds the argument to a line of the log.
     fn show(&self, line: &mut String);
 }
 
-/// What an exported function gives.
+/// The result of an exported function.
 pub(crate) trait Outcome {
-    /// What it gives where a test wants the call to fail.
+    /// Returns an injected failure.
     fn injected(code: Code) -> Self;
-    /// For the log.
+    /// Returns its form in the log.
     fn text(&self) -> String;
 }
 
@@ -120,10 +119,10 @@ thread_local! {
     static FUNCTION: Cell<&'static str> = const { Cell::new("") };
 }
 
-/// Whether an id was asked for in vain.
+/// Whether creating an id failed before.
 static GAVE_UP: AtomicBool = AtomicBool::new(false);
 
-/// What the rules want of the operation of the running call; whoever takes it suffers it.
+/// Returns the injected effect on the operation of the running call.
 pub(crate) fn take_effect() -> faults::Effect {
     EFFECT.replace(faults::Effect::NONE)
 }
@@ -194,7 +193,7 @@ pub(crate) fn code(body: impl FnOnce() -> Result) -> c_int {
     }
 }
 
-/// What a body without a code has for a failure: NVSHMEM prints, and ends the process.
+/// Handles a failure of a function without a code: prints it, and ends the process.
 pub(crate) fn or_abort<T>(result: Result<T>) -> T {
     result.unwrap_or_else(|failure| log::undefined(&format!("{}: {} (code {})", function(), failure.text, failure.code.0)))
 }

@@ -1,9 +1,9 @@
 //! Collectives over data: what the members of a team exchange and compute, at once or in the order
 //! of a stream.
 //!
-//! What is not here: their typed names (`typed_collectives`), barriers (`order`). Invariant: every
-//! member's source is read by all before any member's target is written, so that both may be the
-//! same memory.
+//! Not in this module: their typed names (`typed_collectives`), barriers (`order`). Invariant:
+//! every member's source is read by all before any member's target is written, so that both may be
+//! the same memory.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::meet::{Team, record_of};
 use crate::world::World;
 use crate::{call, counters, world};
 
-/// Which collective.
+/// Kind of collective.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Broadcast { root: c_int },
@@ -26,7 +26,7 @@ pub(crate) enum Kind {
     ReduceScatter(Combine),
 }
 
-/// A collective of one member; `bytes` is what one member gives to one.
+/// A collective of one member; `bytes` is the length of the part of one member for another.
 #[derive(Clone, Copy)]
 pub(crate) struct Collective {
     pub(crate) kind: Kind,

@@ -1,7 +1,8 @@
 //! The arithmetic of reductions, for every type and operator of NVSHMEM.
 //!
-//! What is not here: who contributes what (`collectives`). Invariant: contributions are combined in
-//! the order of ranks and rounded to the type after each, so that every PE computes the same bits.
+//! Not in this module: who contributes what (`collectives`). Invariant: contributions are combined
+//! in the order of ranks and rounded to the type after each, so that every PE computes the same
+//! bits.
 
 use core::ops::{BitAnd, BitOr, BitXor};
 

@@ -1,8 +1,8 @@
-//! The memory that all PEs of a job share besides their heaps: who they are, and a place for each
-//! team to meet in.
+//! The memory shared by all PEs of a job besides their heaps: their data, and a slot for each
+//! team's exchanges.
 //!
-//! What is not here: meeting (`meet`). Invariant: fresh memory, all zeros, is a valid beginning of
-//! everything in it, and it stays mapped for as long as the process lives.
+//! Not in this module: meeting (`meet`). Invariant: fresh memory, all zeros, is a valid beginning
+//! of everything in it, and it stays mapped for as long as the process lives.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
@@ -21,10 +21,10 @@ pub(crate) const MAX_TEAMS: usize = 512;
 /// The first that is not predefined.
 pub(crate) const FIRST_MADE: usize = 8;
 
-/// What one PE says of itself.
+/// The data of one PE.
 #[repr(C)]
 pub(crate) struct Card {
-    /// 0 nobody, 1 being written, 2 written.
+    /// 0 unused, 1 being written, 2 written.
     pub(crate) state: AtomicU32,
     pub(crate) process: AtomicU32,
     pub(crate) heap_bytes: AtomicU64,
@@ -33,39 +33,39 @@ pub(crate) struct Card {
     pub(crate) algorithms: AtomicU64,
 }
 
-/// What a member brings to a meeting.
+/// The data of a member in an exchange.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Record {
-    /// What the meeting is for, the same of all.
+    /// Name of the exchange, the same on all members.
     pub(crate) name: [u8; 64],
     /// Its arguments, the same of all.
     pub(crate) same: [u64; 6],
-    /// What is each member's own.
+    /// Data of each member.
     pub(crate) own: [u64; 4],
 }
 
 /// A member's side of a channel.
 #[repr(C)]
 pub(crate) struct Member {
-    /// How many meetings it has come to.
+    /// Number of exchanges that it has joined.
     pub(crate) count: AtomicU64,
-    /// What it brought to the last two: who is one ahead has not yet overwritten what others still
-    /// read.
+    /// Its data in the last two exchanges: a member that is one ahead must not overwrite data that
+    /// others still read.
     pub(crate) records: [UnsafeCell<Record>; 2],
 }
 
-/// Where a team meets.
+/// Slot of a team's exchanges.
 #[repr(C)]
 pub(crate) struct TeamSlot {
     pub(crate) used: AtomicU32,
     /// Members that have destroyed it.
     pub(crate) left: AtomicU32,
-    /// For set-up calls, and for collectives.
+    /// For setup calls, and for collectives.
     pub(crate) channels: [[Member; MAX_PES]; 2],
 }
 
-/// Where the members of a team that is made by id find each other.
+/// Slot by which the members of a team created by id find each other.
 #[repr(C)]
 pub(crate) struct IdSlot {
     pub(crate) id: AtomicU64,
@@ -76,10 +76,10 @@ pub(crate) struct IdSlot {
     pub(crate) left: AtomicU32,
 }
 
-/// All of it.
+/// The whole shared memory.
 #[repr(C)]
 pub(crate) struct Control {
-    /// How many PEs; 0 until one says so.
+    /// Number of PEs; 0 until one sets it.
     pub(crate) ranks: AtomicI32,
     /// The status plus one with which all shall exit.
     pub(crate) exit: AtomicI32,
@@ -101,7 +101,7 @@ fn system<T>(what: &str) -> Result<T> {
     fail(Code::INTERNAL, format!("{what}: {}", std::io::Error::last_os_error()))
 }
 
-/// A number that nobody else has.
+/// Returns a random number.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0; 8];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
@@ -212,7 +212,7 @@ pub(crate) fn unmap_bytes(address: usize, bytes: usize) {
     unsafe { libc::munmap(address as *mut c_void, bytes) };
 }
 
-/// Addresses that nobody can touch: what stands for multicast.
+/// Reserves addresses that fault if they are accessed, in place of multicast.
 pub(crate) fn reserve(bytes: usize) -> Result<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: the kernel chooses free addresses.
@@ -221,7 +221,7 @@ pub(crate) fn reserve(bytes: usize) -> Result<usize> {
 }
 
 impl Control {
-    /// Takes a free place for a team, clean.
+    /// Takes a free slot for a team, and clears it.
     pub(crate) fn take_team(&self) -> Option<usize> {
         (FIRST_MADE..MAX_TEAMS).find(|index| {
             let slot = &self.teams[*index];

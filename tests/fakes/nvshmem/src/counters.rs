@@ -1,7 +1,7 @@
-//! What tests count: what is alive, and how often the library was called.
+//! Counters for tests: live objects, and calls of the library.
 //!
-//! What is not here: deciding what is a leak. Invariant: a count of what is alive is taken from the
-//! objects themselves.
+//! Not in this module: deciding what is a leak. Invariant: a count of what is alive is taken from
+//! the objects themselves.
 
 use std::ffi::{CStr, c_char};
 use std::sync::PoisonError;
@@ -16,7 +16,7 @@ pub(crate) static TRANSFERS: AtomicU64 = AtomicU64::new(0);
 /// Collectives over data, barriers and syncs.
 pub(crate) static COLLECTIVES: AtomicU64 = AtomicU64::new(0);
 
-/// What was there when its job ended.
+/// Number of objects that existed when the job ended.
 pub(crate) static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
 
 /// A count by its name; see the crate's head. -1 for another name.

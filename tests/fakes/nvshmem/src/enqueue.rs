@@ -1,6 +1,6 @@
 //! Work in the order of a stream: a host function that the CUDA driver runs.
 //!
-//! What is not here: the work. Invariant: work is freed once, when it has run, or with the graph
+//! Not in this module: the work. Invariant: work is freed once, when it has run, or with the graph
 //! that it was captured into.
 
 use core::ffi::c_void;

@@ -1,7 +1,7 @@
 //! Counts the calls that a rule looks at, and says which call fails, sticks, is slow or ends the
 //! process.
 //!
-//! What is not here: what an operation then does. The counting is `peerweave_fake_common`'s.
+//! Not in this module: what an operation then does. The counting is `peerweave_fake_common`'s.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use peerweave_fake_common::{Rule, hit};
 use crate::abi::Code;
 use crate::settings;
 
-/// What a rule wants of what a call does, on its stream or at once.
+/// Injected effect on a call, on its stream or at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Effect {
     /// It never ends.
     pub(crate) stuck: bool,
     /// It waits so long before it begins.
     pub(crate) slow: Duration,
-    /// There is no room for what it allocates.
+    /// The allocation fails for lack of memory.
     pub(crate) full: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Collectives of a team that are in flight in this process: at most one may be, since NVSHMEM has
 //! one set of counters for each team.
 //!
-//! What is not here: meeting the others (`meet`). Invariant: a collective begins when every one
+//! Not in this module: meeting the others (`meet`). Invariant: a collective begins when every one
 //! that was called before it on its team is done; who begins earlier, or on a stream of NVSHMEM's
 //! own while one is in flight, ends the process.
 

@@ -1,7 +1,7 @@
 //! Symmetric memory: allocating, freeing, where others' parts are; registering outside memory.
 //!
-//! What is not here: the book of it (`memory`). Invariant: PEs that allocate differently end here,
-//! with both calls named.
+//! Not in this module: the book of it (`memory`). Invariant: PEs that allocate differently end
+//! here, with both calls named.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::memory::Region;
 use crate::world::{Growth, World};
 use crate::{call, driver, world};
 
-/// What memory that nobody wrote looks like.
+/// Content of memory that was never written.
 const POISON: u8 = 0xC3;
-/// So much of an allocation is made so.
+/// Number of bytes of an allocation that are filled with it.
 const POISONED: usize = 16 << 20;
 
 fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {

@@ -1,8 +1,8 @@
 //! Beginning and end: ids, attributes, meeting, the heap, the predefined teams; and what can be
 //! asked before.
 //!
-//! What is not here: MPI, SHMEM and PMI themselves. Invariant: either all PEs of a job have begun,
-//! or none gets out of its initialisation with success.
+//! Not in this module: MPI, SHMEM and PMI themselves. Invariant: either all PEs of a job have
+//! begun, or none gets out of its initialisation with success.
 
 use core::ffi::{c_char, c_int, c_void};
 use std::collections::HashMap;
@@ -75,7 +75,7 @@ fn check_words(attr: &InitAttr) -> Result {
     Ok(())
 }
 
-/// Where the PEs meet, which one this is, and how many there are.
+/// Determines the PEs' shared memory, this PE, and the number of PEs.
 fn bootstrap(flags: u32, attr: &InitAttr) -> Result<(&'static Control, c_int, c_int)> {
     if flags & WITH_ID != 0 {
         let UniqueIdArgs { id, rank, ranks, .. } = attr.args.uid;
@@ -123,7 +123,7 @@ fn algorithms() -> u64 {
     hasher.finish()
 }
 
-/// Says who this is and waits for everybody: their processes, and whether GPUs are shared.
+/// Registers this PE and waits for all: their processes, and whether GPUs are shared.
 fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes: usize) -> Result<(Vec<u32>, bool)> {
     if !(1..=MAX_PES as c_int).contains(&ranks) || !(0..ranks).contains(&pe) {
         return invalid(format!("PE {pe} of {ranks}"));
@@ -177,7 +177,7 @@ fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes
     Ok((cards.iter().map(|card| card.process.load(Ordering::Relaxed)).collect(), shared.is_some()))
 }
 
-/// What comes after the PEs have met.
+/// Initialises after the PEs are connected.
 fn begin(attr: &InitAttr, (control, pe, ranks): (&'static Control, c_int, c_int)) -> Result<World> {
     let (device, context) = device(attr)?;
     let bytes = heap_bytes()?;

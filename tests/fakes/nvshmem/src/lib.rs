@@ -1,11 +1,11 @@
 //! A libnvshmem_host.so.3 without a GPU: NVSHMEM 3.8's host C interface over the memory of a host,
 //! for tests of programs that use it.
 //!
-//! What is not here: speed, kernels, networks. It stands in for nothing in a claim about hardware.
-//! Everything else is really done: PEs are processes of one machine; the symmetric heap is memory
-//! of the fake CUDA driver, shared and mapped by all; transfers copy, collectives meet and compute,
-//! and what is for a stream is a host function on that stream. It needs the fake driver: it reaches
-//! into memory of the device.
+//! Not in this library: speed, kernels, networks. It stands in for nothing in a claim about
+//! hardware. Everything else is really done: PEs are processes of one machine; the symmetric heap
+//! is memory of the fake CUDA driver, shared and mapped by all; transfers copy, collectives meet
+//! and compute, and what is for a stream is a host function on that stream. It needs the fake
+//! driver: it reaches into memory of the device.
 //!
 //! Invariant: what NVSHMEM leaves undefined (memory that is not allocated, a team that was
 //! destroyed, PEs that disagree, use after the end) ends the process with a line that begins with

@@ -1,7 +1,7 @@
 //! The log of calls: one line per call with all its arguments and its result, and what ends the
 //! process.
 //!
-//! What is not here: what tests read from it.
+//! Not in this module: what tests read from it.
 
 use peerweave_fake_common::{Log, call_line};
 
@@ -24,13 +24,12 @@ pub(crate) fn call(function: &str, arguments: Arguments<'_>, result: &str) {
     line(&call_line(function, shown, result));
 }
 
-/// Says something on standard error.
+/// Prints to standard error.
 pub(crate) fn complain(text: &str) {
     eprintln!("fake nvshmem: {text}");
 }
 
-/// Ends the process over what NVSHMEM leaves undefined, or over what it ends the process for
-/// itself.
+/// Ends the process for a call that is undefined in NVSHMEM, or for which NVSHMEM ends the process.
 pub(crate) fn undefined(text: &str) -> ! {
     complain(text);
     line(&format!("abort {text}"));

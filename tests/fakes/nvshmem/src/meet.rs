@@ -1,7 +1,7 @@
 //! Meeting: every member of a team brings a record, waits for all, and reads theirs. Everything
 //! collective is made of meetings.
 //!
-//! What is not here: what is done before and after. Invariants: meetings of one channel of a team
+//! Not in this module: what is done before and after. Invariants: meetings of one channel of a team
 //! follow one another in the same order on every member; who comes for something else ends the
 //! process and says who; every wait ends within the time that the settings give, by ending the
 //! process.
@@ -16,7 +16,7 @@ use crate::flight::Flights;
 use crate::log::undefined;
 use crate::settings;
 
-/// What a meeting is for.
+/// Purpose of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Channel {
@@ -39,7 +39,7 @@ pub(crate) struct Team {
     pub(crate) id: u64,
     pub(crate) gone: AtomicBool,
     pub(crate) flights: Arc<Flights>,
-    /// How many meetings this PE has come to.
+    /// Number of exchanges that this PE has joined.
     turns: [Mutex<u64>; 2],
 }
 
@@ -126,7 +126,7 @@ impl Team {
         turn.expect("it was waited for")
     }
 
-    /// The same if nothing of this process meets there now.
+    /// Returns the turn if no other thread of this process has it.
     pub(crate) fn try_turn(&self, channel: Channel) -> Option<Turn<'_>> {
         let count = match self.turns[channel as usize].try_lock() {
             Ok(guard) => guard,
@@ -136,7 +136,7 @@ impl Team {
         Some(Turn { team: self, channel, count })
     }
 
-    /// Gives the team's place back once all members have.
+    /// Frees the team's slot after all members have left.
     pub(crate) fn leave(&self) {
         self.gone.store(true, Ordering::Release);
         if self.members.len() > 1 {

@@ -1,8 +1,8 @@
-//! What memory is symmetric: the heap and what was registered, where each PE's part is mapped, and
-//! what of it is allocated.
+//! Symmetric memory: the heap and registered memory, where each PE's part is mapped, and what is
+//! allocated.
 //!
-//! What is not here: the functions that allocate (`heap`). Invariant: what is live here is live on
-//! every PE, at the same offset; bytes are touched only while this is held.
+//! Not in this module: the functions that allocate (`heap`). Invariant: what is live here is live
+//! on every PE, at the same offset; bytes are touched only while this is held.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -13,7 +13,7 @@ use crate::driver;
 use crate::log::undefined;
 use crate::meet::{Turn, record};
 
-/// One piece that every PE has.
+/// A region that every PE has.
 pub(crate) struct Region {
     /// This PE's part, as the driver knows it.
     pub(crate) base: usize,
@@ -22,11 +22,11 @@ pub(crate) struct Region {
     handle: u64,
 }
 
-/// Where a PE's part is mapped here.
+/// Addresses of a PE's part.
 pub(crate) struct Peer {
     /// For this library.
     pub(crate) own: usize,
-    /// For the program, where the driver lets this device reach it.
+    /// For the program, if the driver gives this device access.
     pub(crate) given: Option<usize>,
 }
 
@@ -37,21 +37,21 @@ pub(crate) struct Place {
     pub(crate) offset: usize,
 }
 
-/// All of it.
+/// All symmetric memory.
 #[derive(Default)]
 pub(crate) struct Memory {
     pub(crate) live: bool,
     /// The heap, and what was registered; `None` where that has ended.
     pub(crate) regions: Vec<Option<Region>>,
-    /// What is allocated in the heap: bytes by offset.
+    /// Allocations of the heap: bytes by offset.
     pub(crate) allocations: BTreeMap<usize, usize>,
-    /// What this PE registered for itself: bytes by address.
+    /// Memory that this PE registered for itself: bytes by address.
     pub(crate) registered: BTreeMap<usize, usize>,
-    /// What stands for multicast of the heap, 0 for none.
+    /// Addresses in place of the heap's multicast, 0 for none.
     pub(crate) multicast: usize,
 }
 
-/// Where allocations begin.
+/// Alignment of allocations.
 const ALIGNMENT: usize = 512;
 
 impl Region {
@@ -116,7 +116,7 @@ impl Region {
 }
 
 impl Memory {
-    /// Where there is room for so many bytes in the heap: an offset, the same on every PE.
+    /// Finds room for so many bytes in the heap: an offset, the same on every PE.
     pub(crate) fn find_room(&self, bytes: usize, alignment: usize) -> Option<usize> {
         let heap = self.regions.first()?.as_ref()?;
         let alignment = alignment.max(ALIGNMENT);
@@ -152,13 +152,13 @@ impl Memory {
         (place.offset.checked_add(bytes)? <= start + length).then_some(place)
     }
 
-    /// Whether all of it is registered as this PE's own.
+    /// Returns whether all of it is registered for this PE.
     pub(crate) fn is_registered(&self, address: usize, bytes: usize) -> bool {
         let before = self.registered.range(..=address).next_back();
         before.is_some_and(|(start, length)| address + bytes <= start + length)
     }
 
-    /// The same, of an argument that must be symmetric.
+    /// Returns the place of an argument that must be symmetric.
     pub(crate) fn symmetric(&self, function: &str, what: &str, address: usize, bytes: usize) -> Place {
         self.alive(function);
         self.find(address, bytes).unwrap_or_else(|| {
@@ -180,13 +180,13 @@ impl Memory {
         }
     }
 
-    /// Where this library finds a PE's bytes.
+    /// Returns this library's address of a PE's bytes.
     pub(crate) fn of(&self, pe: i32, place: Place) -> *mut u8 {
         let region = self.regions[place.region].as_ref().expect("it was found live");
         (region.peers[pe as usize].own + place.offset) as *mut u8
     }
 
-    /// Where the program may find a PE's bytes.
+    /// Returns the program's address of a PE's bytes.
     pub(crate) fn given(&self, pe: i32, place: Place) -> Option<usize> {
         let region = self.regions[place.region].as_ref()?;
         region.peers[pe as usize].given.map(|given| given + place.offset)

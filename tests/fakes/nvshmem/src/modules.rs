@@ -1,6 +1,6 @@
 //! Modules of kernels that call NVSHMEM, regions, queue pairs, co-resident launches.
 //!
-//! What is not here: kernels. Invariant: a module is forgotten at most as often as it was told.
+//! Not in this module: kernels. Invariant: a module is forgotten at most as often as it was told.
 
 use core::ffi::{c_int, c_void};
 use std::collections::BTreeSet;

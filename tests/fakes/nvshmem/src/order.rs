@@ -1,6 +1,6 @@
 //! Order and arrival: fence, quiet, flush, sync, barrier; from the host and on streams.
 //!
-//! What is not here: collectives over data. Invariant: a barrier does what was left before it
+//! Not in this module: collectives over data. Invariant: a barrier does what was left before it
 //! arrives.
 
 use core::ffi::{c_int, c_void};

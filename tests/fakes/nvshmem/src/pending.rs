@@ -1,7 +1,7 @@
-//! Transfers that were left to the library, or that the host has sent over the network: done some
-//! time later, at the latest when somebody asks for quiet.
+//! Transfers on the library's own streams, or sent by the host over the network: made some time
+//! later, at the latest at a quiet.
 //!
-//! What is not here: what a transfer does (`transfer`). Invariant: those of one queue are done in
+//! Not in this module: what a transfer does (`transfer`). Invariant: those of one queue are done in
 //! the order in which they were left, one at a time; what the host has sent is not completed by
 //! work on a stream, whose quiet is about other queues of the network.
 
@@ -13,7 +13,7 @@ use crate::world::World;
 
 type Transfer = Box<dyn FnOnce(&World) + Send>;
 
-/// What is still to be done.
+/// The pending transfers.
 #[derive(Default)]
 pub(crate) struct Pending {
     queue: Mutex<VecDeque<Transfer>>,
@@ -32,7 +32,7 @@ impl Pending {
         }
     }
 
-    /// How many there are.
+    /// Returns their number.
     pub(crate) fn count(&self) -> usize {
         self.queue().len()
     }
@@ -69,7 +69,7 @@ impl World {
         self.pending.complete(self);
     }
 
-    /// The same, and what the host has sent.
+    /// Completes them, and those that the host has sent.
     pub(crate) fn quiet_of_host(&self) {
         self.sent.complete(self);
         self.quiet();

@@ -1,7 +1,7 @@
 //! Transfers by type: put, get, nbi, strided, single values, put with signal; from the host and on
 //! streams.
 //!
-//! What is not here: what they do (`transfer`). Invariant: counts and strides are in elements.
+//! Not in this module: what they do (`transfer`). Invariant: counts and strides are in elements.
 
 use core::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,6 +1,6 @@
 //! What the environment asks of the library, read once.
 //!
-//! What is not here: counting the calls (`faults`); what NVSHMEM's own variables say is read when
+//! Not in this module: counting the calls (`faults`); what NVSHMEM's own variables say is read when
 //! it starts (`init`). Invariant: a setting that cannot be understood ends the process with its
 //! text, so that a test never passes because its fault was misspelled.
 

@@ -1,6 +1,6 @@
 //! Signals: 64-bit words that are set or added to atomically; and waiting for words.
 //!
-//! What is not here: the typed waits' exported forms (`waits`). Invariant: a word is read and
+//! Not in this module: the typed waits' exported forms (`waits`). Invariant: a word is read and
 //! written in one piece.
 
 use core::ffi::{c_int, c_void};

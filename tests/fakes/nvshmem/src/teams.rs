@@ -1,7 +1,7 @@
 //! Teams: the predefined ones, splitting, by id, asking, ending.
 //!
-//! What is not here: what they do together (`meet`). Invariant: a team's place in the shared memory
-//! is taken by its first member and given back by the last that destroys it.
+//! Not in this module: what they do together (`meet`). Invariant: a team's place in the shared
+//! memory is taken by its first member and given back by the last that destroys it.
 
 use core::ffi::{c_int, c_long};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! One-sided transfers: what a put or a get does, at once, later, or in the order of a stream.
 //!
-//! What is not here: their exported forms (`rma`, `widths`). Invariant: the remote side is
+//! Not in this module: their exported forms (`rma`, `widths`). Invariant: the remote side is
 //! symmetric memory that is live when the bytes move.
 
 use core::ffi::{c_int, c_void};

@@ -1,6 +1,6 @@
 //! Collectives by type and by bytes, from the host and on streams.
 //!
-//! What is not here: what they do (`collectives`). Invariant: counts are in elements.
+//! Not in this module: what they do (`collectives`). Invariant: counts are in elements.
 
 use core::ffi::{c_int, c_void};
 

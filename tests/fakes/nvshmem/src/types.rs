@@ -1,6 +1,6 @@
 //! The types of C that the typed families are made for.
 //!
-//! What is not here: the families. Invariant: the name of a type stands in the functions' names,
+//! Not in this module: the families. Invariant: the name of a type stands in the functions' names,
 //! beside the type of Rust that is passed alike.
 
 /// The 25 types of transfers.

@@ -1,6 +1,6 @@
 //! Which version the library pretends to be, and which functions that version has.
 //!
-//! What is not here: the version words of structs (`init`). Invariant: `since.txt` names every
+//! Not in this module: the version words of structs (`init`). Invariant: `since.txt` names every
 //! function that this library exports and that 3.3.24 lacks.
 
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ pub(crate) const INIT_LAYOUT_2: Version = Version(3, 6, 5);
 
 static SINCE: LazyLock<HashMap<&'static str, Version>> = LazyLock::new(|| since(include_str!("../since.txt")));
 
-/// Whether this library exports such a function.
+/// Returns whether this library exports such a function.
 pub(crate) fn known(function: &str) -> bool {
     let Ok(name) = std::ffi::CString::new(function) else { return false };
     let mut info = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();

@@ -1,6 +1,6 @@
 //! Waiting for words of this PE by type, in the order of a stream.
 //!
-//! What is not here: waiting itself (`signal`). Invariant: a word counts where its mask is zero.
+//! Not in this module: waiting itself (`signal`). Invariant: a word counts where its mask is zero.
 
 use core::ffi::{c_int, c_void};
 

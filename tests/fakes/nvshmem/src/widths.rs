@@ -1,6 +1,6 @@
 //! Transfers by bytes and by width: the untyped names of the same operations.
 //!
-//! What is not here: what they do (`transfer`). Invariant: counts and strides are in elements of
+//! Not in this module: what they do (`transfer`). Invariant: counts and strides are in elements of
 //! the width, or in bytes.
 
 use core::ffi::{c_int, c_void};

@@ -1,7 +1,7 @@
 //! The job that this process is a PE of.
 //!
-//! What is not here: how it starts and ends (`init`). Invariant: there is at most one; who asks for
-//! it while there is none ends the process.
+//! Not in this module: how it starts and ends (`init`). Invariant: there is at most one; who asks
+//! for it while there is none ends the process.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};

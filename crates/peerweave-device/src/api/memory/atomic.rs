@@ -60,7 +60,7 @@ macro_rules! fetching {
         #[doc = $order_doc]
         ///
         /// # Panics
-        /// Where the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU that is a trap.
         #[inline(always)]
         pub fn $name<T: $bound>(&self, of: SymSlice<T>, $($argument: T,)* pe: u32) -> T {
             match self.word(of, pe, $is_strong) {
@@ -92,7 +92,7 @@ macro_rules! reducing {
         #[doc = $order_doc]
         ///
         /// # Panics
-        /// Where the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU that is a trap.
         #[inline(always)]
         pub fn $name<T: KernelInteger>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe, $is_strong) {
@@ -119,7 +119,7 @@ macro_rules! adding {
         #[doc = $fetch_doc]
         ///
         /// # Panics
-        /// Where the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU that is a trap.
         #[inline(always)]
         pub fn $fetch_add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) -> T {
             match self.word(of, pe, $strong) {
@@ -138,7 +138,7 @@ macro_rules! adding {
         #[doc = $doc]
         ///
         /// # Panics
-        /// Where the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU that is a trap.
         #[inline(always)]
         pub fn $add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe, $strong) {
@@ -156,7 +156,7 @@ macro_rules! adding {
         #[doc = $fetch_doc]
         ///
         /// # Panics
-        /// Where the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU that is a trap.
         #[inline(always)]
         pub fn $fetch_inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) -> T {
             self.$fetch_add(of, T::ONE, pe)
@@ -168,7 +168,7 @@ macro_rules! adding {
         #[doc = $doc]
         ///
         /// # Panics
-        /// Where the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU that is a trap.
         #[inline(always)]
         pub fn $inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) {
             self.$add(of, T::ONE, pe);
@@ -227,7 +227,7 @@ impl Context {
     /// Acquire: what its writer released is visible after.
     ///
     /// # Panics
-    /// Where the slice is empty; on a GPU that is a trap.
+    /// If the slice is empty; on a GPU that is a trap.
     #[inline(always)]
     pub fn atomic_fetch<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe, true) {
@@ -245,7 +245,7 @@ impl Context {
     /// Orders nothing.
     ///
     /// # Panics
-    /// Where the slice is empty; on a GPU that is a trap.
+    /// If the slice is empty; on a GPU that is a trap.
     #[inline(always)]
     pub fn atomic_fetch_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe, false) {
@@ -263,7 +263,7 @@ impl Context {
     /// Release.
     ///
     /// # Panics
-    /// Where the slice is empty; on a GPU that is a trap.
+    /// If the slice is empty; on a GPU that is a trap.
     #[inline(always)]
     pub fn atomic_set<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe, true) {
@@ -281,7 +281,7 @@ impl Context {
     /// Orders nothing.
     ///
     /// # Panics
-    /// Where the slice is empty; on a GPU that is a trap.
+    /// If the slice is empty; on a GPU that is a trap.
     #[inline(always)]
     pub fn atomic_set_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe, false) {

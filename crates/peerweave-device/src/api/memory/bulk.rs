@@ -101,7 +101,7 @@ impl Context {
         }
     }
 
-    /// Whether this thread may copy so: memory is lent, and all is aligned.
+    /// Returns whether this thread may copy so: memory is lent, and all is aligned.
     #[inline(always)]
     pub(crate) fn can_bulk(&self, to: *const u8, from: *const u8, bytes: usize) -> bool {
         bulk::AVAILABLE && self.lent.get().half != 0 && (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN)
@@ -111,7 +111,7 @@ impl Context {
     /// source has been read.
     ///
     /// # Errors
-    /// Where the copy unit does not answer within the deadline.
+    /// If the copy unit does not answer within the deadline.
     ///
     /// # Safety
     /// [`Self::can_bulk`] holds; both sides are accessible global memory of `bytes` bytes, and do
@@ -180,7 +180,7 @@ impl Context {
     /// Copies global memory to shared memory and waits until it is there.
     ///
     /// # Errors
-    /// As [`Self::bulk_copy`].
+    /// As for [`Self::bulk_copy`].
     ///
     /// # Safety
     /// [`Self::can_bulk`] holds; `to` is shared memory of this block and `from` global memory, both

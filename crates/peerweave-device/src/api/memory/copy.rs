@@ -55,7 +55,7 @@ pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const 
     }
 }
 
-/// Whether each thread of the scope has at most one piece of `bytes`.
+/// Returns whether each thread of the scope has at most one piece of `bytes`.
 #[inline(always)]
 fn fits<S: Scope>(bytes: usize, piece: usize) -> bool {
     bytes <= S::size() * piece
@@ -72,7 +72,7 @@ fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
 /// store.
 ///
 /// # Safety
-/// As [`copy`], for vectors with these indices.
+/// As for [`copy`], for vectors with these indices.
 #[inline(always)]
 unsafe fn batch<A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, start: usize, step: usize) {
     let mut held: [Vector; N] = [[0; 2]; N];
@@ -101,7 +101,7 @@ unsafe fn batch<A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, 
 /// Copies `n` vectors, `N` of each thread in flight: 8, or 4 where registers are few.
 ///
 /// # Safety
-/// As [`copy`]; both pointers are aligned to a vector.
+/// As for [`copy`]; both pointers are aligned to a vector.
 #[inline(always)]
 unsafe fn vectors<S: Scope, A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, n: usize) {
     let step = S::size();
@@ -129,7 +129,7 @@ unsafe fn vectors<S: Scope, A: Side, B: Side, const N: usize>(to: *mut u8, from:
 /// Copies `n` pieces.
 ///
 /// # Safety
-/// As [`copy`]; both pointers are aligned to a piece.
+/// As for [`copy`]; both pointers are aligned to a piece.
 #[inline(always)]
 unsafe fn pieces<S: Scope, A: Side, B: Side, P: Piece>(to: *mut u8, from: *const u8, n: usize) {
     let mut at = S::rank();
@@ -143,7 +143,7 @@ unsafe fn pieces<S: Scope, A: Side, B: Side, P: Piece>(to: *mut u8, from: *const
 /// Copies a few bytes by the largest pieces that the alignment of both sides and the length allow.
 ///
 /// # Safety
-/// As [`copy`].
+/// As for [`copy`].
 #[inline(always)]
 unsafe fn few<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize) {
     let all = to as usize | from as usize | bytes;
@@ -199,7 +199,7 @@ unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u
 /// kernel whose blocks are large may not call one that needs more than it has itself.
 ///
 /// # Safety
-/// As [`copy`].
+/// As for [`copy`].
 #[inline(never)]
 unsafe fn unaligned<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize, far: Far) {
     let far_address = if far == Far::To { to as usize } else { from as usize };

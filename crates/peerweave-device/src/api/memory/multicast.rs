@@ -72,7 +72,7 @@ impl<T> MulticastSlice<T> {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.len == 0
@@ -81,7 +81,7 @@ impl<T> MulticastSlice<T> {
     /// The multicast address of an element.
     ///
     /// # Panics
-    /// Where the index is not below the length; on a GPU that is a trap.
+    /// If the index is not below the length; on a GPU that is a trap.
     #[inline]
     #[track_caller]
     pub fn address(self, index: usize) -> u64 {
@@ -95,7 +95,7 @@ macro_rules! loads {
         $(#[$doc])*
         ///
         /// # Panics
-        /// Where the index is not below the length: a trap.
+        /// If the index is not below the length: a trap.
         #[inline(always)]
         pub fn $name(self, index: usize) -> T {
             // SAFETY: `get_multicast_array` gave the address where the architecture has such
@@ -110,7 +110,7 @@ macro_rules! writes {
         $(#[$doc])*
         ///
         /// # Panics
-        /// Where the index is not below the length: a trap.
+        /// If the index is not below the length: a trap.
         #[inline(always)]
         pub fn $name(self, index: usize, value: T) {
             // SAFETY: `get_multicast_array` gave the address where the architecture has such
@@ -166,7 +166,7 @@ macro_rules! vectors {
             #[doc = concat!("The elements as vectors of ", $lanes, ", which one access of 16 bytes moves. Elements that fill no vector are left out.")]
             ///
             /// # Panics
-            /// Where the first element is not aligned to 16 bytes; on a GPU that is a trap.
+            /// If the first element is not aligned to 16 bytes; on a GPU that is a trap.
             #[inline]
             #[track_caller]
             pub fn vectors(self) -> MulticastSlice<$vector> {

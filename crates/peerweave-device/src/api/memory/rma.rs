@@ -28,9 +28,9 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
-/// Whether the first thread of a scope can start a bulk copy for all, which its argument says.
-/// Where it can, every thread's own accesses are ordered before those of the copy unit. A thread
-/// alone does that where it starts the copy.
+/// Returns whether the first thread of a scope can start a bulk copy for all, which its argument
+/// says. Where it can, every thread's own accesses are ordered before those of the copy unit. A
+/// thread alone does that where it starts the copy.
 #[inline(always)]
 fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {
@@ -227,7 +227,7 @@ impl Context {
     /// None: see [`Self::fence`].
     ///
     /// # Panics
-    /// Where `from` is empty; on a GPU that is a trap.
+    /// If `from` is empty; on a GPU that is a trap.
     #[inline(always)]
     pub fn g<T: Plain>(&self, from: SymSlice<T>, pe: u32) -> T {
         assert!(!from.is_empty(), "g of an empty slice");

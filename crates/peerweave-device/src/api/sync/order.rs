@@ -6,7 +6,8 @@ use crate::gpu::{Fence, Sys};
 use peerweave_types::KernelContext;
 
 impl Context {
-    /// Whether some PEs are reached by the network, which may have calls of this PE outstanding.
+    /// Returns whether some PEs are reached by the network, which may have calls of this PE
+    /// outstanding.
     #[inline(always)]
     pub(crate) fn has_network(&self) -> bool {
         network::available() && self.raw().capabilities & KernelContext::CAN_NETWORK != 0

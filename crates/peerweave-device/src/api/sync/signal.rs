@@ -102,7 +102,7 @@ impl Context {
     /// [`Self::signal_wait_until`], and a failure names the PE that the signal was to come from.
     ///
     /// # Errors
-    /// As [`Self::signal_wait_until`].
+    /// As for [`Self::signal_wait_until`].
     #[inline(always)]
     pub fn signal_wait_until_from(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<u64, Failed> {
         let word = self.signal_word(signal);
@@ -232,7 +232,7 @@ macro_rules! waits {
             #[doc = concat!("[`Self::signal_wait_until`] for ", $words, ": one thread waits, and all see the outcome.")]
             ///
             /// # Errors
-            /// As [`Self::signal_wait_until`]; a failure in one thread is one of all.
+            /// As for [`Self::signal_wait_until`]; a failure in one thread is one of all.
             #[inline(always)]
             pub fn $wait(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Result<(), Failed> {
                 self.signal_wait_by::<$scope>(signal, compare, value, KernelStatus::NONE)
@@ -241,7 +241,7 @@ macro_rules! waits {
             #[doc = concat!("[`Self::signal_wait_until_from`] for ", $words, ": one thread waits, and all see the outcome.")]
             ///
             /// # Errors
-            /// As [`Self::signal_wait_until`]; a failure in one thread is one of all.
+            /// As for [`Self::signal_wait_until`]; a failure in one thread is one of all.
             #[inline(always)]
             pub fn $wait_from(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<(), Failed> {
                 self.signal_wait_by::<$scope>(signal, compare, value, pe)

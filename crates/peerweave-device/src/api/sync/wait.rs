@@ -73,7 +73,7 @@ impl Context {
         until(&mut self.spin(), look).map_err(|kind| self.fail_wait(kind, KernelOp::WaitUntil, of, 0, value))
     }
 
-    /// Whether the first element of `of` compares so with `value`; looks once.
+    /// Returns whether the first element of `of` compares so with `value`; looks once.
     ///
     /// # Ordering
     /// Acquire, where the answer is yes.
@@ -95,7 +95,7 @@ macro_rules! several {
             /// Acquire, for the element of that index.
             ///
             /// # Errors
-            /// As [`Self::wait_until`].
+            /// As for [`Self::wait_until`].
             #[inline(always)]
             pub fn $wait_any<T: KernelInteger>(
                 &self,
@@ -117,7 +117,7 @@ macro_rules! several {
             /// Acquire, for each of them.
             ///
             /// # Errors
-            /// As [`Self::wait_until`]; the report shows the first element that is missing.
+            /// As for [`Self::wait_until`]; the report shows the first element that is missing.
             #[inline(always)]
             pub fn $wait_all<T: KernelInteger>(
                 &self,
@@ -146,7 +146,7 @@ macro_rules! several {
             /// Acquire, for each of them.
             ///
             /// # Errors
-            /// As [`Self::wait_until`].
+            /// As for [`Self::wait_until`].
             #[inline(always)]
             pub fn $wait_some<T: KernelInteger>(
                 &self,

@@ -253,7 +253,7 @@ macro_rules! scoped {
             /// shorter length counts.
             ///
             /// # Errors
-            /// As [`Self::barrier`].
+            /// As for [`Self::barrier`].
             #[inline(always)]
             pub fn $broadcast<T: Plain>(
                 &self,
@@ -270,7 +270,7 @@ macro_rules! scoped {
             /// is as long as all together; where it is shorter, so is what each gives.
             ///
             /// # Errors
-            /// As [`Self::barrier`].
+            /// As for [`Self::barrier`].
             #[inline(always)]
             pub fn $fcollect<T: Plain>(&self, team: KernelTeam, to: SymSlice<T>, from: SymSlice<T>) -> Result<(), Failed> {
                 self.fcollect_any::<T, $scope>(team, to, from)
@@ -282,7 +282,7 @@ macro_rules! scoped {
             /// Parts are equal; what is left over is not moved.
             ///
             /// # Errors
-            /// As [`Self::barrier`].
+            /// As for [`Self::barrier`].
             #[inline(always)]
             pub fn $alltoall<T: Plain>(&self, team: KernelTeam, to: SymSlice<T>, from: SymSlice<T>) -> Result<(), Failed> {
                 self.alltoall_any::<T, $scope>(team, to, from)
@@ -293,7 +293,7 @@ macro_rules! scoped {
             /// shorter length counts. `to` may be `from`.
             ///
             /// # Errors
-            /// As [`Self::barrier`].
+            /// As for [`Self::barrier`].
             #[inline(always)]
             pub fn $reduce<T: Reducible, C: Combine<T>>(
                 &self,
@@ -311,7 +311,7 @@ macro_rules! scoped {
             /// does not overlap `from`.
             ///
             /// # Errors
-            /// As [`Self::barrier`].
+            /// As for [`Self::barrier`].
             #[inline(always)]
             pub fn $reducescatter<T: Reducible, C: Combine<T>>(
                 &self,

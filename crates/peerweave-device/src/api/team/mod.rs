@@ -199,7 +199,7 @@ impl Team {
         self.entry.size
     }
 
-    /// Whether every member is mapped.
+    /// Returns whether every member is mapped.
     #[inline(always)]
     pub(crate) fn all_mapped(&self) -> bool {
         self.entry.all_mapped != 0

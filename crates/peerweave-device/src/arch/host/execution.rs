@@ -50,7 +50,7 @@ pub fn sync_warp(mask: u32) {
     executor().exchange(mask, 0);
 }
 
-/// Gives a value to the warp and returns the one that lane `from` gave; this thread's own where
+/// Returns a value to the warp and returns the one that lane `from` gave; this thread's own where
 /// `from` is not in `mask`.
 #[inline]
 pub(super) fn shuffle(mask: u32, value: u32, from: u32) -> u32 {

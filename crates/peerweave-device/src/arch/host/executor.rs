@@ -75,8 +75,8 @@ pub trait Executor: Sync {
         })
     }
 
-    /// Whether this thread's PE reaches others by an emulated network, for PEs whose memory its
-    /// context does not map.
+    /// Returns whether this thread's PE reaches others by an emulated network, for PEs whose memory
+    /// its context does not map.
     fn has_network(&self) -> bool {
         false
     }

@@ -193,7 +193,7 @@ pub unsafe fn load_line_relaxed(from: *const u128) -> [u64; 2] {
 /// Writes 16 bytes, each half by one atomic access. Orders nothing.
 ///
 /// # Safety
-/// As [`load_line_relaxed`].
+/// As for [`load_line_relaxed`].
 #[inline]
 pub unsafe fn store_line_relaxed(to: *mut u128, value: [u64; 2]) {
     let halves = to.cast::<u64>();

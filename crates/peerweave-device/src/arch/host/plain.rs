@@ -53,7 +53,7 @@ pub unsafe trait Piece: Copy {
     /// Reads a value.
     ///
     /// # Safety
-    /// As [`Self::load_global`].
+    /// As for [`Self::load_global`].
     #[inline]
     unsafe fn load_generic(from: *const Self) -> Self {
         // SAFETY: the caller promises the same.
@@ -62,7 +62,7 @@ pub unsafe trait Piece: Copy {
     /// Reads a value.
     ///
     /// # Safety
-    /// As [`Self::load_global`].
+    /// As for [`Self::load_global`].
     #[inline]
     unsafe fn load_strong(from: *const Self) -> Self {
         // SAFETY: the caller promises the same.
@@ -76,7 +76,7 @@ pub unsafe trait Piece: Copy {
     /// Writes a value.
     ///
     /// # Safety
-    /// As [`Self::store_global`].
+    /// As for [`Self::store_global`].
     #[inline]
     unsafe fn store_generic(to: *mut Self, value: Self) {
         // SAFETY: the caller promises the same.
@@ -85,7 +85,7 @@ pub unsafe trait Piece: Copy {
     /// Writes a value.
     ///
     /// # Safety
-    /// As [`Self::store_global`].
+    /// As for [`Self::store_global`].
     #[inline]
     unsafe fn store_strong(to: *mut Self, value: Self) {
         // SAFETY: the caller promises the same.
@@ -127,7 +127,7 @@ pub unsafe fn load_constant(from: *const u64) -> u64 {
 /// Reads a word of 32 bits that nobody writes while the kernel runs.
 ///
 /// # Safety
-/// As [`load_constant`].
+/// As for [`load_constant`].
 #[inline]
 pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
     // SAFETY: the caller promises a readable word that does not change.

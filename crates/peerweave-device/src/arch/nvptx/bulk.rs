@@ -28,7 +28,7 @@ pub unsafe fn shared_address(pointer: *const u8) -> u32 {
     address as u32
 }
 
-/// Whether a generic pointer is one of shared memory.
+/// Returns whether a generic pointer is one of shared memory.
 #[inline(always)]
 pub fn is_shared(pointer: *const u8) -> bool {
     let is: u32;
@@ -40,7 +40,7 @@ pub fn is_shared(pointer: *const u8) -> bool {
     is != 0
 }
 
-/// Whether a generic pointer is one of global memory.
+/// Returns whether a generic pointer is one of global memory.
 #[inline(always)]
 pub fn is_global(pointer: *const u8) -> bool {
     let is: u32;
@@ -126,8 +126,8 @@ pub unsafe fn start_load(to: u32, from: *const u8, bytes: u32, barrier: u32) {
     let _ = (to, from, bytes, barrier);
 }
 
-/// Whether the phase with this parity is complete. What the copy wrote is then visible to this
-/// thread.
+/// Returns whether the phase with this parity is complete. What the copy wrote is then visible to
+/// this thread.
 ///
 /// # Safety
 /// [`AVAILABLE`]; a barrier that [`init`] has made.
@@ -155,7 +155,8 @@ pub unsafe fn test(barrier: u32, parity: u32) -> bool {
 /// Starts a copy of shared memory to global memory, in the group that [`commit`] closes.
 ///
 /// # Safety
-/// As [`start_load`], with the sides exchanged; nobody writes `from` until the group has been read.
+/// As for [`start_load`], with the sides exchanged; nobody writes `from` until the group has been
+/// read.
 #[inline(always)]
 pub unsafe fn start_store(to: *mut u8, from: u32, bytes: u32) {
     #[cfg(target_feature = "sm_90")]

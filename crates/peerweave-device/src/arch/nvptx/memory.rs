@@ -88,7 +88,7 @@ pub unsafe fn load_line_relaxed(from: *const u128) -> [u64; 2] {
 /// Writes 16 bytes by one atomic access of system scope. Orders nothing.
 ///
 /// # Safety
-/// As [`load_line_relaxed`].
+/// As for [`load_line_relaxed`].
 #[inline(always)]
 pub unsafe fn store_line_relaxed(to: *mut u128, value: [u64; 2]) {
     // SAFETY: the caller promises an aligned, accessible line in global memory.

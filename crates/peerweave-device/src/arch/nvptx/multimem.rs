@@ -13,7 +13,7 @@ pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBit
 macro_rules! load_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety
-        /// As [`Multimem::store`].
+        /// As for [`Multimem::store`].
         #[inline(always)]
         unsafe fn $name(from: *const Self) -> Self {
             #[cfg(target_feature = "sm_90")]
@@ -39,7 +39,7 @@ macro_rules! load_scalar {
 macro_rules! write_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety
-        /// As [`Multimem::store`].
+        /// As for [`Multimem::store`].
         #[inline(always)]
         unsafe fn $name(to: *mut Self, value: Self) {
             #[cfg(target_feature = "sm_90")]
@@ -106,7 +106,7 @@ scalar!(f64, reg64, "st.relaxed.sys.global.f64", "add.f64", "red.relaxed.sys.glo
 macro_rules! load_vector {
     ($name:ident, $text:literal) => {
         /// # Safety
-        /// As [`Multimem::store`].
+        /// As for [`Multimem::store`].
         #[inline(always)]
         unsafe fn $name(from: *const Self) -> Self {
             #[cfg(target_feature = "sm_90")]
@@ -132,7 +132,7 @@ macro_rules! load_vector {
 macro_rules! write_vector {
     ($name:ident, $text:literal) => {
         /// # Safety
-        /// As [`Multimem::store`].
+        /// As for [`Multimem::store`].
         #[inline(always)]
         unsafe fn $name(to: *mut Self, value: Self) {
             #[cfg(target_feature = "sm_90")]

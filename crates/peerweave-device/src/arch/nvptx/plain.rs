@@ -65,7 +65,7 @@ pub unsafe trait Piece: Copy {
     /// Reads a value of global memory by a relaxed access of system scope.
     ///
     /// # Safety
-    /// As [`Self::load_global`].
+    /// As for [`Self::load_global`].
     unsafe fn load_strong(from: *const Self) -> Self;
     /// Writes a value of global memory.
     ///
@@ -80,7 +80,7 @@ pub unsafe trait Piece: Copy {
     /// Writes a value of global memory by a relaxed access of system scope.
     ///
     /// # Safety
-    /// As [`Self::store_global`].
+    /// As for [`Self::store_global`].
     unsafe fn store_strong(to: *mut Self, value: Self);
 }
 
@@ -152,7 +152,7 @@ pub unsafe fn load_constant(from: *const u64) -> u64 {
 /// Reads a word of 32 bits that nobody writes while the kernel runs. May be moved out of loops.
 ///
 /// # Safety
-/// As [`load_constant`].
+/// As for [`load_constant`].
 #[inline(always)]
 pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
     let value: u32;

@@ -16,13 +16,13 @@ pub unsafe trait Multimem: Copy {
     /// The sum of the values of all GPUs. 16-bit floats are added in f32.
     ///
     /// # Safety
-    /// As [`Self::store`].
+    /// As for [`Self::store`].
     unsafe fn load_add(from: *const Self) -> Self;
 
     /// Adds to the value on every GPU.
     ///
     /// # Safety
-    /// As [`Self::store`].
+    /// As for [`Self::store`].
     unsafe fn reduce_add(to: *mut Self, value: Self);
 }
 
@@ -34,25 +34,25 @@ pub unsafe trait MultimemOrd: Multimem {
     /// The smallest of the values of all GPUs.
     ///
     /// # Safety
-    /// As [`Multimem::store`].
+    /// As for [`Multimem::store`].
     unsafe fn load_min(from: *const Self) -> Self;
 
     /// The largest of the values of all GPUs.
     ///
     /// # Safety
-    /// As [`Multimem::store`].
+    /// As for [`Multimem::store`].
     unsafe fn load_max(from: *const Self) -> Self;
 
     /// Replaces the value on every GPU by the smaller of it and `value`.
     ///
     /// # Safety
-    /// As [`Multimem::store`].
+    /// As for [`Multimem::store`].
     unsafe fn reduce_min(to: *mut Self, value: Self);
 
     /// Replaces the value on every GPU by the larger of it and `value`.
     ///
     /// # Safety
-    /// As [`Multimem::store`].
+    /// As for [`Multimem::store`].
     unsafe fn reduce_max(to: *mut Self, value: Self);
 }
 
@@ -64,19 +64,19 @@ pub unsafe trait MultimemBits: Multimem {
     /// Bitwise and of the values of all GPUs.
     ///
     /// # Safety
-    /// As [`Multimem::store`].
+    /// As for [`Multimem::store`].
     unsafe fn load_and(from: *const Self) -> Self;
 
     /// Bitwise or of the values of all GPUs.
     ///
     /// # Safety
-    /// As [`Multimem::store`].
+    /// As for [`Multimem::store`].
     unsafe fn load_or(from: *const Self) -> Self;
 
     /// Bitwise exclusive or of the values of all GPUs.
     ///
     /// # Safety
-    /// As [`Multimem::store`].
+    /// As for [`Multimem::store`].
     unsafe fn load_xor(from: *const Self) -> Self;
 }
 

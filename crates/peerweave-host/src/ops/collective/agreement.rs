@@ -70,7 +70,7 @@ impl Run<'_> {
             ^ detail.wrapping_mul(0xff51_afd7_ed55_8ccd)
     }
 
-    /// Whether calls are compared in full, not only by their digests. They are where a rank
+    /// Returns whether calls are compared in full, not only by their digests. They are where a rank
     /// accesses memory that another rank names.
     #[inline]
     pub(super) fn compares_in_full(&self, algorithm: Algorithm) -> bool {

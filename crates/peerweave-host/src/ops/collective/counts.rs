@@ -24,7 +24,7 @@ impl Counts {
         self.table[(rank * self.n + peer) * COLUMNS + column] as usize
     }
 
-    /// How many elements `from` sends to `to`.
+    /// Returns the number of elements that `from` sends to `to`.
     pub(super) fn sent(&self, from: usize, to: usize) -> usize {
         self.get(from, to, 0)
     }

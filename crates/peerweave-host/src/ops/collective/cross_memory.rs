@@ -19,9 +19,9 @@ use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// Whether this algorithm serves a collective of `n` ranks. An all-to-all in place would have to
-/// write to peers, and a reduce would run on the root alone. If all ranks read the same bytes,
-/// larger teams are faster with staging areas, which stay in a cache.
+/// Returns whether this algorithm serves a collective of `n` ranks. An all-to-all in place would
+/// have to write to peers, and a reduce would run on the root alone. If all ranks read the same
+/// bytes, larger teams are faster with staging areas, which stay in a cache.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
         Kind::AllReduce | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => n <= tuning::CROSS_MEMORY_RANKS,

@@ -343,7 +343,8 @@ const NO_BUFFER: u64 = u64::MAX;
 /// Marks an address in the address space of its owner.
 const PRIVATE: u64 = 1 << 63;
 
-/// Whether other ranks can access the buffer directly. A missing buffer does not prevent that.
+/// Returns whether other ranks can access the buffer directly. A missing buffer does not prevent
+/// that.
 fn is_symmetric(code: u64) -> bool {
     code == NO_BUFFER || code & PRIVATE == 0
 }

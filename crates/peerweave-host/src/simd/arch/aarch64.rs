@@ -17,7 +17,7 @@ pub(crate) mod word {
             /// Reads one word at any address.
             ///
             /// # Safety
-            /// As [`super::Vector::load`].
+            /// As for [`super::Vector::load`].
             #[inline(always)]
             pub(crate) unsafe fn $load(from: *const u8) -> $t {
                 let value: $t;
@@ -31,7 +31,7 @@ pub(crate) mod word {
             /// Writes one word at any address.
             ///
             /// # Safety
-            /// As [`super::Vector::store`].
+            /// As for [`super::Vector::store`].
             #[inline(always)]
             pub(crate) unsafe fn $store(value: $t, to: *mut u8) {
                 // SAFETY: writes exactly the word; the caller answers for the address.
@@ -114,7 +114,7 @@ unsafe impl Vector for Quad {
     }
 }
 
-/// What every aarch64 processor has.
+/// The instruction set of every aarch64 processor.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
 

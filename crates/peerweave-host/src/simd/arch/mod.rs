@@ -133,7 +133,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     /// none worth using.
     ///
     /// # Safety
-    /// As [`super::copy()`].
+    /// As for [`super::copy()`].
     #[inline(always)]
     unsafe fn string_copy(_dst: *mut u8, _src: *const u8, _bytes: usize) -> bool {
         false
@@ -143,7 +143,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     /// none worth using.
     ///
     /// # Safety
-    /// As [`super::fill_zero`].
+    /// As for [`super::fill_zero`].
     #[inline(always)]
     unsafe fn string_zero(_dst: *mut u8, _bytes: usize) -> bool {
         false
@@ -170,7 +170,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     /// Reads the first `bytes < BYTES` bytes of a vector, the rest is zero.
     ///
     /// # Safety
-    /// As [`Vector::load`], for `bytes` bytes.
+    /// As for [`Vector::load`], for `bytes` bytes.
     #[inline(always)]
     unsafe fn load_part(from: *const u8, bytes: usize) -> Self::Vector {
         let mut private = [0u8; 64];
@@ -185,7 +185,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     /// Writes the first `bytes < BYTES` bytes of a vector.
     ///
     /// # Safety
-    /// As [`Vector::store`], for `bytes` bytes.
+    /// As for [`Vector::store`], for `bytes` bytes.
     #[inline(always)]
     unsafe fn store_part(vector: Self::Vector, to: *mut u8, bytes: usize) {
         let mut private = [0u8; 64];

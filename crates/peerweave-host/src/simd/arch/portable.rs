@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// Reads `N` bytes at any address.
 ///
 /// # Safety
-/// As [`Vector::load`], for `N` bytes.
+/// As for [`Vector::load`], for `N` bytes.
 #[inline(always)]
 unsafe fn load_bytes<const N: usize>(from: *const u8) -> [u8; N] {
     // SAFETY: the caller promises that these bytes may be read atomically; `AtomicU8` has
@@ -26,7 +26,7 @@ unsafe fn load_bytes<const N: usize>(from: *const u8) -> [u8; N] {
 /// Writes `N` bytes at any address.
 ///
 /// # Safety
-/// As [`Vector::store`], for `N` bytes.
+/// As for [`Vector::store`], for `N` bytes.
 #[inline(always)]
 unsafe fn store_bytes<const N: usize>(bytes: [u8; N], to: *mut u8) {
     for (i, byte) in bytes.into_iter().enumerate() {
@@ -44,7 +44,7 @@ pub(crate) mod word {
             /// Reads one word at any address.
             ///
             /// # Safety
-            /// As [`super::Vector::load`].
+            /// As for [`super::Vector::load`].
             #[inline(always)]
             pub(crate) unsafe fn $load(from: *const u8) -> $t {
                 // SAFETY: the caller's promise.
@@ -54,7 +54,7 @@ pub(crate) mod word {
             /// Writes one word at any address.
             ///
             /// # Safety
-            /// As [`super::Vector::store`].
+            /// As for [`super::Vector::store`].
             #[inline(always)]
             pub(crate) unsafe fn $store(value: $t, to: *mut u8) {
                 // SAFETY: the caller's promise.
@@ -93,7 +93,7 @@ unsafe impl Vector for Sixteen {
     }
 }
 
-/// No instruction set in particular.
+/// No particular instruction set.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 

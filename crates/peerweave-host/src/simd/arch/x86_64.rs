@@ -25,7 +25,7 @@ pub(crate) mod word {
             /// Reads one word at any address.
             ///
             /// # Safety
-            /// As [`super::Vector::load`].
+            /// As for [`super::Vector::load`].
             #[inline(always)]
             pub(crate) unsafe fn $load(from: *const u8) -> $t {
                 let value: $t;
@@ -40,7 +40,7 @@ pub(crate) mod word {
             /// Writes one word at any address.
             ///
             /// # Safety
-            /// As [`super::Vector::store`].
+            /// As for [`super::Vector::store`].
             #[inline(always)]
             pub(crate) unsafe fn $store(value: $t, to: *mut u8) {
                 // SAFETY: writes exactly the word; the caller answers for the address.
@@ -71,7 +71,7 @@ macro_rules! vector {
             use super::*;
 
             /// # Safety
-            /// As [`Vector::load`].
+            /// As for [`Vector::load`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn load(from: *const u8) -> $register {
@@ -86,7 +86,7 @@ macro_rules! vector {
             }
 
             /// # Safety
-            /// As [`Vector::load_four`].
+            /// As for [`Vector::load_four`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn load_four(from: *const u8) -> [$register; 4] {
@@ -107,7 +107,7 @@ macro_rules! vector {
             }
 
             /// # Safety
-            /// As [`Vector::store`].
+            /// As for [`Vector::store`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn store(value: $register, to: *mut u8) {
@@ -120,7 +120,7 @@ macro_rules! vector {
             }
 
             /// # Safety
-            /// As [`Vector::store_four`].
+            /// As for [`Vector::store_four`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn store_four([a, b, c, d]: [$register; 4], to: *mut u8) {
@@ -139,7 +139,7 @@ macro_rules! vector {
             }
 
             /// # Safety
-            /// As [`Vector::store_streaming`].
+            /// As for [`Vector::store_streaming`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn stream(value: $register, to: *mut u8) {
@@ -152,7 +152,7 @@ macro_rules! vector {
             }
 
             /// # Safety
-            /// As [`Vector::store_four_streaming`].
+            /// As for [`Vector::store_four_streaming`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn stream_four([a, b, c, d]: [$register; 4], to: *mut u8) {
@@ -239,7 +239,7 @@ fn store_fence() {
     unsafe { asm!("sfence", options(nostack, preserves_flags)) };
 }
 
-/// Whether `rep movsb` and `rep stosb` move whole lines, and large ones without reading the
+/// Returns whether `rep movsb` and `rep stosb` move whole lines, and large ones without reading the
 /// destination first ("enhanced" strings).
 #[inline(always)]
 fn has_fast_strings() -> bool {
@@ -250,7 +250,7 @@ fn has_fast_strings() -> bool {
 macro_rules! strings {
     () => {
         /// # Safety
-        /// As [`Arch::string_copy`].
+        /// As for [`Arch::string_copy`].
         #[inline(always)]
         unsafe fn string_copy(dst: *mut u8, src: *const u8, bytes: usize) -> bool {
             let fast = has_fast_strings();
@@ -266,7 +266,7 @@ macro_rules! strings {
         }
 
         /// # Safety
-        /// As [`Arch::string_zero`].
+        /// As for [`Arch::string_zero`].
         #[inline(always)]
         unsafe fn string_zero(dst: *mut u8, bytes: usize) -> bool {
             let fast = has_fast_strings();
@@ -281,7 +281,7 @@ macro_rules! strings {
     };
 }
 
-/// What every x86-64 processor has.
+/// The instruction set of every x86-64 processor.
 #[derive(Clone, Copy)]
 pub(crate) struct Sse2;
 
@@ -313,7 +313,7 @@ pub(crate) struct Avx2;
 /// Runs a kernel compiled for AVX2.
 ///
 /// # Safety
-/// As [`Arch::enter`] of [`Avx2`].
+/// As for [`Arch::enter`] of [`Avx2`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn run_avx2<K: Kernel>(kernel: K) {
@@ -380,7 +380,7 @@ pub(crate) struct Avx512;
 /// Runs a kernel compiled for AVX-512.
 ///
 /// # Safety
-/// As [`Arch::enter`] of [`Avx512`].
+/// As for [`Arch::enter`] of [`Avx512`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi2")]
 unsafe fn run_avx512<K: Kernel>(kernel: K) {
@@ -408,7 +408,7 @@ fn narrow_f16_avx512(from: &[f32], into: &mut [u16]) {
 }
 
 /// # Safety
-/// As [`Arch::load_part`] of [`Avx512`].
+/// As for [`Arch::load_part`] of [`Avx512`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,bmi2")]
 unsafe fn load_part_avx512(from: *const u8, bytes: usize) -> __m512i {
@@ -424,7 +424,7 @@ unsafe fn load_part_avx512(from: *const u8, bytes: usize) -> __m512i {
 }
 
 /// # Safety
-/// As [`Arch::store_part`] of [`Avx512`].
+/// As for [`Arch::store_part`] of [`Avx512`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,bmi2")]
 unsafe fn store_part_avx512(value: __m512i, to: *mut u8, bytes: usize) {

@@ -1,7 +1,7 @@
 //! Raw calls of the two fake libraries, as a program in C would make them.
 //!
-//! What is not here: any check of results but the codes. Invariant: every pointer that a call gets
-//! comes from the same test.
+//! Not in this module: any check of results but the codes. Invariant: every pointer that a call
+//! gets comes from the same test.
 
 #![allow(dead_code, non_snake_case, unreachable_pub, clippy::too_many_arguments)]
 
@@ -176,7 +176,7 @@ pub fn fakes_of(version: i32) -> Fakes {
     newer.fold(fakes(), |fakes, (name, _)| fakes.without(name)).env("PEERWEAVE_FAKE_NCCL_VERSION", version.to_string())
 }
 
-/// Whether the library has a function of this name.
+/// Returns whether the library has a function of this name.
 pub fn has(name: &str) -> bool {
     // SAFETY: the symbol is only looked up.
     unsafe { NCCL.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok()

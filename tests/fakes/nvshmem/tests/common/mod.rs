@@ -1,7 +1,7 @@
 //! Raw calls of the fake libraries, as a program in C would make them.
 //!
-//! What is not here: any check of results but the codes. Invariant: every pointer that a call gets
-//! comes from the same test.
+//! Not in this module: any check of results but the codes. Invariant: every pointer that a call
+//! gets comes from the same test.
 
 #![allow(dead_code, non_snake_case, unreachable_pub, clippy::too_many_arguments)]
 
@@ -189,7 +189,7 @@ pub fn fakes_of(version: &str) -> Fakes {
     fakes().nvshmem_of(version)
 }
 
-/// Whether the library has a function of this name.
+/// Returns whether the library has a function of this name.
 pub fn has(name: &str) -> bool {
     // SAFETY: the symbol is only looked up.
     unsafe { NVSHMEM.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok()
