@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_not_missed() {
+    fn available_requirement_is_met() {
         assert!(needs("processors"));
         assert!(!needs("processors:100000"));
     }

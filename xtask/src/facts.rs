@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn citation_of_what_exists_passes() {
+    fn citation_of_an_existing_file_passes() {
         assert_eq!(faults("// See `wait.rs` and a/tests/threads.rs, which .ci/run runs.\n"), [""; 0]);
         assert_eq!(faults("// Would be caught by the test\n// `threads_share_a_word`, under miri.\n"), [""; 0]);
         assert_eq!(faults("/// `cargo xtask layers` looks.\n"), [""; 0]);

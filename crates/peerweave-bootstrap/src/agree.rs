@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn blobs_of_all_come_in_the_order_of_the_pes() {
+    fn blobs_are_returned_in_pe_order() {
         let all = pes(3, |rendezvous| {
             let blob = [rendezvous.pe().get() as u8];
             agree(&rendezvous, Members::All, "round", "call", Ok(&blob)).expect("they agree")
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_of_one_is_told_to_all_at_once() {
+    fn failure_of_one_pe_reaches_all_at_once() {
         let all = pes(3, |rendezvous| {
             let outcome: Result<&[u8], _> = if rendezvous.pe() == Pe::new(1) { Err(failure("no", false)) } else { Ok(&[]) };
             agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one failed")
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn pe_that_failed_by_itself_is_named_first() {
+    fn original_failure_is_named_before_consequences() {
         let all = pes(4, |rendezvous| {
             let outcome: Result<&[u8], _> = match rendezvous.pe().get() {
                 0 => Err(failure("PE 2 failed", true)),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn different_arguments_are_told_to_all() {
+    fn different_arguments_are_an_error_on_all_pes() {
         let all = pes(2, |rendezvous| {
             let call = format!("alloc({})", 4 + rendezvous.pe().get());
             agree(&rendezvous, Members::All, "round", &call, Ok(&[])).expect_err("they differ")
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn member_that_gives_up_is_no_wait() {
+    fn member_that_gives_up_is_reported_at_once() {
         let all = pes(2, |rendezvous| {
             let (some, key) = ([Pe::new(0), Pe::new(1)], "meeting");
             let outcome = match rendezvous.pe().get() {

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_endpoint_is_refused() {
+    fn invalid_endpoints_are_refused() {
         let long = format!("unix:@{}", "x".repeat(MAX_NAME_LEN_BYTES + 1));
         for wrong in [
             "",

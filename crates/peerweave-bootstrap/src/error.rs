@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timeout_names_who_is_missing_and_cuts_a_long_list() {
+    fn timeout_names_missing_pes_and_truncates_a_long_list() {
         let timeout = |missing: Vec<Pe>| BootstrapError::Timeout {
             call: "barrier(\"start\")".to_owned(),
             waited: Duration::from_millis(1500),

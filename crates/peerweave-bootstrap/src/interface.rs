@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_out_of_the_machine_is_preferred() {
+    fn external_interface_is_preferred() {
         assert_eq!(choose(None, machine()).unwrap().address.to_string(), "10.0.0.7");
         assert_eq!(choose(None, machine()[..2].to_vec()).unwrap().name, "docker0");
         assert_eq!(choose(None, machine()[..1].to_vec()).unwrap().name, "lo");

@@ -107,7 +107,7 @@ fn wrong_members_or_descriptors_are_refused() {
 }
 
 #[test]
-fn members_that_do_not_come_are_named_to_the_others() {
+fn missing_members_are_named_to_the_others() {
     let party = Party::new(4);
     let members = pes(0..4);
     party.try_run(0..4, Duration::from_secs(1), |joined| {
@@ -158,7 +158,7 @@ fn missing_leader_is_named_to_the_others() {
 }
 
 #[test]
-fn calls_that_nobody_completes_fill_no_store_either() {
+fn incomplete_calls_do_not_fill_the_store() {
     let options = ServerOptions { max_stored_bytes: 400, ..ServerOptions::default() };
     let party = Party::with(3, Endpoint::random_unix().unwrap(), options);
     let members = pes(0..3);
@@ -208,7 +208,7 @@ fn sockets() -> Vec<String> {
 }
 
 #[test]
-fn strangers_that_come_first_get_nothing_and_disturb_nobody() {
+fn unidentified_connections_get_no_descriptors() {
     let party = Party::new(3);
     let members = pes(0..3);
     party.run(0..3, |rendezvous| {

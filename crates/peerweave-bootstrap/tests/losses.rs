@@ -150,7 +150,7 @@ fn server_under_a_flood_of_connections_serves_and_ends() {
 }
 
 #[test]
-fn pe_that_goes_because_of_another_passes_the_blame_on() {
+fn pe_that_exits_because_of_another_passes_on_the_cause() {
     let party = Party::new(4);
     let mut pes = party.run(0..4, |rendezvous| rendezvous);
     let gone = pes.remove(1);

@@ -56,7 +56,7 @@ fn largest_blobs_are_exchanged_whole() {
 }
 
 #[test]
-fn nobody_passes_a_barrier_before_everybody_has_come() {
+fn barrier_holds_until_every_pe_arrives() {
     let party = Party::new(6);
     let arrived = AtomicUsize::new(0);
     party.run(0..6, |rendezvous| {
@@ -439,7 +439,7 @@ fn lost_pe_0_with_the_server_is_named() {
 }
 
 #[test]
-fn without_pe_0_everybody_else_misses_pe_0() {
+fn missing_pe_0_is_named_by_all_others() {
     let jobs = served_by_pe_0(3, Endpoint::random_unix().unwrap()).split_off(1);
     for error in run_jobs(jobs, Duration::from_millis(200), |joined| joined.unwrap_err()) {
         assert_eq!(error.blamed(), pes([0]), "{error}");

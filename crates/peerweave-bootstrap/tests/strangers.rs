@@ -105,7 +105,7 @@ fn wrong_token_is_refused_and_the_connection_dropped() {
 }
 
 #[test]
-fn another_version_is_told_and_dropped() {
+fn client_of_another_version_is_refused_and_dropped() {
     with_strangers(ServerOptions::default(), |party| {
         let mut bytes = Frame::Hello(hello(party, 3)).to_bytes();
         bytes[13] += 1;

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_compiler_says_what_to_install() {
+    fn missing_compiler_error_says_what_to_install() {
         let problem = Toolchain::choose(&[]).unwrap_err().to_string();
         assert!(problem.contains("there is no rustc") && problem.contains("rustup component add rust-src"), "{problem}");
         let problem = Toolchain::choose(&["/nowhere/rustc".into()]).unwrap_err().to_string();

@@ -65,7 +65,7 @@ fn fields(op: Collective) -> Fields {
 }
 
 #[test]
-fn collectives_name_their_counts_and_places() {
+fn collective_ops_have_their_counts_and_addresses() {
     use CollectiveKind::*;
     use ReduceOp::{Max, Sum};
     let s = Scene::new();

@@ -57,7 +57,7 @@ fn handles_outlive_a_dropped_world() {
 }
 
 #[test]
-fn a_destroyed_team_gives_its_number_back() {
+fn destroyed_team_frees_its_number() {
     let noop = Noop::new(0, 2);
     let world = World::new(noop.clone()).unwrap();
     let first = world.team().split(Some(0), 0).unwrap().unwrap();
@@ -69,7 +69,7 @@ fn a_destroyed_team_gives_its_number_back() {
 }
 
 #[test]
-fn slices_of_symmetric_memory_see_what_was_written() {
+fn slices_of_symmetric_memory_see_writes() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<f32>(4).unwrap();
     x.copy_from(&[1.0, 2.0, 3.0, 4.0]).unwrap();

@@ -323,7 +323,7 @@ const TABLE: &[(&str, Wrong)] = &[
 ];
 
 #[test]
-fn every_wrong_use_gives_its_error_and_reaches_no_backend() {
+fn every_misuse_is_an_error_before_the_backend() {
     for &(expected, wrong) in TABLE {
         let scene = Scene::new().unwrap();
         scene.world.local_team().unwrap();
@@ -355,7 +355,7 @@ fn swapped_groups_are_noticed() {
 }
 
 #[test]
-fn what_is_not_wrong_passes() {
+fn valid_calls_pass() {
     let s = Scene::new().unwrap();
     // A root's arguments are ignored elsewhere, whatever they are.
     s.team.reduce_blocking(&s.x, &s.other.x, ReduceOp::Sum, PEER).unwrap();
@@ -436,7 +436,7 @@ fn ordinary_memory_is_refused_where_the_backend_takes_none() {
 }
 
 #[test]
-fn an_allocation_without_room_says_how_much_there_is() {
+fn failed_allocation_error_has_the_free_bytes() {
     let noop = Noop::with_heap(0, 1, 8192);
     let world = World::new(noop.clone()).unwrap();
     let _x = world.alloc::<u8>(8000).unwrap();
@@ -448,7 +448,7 @@ fn an_allocation_without_room_says_how_much_there_is() {
 /// The whole process is forked; the child touches nothing but the world and leaves by `_exit`.
 #[cfg(all(unix, not(miri)))]
 #[test]
-fn a_forked_child_is_told_so() {
+fn call_in_a_forked_child_is_an_error() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<u64>(1).unwrap();
     // SAFETY: the child allocates only for the error, by the system's allocator, whose locks it

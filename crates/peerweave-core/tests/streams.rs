@@ -178,7 +178,7 @@ fn a_dropped_ticket_neither_cancels_nor_waits() {
 }
 
 #[test]
-fn events_mark_what_was_enqueued_before_them() {
+fn event_completes_after_earlier_operations() {
     let (noop, world) = held();
     let (team, stream, other) = (world.team(), world.stream().unwrap(), world.stream().unwrap());
     let start = stream.record().unwrap();
@@ -215,7 +215,7 @@ fn waits_yield_through_tickets() {
 }
 
 #[test]
-fn a_release_waits_for_what_still_uses_the_heap() {
+fn release_waits_for_pending_operations_on_the_heap() {
     let (noop, world) = held();
     let (team, stream, x) = (world.team(), world.stream().unwrap(), world.alloc_zeroed::<u8>(4).unwrap());
     let ticket = team.all_reduce_in_place(&stream, &x, ReduceOp::Sum).unwrap();

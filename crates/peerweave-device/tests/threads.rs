@@ -109,7 +109,7 @@ fn barrier_survives_epoch_wraparound() {
 }
 
 #[test]
-fn barrier_that_gives_up_names_missing_ranks_and_resumes() {
+fn timed_out_barrier_names_missing_ranks_and_resumes() {
     let words = words(4 * 4, 0);
     let arrive = |rank: usize| barrier::announce(&word::from_fn(4, |target| &words[target * 4 + rank]), 1);
     let mine = &words[..4];
@@ -254,6 +254,6 @@ fn withdrawn_message_is_found_withdrawn() {
 
 #[test]
 #[should_panic(expected = "a message of 4 words for a slot of 3")]
-fn message_that_does_not_fit_is_not_cut() {
+fn oversized_message_is_not_truncated() {
     slot(&words(SLOT, 0), 1).publish(1, &[0; 4]);
 }

@@ -103,7 +103,7 @@ fn captured_meanwhile<R>(stream: &Arc<CudaStream>, late: &str, call: impl FnOnce
 }
 
 #[test]
-fn capture_begun_during_a_copy_gives_no_graph() {
+fn capture_begun_during_a_copy_is_invalidated() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         let mut memory = DeviceMemory::<u8>::zeroed(&stream, 64).expect("room");

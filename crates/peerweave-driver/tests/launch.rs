@@ -246,7 +246,7 @@ fn images_and_names_that_are_wrong_are_typed_errors() {
 }
 
 #[test]
-fn driver_that_cannot_tell_parameters_still_launches() {
+fn driver_without_parameter_info_still_launches() {
     Fakes::new().cuda().without("cuFuncGetParamInfo").without("cuFuncLoad").run(|| {
         let (context, stream) = device();
         let kernel = loaded(&context);
@@ -258,7 +258,7 @@ fn driver_that_cannot_tell_parameters_still_launches() {
 }
 
 #[test]
-fn capture_begun_during_a_launch_gives_no_graph() {
+fn capture_begun_during_a_launch_is_invalidated() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let kernel = loaded(&context);

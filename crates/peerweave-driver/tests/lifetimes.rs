@@ -176,7 +176,7 @@ fn event_that_cannot_be_asked_about_frees_nothing() {
 }
 
 #[test]
-fn stuck_stream_does_not_keep_what_others_used() {
+fn stuck_stream_delays_only_its_own_memory() {
     Fakes::new().cuda().run(|| {
         let (context, stuck) = device();
         let stream = context.new_stream().expect("a stream");
@@ -403,7 +403,7 @@ fn driver_that_has_ended_is_left_alone() {
 }
 
 #[test]
-fn panics_of_what_is_freed_keep_the_reaper_from_nothing() {
+fn panicking_destructors_do_not_stop_the_reaper() {
     /// Thrown, and throws again where it is dropped.
     struct Thrown;
     impl Drop for Thrown {
@@ -481,7 +481,7 @@ fn question_about_a_default_stream_is_asked_in_its_own_context() {
 }
 
 #[test]
-fn what_is_freed_in_a_context_that_is_broken_is_left_alone() {
+fn memory_of_a_broken_context_is_leaked() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         block(&stream);

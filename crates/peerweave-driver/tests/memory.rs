@@ -16,7 +16,7 @@ use peerweave_fakes::Fakes;
 use common::{LONG, SHORT, block, device, fail, free_bytes, unblock};
 
 #[test]
-fn what_is_copied_in_comes_back() {
+fn copied_values_are_read_back() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let values: Vec<f32> = (0..1000).map(|i| i as f32).collect();
@@ -34,7 +34,7 @@ fn what_is_copied_in_comes_back() {
 }
 
 #[test]
-fn copy_that_may_still_come_reads_nothing_of_the_callers() {
+fn pending_copy_reads_no_memory_of_the_caller() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let mut memory = DeviceMemory::<u64>::zeroed(&stream, 4).expect("room");
@@ -123,7 +123,7 @@ fn stuck_device_does_not_hold_up_the_others() {
 }
 
 #[test]
-fn allocation_waits_for_what_is_about_to_be_freed() {
+fn allocation_waits_for_retired_memory() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (4 << 20).to_string()).run(|| {
         let (context, stream) = device();
         for round in 0..20 {
@@ -157,7 +157,7 @@ fn waits_end_at_their_deadlines() {
 }
 
 #[test]
-fn graph_keeps_what_it_was_given() {
+fn graph_keeps_its_values_alive() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
@@ -204,7 +204,7 @@ fn nothing_is_kept_without_capture_or_with_an_old_driver() {
 }
 
 #[test]
-fn what_cannot_be_freed_safely_is_leaked() {
+fn memory_that_cannot_be_freed_safely_is_leaked() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventRecord:2=2").run(|| {
         let (context, stream) = device();
         let other = context.new_stream().expect("a stream");
@@ -246,7 +246,7 @@ fn missing_driver_error_lists_the_paths_tried() {
 }
 
 #[test]
-fn driver_that_does_not_start_says_so() {
+fn driver_initialisation_failure_is_an_error() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuInit:*=100").run(|| {
         for _ in 0..2 {
             let error = Driver::get().expect_err("it does not start");
@@ -256,7 +256,7 @@ fn driver_that_does_not_start_says_so() {
 }
 
 #[test]
-fn code_that_no_header_knows_is_an_error_with_its_number() {
+fn unknown_code_is_an_error_with_its_number() {
     // Of a driver that is newer than every list of codes that is compiled in.
     let newer = "cuMemAlloc_v2:1=4242,cuStreamQuery:1=4242,cuEventQuery:1=-1";
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", newer).run(|| {

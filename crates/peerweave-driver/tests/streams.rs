@@ -12,7 +12,7 @@ use peerweave_fakes::Fakes;
 use common::{LONG, block, calls, unblock};
 
 #[test]
-fn streams_are_let_go_when_nobody_has_them_and_they_are_idle() {
+fn idle_streams_without_handles_are_removed() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let whole = Arc::new(Streams::new());
@@ -78,7 +78,7 @@ fn streams_that_several_memories_know_are_let_go_too() {
 }
 
 #[test]
-fn noting_a_stream_leaves_the_threads_context_what_it_is() {
+fn recording_a_stream_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
         let (here, elsewhere) = (context(0).expect("a device"), context(1).expect("a device"));
         let streams = Streams::new();
@@ -97,7 +97,7 @@ fn noting_a_stream_leaves_the_threads_context_what_it_is() {
 }
 
 #[test]
-fn stream_noted_on_a_part_is_known_to_the_whole() {
+fn stream_of_a_nested_list_is_in_the_outer_list() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let whole = Arc::new(Streams::new());

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_lists_what_is_bound_and_absent() {
+    fn missing_lists_bound_functions_that_are_absent() {
         let missing: Vec<_> = math().missing().iter().map(|symbol| (symbol.name, symbol.since)).collect();
         assert_eq!(missing, [("no_such_function", "C42")]);
         assert_eq!(Math::SYMBOLS.len(), 3);

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn linker_finds_what_the_system_has() {
+    fn linker_finds_system_libraries() {
         let library = open_with(&SEARCH, &|_| None).expect("every Linux has libm");
         assert!(library.symbol(c"cos").is_some());
         assert_eq!(library.product(), "libm");
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_no_library_says_so() {
+    fn invalid_library_file_is_an_error() {
         let directory = tempfile::tempdir().expect("temporary directory");
         std::fs::write(directory.path().join("libm.so.6"), "not a library").expect("temporary directory is writable");
         let error = SEARCH.at(directory.path(), Visibility::Local).expect_err("it is text");
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn wheel_comes_before_the_linker() {
+    fn wheel_precedes_the_linker() {
         let system = open_with(&SEARCH, &|_| None).expect("every Linux has libm");
         let venv = tempfile::tempdir().expect("temporary directory");
         let lib = venv.path().join("lib/python3.12/site-packages/vendor/lib");

@@ -46,7 +46,7 @@ fn outside_of_kernels_is_one_block_of_one_thread() {
 }
 
 #[test]
-fn barrier_any_seed_separates_what_is_before_and_after() {
+fn barrier_any_seed_separates_before_and_after() {
     explore(SEEDS, |seed| {
         let arrived = AtomicU32::new(0);
         go(seed, 1, 100, &|| {
@@ -74,7 +74,7 @@ fn barrier_or_is_true_for_all_where_one_is() {
 }
 
 #[test]
-fn warp_operations_any_seed_give_what_lanes_gave() {
+fn warp_operations_any_seed_return_the_lanes_values() {
     explore(SEEDS, |seed| {
         // The second warp has 8 lanes.
         go(seed, 2, 40, &|| {

@@ -321,7 +321,7 @@ fn kernel_works_with_the_members_of_its_team_alone() {
 }
 
 #[test]
-fn team_made_in_the_place_of_another_starts_anew() {
+fn team_in_a_reused_slot_starts_with_fresh_state() {
     let outcomes = on_threads(3, &options(Duration::from_secs(20)), |world| -> Result<()> {
         let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let (sum, mine) = (world.alloc_zeroed::<u32>(5)?, world.alloc::<u32>(5)?);

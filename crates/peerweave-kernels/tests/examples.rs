@@ -7,7 +7,7 @@ use peerweave_kernels::examples::{all_gather, pipeline, ring};
 const PES: [u32; 4] = [1, 2, 3, 5];
 
 #[test]
-fn ring_gives_each_pe_the_number_of_the_one_before() {
+fn ring_gives_each_pe_its_left_neighbours_number() {
     for n in PES {
         explore(8, |seed| {
             let mut job = Job::new(n).seed(seed);

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn symbols_hold_letters_that_ptx_knows() {
+    fn symbols_have_only_characters_of_ptx() {
         assert_eq!(symbol("kernels", "r#Größe", 3), "peerweave_shared_kernels_Gr_f6__df_e_3");
     }
 }

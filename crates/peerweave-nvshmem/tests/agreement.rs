@@ -172,7 +172,7 @@ fn another_id_is_another_job() {
 }
 
 #[test]
-fn two_threads_that_make_ids_leave_the_environment_as_it_was() {
+fn two_threads_that_create_ids_restore_the_environment() {
     fakes().env_remove("NVSHMEM_DEBUG").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_get_uniqueid=200").run(|| {
         std::thread::scope(|scope| {
             for after in [0, 100] {
@@ -201,7 +201,7 @@ fn pes_that_allocate_other_types_disagree() {
 }
 
 #[test]
-fn a_pe_that_comes_after_the_others_gave_up_does_not_call_alone() {
+fn late_pe_does_not_call_nvshmem_alone() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, Duration::from_secs(2));
         let deadline = Duration::from_secs(3);
@@ -222,7 +222,7 @@ fn a_pe_that_comes_after_the_others_gave_up_does_not_call_alone() {
 }
 
 #[test]
-fn pes_that_share_a_gpu_without_a_rendezvous_are_told() {
+fn shared_gpu_without_a_rendezvous_is_an_error() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SHARE_GPU", "1").run_many(2, |child| {
         if child.rank == 0 {
             child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("an id").to_bytes());
@@ -239,7 +239,7 @@ fn pes_that_share_a_gpu_without_a_rendezvous_are_told() {
 }
 
 #[test]
-fn a_bad_alignment_on_one_pe_is_told_to_the_others() {
+fn bad_alignment_on_one_pe_is_an_error_on_all() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let began = Instant::now();
@@ -256,7 +256,7 @@ fn a_bad_alignment_on_one_pe_is_told_to_the_others() {
 }
 
 #[test]
-fn a_pe_with_bad_settings_is_told_to_the_others() {
+fn bad_settings_of_one_pe_are_an_error_on_all() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let wrong = match child.rank {

@@ -33,21 +33,21 @@ fn put_is_seen_after(child: &peerweave_fakes::Child, barrier: impl Fn(&Context))
 }
 
 #[test]
-fn blocking_barrier_completes_what_the_host_sent() {
+fn blocking_barrier_completes_puts_of_the_host() {
     slow_network().run_many(2, |child| {
         put_is_seen_after(&child, |context| context.world().barrier_blocking().expect("all come"));
     });
 }
 
 #[test]
-fn barrier_of_all_completes_what_the_host_sent() {
+fn barrier_of_all_completes_puts_of_the_host() {
     slow_network().run_many(2, |child| {
         put_is_seen_after(&child, |context| context.barrier_all_blocking().expect("all come"));
     });
 }
 
 #[test]
-fn quiet_of_the_host_completes_what_the_host_sent() {
+fn host_quiet_completes_puts_of_the_host() {
     slow_network().run_many(2, |child| {
         put_is_seen_after(&child, |context| {
             context.quiet_blocking().expect("it is complete");
@@ -57,7 +57,7 @@ fn quiet_of_the_host_completes_what_the_host_sent() {
 }
 
 #[test]
-fn barrier_of_all_completes_what_streams_left() {
+fn barrier_of_all_completes_nbi_puts_of_streams() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "10000").run_many(2, |child| {
         let here = start(&child);
         let (target, source) = (here.context.alloc_zeroed::<u64>(8), here.context.alloc::<u64>(8));

@@ -13,7 +13,7 @@ use peerweave_nvshmem::{Context, MisuseKind, NvshmemError};
 const A_WHILE: Duration = Duration::from_millis(200);
 
 #[test]
-fn end_waits_for_a_quiet_that_no_memory_knows_of() {
+fn end_waits_for_a_quiet_without_memory() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let stream = here.new_stream();
@@ -100,7 +100,7 @@ fn of_last_handles_that_go_at_once_one_ends_nvshmem() {
 }
 
 #[test]
-fn the_end_is_refused_while_a_module_knows_nvshmem() {
+fn end_is_refused_while_a_module_is_initialised() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |child| {
         let here = start(&child);
         let keep = Arc::new("module");

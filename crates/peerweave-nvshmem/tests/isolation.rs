@@ -99,7 +99,7 @@ fn new_memory_is_zero_though_the_default_stream_is_busy() {
 }
 
 #[test]
-fn without_a_rendezvous_nobody_puts_before_the_zeros_of_all() {
+fn without_a_rendezvous_puts_wait_for_the_zeros_of_all() {
     fakes().env("PEERWEAVE_FAKE_CUDA_LOG", "").run_many(2, |child| {
         if child.rank == 0 {
             child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("an id").to_bytes());
@@ -223,7 +223,7 @@ fn a_module_stays_while_nvshmem_is_stuck_with_it() {
 }
 
 #[test]
-fn a_module_that_cannot_be_told_off_is_never_unloaded() {
+fn module_that_cannot_be_finalized_is_never_unloaded() {
     let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1");
     fails.env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_cumodule_finalize").run_many(1, |child| {
         let here = start(&child);
@@ -264,7 +264,7 @@ fn expired_wait_for_the_gate_is_not_taken_for_finalize() {
 }
 
 #[test]
-fn call_after_finalize_says_that_nvshmem_has_ended() {
+fn call_after_finalize_is_an_error() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_hostlib_finalize=1500").run_many(1, |child| {
         let here = start(&child);
         let team = here.context.world();
@@ -412,7 +412,7 @@ fn setup_call_is_not_made_after_one_pe_gave_up() {
 }
 
 #[test]
-fn all_who_did_not_come_to_a_team_s_call_are_named() {
+fn all_missing_members_of_a_team_call_are_named() {
     fakes().run_many(3, |child| {
         let meeting = rendezvous(&child, Duration::from_secs(2));
         let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("it starts");

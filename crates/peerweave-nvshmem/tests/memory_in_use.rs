@@ -129,7 +129,7 @@ fn dropped_registration_leaves_the_current_context() {
 }
 
 #[test]
-fn capture_begun_during_a_put_gives_no_graph() {
+fn capture_begun_during_a_put_is_invalidated() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let (target, source) = (here.context.alloc_zeroed::<u64>(16), here.context.alloc_zeroed::<u64>(16));

@@ -54,7 +54,7 @@ fn collective_waits_for_the_last_one_on_another_stream() {
 }
 
 #[test]
-fn what_blocks_waits_for_the_teams_last_stream_first() {
+fn blocking_call_waits_for_the_teams_last_stream() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let stream = &here.stream;
@@ -126,7 +126,7 @@ fn expired_wait_for_the_last_stream_can_be_retried() {
 }
 
 #[test]
-fn teams_that_were_made_have_orders_of_their_own() {
+fn split_teams_have_separate_orders() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);

@@ -65,7 +65,7 @@ fn one_pe_without_the_library_is_named_by_the_others() {
 }
 
 #[test]
-fn a_library_without_its_plugins_beside_it_is_told() {
+fn library_without_its_plugins_is_an_error() {
     fakes().run_many(2, |child| {
         let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
         let alone = child.directory.join(format!("alone-{}", child.rank));
@@ -134,7 +134,7 @@ fn pes_with_different_settings_name_each_other() {
 }
 
 #[test]
-fn pes_on_one_gpu_are_told_who_shares_it_and_can_try_again() {
+fn pes_on_one_gpu_are_named_and_can_try_again() {
     fakes().run_many(3, |child| {
         let rendezvous = rendezvous(&child, DEADLINE);
         let shared = [0, 1, 0][child.rank];
@@ -159,7 +159,7 @@ fn heap_larger_than_the_device_is_refused_before_start() {
 }
 
 #[test]
-fn a_pe_that_does_not_come_is_named_at_the_deadline() {
+fn missing_pe_at_start_is_named_at_the_deadline() {
     fakes().run_many(3, |child| {
         let rendezvous = rendezvous(&child, Duration::from_secs(1));
         if child.rank == 2 {
@@ -213,7 +213,7 @@ fn an_initialisation_that_fails_on_one_pe_is_an_error_on_both() {
 }
 
 #[test]
-fn a_second_start_gives_a_handle_or_says_what_differs() {
+fn second_start_returns_a_handle_or_the_difference() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let own = device(child.rank);
@@ -283,7 +283,7 @@ fn arguments_that_cannot_be_are_refused_before_anything_happens() {
 }
 
 #[test]
-fn without_a_launcher_its_way_is_an_error() {
+fn launcher_bootstrap_without_a_launcher_is_an_error() {
     fakes().env_remove("PMI_RANK").run_many(1, |_| {
         let error = Context::from_launcher(&device(0), settings(DEADLINE)).expect_err("nobody launched it");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
@@ -334,7 +334,7 @@ fn an_id_that_the_caller_carries_starts_a_job() {
 }
 
 #[test]
-fn a_fork_is_told_that_nvshmem_is_its_parent_s() {
+fn call_in_a_forked_child_names_the_parent() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = here.context.alloc::<u8>(8).expect("memory");
@@ -477,7 +477,7 @@ fn equal_sizes_that_are_written_in_other_units_are_equal() {
 }
 
 #[test]
-fn no_way_to_other_pes_at_all_is_told_before_anybody_starts() {
+fn unreachable_pes_are_an_error_before_the_start() {
     fakes().run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE).disable_p2p(true));
         let unreachable =
@@ -506,7 +506,7 @@ fn unknown_bootstrap_is_refused_before_nvshmem_is_called() {
 }
 
 #[test]
-fn the_switch_for_multicast_holds_for_who_makes_an_id_too() {
+fn multicast_switch_applies_to_ids_too() {
     let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").env_remove("NVSHMEM_DISABLE_NVLS");
     fakes.run_many(1, |_| {
         // NVSHMEM reads its settings here, and never again.

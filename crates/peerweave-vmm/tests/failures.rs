@@ -150,7 +150,7 @@ fn pe_out_of_descriptors_is_reported_and_the_heap_survives() {
 }
 
 #[test]
-fn a_check_that_finds_something_gives_its_pages_back() {
+fn failed_peer_check_frees_its_pages() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -286,7 +286,7 @@ fn the_end_of_a_heap_waits_for_the_work_on_its_memory() {
 }
 
 #[test]
-fn a_pe_that_sends_what_cannot_be_read_is_named_to_all_at_once() {
+fn pe_that_sends_an_invalid_blob_is_named_to_all() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let options = HeapOptions::new(4 * MIB);

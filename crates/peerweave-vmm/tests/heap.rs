@@ -131,7 +131,7 @@ fn a_failure_of_one_pe_leaves_no_memory_lent_by_legacy_ipc() {
 }
 
 #[test]
-fn memory_that_somebody_keeps_for_a_graph_is_not_freed_under_it() {
+fn memory_kept_for_a_graph_is_not_freed() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());
@@ -158,7 +158,7 @@ fn threads_without_virtual_memory_enable_peer_access_instead() {
 }
 
 #[test]
-fn fabric_handles_are_used_or_the_heap_says_why_not() {
+fn fabric_handles_are_used_or_fell_back_says_why() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let fabric = || Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path());
     let fell_back = |me: &Me| {
@@ -226,7 +226,7 @@ fn fabric_handles_are_used_or_the_heap_says_why_not() {
 }
 
 #[test]
-fn a_heap_grows_by_itself_where_it_may_and_says_where_it_ends() {
+fn heap_grows_automatically_up_to_its_limit() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me, options().max_bytes(16 * MIB).growth(Growth::Steps { bytes: MIB }));
@@ -343,7 +343,7 @@ fn free_waits_for_local_streams_and_names_an_expired_wait() {
 }
 
 #[test]
-fn a_pe_that_does_not_come_is_named_by_the_deadline() {
+fn missing_pe_is_named_by_the_deadline() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(3);
         threads_within(3, Duration::from_millis(1500), |me| {
@@ -422,7 +422,7 @@ fn a_failure_while_a_heap_grows_leaves_the_heap_as_it_was() {
 }
 
 #[test]
-fn too_little_memory_on_one_device_is_told_to_all() {
+fn too_little_memory_on_one_device_is_an_error_on_all() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (8 * MIB).to_string()).run(|| {
         threads(2, |me| {
             let taken = (me.pe == 1).then(|| peerweave_vmm::IpcMemory::alloc(&me.context, 6 * MIB).expect("room"));
@@ -529,7 +529,7 @@ fn a_thousand_rounds_of_allocation_lose_nothing() {
 }
 
 #[test]
-fn what_cannot_be_asked_for_is_refused_with_its_value() {
+fn impossible_requests_are_refused_with_their_value() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());

@@ -212,7 +212,7 @@ fn failing_driver_calls_leak_nothing_and_do_not_panic() {
 }
 
 #[test]
-fn what_cannot_be_given_back_is_leaked_without_a_panic() {
+fn memory_that_cannot_be_released_is_leaked_without_panic() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         fail("cuMemUnmap:*=201,cuMemRelease:*=201,cuMemAddressFree:*=201");
@@ -227,7 +227,7 @@ fn what_cannot_be_given_back_is_leaked_without_a_panic() {
 }
 
 #[test]
-fn too_little_memory_is_an_error_that_says_so() {
+fn too_little_memory_is_an_out_of_memory_error() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (8usize << 20).to_string()).run(|| {
         let context = context(0);
         let error = PhysicalMemory::create(&context, 16 << 20, Exportable::NOWHERE).expect_err("there is half of it");
@@ -240,7 +240,7 @@ fn too_little_memory_is_an_error_that_says_so() {
 }
 
 #[test]
-fn a_device_without_virtual_memory_says_what_it_lacks() {
+fn device_without_virtual_memory_is_unsupported() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
         let context = context(0);
         let error = PhysicalMemory::create(&context, 2 << 20, Exportable::NOWHERE).expect_err("no VMM");
@@ -265,7 +265,7 @@ fn a_driver_that_lacks_a_function_names_it() {
 }
 
 #[test]
-fn missing_driver_error_lists_what_was_tried() {
+fn missing_driver_error_lists_paths_tried() {
     Fakes::new().run(|| {
         let error = peerweave_vmm::PeerMatrix::look().expect_err("no driver");
         assert!(matches!(error, VmmError::Driver(DriverError::Load(_))), "{error}");

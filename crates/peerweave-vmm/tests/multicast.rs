@@ -127,7 +127,7 @@ fn a_store_reaches_every_pe_where_they_are_threads() {
 }
 
 #[test]
-fn a_store_reaches_every_pe_where_they_are_processes() {
+fn multicast_store_reaches_the_pes_of_all_processes() {
     for n in [2, 5, 8] {
         Fakes::new().cuda().run_many(n, |child| {
             let me = process(&child);
@@ -264,7 +264,7 @@ fn with_the_switch_no_function_of_the_driver_is_reached() {
 }
 
 #[test]
-fn the_switch_of_one_pe_is_told_to_the_others() {
+fn multicast_switch_of_one_pe_is_an_error_on_all() {
     Fakes::new().cuda().run_many(2, |child| {
         let bytes = bytes();
         if child.rank == 1 {
@@ -429,7 +429,7 @@ fn multicast_parts_are_released_in_order() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_value() {
+fn invalid_properties_are_refused_with_their_value() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         let bytes = bytes();
@@ -550,7 +550,7 @@ fn an_object_that_is_taken_for_memory_is_not_mapped_as_memory() {
 }
 
 #[test]
-fn an_old_driver_and_a_device_without_it_say_what_is_needed() {
+fn old_driver_or_device_error_says_what_is_needed() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_VERSION", "12000").run(|| {
         let error = Building::create(&context(0), MulticastProperties::new(2, 16 * MIB)).map(drop).expect_err("too old");
         assert_eq!(

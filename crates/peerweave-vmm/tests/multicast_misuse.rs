@@ -39,7 +39,7 @@ fn memory(context: &Arc<CudaContext>, bytes: usize) -> PhysicalMemory {
 }
 
 #[test]
-fn only_bindings_that_are_handed_over_count_for_what_is_bound() {
+fn only_passed_bindings_count_as_bound() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let bytes = bytes();
@@ -433,7 +433,7 @@ fn a_heap_does_one_collective_call_at_a_time() {
 }
 
 #[test]
-fn the_switch_stops_what_was_begun_before_it() {
+fn multicast_switch_stops_steps_begun_before_it() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let contexts = contexts(2);
@@ -548,7 +548,7 @@ fn fabric_service_is_named_only_for_refused_fabric_handles() {
 }
 
 #[test]
-fn an_object_is_known_by_its_id_wherever_it_is_imported() {
+fn imported_object_keeps_its_id() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let building = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("room");

@@ -105,7 +105,7 @@ fn foreign_memory_that_cannot_be_bound_is_refused() {
 }
 
 #[test]
-fn unbinding_that_fails_says_so_and_keeps_the_memory() {
+fn failed_unbind_is_an_error_and_keeps_the_memory() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 2 * MIB);
@@ -172,7 +172,7 @@ fn memory_bound_by_the_raw_handle_is_unbound_by_its_range() {
 }
 
 #[test]
-fn length_is_rounded_up_to_what_the_driver_recommends() {
+fn length_is_rounded_up_to_the_recommended_step() {
     Fakes::new().cuda().run(|| {
         let rounded = |bytes| MulticastProperties::new(2, bytes).rounded_up().map(|properties| properties.bytes);
         assert_eq!(rounded(0).ok(), Some(RECOMMENDED));
@@ -205,7 +205,7 @@ fn heap_for_multicast_has_the_granularity_it_recommends() {
 }
 
 #[test]
-fn heap_for_multicast_works_where_it_is_forbidden() {
+fn heap_for_multicast_works_with_multicast_disabled() {
     Fakes::new().cuda().env("PEERWEAVE_MULTICAST", "off").run(|| {
         threads(1, |me| {
             let heap =

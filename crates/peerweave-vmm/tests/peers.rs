@@ -17,7 +17,7 @@ fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
 }
 
 #[test]
-fn the_matrix_tells_what_the_driver_says_and_takes_no_memory() {
+fn peer_matrix_is_the_drivers_and_takes_no_memory() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let matrix = PeerMatrix::look().expect("the fake");
         assert_eq!((matrix.devices.len(), matrix.pairs.len()), (3, 3));
@@ -46,7 +46,7 @@ fn pair_check_passes_or_names_the_pair_without_access() {
 }
 
 #[test]
-fn access_that_is_claimed_and_loses_data_is_found_and_named() {
+fn peer_access_that_loses_data_is_named() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let contexts = contexts(2);
         assert!(peer::pair(0, 1).expect("the fake").access, "it claims to work");
@@ -105,7 +105,7 @@ fn peer_access_can_be_enabled_twice_or_is_refused_with_reason() {
 }
 
 #[test]
-fn the_probe_moves_and_compares_and_says_why_it_has_no_kernels() {
+fn probe_copies_and_reports_missing_kernels() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         let probe = Probe::new(&contexts, 3 << 20, soon()).expect("room");
@@ -128,7 +128,7 @@ fn the_probe_moves_and_compares_and_says_why_it_has_no_kernels() {
 }
 
 #[test]
-fn the_probe_counts_what_is_lost_on_the_way() {
+fn probe_counts_lost_words() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let probe = Probe::new(&contexts(2), 2 << 20, soon()).expect("room");
         let moved = probe.bandwidth(Method::CopyEngine, &[(0, 1), (1, 0)], 1, (1, 32), soon()).expect("it claims to work");

@@ -301,7 +301,7 @@ fn memory_for_legacy_ipc_is_freed_while_other_streams_are_stuck() {
 }
 
 #[test]
-fn a_stream_that_cannot_be_made_is_an_error_of_its_own_name() {
+fn failed_stream_creation_is_an_error_with_its_call() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         fail("cuStreamCreate:1=201");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_address_error_says_what_was_expected() {
+    fn unreadable_address_error_has_the_expected_form() {
         let place = Place::Machines { address: "nowhere".into(), n_machines: 2, machine: 1 };
         let error = Meeting::hold(&place, 1).unwrap_err().to_string();
         assert!(error.contains("nowhere") && error.contains("HOST:PORT"), "{error}");

@@ -38,7 +38,7 @@ fn arrow_that_points_up_is_found_with_its_file() {
 }
 
 #[test]
-fn every_way_to_name_a_room_is_seen() {
+fn every_form_of_import_is_found() {
     let named = |source: &str| {
         let mut names = BTreeSet::new();
         paths(&tokens(source), &["heap".to_owned(), "list".to_owned()], &mut names);
@@ -68,7 +68,7 @@ fn reexport_of_the_root_counts_as_its_room() {
 }
 
 #[test]
-fn room_that_is_new_or_gone_is_found() {
+fn new_and_removed_rooms_are_found() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("team.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "")];
     let row = "expected a row: | `team` | what is in it | `heap` |";
     assert_eq!(faults(TABLE, &sources), [format!("c/README.md lacks the room `team`; {row}")]);

@@ -22,7 +22,7 @@ fn place(job: &Job) -> [u32; 6] {
 const HEX: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 #[test]
-fn every_launcher_says_where_a_pe_stands() {
+fn every_launcher_gives_the_position_of_a_pe() {
     let ours = format!("PEERWEAVE_PE=3 PEERWEAVE_N_PES=4 PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN={HEX}");
     let ours_across = format!(
         "PEERWEAVE_PE=5 PEERWEAVE_N_PES=8 PEERWEAVE_LOCAL_PE=1 PEERWEAVE_LOCAL_N_PES=4 PEERWEAVE_MACHINE=1 \

@@ -265,7 +265,7 @@ mod tests {
     use crate::MisuseKind;
 
     #[test]
-    fn a_vec_comes_back_without_a_copy_once_nobody_shares_it() {
+    fn sole_handle_becomes_a_vec_without_a_copy() {
         let vec = vec![1u32, 2, 3];
         let address = vec.as_ptr();
         let buffer = Buffer::from(vec);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_gives_no_vec_and_only_a_sole_handle_gives_a_slice() {
+    fn only_a_sole_whole_handle_gives_a_vec_or_slice() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_are_their_bytes() {
+    fn elements_convert_to_bytes_and_back() {
         let values = [1.5_f64, -2.0, 3.25];
         assert_eq!(elements_of::<f64>(bytes_of(&values)), values);
         assert_eq!(elements_of::<u16>(&[1, 0, 2, 0, 3]), [1, 2]);

@@ -29,7 +29,7 @@ fn data_is_there_when_the_flag_is_reached<W: TestWord>() {
 }
 
 #[test]
-fn a_reached_flag_hands_over_what_was_written_before() {
+fn reached_flag_makes_earlier_writes_visible() {
     data_is_there_when_the_flag_is_reached::<Exact>();
 }
 

@@ -121,7 +121,7 @@ fn some<W: TestWord>(words: &Several<&[W], fn(usize) -> bool>) -> Result<Vec<usi
 }
 
 #[test]
-fn data_of_all_words_is_there_after_wait_all() {
+fn wait_all_makes_data_of_all_words_visible() {
     two_words::<Exact>(all, EXCLUDE_NONE);
 }
 
@@ -131,7 +131,7 @@ fn data_of_the_word_that_wait_any_names_is_there() {
 }
 
 #[test]
-fn data_of_the_words_that_wait_some_names_is_there() {
+fn wait_some_makes_data_of_its_words_visible() {
     two_words::<Exact>(some, EXCLUDE_NONE);
 }
 

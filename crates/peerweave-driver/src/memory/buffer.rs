@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn keeper_lives_as_long_as_what_was_kept() {
+    fn keep_lives_as_long_as_the_memory() {
         let owner: Keep = Arc::new("memory");
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<u8>::new(0x1000, 1, 0, Some(Arc::clone(&owner))) };

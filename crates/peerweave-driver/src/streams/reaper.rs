@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_needs_no_driver_is_dropped_on_the_other_thread() {
+    fn value_without_a_device_is_dropped_by_the_reaper() {
         struct Told(std::sync::mpsc::Sender<std::thread::ThreadId>);
         impl Drop for Told {
             fn drop(&mut self) {

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deadline_in_the_past_still_asks_once() {
+    fn deadline_in_the_past_still_polls_once() {
         let mut asked = 0;
         let ready = wait_until::<()>(Instant::now(), || {
             asked += 1;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_comes_ends_at_the_deadline() {
+    fn wait_without_success_ends_at_the_deadline() {
         let start = Instant::now();
         assert_eq!(wait_until::<()>(start + Duration::from_millis(20), || Ok(false)), Ok(false));
         assert!((Duration::from_millis(20)..Duration::from_secs(2)).contains(&start.elapsed()));

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn reused_number_is_another_process() {
+    fn reused_process_id_is_another_process() {
         let (mut child, pid) = sleeper();
         let process = Numbered { pid, started: started(pid).map(|started| started - 1) };
         assert_eq!(process.has_ended(), Some(true));

@@ -50,7 +50,7 @@ macro_rules! integers {
             }
 
             #[test]
-            fn operations_return_what_was_there() {
+            fn operations_return_the_former_value() {
                 let mut job = job(5);
                 let of = job.alloc::<$t>(2);
                 go(&mut job, &operations::KERNEL, 1, (of,));

@@ -137,7 +137,7 @@ macro_rules! single {
             }
 
             #[test]
-            fn one_element_goes_right_and_comes_back() {
+            fn element_put_to_the_right_is_got_back() {
                 let mut job = job(3);
                 let [to, got] = [0; 2].map(|_| job.alloc::<$t>(4));
                 go(&mut job, &single::KERNEL, 1, (to, got));

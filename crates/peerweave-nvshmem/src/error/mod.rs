@@ -312,7 +312,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_in_errors_are_those_of_rust() {
+    fn errors_name_types_as_rust_does() {
         use peerweave_types::{DType, ReduceOp};
         let kind = MisuseKind::Reduction { op: ReduceOp::And, dtype: DType::F32 };
         assert_eq!(kind.to_string(), "and of f32 elements is not supported by NVSHMEM");
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_name_what_was_missing() {
+    fn messages_name_missing_pes() {
         let timeout = Timeout {
             call: "nvshmem_malloc",
             waited: Duration::from_secs(20),

@@ -460,14 +460,14 @@ mod tests {
     }
 
     #[test]
-    fn no_library_is_an_error_that_names_what_was_tried() {
+    fn missing_library_error_lists_the_paths_tried() {
         // SAFETY: there is no such file.
         let error = unsafe { Nvshmem::open("/nowhere/libnvshmem_host.so.3") }.expect_err("nothing is there");
         assert!(matches!(&error, NvshmemError::Load(load) if load.exclusive && load.tried.len() == 1), "{error}");
     }
 
     #[test]
-    fn library_that_is_no_nvshmem_is_told_from_one() {
+    fn other_library_is_not_taken_for_nvshmem() {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
         let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("this test is linked to it");
         // SAFETY: it is loaded already, and none of its functions is called: it has no version of

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_others_are_refused() {
+    fn variables_without_the_nvshmem_prefix_are_refused() {
         let refused = |settings: Settings| settings.check("test").expect_err("it is refused").to_string();
         assert!(refused(Settings::default().variable("LD_PRELOAD", "x")).contains("must begin with NVSHMEM_"));
         assert!(refused(Settings::default().debug("a\0b")).contains("zero byte"));
@@ -349,14 +349,14 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_set_is_not_replaced_by_a_default() {
+    fn set_variable_is_not_replaced_by_a_default() {
         let settings =
             Settings::default().bootstrap_interface("ib0").or("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", || Some("eth0".into()));
         assert_eq!(settings.effective("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME").as_deref(), Some("ib0"));
     }
 
     #[test]
-    fn what_must_be_equal_is_all_but_what_is_one_machine_s() {
+    fn settings_of_one_machine_need_not_be_equal() {
         let settings =
             Settings::default().max_teams(7).disable_nccl(true).debug("INFO").hca_list("mlx5_0").bootstrap_interface("eth0");
         let settings = settings

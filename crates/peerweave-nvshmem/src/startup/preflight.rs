@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_come_back() {
+    fn start_info_round_trips_as_text() {
         let own = card("ab");
         assert_eq!(StartInfo::from_text(&own.to_text()), Ok(own));
         assert_eq!(StartInfo::from_text("error\tno driver"), Err("no driver".to_owned()));

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_come_is_on_the_way_that_was_tried() {
+    fn missing_data_blames_the_tested_path() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
         let error = came::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("it did not arrive");
         let text = "peer access from PE 1 to PE 3 is broken: data written did not arrive by the deadline";

@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_is_the_best_that_all_can_go() {
+    fn best_sharing_that_all_support_is_chosen() {
         let way = |members: &[Around], sharing| Around::way(&members.iter().collect::<Vec<_>>(), sharing);
         let full = || around(1, true, true, true);
         assert_eq!(way(&[full(), full()], Sharing::Auto), Way::Process);
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_that_differs_names_who_has_which() {
+    fn different_offsets_error_names_the_pes() {
         let at = |at: u64| at.to_le_bytes().to_vec();
         assert!(same_offsets("alloc", &[at(256), at(256)]).is_ok());
         assert!(same_offsets("alloc", &[vec![], vec![]]).is_ok());
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pe_tells_of_itself_is_read_back() {
+    fn start_data_of_a_pe_round_trips() {
         for (fabric, refusal) in [(true, ""), (false, "refused")] {
             let blob = around(7, true, false, fabric).encode();
             let read = Around::decode(&blob).expect("it is whole");

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn each_machine_has_a_list_of_its_own_and_its_pes_have_the_same() {
+    fn pes_of_a_machine_must_have_the_same_list() {
         // Devices of different machines can have the same PCI address.
         let machines = [statement(&[0, 2], "a"), statement(&[1, 3], "a"), statement(&[0, 2], "b"), statement(&[1, 3], "b")];
         assert!(check_devices("it", &machines).is_ok());
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn each_group_has_an_object_of_its_own_and_its_pes_the_same_one() {
+    fn pes_of_a_group_must_have_the_same_object() {
         let groups = [statement(&[0, 2], "a"), statement(&[1], "b"), statement(&[0, 2], "a")];
         assert!(check_objects("it", &groups).is_ok());
         let apart = [statement(&[0, 2], "a"), statement(&[1], "a"), statement(&[0, 2], "b")];

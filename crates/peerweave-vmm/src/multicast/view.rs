@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_kernel_receives_has_a_fixed_layout() {
+    fn kernel_view_has_a_fixed_layout() {
         assert_eq!((size_of::<MulticastView<f64>>(), align_of::<MulticastView<u8>>()), (16, 8));
         assert_eq!(core::mem::offset_of!(MulticastView<u8>, len), 8);
     }

@@ -104,7 +104,7 @@ mod tests {
 
     /// A few thousand steps of taking and giving back, in an order that a simple generator chooses.
     #[test]
-    fn pieces_never_meet_and_all_of_them_come_back() {
+    fn pieces_never_overlap_and_all_are_freed() {
         let mut arena = Arena::new(0, 8 << 20);
         let mut live: Vec<(u64, u64)> = Vec::new();
         let mut state = 12345_u64;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_than_the_arena_does_not_fit() {
+    fn allocation_larger_than_the_arena_fails() {
         let mut arena = Arena::new(0, 1 << 20);
         assert_eq!(arena.take(5 << 20), Err(Code::OUT_OF_MEMORY));
     }

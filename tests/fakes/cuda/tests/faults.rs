@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sys::CUresult::*;
 
 #[test]
-fn a_call_fails_when_it_is_told_to() {
+fn injected_fault_fails_its_call() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuStreamCreate:2=2,cuEventCreate:*=999").run(|| {
         let context = CudaContext::new(0).unwrap();
         let first: Arc<CudaStream> = context.new_stream().unwrap();
@@ -77,7 +77,7 @@ fn a_driver_may_lie_about_itself() {
 }
 
 #[test]
-fn what_a_broken_pair_writes_is_lost() {
+fn writes_of_a_broken_pair_are_lost() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let contexts: Vec<_> = (0..2).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
         let streams: Vec<_> = contexts.iter().map(|context| context.new_stream().unwrap()).collect();

@@ -80,7 +80,7 @@ fn capture_state_is_refreshed_after_every_change() {
 }
 
 #[test]
-fn captured_work_is_done_at_every_launch_and_not_before() {
+fn captured_work_runs_only_at_each_launch() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         // SAFETY: one stream only. Waits for events from before a capture are not part of any
@@ -110,7 +110,7 @@ fn captured_work_is_done_at_every_launch_and_not_before() {
 }
 
 #[test]
-fn a_second_stream_joins_a_capture_and_must_come_back() {
+fn forked_stream_must_rejoin_its_capture() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -168,7 +168,7 @@ fn branches_of_a_graph_run_at_the_same_time() {
 }
 
 #[test]
-fn what_a_capture_cannot_hold_ends_it() {
+fn uncapturable_call_invalidates_the_capture() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -227,7 +227,7 @@ fn what_a_capture_cannot_hold_ends_it() {
 }
 
 #[test]
-fn a_user_object_is_destroyed_when_the_last_graph_is_gone() {
+fn user_object_is_destroyed_with_its_last_graph() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

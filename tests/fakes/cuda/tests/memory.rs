@@ -28,7 +28,7 @@ fn allocate(bytes: usize) -> Result<u64, sys::CUresult> {
 }
 
 #[test]
-fn memory_runs_out_and_comes_back() {
+fn freed_memory_can_be_allocated_again() {
     fakes().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (8 << 20).to_string()).run(|| {
         let context = CudaContext::new(0).unwrap();
         let other = CudaContext::new(1).unwrap();
@@ -126,7 +126,7 @@ fn copies_stay_inside_one_allocation() {
 }
 
 #[test]
-fn an_address_says_whose_it_is() {
+fn address_attributes_name_its_context_and_device() {
     fakes().run(|| {
         let _first = CudaContext::new(0).unwrap();
         let context = CudaContext::new(3).unwrap();
@@ -191,7 +191,7 @@ fn handles_of_nothing_are_errors_and_not_crashes() {
 }
 
 #[test]
-fn a_context_that_is_gone_takes_its_memory_and_streams_along() {
+fn destroyed_context_frees_its_memory_and_streams() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();

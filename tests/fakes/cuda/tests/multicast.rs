@@ -104,7 +104,7 @@ fn a_multicast_address_cannot_be_read() {
 }
 
 #[test]
-fn states_come_in_their_order() {
+fn multicast_steps_in_the_wrong_order_fail() {
     fakes().env("PEERWEAVE_FAKE_CUDA_TEAM_WAIT_MS", "50").run(|| {
         let _context = CudaContext::new(0).unwrap();
         assert_eq!(create_object(2, PIECE + 1), Err(CUDA_ERROR_INVALID_VALUE));
@@ -211,7 +211,7 @@ fn granularity_is_two_numbers() {
 }
 
 #[test]
-fn a_driver_without_multicast_says_so() {
+fn driver_without_multicast_reports_it() {
     fakes().env("PEERWEAVE_FAKE_CUDA_NO_MULTICAST", "1").run(|| {
         let context = CudaContext::new(0).unwrap();
         use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED as SUPPORTED;

@@ -36,7 +36,7 @@ fn soon(what: &str, is: impl Fn() -> bool) {
 }
 
 #[test]
-fn devices_say_what_an_h200_says() {
+fn devices_have_the_attributes_of_an_h200() {
     fakes().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", "1048576").run(|| {
         assert_eq!(CudaContext::device_count().unwrap(), 3);
         let contexts: Vec<_> = (0..3).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
@@ -50,7 +50,7 @@ fn devices_say_what_an_h200_says() {
 }
 
 #[test]
-fn bytes_go_to_the_device_and_come_back() {
+fn bytes_copied_to_the_device_are_read_back() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -164,7 +164,7 @@ fn events_measure_time() {
 }
 
 #[test]
-fn a_host_function_that_calls_the_driver_is_told_so() {
+fn host_function_that_calls_the_driver_gets_an_error() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

@@ -81,7 +81,7 @@ fn handles_run_out_of_memory_like_allocations() {
 }
 
 #[test]
-fn a_copy_goes_on_from_one_mapping_into_the_next() {
+fn copy_spans_adjacent_mappings() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let base = reserve(4 * PIECE);
@@ -239,7 +239,7 @@ fn a_legacy_handle_shares_an_allocation() {
 }
 
 #[test]
-fn a_handle_of_a_process_that_is_gone_opens_nothing() {
+fn ipc_handle_of_a_dead_process_does_not_open() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         context.bind_to_thread().unwrap();

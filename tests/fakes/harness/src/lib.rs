@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_no_child_comes_to_is_no_test_that_passed() {
+    fn body_that_no_child_reaches_fails_the_test() {
         let run = || {
             if child().is_none() {
                 Fakes::new().run(|| ());
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_with_several_bodies_runs_each_in_a_child_of_its_own() {
+    fn each_body_of_a_test_runs_in_its_own_child() {
         let place = tempfile::tempdir().expect("a temporary directory");
         for body in ["one", "two", "three"] {
             let path = place.path().join(body);

@@ -8,7 +8,7 @@ const I32: i32 = 2;
 const F32: i32 = 7;
 
 #[test]
-fn every_collective_moves_what_it_should() {
+fn every_collective_has_the_expected_result() {
     fakes().run(|| {
         const N: i32 = 4;
         ranks(N, |rank, comm, stream| {

@@ -194,7 +194,7 @@ fn newest_version_has_all_declared_functions() {
 }
 
 #[test]
-fn an_old_version_lacks_what_is_newer() {
+fn old_version_lacks_newer_functions() {
     fakes_of(21805).run(|| {
         let mut version = 0;
         ok(ncclGetVersion(&mut version));

@@ -18,7 +18,7 @@ fn sum(comm: Handle, stream: Handle, value: i32) -> i32 {
 }
 
 #[test]
-fn an_abort_wakes_what_waits_for_a_rank_that_never_comes() {
+fn abort_wakes_a_wait_for_a_missing_rank() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             if rank == 0 {
@@ -49,7 +49,7 @@ fn ranks_that_disagree_hang_until_they_are_aborted() {
 }
 
 #[test]
-fn a_non_blocking_communicator_is_in_progress_until_it_is_not() {
+fn non_blocking_communicator_is_in_progress_until_ready() {
     fakes().env("PEERWEAVE_FAKE_NCCL_INIT_SLOW", "50").run(|| {
         let mut id = UniqueId([0; 128]);
         ok(ncclGetUniqueId(&mut id));
@@ -103,7 +103,7 @@ fn an_initialisation_that_never_ends_can_be_aborted() {
 }
 
 #[test]
-fn split_gives_colors_their_communicators_and_no_color_none() {
+fn split_without_a_color_returns_no_communicator() {
     fakes().run(|| {
         ranks(4, |rank, comm, stream| {
             let mut child = 1;
@@ -126,7 +126,7 @@ fn split_gives_colors_their_communicators_and_no_color_none() {
 }
 
 #[test]
-fn the_others_shrink_away_from_one_that_is_gone() {
+fn survivors_shrink_without_the_dead_rank() {
     fakes().run(|| {
         ranks(3, |rank, comm, stream| {
             if rank == 1 {
@@ -242,7 +242,7 @@ fn ends_loudly(scenario: &str, words: &str) {
 }
 
 #[test]
-fn a_communicator_that_was_destroyed_ends_whoever_uses_it() {
+fn use_of_a_destroyed_communicator_ends_the_process() {
     if child().is_some() {
         ranks(1, |_, comm, _| {
             ok(ncclCommDestroy(comm));
@@ -251,7 +251,7 @@ fn a_communicator_that_was_destroyed_ends_whoever_uses_it() {
         });
         return;
     }
-    ends_loudly("a_communicator_that_was_destroyed_ends_whoever_uses_it", "fake nccl: use of a destroyed communicator");
+    ends_loudly("use_of_a_destroyed_communicator_ends_the_process", "fake nccl: use of a destroyed communicator");
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn lose_one(me: &Child) -> Option<(Handle, Handle)> {
 }
 
 #[test]
-fn who_waits_for_a_dead_process_hangs_until_it_aborts() {
+fn wait_for_a_dead_process_hangs_until_an_abort() {
     fakes().run_many(3, |me| {
         let Some((comm, stream)) = lose_one(&me) else { return };
         let lost = buffer(&[1]);

@@ -88,8 +88,8 @@ fn windows_of_several_communicators_in_one_group_and_their_end() {
 }
 
 #[test]
-fn a_window_that_was_deregistered_ends_whoever_uses_it() {
-    const ME: &str = "a_window_that_was_deregistered_ends_whoever_uses_it";
+fn use_of_a_deregistered_window_ends_the_process() {
+    const ME: &str = "use_of_a_deregistered_window_ends_the_process";
     if child().is_some() {
         ranks(1, |_, comm, _| {
             let (mut memory, mut window, mut pointer) = (0, 0, 0);

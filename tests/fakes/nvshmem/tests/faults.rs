@@ -301,7 +301,7 @@ fn two_pes_on_one_gpu_are_refused_unless_a_test_allows_it() {
 }
 
 #[test]
-fn structs_are_read_by_their_version_words() {
+fn struct_layout_follows_its_version_word() {
     fakes_of("3.4.5").run_many(1, |me| {
         let (mut major, mut minor, mut patch) = (0, 0, 0);
         nvshmemx_vendor_get_version_info(&mut major, &mut minor, &mut patch);
@@ -395,7 +395,7 @@ fn calls_are_logged_with_their_arguments() {
 }
 
 #[test]
-fn multicast_is_there_if_a_test_says_so() {
+fn multicast_setting_enables_multicast() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").run_many(1, |me| {
         init(&me);
         let memory = symmetric(&[0_i32; 1000]);

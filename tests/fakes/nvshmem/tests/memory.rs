@@ -5,7 +5,7 @@ mod common;
 use common::*;
 
 #[test]
-fn pes_meet_put_and_get() {
+fn pes_synchronise_put_and_get() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         assert_eq!(nvshmemx_init_status(), 0);
@@ -34,7 +34,7 @@ fn pes_meet_put_and_get() {
 }
 
 #[test]
-fn strided_single_and_wide_transfers_move_what_they_say() {
+fn strided_single_and_wide_transfers_are_exact() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let other = 1 - me.rank as i32;
@@ -100,7 +100,7 @@ fn unmapped_peers_have_no_pointer_and_still_receive_data() {
 }
 
 #[test]
-fn allocations_are_fresh_zero_or_aligned_and_come_back() {
+fn allocations_are_poisoned_zeroed_or_aligned() {
     fakes().env("NVSHMEM_DISABLE_CUDA_VMM", "1").run_many(2, |me| {
         init(&me);
         let fresh = nvshmem_malloc(1000);

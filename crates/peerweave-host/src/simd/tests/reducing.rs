@@ -165,7 +165,7 @@ fn every_type_and_operation_is_right_over_many_groups() {
 }
 
 #[test]
-fn hundreds_of_inputs_average_as_their_number_says() {
+fn average_of_hundreds_of_inputs_is_right() {
     let mut random = Random(3);
     for (dtype, op) in reducible().filter(|&(_, op)| matches!(op, ReduceOp::Avg | ReduceOp::Sum)) {
         for inputs in if FEW { &[5][..] } else { &[5, 7, 127, 128, 129, 255, 256, 257, 300] } {
@@ -213,7 +213,7 @@ fn sixteen_bit_floats_are_rounded_once_and_not_at_each_input() {
 }
 
 #[test]
-fn every_binary16_and_bfloat16_survives_the_way_to_f32_and_back() {
+fn every_16_bit_float_round_trips_through_f32() {
     let all: Vec<u8> = (0..=u16::MAX).step_by(if FEW { 1021 } else { 1 }).flat_map(u16::to_le_bytes).collect();
     for dtype in [DType::F16, DType::BF16] {
         let count = all.len() / 2;
