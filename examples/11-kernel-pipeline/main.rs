@@ -8,7 +8,7 @@ use peerweave_kernels::examples::pipeline;
 /// Elements of all chunks together.
 const LEN: usize = 4096;
 
-/// How many chunks.
+/// Number of chunks.
 const CHUNKS: u32 = 16;
 
 fn main() -> Outcome {

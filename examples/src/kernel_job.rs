@@ -1,9 +1,9 @@
-//! Where the kernels of an example run: on CPU threads over the host backend, or with `--gpu` on
-//! one GPU for each PE.
+//! The backend of an example's kernels: CPU threads on the host backend, or with `--gpu` one GPU
+//! for each PE.
 //!
-//! The portable API has no backend for GPUs yet, so an example that shall run on both goes through
-//! this. A program of one kind uses `peerweave::World` or `peerweave_cuda::Gpu` itself, whose calls
-//! are the same but for their names.
+//! The portable API has no backend for GPUs yet, so an example that runs on both uses this. Other
+//! programs use `peerweave::World` or `peerweave_cuda::Gpu` directly, whose calls differ only in
+//! their names.
 
 use peerweave::bootstrap::{Job, Options, Rendezvous};
 use peerweave::{Element, World};
@@ -14,13 +14,13 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What an example returns.
+/// Result of an example.
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 /// Bytes of symmetric heap on each GPU.
 const HEAP_BYTES: usize = 16 << 20;
 
-/// How long a wait on GPUs lasts at most.
+/// Maximum time of a wait on GPUs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// This PE's part in the job.
@@ -29,14 +29,14 @@ pub enum KernelJob {
     Host {
         /// The job.
         world: World,
-        /// What kernels are launched on.
+        /// The stream of launches.
         stream: peerweave::Stream,
     },
     /// A GPU.
     Gpu {
         /// The GPU and the job.
         gpu: Gpu,
-        /// What kernels are launched on.
+        /// The stream of launches.
         stream: peerweave_cuda::Stream,
     },
 }
@@ -54,7 +54,7 @@ impl KernelJob {
     /// GPU of its number on this machine.
     ///
     /// # Errors
-    /// Those of the rendezvous and of the GPU; an argument that is not known.
+    /// Errors of the rendezvous and of the GPU; an unknown argument.
     pub fn from_env() -> Outcome<Self> {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -92,7 +92,7 @@ impl KernelJob {
     /// Allocates elements on every PE, as zeros. All PEs call it.
     ///
     /// # Errors
-    /// Those of the heap.
+    /// Errors of the heap.
     pub fn alloc_zeroed<T: Element + Plain>(&self, len: usize) -> Outcome<Memory<T>> {
         Ok(match self {
             Self::Host { world, .. } => Memory::Host(world.alloc_zeroed(len)?),
@@ -129,7 +129,7 @@ impl KernelJob {
     /// ended. Every PE calls it.
     ///
     /// # Errors
-    /// Those of the launch and of the kernel; both name the PE at fault.
+    /// Errors of the launch and of the kernel; both name the PE at fault.
     pub fn launch<A: KernelArgs + peerweave::LaunchArgs<A>>(
         &self,
         kernel: &Kernel<A>,
@@ -151,10 +151,10 @@ impl KernelJob {
         Ok(())
     }
 
-    /// Gives memory back. All PEs call it, when their kernels are done with it.
+    /// Frees memory. All PEs call it, after their kernels have ended.
     ///
     /// # Errors
-    /// Those of the heap.
+    /// Errors of the heap.
     pub fn free<T: Element + Plain>(&self, memory: Memory<T>) -> Outcome {
         match (self, memory) {
             (_, Memory::Host(memory)) => memory.release()?,

@@ -1,4 +1,4 @@
-//! What the examples of Peerweave share: data and a model to train, and where kernels run.
+//! Code shared by Peerweave's examples: data and a model to train, and the backend of kernels.
 //!
 //! The communication is in the examples themselves, numbered, in `examples/`.
 #![forbid(unsafe_code)]

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_choose_by_part_or_exactly() {
+    fn arguments_select_by_substring_or_exactly() {
         assert!(choice("").takes("a_put_arrives"));
         assert!(choice("put --nocapture").takes("a_put_arrives"));
         assert!(!choice("put --exact").takes("a_put_arrives"));

@@ -2,7 +2,7 @@
 //! 8 processes.
 //!
 //! The build script collects the examples. Examples assert their results themselves; one that waits
-//! in vain fails at the deadline.
+//! forever fails at the deadline.
 
 use peerweave_tests::Job;
 use std::fmt::Debug;

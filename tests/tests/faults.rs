@@ -1,5 +1,5 @@
-//! PEs that are killed, stopped, panic or go: every other one is told who, soon, and nothing stays
-//! behind.
+//! PEs that are killed, stopped, panic or leave: every other PE gets an error that names it soon,
+//! and nothing is left behind.
 //!
 //! `PEERWEAVE_KILLS` says how many random kills there are (20 where it is not set).
 
@@ -42,8 +42,8 @@ fn main() -> ExitCode {
     )
 }
 
-/// Within this time a loss has to be known to everybody, on a machine on which other programs keep
-/// all processors busy: long before the deadline.
+/// Time within which every PE must know of a loss, on a machine on which other programs keep all
+/// processors busy: long before the deadline.
 const SOON: Duration = Duration::from_secs(8);
 
 /// The deadline of jobs in which a PE is stopped: the set-up of a job has to be done in this time
@@ -69,7 +69,7 @@ fn die_in(microseconds: u64) {
     });
 }
 
-/// Says how this PE's part ended.
+/// Prints how this PE's part ended.
 fn tell(outcome: Result<()>) {
     match outcome {
         Ok(()) => say("fine"),
@@ -166,14 +166,14 @@ fn a_pe_killed_while_it_joins_is_named() {
 mod kernels {
     use peerweave_device::prelude::*;
 
-    /// All PEs meet several times, each block with the same one of the others.
+    /// Synchronises all PEs several times, by block.
     #[kernel]
     pub(super) fn meet(ctx: &Context) -> Result<(), Failed> {
         (0..5).try_for_each(|_| ctx.barrier_all_block())
     }
 
     /// Puts the first half of `data` into the second half of the next PE's, with a signal, and
-    /// waits for that of the PE before.
+    /// waits for that of the previous PE.
     #[kernel]
     pub(super) fn pass_on(ctx: &Context, data: SymSlice<u32>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
         let (me, n) = (ctx.my_pe(), ctx.n_pes());
@@ -186,7 +186,7 @@ mod kernels {
 
 type Act<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// One thing to do again and again, from its name.
+/// Returns a repeatable operation by its name.
 fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
     let team = world.team();
     let (n, me) = (team.size(), team.my_rank().index());
@@ -325,7 +325,7 @@ fn killed_around(name: &str, seed: u64, insides: u64) {
     }
 }
 
-/// Says where a panic happened.
+/// Records the location of a panic.
 struct Context<'a>(&'a mut String);
 
 impl Drop for Context<'_> {
@@ -420,7 +420,7 @@ fn a_pe_killed_in_finalize_is_named_or_not_missed() {
 
 // ---- going without being killed ----
 
-/// Arguments: who goes, and how.
+/// Arguments: the PE that leaves, and how.
 #[expect(clippy::zombie_processes, reason = "a child that outlives its parent is what is tested")]
 fn leaving(seat: &Seat) {
     let (victim, how): (usize, String) = (seat.arg(0), seat.arg(1));

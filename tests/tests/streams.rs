@@ -1,5 +1,5 @@
-//! Streams: what is called returns before late peers have come, order is kept, errors stay until
-//! somebody asks, and nothing that is dropped in flight goes wrong.
+//! Streams: calls return before late peers have arrived, order is kept, errors stay until they are
+//! read, and dropping handles in flight is safe.
 
 use peerweave::{Buffer, Compare, Error, Pe, Rank, ReduceOp, World};
 use peerweave_tests::job::say;
@@ -29,7 +29,7 @@ fn rank(index: usize) -> Rank {
     Rank::new(index as u32)
 }
 
-/// The late one comes only when all others have said that their calls returned.
+/// The late PE joins only after all others have reported that their calls returned.
 fn late_peer(seat: &Seat) {
     let world = seat.join();
     let (team, stream) = (world.team(), world.stream().unwrap());

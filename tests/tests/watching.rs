@@ -1,5 +1,5 @@
-//! How the end of a PE is noticed where process numbers mean nothing, descriptors are few, or the
-//! program has closed them; and that no living PE is taken for a dead one.
+//! Detection of a PE's end where process IDs mean nothing, descriptors are few, or the program has
+//! closed them; and no living PE is reported as dead.
 
 use peerweave::{Error, ReduceOp, Result, World};
 use peerweave_tests::job::{named_by, say};
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// Within this time a loss has to be known to everybody.
+/// Time within which every PE must know of a loss.
 const SOON: Duration = Duration::from_secs(8);
 
 fn tell(outcome: Result<()>) {
@@ -42,8 +42,8 @@ fn limit(resource: Resource, to: u64) {
     setrlimit(resource, Rlimit { current: Some(to), maximum: Some(to) }).expect("a lower limit");
 }
 
-/// A mixture until somebody dies. Arguments: the victim, and how many descriptors the others but PE
-/// 0 may have, or 0.
+/// Runs a mixture until a PE dies. Arguments: the victim, and the number of descriptors of the
+/// others except PE 0, or 0.
 fn looping(seat: &Seat) {
     let (victim, descriptors): (usize, u64) = (seat.arg(0), seat.arg(1));
     let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");

@@ -1,11 +1,11 @@
-//! Hands operations over to the backend. No other file does, except launches. Checks only that the
-//! stream and the team belong to the same world.
+//! Hands operations over to the backend; no other file does. Checks only that the stream and the
+//! team belong to the same world.
 //!
 //! Invariant: only operations that `check/` prepared pass through here. The safety arguments rest
 //! on it (\[C1\]).
 #![allow(unsafe_code)]
 
-use crate::backend::{Keep, Outcome, Submitted};
+use crate::backend::{Keep, Op, Outcome, Submitted};
 use crate::check::{self, Prepared};
 use crate::shared::Shared;
 use crate::world::stream::Stream;
@@ -61,4 +61,15 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
     // which the queue holds until the operation has completed or failed ([B6]). Where the operation
     // is complete on return, the owners themselves have lived as long.
     unsafe { stream.inner.submit(prepared.op(), keep) }
+}
+
+/// Enqueues the launch of a kernel, whose arguments no `Prepared` holds.
+///
+/// # Safety
+/// The memory that the arguments of `op` refer to is valid while what `keep` returned lives, or
+/// until this returns if the launch is then complete ([B6]).
+pub(crate) unsafe fn launch<R>(stream: &Stream, op: &Op, keep: &dyn Fn() -> Keep, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
+    // SAFETY: the caller's promise.
+    let submitted = unsafe { stream.inner.submit(op, keep) }?;
+    Ok(Ticket::new(submitted, &stream.shared, decode))
 }

@@ -1,5 +1,4 @@
-//! What the host knows of a kernel: its name, its PTX, and how it runs on CPU threads. Not compiled
-//! for GPUs.
+//! A kernel on the host: its name, its PTX, and how it runs on CPU threads. Not compiled for GPUs.
 //!
 //! `#[kernel]` makes these constants; a launch takes them. Invariant: the tuple `A` is the
 //! parameter list of the entry in the PTX after its first parameter, the address of the context,
@@ -76,7 +75,7 @@ impl<A> fmt::Debug for Kernel<A> {
 /// ```
 #[derive(Debug)]
 pub struct PtxImage {
-    /// What was built; empty where no toolchain was found.
+    /// The variants; empty if no toolchain was found.
     pub variants: &'static [PtxVariant],
     /// Why there is no PTX, and what to install; empty where there is.
     pub problem: &'static str,

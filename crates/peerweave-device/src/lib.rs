@@ -84,11 +84,11 @@ pub mod word;
 /// Plain data that host and kernels share.
 pub use peerweave_types as types;
 
-/// What a kernel asks of the machine that it runs on: indices, barriers of a block, shuffles,
-/// votes, shared memory, time.
+/// The machine that a kernel runs on: indices, barriers of a block, shuffles, votes, shared memory,
+/// time.
 pub use arch as gpu;
 
-/// What a crate of kernels imports: `use peerweave_device::prelude::*;`.
+/// The imports of a crate of kernels: `use peerweave_device::prelude::*;`.
 pub mod prelude {
     pub use crate::api::combine::{And, Max, Min, Or, Prod, Sum, Xor};
     pub use crate::api::{Context, EXCLUDE_NONE, Elements, Failed, SharedSlice};

@@ -1,10 +1,10 @@
-//! What a waiter does between two looks at shared memory.
+//! The pause of a waiter between two reads of shared memory.
 //!
 //! No clock and no scheduler is here: on the host, a waiter spins, yields, sleeps and compares
 //! deadlines; a kernel reads its cycle counter. There is no pause that never ends a wait.
 
-/// What a waiter does between two looks. An `Err` ends the wait, because a deadline has passed or a
-/// peer has died.
+/// The pause of a waiter between two reads. An `Err` ends the wait, because a deadline has passed
+/// or a peer has died.
 ///
 /// A wait looks first and pauses only if the condition does not hold, so a condition that holds
 /// ends it even after the deadline. `pause` is called once for every unsuccessful look; one value
@@ -13,7 +13,7 @@ pub trait Pause {
     /// Why the wait ended.
     type Error;
 
-    /// Lets time pass: spins, yields, sleeps.
+    /// Pauses: spins, yields, sleeps.
     ///
     /// # Errors
     /// The reason that ends the wait. The protocols return it unchanged and leave the words
@@ -49,7 +49,7 @@ impl<E, F: FnMut() -> Result<(), E>> Pause for FromFn<F> {
     }
 }
 
-/// Looks until `look` finds something, and pauses after each look that does not.
+/// Calls `look` until it returns something, and pauses after each call that does not.
 #[inline]
 pub(crate) fn until<T, P: Pause + ?Sized>(pause: &mut P, mut look: impl FnMut() -> Option<T>) -> Result<T, P::Error> {
     loop {

@@ -32,7 +32,7 @@ fn patient() -> impl Pause<Error = &'static str> {
     })
 }
 
-/// Gives up after some looks.
+/// Gives up after some polls.
 fn impatient(mut looks: u32) -> impl Pause<Error = &'static str> {
     pause::from_fn(move || {
         looks = looks.checked_sub(1).ok_or("out of patience")?;

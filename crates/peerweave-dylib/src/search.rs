@@ -203,7 +203,7 @@ impl Search {
             // The dynamic linker's words for a file of another architecture are those for one that
             // is not there.
             Err(reason) if file.exists() && reason.contains("No such file") => {
-                format!("{reason}; it is there, and may be of another architecture, or need a library that is not there")
+                format!("{reason}; the file exists, but may be of another architecture, or need a missing library")
             }
             Err(reason) => reason,
         };

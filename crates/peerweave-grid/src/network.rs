@@ -1,13 +1,12 @@
-//! An emulated network between the PEs of a job: what NVSHMEM's device library is on GPUs, for PEs
+//! An emulated network among the PEs of a job, in place of NVSHMEM's device library, for PEs
 //! whose memory a context does not map.
 //!
-//! It promises as little as NVSHMEM does, and uses that: a put arrives late, and behind later ones,
-//! unless a fence, a quiet or a signal forbids it. A source of an `nbi` put is read when the put
-//! arrives. What arrives when is the seed's choice, so that a protocol that lacks a fence or a
-//! quiet fails in a test.
+//! It is as weakly ordered as NVSHMEM allows: a put arrives late, and after later ones, unless a
+//! fence, a quiet or a signal forbids it. The source of an `nbi` put is read when the put arrives.
+//! The seed chooses the order, so that a protocol that lacks a fence or a quiet fails in a test.
 //!
-//! Invariant: calls are made on one thread of the host, on which all PEs of the job run in turns,
-//! so that memory is accessed by one of them at a time.
+//! Invariant: calls are made on one thread of the host, on which one PE of the job runs at a
+//! time, so that only one accesses memory.
 
 use crate::schedule::{Random, mix};
 use peerweave_device::network::call::{Atomic, Call, Signal};
@@ -157,7 +156,7 @@ impl Network {
     /// The PE whose heap holds an address, which is the one that calls.
     fn owner(&self, address: u64, bytes: usize) -> usize {
         self.find(address, bytes)
-            .unwrap_or_else(|| panic!("the network was given {address:#x}, {bytes} bytes: in no symmetric heap"))
+            .unwrap_or_else(|| panic!("the network got {bytes} bytes at {address:#x}, expected a range of a symmetric heap"))
     }
 
     /// The address at `pe` of what is at `address` in the heap of `owner`.

@@ -99,7 +99,7 @@ unsafe impl Backend for Host {
                 call: "alloc",
                 requested_bytes: request.bytes,
                 available_bytes: heap.largest_free() as usize,
-                what: "in one piece of the symmetric heap",
+                what: "in one range of the symmetric heap",
             });
         };
         let used_before = heap.note_use(at + bytes);

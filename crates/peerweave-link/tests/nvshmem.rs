@@ -67,7 +67,7 @@ fn every_wrapper_links_with_every_release() {
 }
 
 #[test]
-fn second_link_takes_milliseconds_by_the_cache() {
+fn second_link_from_the_cache_takes_milliseconds() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let cache = Cache::in_directory(directory.path()).expect("it is there");
     let ptx = caller(&["peerweave_nvshmem_p32", "peerweave_nvshmem_quiet"]);

@@ -176,7 +176,7 @@ fn foreign_nvshmem_in_the_process_is_refused() {
 }
 
 #[test]
-fn time_that_nothing_takes_is_no_time_that_something_may_take() {
+fn slow_malloc_times_out_and_ends_the_context() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=4000").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let error = here.context.alloc::<u8>(8).expect_err("it takes too long");

@@ -9,8 +9,8 @@ use peerweave_types::{bf16, f16};
 /// Elements of `words`.
 pub const WORDS: usize = 8;
 
-/// The strong and the relaxed form of one operation, on a word of the neighbour that nobody else
-/// changes.
+/// Checks the strong and the relaxed form of one operation, on a word of the neighbour that has no
+/// other writer.
 macro_rules! both {
     ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
         apart(|| {
@@ -29,7 +29,7 @@ macro_rules! both {
     };
 }
 
-/// The same, for operations that return what was there.
+/// Like `both`, for operations that return the former value.
 macro_rules! both_fetch {
     ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
         apart(|| {
@@ -49,7 +49,7 @@ macro_rules! both_fetch {
     };
 }
 
-/// What every element that is accessed atomically can do.
+/// Checks the operations of every element with atomics.
 fn numbers<T: Sample + KernelAtomic>(check: &Check<'_>, word: SymSlice<T>, pe: u32) {
     let of = |number| T::of(number);
     both_fetch!(check, word, pe, atomic_swap, atomic_swap_relaxed(of(9)) from 5 => 9);
@@ -61,7 +61,8 @@ fn numbers<T: Sample + KernelAtomic>(check: &Check<'_>, word: SymSlice<T>, pe: u
     both!(check, word, pe, atomic_inc, atomic_inc_relaxed() from 5 => 6);
 }
 
-/// What can be added to atomically and nothing else: 16-bit floats. `words` are on PE 0 at the end.
+/// Checks the operations of elements that only have atomic addition: 16-bit floats. At the end
+/// `words` of PE 0 have the result.
 fn halves<T: Sample + KernelAdd>(ctx: &Context, words: SymSlice<T>, result: SymSlice<u64>) -> Result<(), Failed> {
     let check = Check::new(ctx, result);
     let (_, next, _) = check.ring();
@@ -101,7 +102,7 @@ fn halves<T: Sample + KernelAdd>(ctx: &Context, words: SymSlice<T>, result: SymS
     Ok(())
 }
 
-/// What integers can do besides.
+/// Checks the additional operations of integers.
 fn bits<T: Sample + KernelInteger>(check: &Check<'_>, word: SymSlice<T>, pe: u32) {
     let of = |number| T::of(number);
     both_fetch!(check, word, pe, atomic_fetch_and, atomic_fetch_and_relaxed(of(0b0110)) from 0b1100 => 0b0100);
@@ -149,7 +150,7 @@ fn all<T: Sample + KernelAtomic>(
     Ok(())
 }
 
-/// One kernel for each element type.
+/// Defines one kernel for each element type.
 macro_rules! kernels {
     ($($name:ident: $t:ty, $more:expr;)*) => {$(
         #[doc = concat!("Checks atomic operations on `", stringify!($t), "`. `words` has [`WORDS`] elements, 0 at first. One block; at most 2048 threads")]

@@ -16,7 +16,7 @@ fn operand(rank: u32, i: usize) -> u64 {
     1 + (u64::from(rank) + i as u64 / 3) % 2
 }
 
-/// A reduction of what [`operand`] gives.
+/// A reduction of the values of [`operand`].
 #[derive(Clone, Copy)]
 enum Fold {
     Sum,
@@ -49,7 +49,7 @@ fn number(rank: u32, i: usize) -> u64 {
     1 + 70 * u64::from(rank) + i as u64
 }
 
-/// What the kernel works with.
+/// The memory of the kernel.
 struct Collectives<'a, T> {
     check: Check<'a>,
     team: KernelTeam,
@@ -161,8 +161,8 @@ scope!(moves_thread, reduces_thread, scatters_thread, thread: broadcast, fcollec
 scope!(moves_warp, reduces_warp, scatters_warp, warp: broadcast_warp, fcollect_warp, alltoall_warp, reduce_warp, reducescatter_warp);
 scope!(moves_block, reduces_block, scatters_block, block: broadcast_block, fcollect_block, alltoall_block, reduce_block, reducescatter_block);
 
-/// One kernel for each element type: every function at each scope. On the host each reduction in
-/// each of them; on GPUs each in `reduce_block`, and sums in the others.
+/// Defines one kernel for each element type: every function at each scope. On the host each makes
+/// all reductions; on GPUs `reduce_block` does, and the others make sums.
 macro_rules! kernels {
     ($($name:ident: $t:ty, $($operation:ident),*;)*) => {$(
         #[doc = concat!("Checks collectives of `", stringify!($t), "`. `send` and `recv` have [`ELEMENTS`] elements for each member of `team`, at most eight.")]

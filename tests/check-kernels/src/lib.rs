@@ -74,7 +74,7 @@ samples! {
     f64: |n| (n & 0xffff_ffff) as f64, |v| v.to_bits();
 }
 
-/// Where a check writes what it finds, and who takes part.
+/// The output of a check, and its PEs.
 pub(crate) struct Check<'a> {
     pub(crate) ctx: &'a Context,
     result: SymSlice<u64>,
@@ -126,8 +126,8 @@ impl<'a> Check<'a> {
         self.ctx.barrier_all_block()
     }
 
-    /// All threads of the block write this PE's own elements, those of `first` and the numbers
-    /// after it. They are there for all after it.
+    /// Writes this PE's own elements by all threads of the block: `first` and the following
+    /// numbers. They are visible to all threads afterwards.
     #[inline(never)]
     pub(crate) fn fill<T: Sample>(&self, of: SymSlice<T>, first: u64) {
         let mine = self.ctx.local(of);
@@ -137,8 +137,8 @@ impl<'a> Check<'a> {
         gpu::sync_threads();
     }
 
-    /// All threads of the block write this PE's own elements, all that of number 0. They are there
-    /// for all after it.
+    /// Writes this PE's own elements by all threads of the block: number 0 everywhere. They are
+    /// visible to all threads afterwards.
     #[inline(never)]
     pub(crate) fn clear<T: Sample>(&self, of: SymSlice<T>) {
         let mine = self.ctx.local(of);
@@ -148,7 +148,7 @@ impl<'a> Check<'a> {
         gpu::sync_threads();
     }
 
-    /// All threads of the block compare this PE's own elements.
+    /// Compares this PE's own elements by all threads of the block.
     #[inline(always)]
     pub(crate) fn expect<T: Sample>(&self, line: u32, of: SymSlice<T>, number: impl Fn(usize) -> u64) {
         let mine = self.ctx.local(of);
@@ -170,8 +170,8 @@ pub(crate) fn apart<R>(act: impl FnOnce() -> R) -> R {
     act()
 }
 
-/// Whether this thread makes the calls of a scope: the first thread, the first warp, or all of the
-/// block.
+/// Returns whether this thread makes the calls of a scope: the first thread, the first warp, or all
+/// of the block.
 macro_rules! takes_part {
     (thread) => {
         gpu::thread_rank() == 0

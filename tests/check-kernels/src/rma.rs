@@ -84,7 +84,7 @@ impl<T: Sample> Rma<'_, T> {
     }
 }
 
-/// One scope: all its functions.
+/// All functions of one scope.
 macro_rules! scope {
     ($name:ident, $scope:ident: $put:ident, $get:ident, $put_nbi:ident, $get_nbi:ident, $put_checked:ident, $get_checked:ident,
         $iput:ident, $iget:ident, $put_signal:ident, $put_signal_nbi:ident, $wait:ident, $flush:ident) => {
@@ -267,7 +267,7 @@ fn all<T: Sample>(
     Ok(())
 }
 
-/// One kernel for each element type.
+/// Defines one kernel for each element type.
 macro_rules! kernels {
     ($($name:ident: $t:ty, $words:literal;)*) => {$(
         #[doc = concat!("Checks puts and gets of ", $words, ". `send` and `recv` have [`ELEMENTS`] elements, `signal` one word, 0 at first; the launch")]

@@ -1,5 +1,5 @@
-//! Barriers and syncs at each scope: nobody passes before all have come, and what was put before is
-//! there after.
+//! Barriers and syncs at each scope: no member passes before all have arrived, and earlier puts are
+//! visible afterwards.
 
 use crate::{Check, apart, takes_part};
 use peerweave_device::prelude::*;
@@ -10,8 +10,8 @@ pub const WORDS: usize = 2;
 /// Rounds of each call.
 const ROUNDS: u64 = 5;
 
-/// One call: in each round every member adds to a word of every member, meets, and finds that all
-/// have.
+/// Checks one call: in each round every member adds to a word of every member, synchronises, and
+/// reads all additions.
 macro_rules! meets {
     ($check:ident, $team:ident, $words:ident, $total:ident, $scope:ident, $syncs:literal, $call:expr) => {
         for _ in 0..ROUNDS {

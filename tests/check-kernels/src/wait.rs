@@ -65,7 +65,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
     Ok(())
 }
 
-/// One kernel for each element type.
+/// Defines one kernel for each element type.
 macro_rules! kernels {
     ($($name:ident: $t:ty;)*) => {$(
         #[doc = concat!("Checks waits for `", stringify!($t), "`. `words` has [`WORDS`] elements, 0 at first. One block.")]

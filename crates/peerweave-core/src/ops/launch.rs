@@ -4,16 +4,15 @@
 //! allocation of the world of the stream that was not released when the launch was enqueued.
 #![allow(unsafe_code)]
 
-use crate::Result;
 use crate::arguments::span::{Held, Owner};
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{BoundKernel, Keep, Launch, Op};
-use crate::check;
 use crate::shared::Shared;
 use crate::world::stream::Stream;
 use crate::world::team::Team;
 use crate::world::ticket::{Ticket, decode};
+use crate::{Result, call, check};
 use peerweave_device::launch::{HostEntry, Kernel, PtxImage};
 use peerweave_types::{ArgVisitor, Dim3, Element, KernelArg, KernelArgs, KernelContext, KernelTeam, SymOffset, SymSlice};
 use std::fmt;
@@ -287,7 +286,6 @@ impl Stream {
         // SAFETY: the views of symmetric memory lie in live allocations: `bind` has checked it, and
         // the queue holds their owners. Views of device memory were made by `unsafe` calls, whose
         // callers guarantee that they are valid.
-        let submitted = unsafe { self.inner.submit(&op, &|| Box::new(held.take()) as Keep) };
-        Ok(Ticket::new(submitted?, &self.shared, decode::nothing))
+        unsafe { call::launch(self, &op, &|| Box::new(held.take()) as Keep, decode::nothing) }
     }
 }

@@ -244,8 +244,8 @@ macro_rules! float {
     )*};
 }
 
-/// Additions to floats: by the instruction where the PE is mapped. NVSHMEM adds no floats: there
-/// the word that holds the element is exchanged until nobody was in between.
+/// Additions to floats: by the instruction if the PE is mapped. NVSHMEM has no addition of floats:
+/// there the word of the element is exchanged in a loop until no other change intervenes.
 macro_rules! float_add {
     ($t:ty, $bits:ty, $one:expr, |$bits_in:ident, $shift_in:ident| $take:expr, |$old:ident, $value:ident, $shift:ident| $replace:expr) => {
         impl KernelAdd for $t {

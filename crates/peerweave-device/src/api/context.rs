@@ -1,4 +1,4 @@
-//! What a kernel knows of its job: the entry, and the questions that cost nothing.
+//! The context of a kernel: its creation, and queries that cost nothing.
 
 use super::Failed;
 use super::memory::bulk::Lent;
@@ -38,7 +38,7 @@ pub struct Context {
     n_pes: u32,
     /// Address of the table of peers.
     peers: u64,
-    /// Where the heap of this PE is.
+    /// Address of this PE's heap.
     my_base: u64,
     /// The mapped PE that was asked for last, and where its heap is: a fence empties the cache of
     /// the SM, and a load of the table after it takes a quarter of what a put takes. Invariant: the
@@ -54,25 +54,25 @@ pub struct Context {
     local: PhantomData<*const ()>,
 }
 
-/// How a PE is reached.
+/// The path to a PE.
 #[derive(Clone, Copy)]
 pub(crate) enum Reach {
     /// At this address of its heap.
     Mapped(u64),
-    /// By the network: NVSHMEM's device library.
+    /// Over the network: NVSHMEM's device library.
     Network,
 }
 
 impl Context {
-    /// Looks at what the host has written, and refuses a context of another version. Called by the
-    /// entry that `#[kernel]` makes.
+    /// Reads what the host has written, and refuses a context of another version. Called by the
+    /// entry that `#[kernel]` creates.
     ///
     /// # Errors
-    /// [`FailureKind::Version`]. The status is not written then: nobody knows where it lies.
+    /// [`FailureKind::Version`]. The status is not written then, because its address is unknown.
     ///
     /// # Safety
     /// The pointer is that of a context in memory that this thread can read, whose addresses are
-    /// valid here, and which nobody writes until the kernel has ended.
+    /// valid here, and which is not written until the kernel has ended.
     #[inline(always)]
     pub unsafe fn enter(raw: *const KernelContext) -> Result<Self, Failed> {
         // SAFETY: the caller promises a readable context, which starts with its version and this PE
@@ -142,7 +142,7 @@ impl Context {
         unsafe { &*self.raw }
     }
 
-    /// Where the heap of a PE below [`Self::n_pes`] is mapped; 0 where it is not.
+    /// Returns the address of the heap of a PE below [`Self::n_pes`]; 0 if it is not mapped.
     #[inline(always)]
     pub(crate) fn base_of(&self, pe: u32) -> u64 {
         let (last, base) = self.last.get();
@@ -158,13 +158,13 @@ impl Context {
         base
     }
 
-    /// Where the heap of this PE is.
+    /// Returns the address of this PE's heap.
     #[inline(always)]
     pub(crate) fn my_base(&self) -> u64 {
         self.my_base
     }
 
-    /// How a PE is reached. A failure is written to the status.
+    /// Returns the path to a PE. A failure is written to the status.
     #[inline(always)]
     pub(crate) fn reach(&self, operation: KernelOp, pe: u32) -> Result<Reach, Failed> {
         let (last, base) = self.last.get();
@@ -232,7 +232,7 @@ fn entry(peers: u64, pe: u32) -> *const u64 {
 }
 
 impl Drop for Context {
-    /// Waits until no copy uses lent shared memory: a block that ends gives it to another.
+    /// Waits until no copy uses lent shared memory: the SM reuses it when the block ends.
     #[inline(always)]
     fn drop(&mut self) {
         if gpu::bulk::AVAILABLE && self.bulk_pending.get() {

@@ -1,4 +1,4 @@
-//! How an operation of a kernel fails.
+//! Failures of a kernel's operations.
 
 use core::fmt;
 use peerweave_types::FailureKind;

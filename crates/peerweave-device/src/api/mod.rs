@@ -1,4 +1,4 @@
-//! What a kernel calls. See [`Context`].
+//! The operations of kernels. See [`Context`].
 //!
 //! ```text
 //!  team/      barriers and collectives of a team

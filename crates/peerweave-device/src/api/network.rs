@@ -53,14 +53,14 @@ macro_rules! by_scope {
     }};
 }
 
-/// What the host calls.
+/// Calls of the host.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) mod emulated {
     use super::super::scope::{Kind, Scope};
     use crate::arch::executor;
     use crate::network::call::{Atomic, Call};
 
-    /// One call by this thread.
+    /// Makes one call by this thread.
     pub(in super::super) fn now(call: Call) -> u64 {
         executor().network(call)
     }

@@ -10,7 +10,7 @@ use crate::gpu::{self, Access, Rmw, Sys};
 use core::mem::offset_of;
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus};
 
-/// What a report says beside its kind.
+/// The fields of a report besides its kind.
 #[derive(Clone, Copy)]
 pub(crate) struct Report {
     pub(crate) operation: KernelOp,
@@ -38,10 +38,9 @@ impl Context {
         Failed::new(kind)
     }
 
-    /// Fails the kernel with a code of its own, unless something failed before: ends the waits of
-    /// all threads of this PE, and gives what the kernel returns. The host's error has the code as
-    /// what was found. NVSHMEM's name for it is `global_exit`; here the host decides what the other
-    /// PEs do.
+    /// Fails the kernel with a code, unless it has already failed: ends the waits of all threads of
+    /// this PE, and returns the kernel's result. The host's error has the code as the value found.
+    /// NVSHMEM's name for it is `global_exit`; here the host decides what other PEs do.
     ///
     /// ```
     /// use peerweave_device::prelude::*;

@@ -21,10 +21,10 @@ pub enum Kind {
 ///
 /// Sealed: [`Thread`], [`Warp`] and [`Block`].
 pub trait Scope: sealed::Sealed + Copy + 'static {
-    /// Which scope it is.
+    /// The scope.
     const KIND: Kind;
 
-    /// Whether it is one thread alone.
+    /// Whether it is a single thread.
     const ALONE: bool = matches!(Self::KIND, Kind::Thread);
 
     /// The number of this thread in the scope.

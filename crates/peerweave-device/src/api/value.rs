@@ -4,7 +4,7 @@ use crate::gpu::{self, Piece};
 use core::mem::MaybeUninit;
 use peerweave_types::Plain;
 
-/// How memory is accessed: which of the accesses that a machine has.
+/// How memory is accessed: one of the kinds of access of a machine.
 pub(crate) trait Side: Copy {
     /// # Safety
     /// The pointer is that of memory of this side, aligned to the size of `P`, readable by this

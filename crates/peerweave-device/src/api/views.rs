@@ -35,8 +35,7 @@ impl<T: Plain> SharedSlice<T> {
         Self { pointer, len }
     }
 
-    /// All of the block's shared memory whose size was given at the launch. Its content is
-    /// unspecified at first.
+    /// Returns the block's dynamic shared memory. Its content is unspecified at first.
     #[inline(always)]
     pub fn dynamic() -> Self {
         let (pointer, bytes) = gpu::dynamic_shared();
@@ -56,7 +55,7 @@ impl<T: Plain> SharedSlice<T> {
         self.len == 0
     }
 
-    /// Where the elements begin.
+    /// Returns the address of the first element.
     #[inline(always)]
     pub fn as_ptr(self) -> *mut T {
         self.pointer
@@ -111,8 +110,8 @@ impl<T: Plain> SharedSlice<T> {
     }
 }
 
-/// Reading and writing the elements of a view, by weak accesses: nobody else writes an element
-/// meanwhile, unless by accesses that a signal, a barrier or a `sync` orders.
+/// Reads and writes of a view's elements, by weak accesses: an element must not be written
+/// meanwhile, except by accesses ordered by a signal, a barrier or a `sync`.
 pub trait Elements<T>: Copy {
     /// Reads an element.
     ///
@@ -156,12 +155,12 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Where a put takes its elements from: symmetric memory of this PE, memory of its GPU, shared
-/// memory, or a slice of the thread.
+/// The source of a put: symmetric memory of this PE, memory of its GPU, shared memory, or a slice
+/// of the thread.
 ///
 /// Sealed. A PE that is reached through NVSHMEM can be sent symmetric memory alone.
 pub trait Source<T>: sealed::Sealed {
-    /// Whether the elements lie in global memory for sure.
+    /// Whether the elements are known to be in global memory.
     #[doc(hidden)]
     const GLOBAL: bool;
     #[doc(hidden)]
@@ -170,9 +169,9 @@ pub trait Source<T>: sealed::Sealed {
     fn count(&self) -> usize;
 }
 
-/// Where a get puts its elements. Otherwise as [`Source`].
+/// The destination of a get. Otherwise as for [`Source`].
 pub trait Target<T>: sealed::Sealed {
-    /// Whether the elements lie in global memory for sure.
+    /// Whether the elements are known to be in global memory.
     #[doc(hidden)]
     const GLOBAL: bool;
     #[doc(hidden)]

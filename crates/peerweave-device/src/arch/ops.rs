@@ -1,4 +1,4 @@
-//! What a machine can do with one word that several threads access: the names that all leaves
+//! Operations of a machine on one word that several threads access: the names that all leaves
 //! share.
 //!
 //! An operation states its *reach* (who may access the word meanwhile: [`Cta`], [`Gpu`], [`Sys`])
@@ -24,11 +24,11 @@ pub struct Sys;
 #[derive(Clone, Copy, Debug)]
 pub struct Relaxed;
 
-/// What the writer of the value released is visible after the operation.
+/// Writes released by the writer of the value are visible after the operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire;
 
-/// What this thread read and wrote before is done before the operation.
+/// Earlier reads and writes of this thread complete before the operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Release;
 

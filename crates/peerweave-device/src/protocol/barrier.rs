@@ -13,9 +13,9 @@ use crate::pause::Pause;
 use crate::word::{Word as _, Words};
 use peerweave_types::Rank;
 
-/// The words by which other ranks know this rank, as an announcement writes them. [`Words`] are
-/// written by stores. A rank whose memory cannot be stored to is told by a call instead: so this
-/// only writes.
+/// The words of this rank at other ranks, as an announcement writes them. [`Words`] are written by
+/// stores. A rank whose memory cannot be stored to is notified by a call instead: so this only
+/// writes.
 pub trait Announce {
     /// The number of words.
     fn len(&self) -> usize;
@@ -63,8 +63,8 @@ pub fn announce<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     announce_relaxed(mine, epoch);
 }
 
-/// [`announce`] that orders nothing: it says that this rank has arrived, and not what it did
-/// before.
+/// Like [`announce`], without ordering: it reports the arrival of this rank, but not its earlier
+/// writes.
 #[inline]
 pub fn announce_relaxed<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     for target in 0..mine.len() {
@@ -89,7 +89,7 @@ pub fn wait<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause
     Ok(())
 }
 
-/// [`wait`] that orders nothing: every rank has arrived, and what it wrote before may not be
+/// Like [`wait`], without ordering: every rank has arrived, but its earlier writes may not be
 /// visible yet.
 ///
 /// # Errors

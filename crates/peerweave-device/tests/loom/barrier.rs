@@ -9,8 +9,8 @@ const EPOCHS: u64 = 3;
 /// Synchronises this rank in an epoch, over these words.
 type Step<W> = fn(&[W], usize, u64, &mut Patience) -> Result<(), GaveUp>;
 
-/// Every rank writes a cell, syncs, and reads everybody's. The cells of epoch `k` are written again
-/// in `k + 2`, which only the barrier of `k + 1` allows.
+/// Every rank writes a cell, synchronises, and reads the cells of all. The cells of epoch `k` are
+/// written again in `k + 2`, which only the barrier of `k + 1` allows.
 fn cells_change_hands_at_every_epoch<W: TestWord>(team: Team, words: usize, step: Step<W>) {
     check(
         team,

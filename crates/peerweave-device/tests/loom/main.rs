@@ -69,13 +69,12 @@ fn check<M: Send + Sync + 'static>(
     assert!(completed.load(Ordering::Relaxed) > 0, "somebody gave up in every execution");
 }
 
-/// Who takes part in a scenario, and how far it is searched.
+/// The ranks of a scenario, and how far it is explored.
 #[derive(Clone, Copy)]
 struct Team {
     ranks: usize,
-    /// How often, at most, a rank is interrupted where it could go on; `LOOM_MAX_PREEMPTIONS`
-    /// lowers it. What three ranks can do grows so fast that each scenario of three states what a
-    /// minute allows.
+    /// Maximum number of preemptions of a rank; `LOOM_MAX_PREEMPTIONS` lowers it. The states of
+    /// three ranks grow so fast that each such scenario sets what fits in a minute.
     preemptions: usize,
 }
 
@@ -86,13 +85,13 @@ impl Team {
         Self { ranks: 3, preemptions }
     }
 
-    /// What each wait of such a team is given.
+    /// Returns the limit of each wait of such a team.
     fn patience(self) -> Patience {
         if self.ranks == 2 { Patience::endless() } else { Patience::short() }
     }
 }
 
-/// A rank has left a scenario: what it waited for did not come while it had patience.
+/// A rank has left a scenario, because a wait exceeded its limit.
 #[derive(Debug)]
 struct GaveUp;
 
@@ -101,15 +100,14 @@ struct GaveUp;
 struct Patience(u32);
 
 impl Patience {
-    /// For two ranks: never at its end, so that the checker itself stops an execution that goes
-    /// round forever.
+    /// For two ranks: unlimited, so that the checker itself stops an endless execution.
     const fn endless() -> Self {
         Self(u32::MAX)
     }
 
-    /// For more: the checker runs the first of several threads that all wait, and never the others.
-    /// Executions in which a rank gives up are cut short, not wrong: what happened until then is
-    /// checked.
+    /// For more ranks: limited, because the checker runs the first of several waiting threads and
+    /// never the others. An execution in which a rank gives up is cut short, but not a failure:
+    /// what happened before is checked.
     const fn short() -> Self {
         Self(1)
     }

@@ -77,7 +77,7 @@ refuted!(a_signal_before_its_data_is_refuted, {
     )
 });
 
-/// How rank 0 waits for the words of ranks 1 and 2: returns which it has seen.
+/// How rank 0 waits for the words of ranks 1 and 2; returns the ones that it has seen.
 type WaitSeveral<W> = fn(&Several<&[W], fn(usize) -> bool>) -> Result<Vec<usize>, GaveUp>;
 
 /// Ranks 1 and 2 put and signal a word each.

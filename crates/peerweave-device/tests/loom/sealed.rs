@@ -47,7 +47,7 @@ fn forward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
     sealed::publish(line, epoch, data);
 }
 
-/// What a vector store may do: the words become visible in any order.
+/// Emulates a vector store: the words become visible in any order.
 fn backward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
     W::fence_release();
     for (word, value) in line.iter().zip(sealed::seal_line(data, epoch)).rev() {

@@ -36,7 +36,7 @@ fn collectives_move_and_compute_in_order_of_a_stream() {
 }
 
 #[test]
-fn reductions_know_their_types_and_operators() {
+fn undefined_reductions_are_refused() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let memory = symmetric(&[0xF0F0_F0F0_u32 >> me.rank; 4]);

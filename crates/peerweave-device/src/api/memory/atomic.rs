@@ -36,7 +36,7 @@ impl Context {
     }
 }
 
-/// What the network has read, and after a strong operation the fence that makes it an acquire.
+/// Returns a value read over the network, after the fence that makes a strong operation an acquire.
 #[inline(always)]
 fn acquired<T>(value: T, strong: bool) -> T {
     if strong {

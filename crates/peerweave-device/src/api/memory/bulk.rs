@@ -67,8 +67,8 @@ impl Context {
         }
     }
 
-    /// Takes back what [`Self::lend_shared`] lent: waits until no copy uses it. The memory may then
-    /// be used for anything.
+    /// Returns the memory of [`Self::lend_shared`] after all copies have completed. It may then be
+    /// used for anything.
     #[inline]
     pub fn reclaim_shared(&self) {
         let lent = self.lent.replace(Lent::NOTHING);
@@ -177,7 +177,7 @@ impl Context {
         self.bulk_pending.set(true);
     }
 
-    /// Copies global memory to shared memory and waits until it is there.
+    /// Copies global memory to shared memory and waits for the copy.
     ///
     /// # Errors
     /// As for [`Self::bulk_copy`].

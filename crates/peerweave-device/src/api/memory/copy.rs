@@ -12,7 +12,7 @@ use crate::gpu::{self, Piece, Vector};
 /// Bytes of a vector.
 const VECTOR: usize = 16;
 
-/// Which side is the peer's, and is accessed by whole vectors where the alignments of both differ.
+/// The side that belongs to the peer, which is accessed by whole vectors if the alignments differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Far {
     To,
@@ -61,7 +61,8 @@ fn fits<S: Scope>(bytes: usize, piece: usize) -> bool {
     bytes <= S::size() * piece
 }
 
-/// Where the piece of this thread is, if it has one; `bytes` [`fits`], and so 32 bits are enough.
+/// Returns the offset of this thread's piece, if it has one; `bytes` [`fits`], so 32 bits are
+/// enough.
 #[inline(always)]
 fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
     let skip = S::rank() as u32 * piece as u32;

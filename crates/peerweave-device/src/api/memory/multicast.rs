@@ -1,7 +1,7 @@
 //! Views of memory through a multicast address, whose accesses reach every GPU of the machine at
 //! once.
 //!
-//! Compiled and assembled, not yet run: a context whose `multicast` is 0 gives no such view.
+//! Compiled and assembled, but not yet run: a context whose `multicast` is 0 has no such view.
 
 use crate::api::Context;
 use core::marker::PhantomData;

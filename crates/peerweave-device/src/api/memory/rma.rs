@@ -95,8 +95,8 @@ impl Context {
         }
     }
 
-    /// What a blocking put waits for: one thread, until its source has been read; a warp or a
-    /// block, until all is written, since any of its threads may fence or signal next.
+    /// The completion of a blocking put: one thread waits until its source has been read; a warp or
+    /// a block until all is written, because any of its threads may fence or signal next.
     #[inline(always)]
     fn leave_put<S: Scope, const GLOBAL: bool>(&self, nbi: bool) {
         if nbi {
@@ -317,7 +317,7 @@ impl Context {
     }
 }
 
-/// How many elements at this distance a view of `len` elements holds; none at distance 0.
+/// Returns the number of elements at this stride in a view of `len` elements; none at stride 0.
 #[inline(always)]
 fn strided(len: usize, step: usize) -> usize {
     if step == 0 { 0 } else { len.div_ceil(step) }

@@ -1,5 +1,4 @@
-//! Signals: 64-bit words that tell a PE that its data is there. Put with signal, and waits at each
-//! scope.
+//! Signals: 64-bit words that notify a PE of its data. Put with signal, and waits at each scope.
 //!
 //! The protocol is [`crate::put_signal`], over words of this machine.
 

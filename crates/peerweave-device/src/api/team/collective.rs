@@ -20,7 +20,7 @@ use peerweave_types::{KernelOp, KernelTeam, Plain, SymOffset, SymSlice};
 const VECTOR: usize = 16;
 
 impl Context {
-    /// Puts the elements of one member-sized piece to a member.
+    /// Puts the elements of one member's part to a member.
     #[inline(always)]
     fn give<T: Plain, S: Scope>(
         &self,
@@ -41,8 +41,8 @@ impl Context {
         Ok(())
     }
 
-    /// Puts to every member what `from` gives for its rank, and meets all. Each begins with itself,
-    /// then its neighbour, so that not all store to one member at a time.
+    /// Puts to every member the elements that `from` returns for its rank, and synchronises. Each
+    /// rank begins with itself, then its neighbour, so that not all store to one member at a time.
     #[inline(always)]
     fn give_each<T: Plain, S: Scope>(
         &self,
@@ -267,7 +267,7 @@ macro_rules! scoped {
 
             #[doc = concat!("Copies the elements of every member to `to` of every member, in rank order, by ", $words, ".")]
             /// Every member calls it, from the same block index, when its `to` may be written. `to`
-            /// is as long as all together; where it is shorter, so is what each gives.
+            /// is as long as all parts together; if it is shorter, parts are cut.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -279,7 +279,7 @@ macro_rules! scoped {
             #[doc = concat!("Copies part `j` of this member's elements to part `i` of member `j`'s `to`, where `i` is this rank, by ",
                 $words, ".")]
             /// Every member calls it, from the same block index, when its `to` may be written.
-            /// Parts are equal; what is left over is not moved.
+            /// Parts are equal; remaining elements are not moved.
             ///
             /// # Errors
             /// As for [`Self::barrier`].

@@ -1,4 +1,4 @@
-//! How elements are combined in a reduction: sum, product, smallest, largest, bitwise.
+//! The operators of reductions: sum, product, minimum, maximum, bitwise.
 //!
 //! 16-bit floats are combined in `f32` and rounded once. Integers wrap. The smallest and largest of
 //! floats ignore a NaN unless all are NaN.
@@ -15,7 +15,7 @@ pub trait Combine<T: Reducible>: Copy + 'static {
 
 /// An element that kernels reduce.
 pub trait Reducible: Element + peerweave_types::Plain {
-    /// What it is combined in.
+    /// The type of the intermediate results.
     type Wide: Copy;
     /// As many elements as 16 bytes hold, widened.
     #[doc(hidden)]

@@ -212,13 +212,13 @@ impl Team {
         unsafe { gpu::load_constant_u32(address::<u32>(self.entry.members).cast_const().add(rank as usize)) }
     }
 
-    /// Where the heap of a member is mapped; 0 where it is not.
+    /// Returns the address of a member's heap; 0 if it is not mapped.
     #[inline(always)]
     pub(crate) fn mapped_base(&self, context: &Context, rank: u32) -> u64 {
         context.base_of(self.member(rank))
     }
 
-    /// How a member is reached.
+    /// Returns the path to a member.
     ///
     /// # Errors
     /// [`FailureKind::Unreachable`], written to the status.

@@ -114,5 +114,5 @@ pub fn pause() {
 #[cold]
 #[track_caller]
 pub fn trap() -> ! {
-    panic!("the kernel ended itself with a trap")
+    panic!("the kernel called trap")
 }

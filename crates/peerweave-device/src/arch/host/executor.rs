@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use std::time::Instant;
 use std::vec::Vec;
 
-/// What a thread of a kernel asks of whoever runs it. Every method has a default: that of one block
-/// of one thread.
+/// The operations that a kernel's thread needs of its executor. Every method has a default: that of
+/// one block of one thread.
 ///
 /// An executor is set once for the process and is called on every thread that runs device code; a
 /// thread that it does not run must get the answers of [`Single`].
@@ -47,9 +47,9 @@ pub trait Executor: Sync {
         value
     }
 
-    /// Gives `value` to the threads of the warp in `mask` and returns what each of them gave, by
-    /// lane; other entries are unspecified. All threads in `mask` call it. What each wrote before
-    /// is visible to all after.
+    /// Passes `value` to the threads of the warp in `mask` and returns their values by lane; other
+    /// entries are unspecified. All threads in `mask` call it. Earlier writes of each are visible
+    /// to all afterwards.
     fn exchange(&self, mask: u32, value: u64) -> [u64; 32] {
         let _ = mask;
         let mut values = [0; 32];

@@ -3,11 +3,11 @@
 
 pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// Whether there are multicast accesses. A kernel on the host asks, and takes another path.
+/// Whether there are multicast accesses. A kernel on the host checks this, and uses another path.
 pub const AVAILABLE: bool = false;
 
 fn refuse() -> ! {
-    panic!("multicast memory is accessed on GPUs alone")
+    panic!("multicast memory can be accessed only on GPUs")
 }
 
 macro_rules! refused {

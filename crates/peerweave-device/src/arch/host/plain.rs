@@ -1,4 +1,4 @@
-//! What copies are made of: relaxed atomic accesses of the width that the copy asks for.
+//! Relaxed atomic accesses of the widths that copies need.
 //!
 //! A peer may write what is read here: with atomic accesses that gives unspecified values and never
 //! undefined behaviour.

@@ -1,5 +1,5 @@
-//! What can be done with a multicast address: the names that the leaves share. One access reaches
-//! the memory of every GPU that is bound to it; all accesses are relaxed and of system scope.
+//! Operations on a multicast address: the names that the leaves share. One access reaches the
+//! memory of every GPU that is bound to it; all accesses are relaxed and of system scope.
 
 /// Values that can be stored to all GPUs, and loaded from them combined.
 ///
