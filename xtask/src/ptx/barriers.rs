@@ -12,7 +12,7 @@ const EXPECTED: [(&str, usize); 1] = [
 ];
 
 /// The operation that is counted.
-const BARRIER: &str = "barrier.red.or.pred";
+const BARRIER: &str = "bar.red.or.pred";
 
 /// Checks the kernels of the list.
 pub(super) fn check(ptx: &str) -> Vec<String> {
@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn copied_barrier_is_a_fault() {
         let kernel = |barriers: usize| {
-            let barrier = "\tbarrier.red.or.pred \t%p2, 0, %p1;\n".repeat(barriers);
+            let barrier = "\tbar.red.or.pred \t%p2, 0, %p1;\n".repeat(barriers);
             format!(".visible .entry bench_barrier_block(\n)\n{{\n{barrier}\tret;\n}}\n")
         };
         assert_eq!(check(&kernel(2)), Vec::<String>::new());

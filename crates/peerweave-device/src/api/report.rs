@@ -63,7 +63,7 @@ impl Context {
     /// A pause for one wait.
     #[inline(always)]
     pub(crate) fn spin(&self) -> Spin<'_> {
-        Spin { context: self, looks: 0, started: 0 }
+        Spin { context: self, looks: 0, started: 0, asked: 0 }
     }
 }
 
@@ -97,18 +97,23 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
     }
 }
 
-/// The pause of a wait: nothing for most looks; every [`Spin::INTERVAL`] looks, a look at the clock
-/// and at the abort word.
+/// The pause of a wait: nothing for most looks; every [`Spin::INTERVAL`] looks, a look at the
+/// clock, and every [`Spin::ABORT_NS`] one at the abort word.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
     started: u64,
+    /// When the abort word was read, or the wait began.
+    asked: u64,
 }
 
 impl Spin<'_> {
-    /// A look takes about half a microsecond on a GPU. The words that this reads may lie in memory
-    /// of the host.
+    /// A look at a word takes about half a microsecond on a GPU, and one at a bulk copy a tenth of
+    /// it.
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
+    /// The abort word may lie in memory of the host: many threads that read it delay each other,
+    /// and what they wait for.
+    const ABORT_NS: u64 = if cfg!(target_arch = "nvptx64") { 100_000 } else { 0 };
 
     #[cold]
     #[inline]
@@ -116,8 +121,13 @@ impl Spin<'_> {
         let now = gpu::now_ns();
         if self.started == 0 {
             self.started = now.max(1);
+            self.asked = now;
         }
         let raw = self.context.raw();
+        if now.wrapping_sub(self.asked) < Self::ABORT_NS {
+            return Ok(());
+        }
+        self.asked = now;
         // SAFETY: the context's abort word is aligned, accessible and accessed atomically while the
         // kernel runs.
         if unsafe { <u32 as Access<Sys>>::load_relaxed(raw.abort as *const u32) } != 0 {

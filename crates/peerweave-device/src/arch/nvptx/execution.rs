@@ -2,7 +2,9 @@
 //!
 //! What several threads must execute together is an intrinsic of LLVM, not inline assembly: LLVM
 //! copies assembly into the paths of a branch, so that threads of one barrier arrive at different
-//! instructions. An intrinsic that it knows as convergent stays one instruction.
+//! instructions. An intrinsic that it knows as convergent stays one instruction. Barriers of a
+//! block are aligned, as `__syncthreads` of CUDA is: the assembler copies those that are not, and
+//! expands them.
 
 use core::arch::asm;
 use peerweave_types::Dim3;
@@ -21,9 +23,9 @@ macro_rules! constant_register {
 }
 
 unsafe extern "C" {
-    #[link_name = "llvm.nvvm.barrier.cta.sync.all"]
+    #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
     fn barrier_sync(id: u32);
-    #[link_name = "llvm.nvvm.barrier.cta.red.or.all"]
+    #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.all"]
     fn barrier_red_or(id: u32, value: bool) -> bool;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     fn bar_warp_sync(mask: u32);
