@@ -36,6 +36,20 @@ fn sync<W: TestWord>(words: &[W], rank: usize, epoch: u64, patience: &mut Patien
     barrier::wait(&words[rank * ranks..][..ranks], epoch, patience)
 }
 
+/// As `sync`, in the relaxed form: between fences of the caller, or alone.
+fn relaxed<W: TestWord>(fences: bool, words: &[W], rank: usize, epoch: u64, patience: &mut Patience) -> Result<(), GaveUp> {
+    let ranks = words.len().isqrt();
+    if fences {
+        W::fence_release();
+    }
+    barrier::announce_relaxed(&word::from_fn(ranks, |target| &words[target * ranks + rank]), epoch);
+    barrier::wait_relaxed(&words[rank * ranks..][..ranks], epoch, patience)?;
+    if fences {
+        W::fence_acquire();
+    }
+    Ok(())
+}
+
 /// As `sync`, but waits for other words or another epoch.
 fn broken(words: &[Exact], rank: usize, epoch: u64, waited: u64, first: usize, patience: &mut Patience) -> Result<(), GaveUp> {
     let ranks = words.len().isqrt();
@@ -53,6 +67,18 @@ fn barrier_orders_three_pes() {
     cells_change_hands_at_every_epoch::<Exact>(Team::of_three(1), 9, sync);
 }
 
+#[test]
+fn relaxed_barrier_between_fences_orders_two_pes() {
+    cells_change_hands_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
+        relaxed(true, words, rank, epoch, patience)
+    });
+}
+
+refuted!(relaxed_barrier_alone_is_refuted, {
+    cells_change_hands_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
+        relaxed(false, words, rank, epoch, patience)
+    })
+});
 refuted!(barrier_without_release_is_refuted, cells_change_hands_at_every_epoch::<NoRelease>(Team::PAIR, 4, sync));
 refuted!(barrier_without_acquire_is_refuted, cells_change_hands_at_every_epoch::<NoAcquire>(Team::PAIR, 4, sync));
 refuted!(barrier_that_forgets_the_last_rank_is_refuted, "not handed over", {
