@@ -22,6 +22,9 @@ use crate::error::{CudaError, misuse};
 /// Every allocation begins at a multiple of it, in bytes: what bulk copies and lines need.
 const ALIGNMENT_BYTES: u64 = 256;
 
+/// Whether a part is gone that threads may hold for a moment.
+pub(crate) type Question = Box<dyn Fn() -> bool + Send + Sync>;
+
 pub(crate) enum Heap {
     /// With the multicast mapping of the whole heap, where there is one.
     Vmm(SymmetricHeap, Option<HeapMulticast>),
@@ -121,6 +124,34 @@ impl Heap {
             (Self::Vmm(heap, _), Memory::Vmm(memory)) => Ok(heap.free(memory)?),
             (Self::Nvshmem(arena), Memory::Nvshmem(lease)) => arena.end(lease),
             _ => Err(misuse("Gpu::free", "the memory", "of another kind of heap", "an allocation of this heap")),
+        }
+    }
+
+    /// What asks whether threads hold parts of the heap, once it has been dropped. NVSHMEM's own
+    /// part stays until NVSHMEM ends: [`Self::end`] waits for that.
+    pub(crate) fn gone(&self) -> Vec<Question> {
+        match self {
+            Self::Vmm(heap, _) => vec![Box::new(heap.gone())],
+            Self::Nvshmem(_) => Vec::new(),
+        }
+    }
+
+    /// Ends the heap, whose allocations are gone or stay taken until now. Collective.
+    /// Gives what else asks whether threads hold parts of it.
+    pub(crate) fn end(self) -> Result<Option<Question>, CudaError> {
+        match self {
+            Self::Vmm(heap, mapping) => {
+                drop(mapping);
+                let report = heap.finalize()?;
+                tracing::debug!(leaks = report.leaks.len(), "the heap of a GPU has ended");
+                Ok(None)
+            }
+            Self::Nvshmem(Arena { context, whole, .. }) => {
+                context.free(whole)?;
+                let gone: Question = Box::new(context.gone());
+                let report = context.finalize()?;
+                Ok((report.other_handles == 0).then_some(gone))
+            }
         }
     }
 

@@ -97,6 +97,15 @@ impl Context {
         Self { comm, heap, running: Arc::clone(running) }
     }
 
+    /// Returns a closure that returns `true` once nothing of this context is left: no handle of it, of
+    /// its memory or of its teams, also not in threads. From then on it does not hold the
+    /// rendezvous. A context that has not been [finalized](Self::finalize) stays until the process
+    /// ends.
+    pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
+        let alive = Arc::downgrade(&self.comm.alive);
+        move || alive.strong_count() == 0
+    }
+
     /// Returns another handle of the running context, or `None` if there is none.
     pub fn current() -> Option<Self> {
         // In a forked child, a thread that does not exist may hold the lock.

@@ -104,5 +104,10 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
             }
         }
     }
-    Ok(table.print(&gpu))
+    let passed = table.print(&gpu);
+    if passed && arguments.kill.is_none() {
+        gpu.end()?;
+        Arc::into_inner(rendezvous).ok_or("the GPU has ended and something holds the rendezvous")?.leave()?;
+    }
+    Ok(passed)
 }

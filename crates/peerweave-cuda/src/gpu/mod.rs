@@ -1,5 +1,6 @@
 //! One GPU of a job: heap, context, modules. Launches and waits: `launch/`; allocation: `memory/`.
 
+mod end;
 mod modules;
 mod options;
 pub(crate) mod teams;
@@ -23,6 +24,8 @@ use crate::heap::{Arena, Block, Heap};
 use modules::Modules;
 use teams::Teams;
 
+use end::Gone;
+
 pub use options::{GpuOptions, Transport};
 
 /// One GPU of a job, set up for kernels that reach the GPUs of the other PEs. Clones are handles of
@@ -30,8 +33,8 @@ pub use options::{GpuOptions, Transport};
 ///
 /// # Collective
 /// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`split`](Self::split),
-/// [`barrier`](Self::barrier) and [`recover`](Self::recover) are called by all PEs in the same
-/// order with the same arguments. They end by the deadline of the rendezvous, and name the PEs that
+/// [`barrier`](Self::barrier), [`recover`](Self::recover) and [`end`](Self::end) are called by all
+/// PEs in the same order with the same arguments. They end by the deadline of the rendezvous, and name the PEs that
 /// did not arrive.
 ///
 /// ```no_run
@@ -74,6 +77,8 @@ pub(crate) struct Inner {
     /// The first failure since the start or the last recovery.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
+    /// The last field: it waits for what the fields before it leave to threads.
+    pub(crate) gone: Gone,
 }
 
 impl Gpu {
@@ -136,6 +141,7 @@ impl Gpu {
         )?;
         // Nobody's kernels may run before everybody's words are zero.
         rendezvous.barrier("peerweave-cuda/ready")?;
+        let gone = Gone::new(heap.gone());
         Ok(Self(Arc::new(Inner {
             rendezvous: Arc::clone(rendezvous),
             context: Arc::clone(context),
@@ -154,6 +160,7 @@ impl Gpu {
             locals: Mutex::default(),
             failed: Mutex::default(),
             recoveries: Mutex::default(),
+            gone,
         })))
     }
 

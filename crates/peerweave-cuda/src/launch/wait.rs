@@ -68,7 +68,7 @@ impl Inner {
     }
 
     /// The outcome of work that has ended.
-    fn ended(&self, call: &'static str) -> Result<(), CudaError> {
+    pub(crate) fn ended(&self, call: &'static str) -> Result<(), CudaError> {
         let Some(failure) = self.report.failure() else { return Ok(()) };
         let error = match self.death_behind(&failure) {
             Some((pe, cause)) => CudaError::PeLost { call, pe, cause, report: Some(failure) },

@@ -5,7 +5,7 @@
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, ServerOptions, Token};
 use peerweave_cuda::{CudaError, Gpu, GpuOptions};
@@ -81,24 +81,17 @@ impl std::ops::Deref for ProcessGpu {
 
 impl Drop for ProcessGpu {
     fn drop(&mut self) {
-        drop(self.gpu.take());
-        let Some(mut shared) = self.rendezvous.take() else { return };
+        let (gpu, rendezvous) = (self.gpu.take(), self.rendezvous.take());
         // A PE that panics has failed, and the others are to see that.
         if std::thread::panicking() {
             return;
         }
-        // Threads of the GPU's parts let go of it a moment after it is dropped.
-        let end = Instant::now() + Duration::from_secs(5);
-        loop {
-            match Arc::try_unwrap(shared) {
-                Ok(rendezvous) => {
-                    let _ = rendezvous.leave();
-                    return;
-                }
-                Err(_) if Instant::now() > end => return,
-                Err(held) => shared = held,
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        // NVSHMEM holds the rendezvous until it ends.
+        let ended = gpu.map_or(Ok(()), Gpu::end);
+        if let Some(rendezvous) = rendezvous.and_then(Arc::into_inner) {
+            let _ = rendezvous.leave();
+        } else {
+            panic!("something holds the rendezvous after the end of the GPU: {ended:?}");
         }
     }
 }

@@ -63,6 +63,8 @@ pub(crate) struct Comm {
     /// Held by the thread that makes a collective setup call, from the first agreement until the
     /// call has returned.
     setup: Mutex<()>,
+    /// The last field: dropped when all others have been, the rendezvous among them.
+    pub(crate) alive: Arc<()>,
 }
 
 /// Results of the initialisation.
@@ -97,6 +99,7 @@ impl Comm {
             deferred: Deferred::default(),
             counts: Mutex::default(),
             setup: Mutex::default(),
+            alive: Arc::new(()),
         }
     }
 

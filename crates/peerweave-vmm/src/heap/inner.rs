@@ -50,6 +50,8 @@ pub(crate) struct HeapInner {
     /// Held during a collective call.
     state: Mutex<State>,
     ledger: Mutex<BTreeMap<u64, Leak>>,
+    /// The last field: dropped when all others have been, the rendezvous among them.
+    pub(super) alive: Arc<()>,
 }
 
 /// State that collective calls change.
@@ -263,6 +265,7 @@ impl HeapInner {
             chunks: RwLock::default(),
             state: Mutex::default(),
             ledger: Mutex::default(),
+            alive: Arc::new(()),
         })
     }
 

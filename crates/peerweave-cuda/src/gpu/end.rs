@@ -1,0 +1,127 @@
+//! The end of a GPU: its parts are given back, and the threads that free them have let go of the
+//! rendezvous.
+//!
+//! Streams free memory on threads of their own after the work that used it, and what those threads
+//! hold holds the rendezvous too. Invariant: [`Gone`] is the last field of what it waits for, so
+//! that the parts have been dropped before it waits.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use peerweave_driver::{deadline_after, wait};
+
+use super::{Gpu, Inner};
+use crate::error::{CudaError, misuse};
+use crate::heap::Question;
+
+/// How often the parts are asked whether they are gone.
+const LOOK: Duration = Duration::from_micros(200);
+/// How long a GPU that is dropped waits for them.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Parts that threads may hold for a moment after the GPU is gone. Dropping it waits for them.
+pub(crate) struct Gone(Vec<Question>);
+
+impl Gone {
+    pub(crate) fn new(parts: Vec<Question>) -> Self {
+        Self(parts)
+    }
+
+    /// Waits until all parts are gone. Returns whether they are.
+    fn wait(&mut self, longest: Duration) -> bool {
+        let end = deadline_after(longest);
+        loop {
+            self.0.retain(|is_gone| !is_gone());
+            if self.0.is_empty() || Instant::now() >= end {
+                return std::mem::take(&mut self.0).is_empty();
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        if !std::thread::panicking() && !self.wait(PATIENCE) {
+            tracing::debug!("memory of a GPU that was dropped is still in use after {PATIENCE:?}");
+        }
+    }
+}
+
+impl fmt::Debug for Gone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gone({} parts)", self.0.len())
+    }
+}
+
+impl Gpu {
+    /// Ends the GPU: waits for its work and for all PEs, gives heap, modules and context back, and
+    /// waits until no thread of this process holds the rendezvous for it, each at most for the
+    /// deadline. Then [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave) can be called.
+    /// On NVSHMEM's heap it ends NVSHMEM too, unless the process has other handles of it.
+    ///
+    /// Dropping the last handle does the same without the other PEs: it waits for threads at most 2
+    /// s, reports nothing, and leaves NVSHMEM running.
+    ///
+    /// # Collective
+    /// All PEs, each with its last handle.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] while there are other handles: clones, streams, memory, teams; nothing
+    /// has ended then. All others after everything of this PE has been given back that can be:
+    /// [`CudaError::PeLost`] and [`CudaError::Kernel`] for a failure of a kernel,
+    /// [`CudaError::Bootstrap`] names a PE that did not come, [`CudaError::Stuck`] where work or
+    /// threads do not end, those of the heap.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use peerweave_bootstrap::{Job, Options, Rendezvous};
+    /// # use peerweave_cuda::{Gpu, GpuOptions};
+    /// # let job = Job::from_env()?;
+    /// let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
+    /// let context = peerweave_driver::context(job.local_pe as usize)?;
+    /// let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(64 << 20))?;
+    /// // … streams, memory and teams come and go …
+    /// gpu.end()?;
+    /// Arc::into_inner(rendezvous).expect("the last handle").leave()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn end(self) -> Result<(), CudaError> {
+        const CALL: &str = "Gpu::end";
+        let inner = Arc::try_unwrap(self.0).map_err(|shared| {
+            let others = format!("in use by {} other handles", Arc::strong_count(&shared) - 1);
+            misuse(CALL, "the GPU", others, "this handle alone: drop clones, streams, memory and teams first")
+        })?;
+        inner.close(CALL)
+    }
+}
+
+impl Inner {
+    fn close(self, call: &'static str) -> Result<(), CudaError> {
+        let longest = self.deadline;
+        let worked = match wait(&self.stream, deadline_after(longest)) {
+            Ok(true) => self.ended(call),
+            Ok(false) => Err(CudaError::Stuck { call, waited: longest }),
+            Err(error) => Err(error.into()),
+        };
+        // From here on no kernel of another PE uses this PE's memory.
+        let met = self.rendezvous.barrier("peerweave-cuda/end").map_err(CudaError::from);
+        let Self { rendezvous, heap, sync, stream, report, tables, kernels, modules, mut gone, .. } = self;
+        kernels.into_inner().unwrap_or_else(PoisonError::into_inner).clear();
+        drop((modules, tables, report));
+        let ended = match &met {
+            Ok(()) => heap.free(sync).and_then(|()| heap.end()),
+            // Without the others nothing collective is possible: it goes locally.
+            Err(_) => Ok(None),
+        };
+        let ended = ended.map(|question| gone.0.extend(question));
+        drop((stream, rendezvous));
+        let start = Instant::now();
+        let let_go = match gone.wait(longest) {
+            true => Ok(()),
+            false => Err(CudaError::Stuck { call, waited: start.elapsed() }),
+        };
+        worked.and(met).and(ended).and(let_go)
+    }
+}

@@ -1,0 +1,98 @@
+//! The end of a GPU: nothing holds the rendezvous afterwards, so that the PE can leave the job.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_cuda::{CudaError, Gpu, GpuOptions};
+use peerweave_test_kernels::{count_up, ring, wait_for_ever};
+use peerweave_types::FailureKind;
+
+use common::{fakes, pes_that_may_fail};
+
+/// Handles of the rendezvous while there is no GPU: the harness's and the test's.
+const HANDLES: usize = 2;
+
+fn options() -> GpuOptions {
+    GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
+}
+
+/// Gives the GPU work and memory that threads free later.
+fn work(gpu: &Gpu) {
+    let (word, signal) = (gpu.alloc::<u64>(1).expect("room"), gpu.alloc::<u64>(1).expect("room"));
+    let (kept, stream) = (gpu.alloc::<u64>(1000).expect("room"), gpu.stream().expect("a stream"));
+    stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("it is launched");
+    stream.launch(&count_up::KERNEL, 2, 64, (kept.slice(), 5)).expect("it is launched");
+    stream.wait().expect("the kernels end");
+    gpu.barrier("worked").expect("everybody comes");
+    gpu.free(word).expect("freed");
+    // Others are dropped, and stay taken.
+}
+
+#[test]
+fn rendezvous_is_free_right_after_the_end() {
+    fakes().run(|| {
+        for _ in 0..10 {
+            pes_that_may_fail(2, options(), |gpu| {
+                let gpu = gpu.expect("it is set up");
+                let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
+                work(&gpu);
+                gpu.end().expect("nothing failed");
+                assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
+            });
+        }
+    });
+}
+
+#[test]
+fn rendezvous_is_free_right_after_a_drop() {
+    fakes().run(|| {
+        for _ in 0..10 {
+            pes_that_may_fail(2, options(), |gpu| {
+                let gpu = gpu.expect("it is set up");
+                let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
+                work(&gpu);
+                drop(gpu);
+                assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
+            });
+        }
+    });
+}
+
+#[test]
+fn gpu_with_other_handles_does_not_end() {
+    fakes().run(|| {
+        pes_that_may_fail(1, options(), |gpu| {
+            let gpu = gpu.expect("it is set up");
+            let (memory, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            let error = gpu.clone().end().expect_err("there are a stream, memory and a clone");
+            let CudaError::Misuse { call: "Gpu::end", value, .. } = &error else { panic!("{error}") };
+            assert_eq!(value, "in use by 3 other handles");
+            drop((memory, stream));
+            gpu.end().expect("the last handle");
+        });
+    });
+}
+
+#[test]
+fn end_after_a_failed_kernel_is_its_error_and_frees() {
+    fakes().run(|| {
+        let short = options().deadline(Duration::from_millis(300));
+        pes_that_may_fail(2, short, |gpu| {
+            let gpu = gpu.expect("it is set up");
+            let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
+            let (signal, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            let other = 1 - gpu.pe().get();
+            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), other)).expect("it is launched");
+            stream.wait().expect_err("nobody signals");
+            drop((signal, stream));
+            let error = gpu.end().expect_err("a kernel failed");
+            let CudaError::Kernel { call: "Gpu::end", failure } = &error else { panic!("{error}") };
+            assert_eq!(failure.kind, Some(FailureKind::Deadline), "{error}");
+            assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
+        });
+    });
+}
