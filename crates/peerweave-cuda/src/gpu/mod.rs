@@ -34,8 +34,8 @@ pub use options::{GpuOptions, Transport};
 /// # Collective
 /// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`split`](Self::split),
 /// [`barrier`](Self::barrier), [`recover`](Self::recover) and [`end`](Self::end) are called by all
-/// PEs in the same order with the same arguments. They end by the deadline of the rendezvous, and name the PEs that
-/// did not arrive.
+/// PEs in the same order with the same arguments. They end by the deadline of the rendezvous, and
+/// name the PEs that did not arrive.
 ///
 /// ```no_run
 /// use std::sync::Arc;
