@@ -20,6 +20,9 @@ use peerweave::{MaybeDest, MaybeSource, StreamDest, StreamSource};
 const BATCH: Duration = Duration::from_millis(30);
 /// Minimum duration of the trial that estimates the time of a call.
 const TRIAL: Duration = Duration::from_millis(2);
+/// How often each PE arrives late at a barrier that is checked. More than once, because a PE that
+/// leaves early is not seen where the system stops it for as long as the other is late.
+pub(crate) const ROUNDS_LATE: usize = 8;
 const FEWEST_CALLS: u64 = 3;
 const MOST_CALLS: u64 = 1 << 30;
 
@@ -279,7 +282,8 @@ where
         const LATE: Duration = Duration::from_micros(500);
         let (world, rank) = (self.setting.world, self.view().rank);
         let mut early = 0;
-        for late in 0..world.n_pes() {
+        for round in 0..ROUNDS_LATE * world.n_pes() {
+            let late = round % world.n_pes();
             world.team().barrier_blocking()?;
             if rank == late {
                 std::thread::sleep(LATE);

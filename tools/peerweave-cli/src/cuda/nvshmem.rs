@@ -19,6 +19,7 @@ use super::nvshmem_calls::{Calls, Memory, Reduced, device};
 use crate::bench::calls::G_DUE;
 use crate::bench::config::{Bind, Buffers, Case, Clock, Config};
 use crate::bench::geometry::{self, Placement, Tile, View};
+use crate::bench::measure::ROUNDS_LATE;
 use crate::bench::memory::GUARD;
 use crate::bench::op::BenchOp;
 use crate::bench::pattern::{PERIOD, Sample, input_tile, moved_tile, poison, reduced_tile};
@@ -435,7 +436,8 @@ impl<T: Reduced> Bench<'_, T> {
         const LATE: Duration = Duration::from_millis(1);
         let view = self.calls.view;
         let mut early = 0;
-        for late in 0..view.n_pes {
+        for round in 0..ROUNDS_LATE * view.n_pes {
+            let late = round % view.n_pes;
             self.session.meetings.meet()?;
             if view.rank == late {
                 std::thread::sleep(LATE);
