@@ -97,8 +97,8 @@ impl Context {
         Self { comm, heap, running: Arc::clone(running) }
     }
 
-    /// Returns a closure that returns `true` once nothing of this context is left: no handle of it, of
-    /// its memory or of its teams, also not in threads. From then on it does not hold the
+    /// Returns a closure that returns `true` once nothing of this context is left: no handle of it,
+    /// of its memory or of its teams, also not in threads. From then on it does not hold the
     /// rendezvous. A context that has not been [finalized](Self::finalize) stays until the process
     /// ends.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {

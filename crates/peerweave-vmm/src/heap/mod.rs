@@ -460,9 +460,9 @@ impl SymmetricHeap {
         Ok(())
     }
 
-    /// Returns a closure that returns `true` once nothing of the heap is left: no handle of it or of
-    /// its memory, also not in threads that free memory after the streams that used it. From then
-    /// on the heap does not hold the rendezvous.
+    /// Returns a closure that returns `true` once nothing of the heap is left: no handle of it or
+    /// of its memory, also not in threads that free memory after the streams that used it. From
+    /// then on the heap does not hold the rendezvous.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let alive = Arc::downgrade(&self.inner.alive);
         move || alive.strong_count() == 0
