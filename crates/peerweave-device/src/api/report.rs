@@ -113,7 +113,7 @@ impl Spin<'_> {
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
     /// The abort word may lie in memory of the host: many threads that read it delay each other,
     /// and what they wait for.
-    const ABORT_NS: u64 = if cfg!(target_arch = "nvptx64") { 100_000 } else { 0 };
+    const ABORT_NS: u64 = if cfg!(target_arch = "nvptx64") { 100_000 } else { 1 };
 
     #[cold]
     #[inline]
