@@ -63,6 +63,23 @@ fn rendezvous_is_free_right_after_a_drop() {
 }
 
 #[test]
+fn rendezvous_is_free_after_a_drop_with_work_in_flight() {
+    fakes().run(|| {
+        let short = options().deadline(Duration::from_millis(300));
+        pes_that_may_fail(2, short, |gpu| {
+            let gpu = gpu.expect("it is set up");
+            let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
+            let (signal, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            // It ends by its deadline, after all of this has been dropped.
+            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1 - gpu.pe().get())).expect("it is launched");
+            drop((signal, stream));
+            drop(gpu);
+            assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
+        });
+    });
+}
+
+#[test]
 fn gpu_with_other_handles_does_not_end() {
     fakes().run(|| {
         pes_that_may_fail(1, options(), |gpu| {
