@@ -16,7 +16,7 @@
 //!   table.rs, json.rs, plot.rs the forms of the result
 //!   p2p.rs         options and report of `bench p2p`
 //! ```
-//! PEs on GPUs are in [`crate::cuda`]. The command starts its PEs through [`crate::launch`], as
+//! PEs on GPUs are in `crate::cuda`. The command starts its PEs through [`crate::launch`], as
 //! `peerweave run` does, and reads their measurements from their standard output.
 
 mod backends;

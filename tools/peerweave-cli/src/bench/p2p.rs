@@ -1,7 +1,7 @@
 //! `peerweave bench p2p`: measures the bandwidth between every two GPUs of this machine and the
 //! latency of a flag.
 //!
-//! [`crate::cuda`] measures; this module has the options and prints the results.
+//! `crate::cuda` measures; this module has the options and prints the results.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
