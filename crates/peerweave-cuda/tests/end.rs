@@ -32,34 +32,27 @@ fn work(gpu: &Gpu) {
     // Others are dropped, and stay taken.
 }
 
+/// Checks that nothing holds the rendezvous right after `end` has ended a GPU that worked.
+fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
+    for _ in 0..10 {
+        pes_that_may_fail(2, options(), move |gpu| {
+            let gpu = gpu.expect("it is set up");
+            let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
+            work(&gpu);
+            end(gpu);
+            assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
+        });
+    }
+}
+
 #[test]
 fn rendezvous_is_free_right_after_the_end() {
-    fakes().run(|| {
-        for _ in 0..10 {
-            pes_that_may_fail(2, options(), |gpu| {
-                let gpu = gpu.expect("it is set up");
-                let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
-                work(&gpu);
-                gpu.end().expect("nothing failed");
-                assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
-            });
-        }
-    });
+    fakes().run(|| is_free_right_after(|gpu| gpu.end().expect("nothing failed")));
 }
 
 #[test]
 fn rendezvous_is_free_right_after_a_drop() {
-    fakes().run(|| {
-        for _ in 0..10 {
-            pes_that_may_fail(2, options(), |gpu| {
-                let gpu = gpu.expect("it is set up");
-                let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
-                work(&gpu);
-                drop(gpu);
-                assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
-            });
-        }
-    });
+    fakes().run(|| is_free_right_after(drop));
 }
 
 #[test]
