@@ -1,9 +1,8 @@
 //! `check nccl`, `check nvshmem`, `check vmm`: checks the GPUs of a machine through one library,
 //! against what the host computes.
 //!
-//! The parts share how processes are started (`launch.rs`) and how results are printed
-//! (`table.rs`). What is checked is in the modules of the parts. `check PART --help` lists the
-//! options of a part.
+//! `launch.rs` starts processes and `table.rs` prints results, for all parts. The module of a part
+//! holds its checks. `check PART --help` lists the options of a part.
 //!
 //! Invariant: every wait has a deadline, and so has the whole run. The last line is `OK ...` or
 //! `FAILED ...`, and the exit status says the same.
