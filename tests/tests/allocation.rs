@@ -282,7 +282,8 @@ fn alignments(seat: &Seat) {
         let align = 1usize << shift;
         let buffer = world.alloc_aligned::<u8>(align.min(1 << 21) / 2 + 3, align).unwrap();
         assert!(buffer.offset().0.is_multiple_of(align as u64), "offset {:?}, alignment {align}", buffer.offset());
-        assert!(buffer.as_ptr().addr().is_multiple_of(align), "address {:?}, alignment {align}", buffer.as_ptr());
+        let address = buffer.as_ptr().expect("memory of the host");
+        assert!(address.addr().is_multiple_of(align), "address {address:?}, alignment {align}");
         buffers.push(buffer);
         let empty = world.alloc::<u8>(0).unwrap();
         assert!(empty.is_empty() && empty.to_vec().unwrap().is_empty());

@@ -20,10 +20,11 @@
 //! [`Stream`], returns a [`Ticket`] at once, and runs after earlier operations of the stream. The
 //! form with `_blocking` in its name runs on the calling thread and returns when it is complete.
 //!
-//! Operations take three kinds of memory, through [`Source`] and [`Dest`]:
+//! Operations take four kinds of memory, through [`Source`] and [`Dest`]:
 //! - [`Symmetric`]: allocated by all PEs together, the target of one-sided operations, and the
 //!   fastest for all;
 //! - [`Buffer`]: ordinary memory with reference counting, which pending operations may use;
+//! - [`OnDevice`]: memory of a device with its owner, for backends that work on that device;
 //! - slices, arrays and vectors of the caller, in the blocking forms only, because a queue cannot
 //!   hold a borrow.
 //!
@@ -65,10 +66,13 @@ mod shared;
 mod world;
 
 pub use arguments::{
-    Buffer, Dest, MaybeDest, MaybeSource, Reduction, Signal, SignalUpdate, Source, StreamDest, StreamSource, Symmetric, none,
+    Buffer, Dest, MaybeDest, MaybeSource, OnDevice, Reduction, Signal, SignalUpdate, Source, StreamDest, StreamSource, Symmetric,
+    none,
 };
 pub use backend::error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
-pub use backend::{CallChecking, Caps, PrivateBuffers, VectorCounts};
+pub use backend::{
+    AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, PrivateBuffers, ReductionCaps, ReductionOrder, VectorCounts,
+};
 pub use ops::{BlockingGroup, Group, LaunchArg, LaunchArgs, LaunchShape};
 pub use peerweave_types::{
     AtomicElement, AtomicInteger, Compare, DType, DeviceSlice, Dim3, Element, F8E4M3, F8E5M2, FailureKind, HeapGeometry, Integer,

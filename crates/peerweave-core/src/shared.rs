@@ -24,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) deadline: Duration,
     /// Whether the backend refuses operations on ordinary memory.
     pub(crate) private_refused: bool,
+    /// The device whose memory operations take.
+    pub(crate) device: Option<u32>,
     guard: ForkGuard,
     finalized: AtomicBool,
     allocations: Mutex<Allocations>,
@@ -45,6 +47,7 @@ impl Shared {
             n_pes: job.n_pes,
             deadline: backend.deadline(),
             private_refused: backend.caps().private_buffers == PrivateBuffers::Refused,
+            device: backend.caps().device,
             guard: ForkGuard::new(),
             finalized: AtomicBool::new(false),
             allocations: Mutex::default(),

@@ -182,8 +182,9 @@ fn one_sided_operations_name_the_pe_behind_the_rank() {
     assert_eq!((op.remote, Some(op.local), op.element_bytes), (s.y.offset(), s.at(&s.x, 0), 4));
 
     s.team.p_blocking(&s.y, 5, 1.5, peer).unwrap();
-    let Op::Put(put) = s.op(false) else { panic!() };
-    assert_eq!((put.target, put.bytes, put.signal, put.nbi), (s.y.offset().plus(20), 4, None, false));
+    let Op::PutElement(put) = s.op(false) else { panic!() };
+    assert_eq!((put.pe, put.target, put.element_bytes), (Pe::new(0), s.y.offset().plus(20), 4));
+    assert_eq!(put.bits.to_ne_bytes()[..4], 1.5f32.to_ne_bytes());
     s.team.signal_blocking(signal.set(9), peer).unwrap();
     let Op::Signal(op) = s.op(false) else { panic!() };
     assert_eq!((op.pe, op.at, op.value, op.op), (Pe::new(0), word.offset().plus(16), 9, SignalOp::Set));

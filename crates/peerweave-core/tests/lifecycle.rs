@@ -80,7 +80,7 @@ fn slices_of_symmetric_memory_see_writes() {
         assert_eq!(x.as_slice().unwrap(), [1.0, 2.0, 7.0, 4.0]);
     }
     assert_eq!(x.load(2).unwrap(), 7.0);
-    let (geometry, address) = (world.geometry(), x.as_ptr() as u64);
+    let (geometry, address) = (world.geometry().unwrap(), x.as_ptr().unwrap() as u64);
     assert_eq!(geometry.locate(address), Some((world.my_pe(), x.offset())));
 }
 

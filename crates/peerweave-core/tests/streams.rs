@@ -112,19 +112,59 @@ fn everything_may_be_dropped_while_operations_wait() {
 }
 
 #[test]
-fn one_element_is_put_and_got_through_memory_of_the_queue() {
+fn element_travels_in_the_operation_of_a_put_and_get() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let x = world.alloc_zeroed::<peerweave_core::bf16>(3).unwrap();
     let value = peerweave_core::bf16::from_f32(1.5);
+    noop.take_calls();
     let before = team.g(&stream, &x, 1, ME).unwrap();
     team.p(&stream, &x, 1, value, ME).unwrap();
     let after = team.g(&stream, &x, 1, ME).unwrap();
     assert!(!after.is_complete());
+    let calls = noop.take_calls();
+    let [Call::Submit(Op::GetElement(_)), Call::Submit(Op::PutElement(put)), Call::Submit(Op::GetElement(get))] = &calls[..]
+    else {
+        panic!("{calls:?}")
+    };
+    assert_eq!(
+        (put.element_bytes, put.target, &put.bits.to_ne_bytes()[..2]),
+        (2, get.source, &value.to_bits().to_ne_bytes()[..])
+    );
     noop.run_all();
     assert_eq!((before.wait().unwrap().to_f32(), after.wait().unwrap()), (0.0, value));
     noop.hold_streams(false);
     assert_eq!(team.g(&stream, &x, 1, ME).unwrap().wait().unwrap(), value);
+}
+
+#[test]
+fn copies_and_fills_run_in_the_order_of_their_stream() {
+    let (noop, world) = held();
+    let (stream, x) = (world.stream().unwrap(), world.alloc_zeroed::<i32>(5).unwrap());
+    let (mine, back) = (Buffer::from(vec![1, 2]), Buffer::zeroed(5));
+    stream.fill(&x, 0x0102).unwrap();
+    stream.copy(&mine, &x.slice(1..3).unwrap()).unwrap();
+    let copied = stream.copy(&x, &back).unwrap();
+    assert_eq!((x.to_vec().unwrap(), copied.is_complete()), (vec![0; 5], false));
+    assert!(mine.into_vec().is_err(), "the queue has a share");
+    noop.run_all();
+    assert_eq!(back.to_vec(), [0x0102, 1, 2, 0x0102, 0x0102]);
+    let overlapping = stream.copy(&x.slice(..3).unwrap(), &x.slice(2..).unwrap()).unwrap_err();
+    assert!(matches!(overlapping.misuse(), Some(MisuseKind::Overlap { first: "source", second: "dest" })));
+    let longer = stream.copy(&x, &back.slice(..4).unwrap()).unwrap_err();
+    assert!(matches!(longer.misuse(), Some(MisuseKind::Length { argument: "dest", found: 4, expected: 5 })));
+}
+
+#[test]
+fn adopted_stream_must_be_of_the_backend_of_the_world() {
+    use peerweave_core::backend::Backend;
+    let (noop, world) = held();
+    let stream = world.adopt_stream(noop.stream().unwrap()).unwrap();
+    let ticket = world.team().barrier(&stream).unwrap();
+    noop.run_all();
+    ticket.wait().unwrap();
+    let foreign = world.adopt_stream(Noop::new(0, 1).stream().unwrap()).unwrap_err();
+    assert!(matches!(foreign.misuse(), Some(MisuseKind::ForeignQueue { what: "stream" })));
 }
 
 #[test]

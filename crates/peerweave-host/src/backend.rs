@@ -8,8 +8,12 @@ use crate::stream::HostStream;
 use crate::sync::team::slot_of;
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::Error;
-use peerweave_core::backend::{Allocation, Backend, Caps, JobShape, Op, Outcome, SplitPart, StreamBackend, TeamId, TeamRecord};
+use peerweave_core::backend::{
+    Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, SplitPart, StreamBackend, TeamId,
+    TeamRecord,
+};
 use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
+use std::any::Any;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -53,7 +57,7 @@ impl Host {
 
 // SAFETY: [B1] operations access memory that the core has checked. Private memory of other PEs is
 // only read, by the operating system, which fails if it is gone (`memory/cross_memory.rs`), or
-// through staging areas. [B2] `Shared` owns the mapping. [B3] Entries, progress, signals and
+// through staging areas. [B7] no work goes on after an operation has failed. [B2] `Shared` owns the mapping. [B3] Entries, progress, signals and
 // mailboxes are published by releases and read by acquires. [B4] All access to the heap is atomic
 // or by `simd`.
 unsafe impl Backend for Host {
@@ -69,8 +73,8 @@ unsafe impl Backend for Host {
         &self.shared.job
     }
 
-    fn geometry(&self) -> HeapGeometry {
-        self.shared.peers.segments.geometry(Pe::new(self.shared.peers.me as u32))
+    fn geometry(&self) -> Option<HeapGeometry> {
+        Some(self.shared.peers.segments.geometry(Pe::new(self.shared.peers.me as u32)))
     }
 
     fn deadline(&self) -> Duration {
@@ -128,21 +132,28 @@ unsafe impl Backend for Host {
         Ok(())
     }
 
-    fn local(&self, at: SymOffset) -> *mut u8 {
-        self.shared.peers.segments.symmetric(self.shared.peers.me, at)
+    fn local(&self, at: SymOffset) -> LocalAddress {
+        LocalAddress::Host(self.shared.own(at))
     }
 
     #[inline]
-    unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) {
+    unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<(), Error> {
         // SAFETY: the caller's promise; the two are apart since one is symmetric and the other is
         // not.
-        unsafe { simd::copy(into, self.local(at), bytes) };
+        unsafe { simd::copy(into, self.shared.own(at), bytes) };
+        Ok(())
     }
 
     #[inline]
-    unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) {
+    unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) -> Result<(), Error> {
         // SAFETY: as above.
-        unsafe { simd::copy(self.local(at), from, bytes) };
+        unsafe { simd::copy(self.shared.own(at), from, bytes) };
+        Ok(())
+    }
+
+    unsafe fn fill_local(&self, at: SymOffset, bits: u64, element_bytes: usize, count: usize) -> Result<(), Error> {
+        self.shared.fill(&Fill { target: Place::Symmetric(at), bits, element_bytes, count });
+        Ok(())
     }
 
     fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {
@@ -157,12 +168,22 @@ unsafe impl Backend for Host {
         KernelTeam::new(slot_of(team) as u32)
     }
 
+    fn team_failure(&self, team: TeamId) -> Option<Error> {
+        self.shared.teams.get("failure", team).ok()?.failure().cloned()
+    }
+
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error> {
         Ok(Arc::new(HostStream::new(self.shared.clone())))
     }
 
+    fn owns(&self, stream: &dyn StreamBackend) -> bool {
+        let stream: &dyn Any = stream;
+        stream.downcast_ref::<HostStream>().is_some_and(|stream| stream.is_of(&self.shared))
+    }
+
+    // A failed operation has ended on every thread: nothing of it needs `keep`.
     #[inline]
-    unsafe fn run(&self, op: &Op) -> Result<Outcome, Error> {
+    unsafe fn run(&self, op: &Op, _keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
         ops::run(&self.shared, op)
     }
 

@@ -16,10 +16,10 @@ use crate::sync::process::Identity;
 use crate::sync::root_cause;
 use crate::sync::team::Teams;
 use peerweave_bootstrap::{BootstrapError, Job, Rendezvous};
-use peerweave_core::backend::{CallChecking, Caps, JobShape, PrivateBuffers, TeamId};
+use peerweave_core::backend::{AccumulatorType, CallChecking, Caps, JobShape, NanRule, PrivateBuffers, ReductionOrder, TeamId};
 use peerweave_core::{Error, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 use peerweave_fork::ForkGuard;
-use peerweave_types::Pe;
+use peerweave_types::{DType, Pe};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -173,6 +173,14 @@ impl Shared {
         let mut caps = Caps::new(layout.heap_bytes, MAX_TEAMS, format!("CPU, {}", simd::isa()));
         caps.call_checking = CallChecking::Always;
         caps.max_align_bytes = layout.align();
+        caps.reductions = Caps::reductions_with(|reduction| {
+            reduction.order = ReductionOrder::Rank;
+            reduction.same_bits = true;
+            reduction.nan = NanRule::IgnoredByMinMaxCanonical;
+            if matches!(reduction.dtype, DType::F16 | DType::BF16) {
+                reduction.accumulator = AccumulatorType::F32RoundedOnce;
+            }
+        });
         caps.private_buffers = match &readable {
             Ok(()) => PrivateBuffers::CrossMemoryAttach,
             Err(why) => {

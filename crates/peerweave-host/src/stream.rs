@@ -81,6 +81,10 @@ pub(crate) fn call_name(op: &Op) -> &'static str {
         Op::Put(_) => "put",
         Op::Get(_) => "get",
         Op::Strided(_) => "put_strided",
+        Op::PutElement(_) => "p",
+        Op::GetElement(_) => "g",
+        Op::Copy(_) => "copy",
+        Op::Fill(_) => "fill",
         Op::Signal(_) => "signal",
         Op::Wait(_) => "wait_until",
         Op::Atomic(_) => "atomic",
@@ -101,6 +105,10 @@ impl HostStream {
                 changed: Condvar::new(),
             }),
         }
+    }
+
+    pub(crate) fn is_of(&self, shared: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.inner.shared, shared)
     }
 }
 
@@ -432,6 +440,11 @@ impl HostEvent {
         matches!(&*lock(&self.state), Some((_, Ok(()))))
     }
 
+    /// The time at which the stream passed it.
+    fn passed_at(&self) -> Option<Duration> {
+        lock(&self.state).as_ref().map(|(at, _)| *at)
+    }
+
     fn pass(&self, outcome: Result<(), Error>) {
         *lock(&self.state) = Some((clock(), outcome));
         self.changed.notify_all();
@@ -459,7 +472,9 @@ impl EventBackend for HostEvent {
         }
     }
 
-    fn passed_at(&self) -> Option<Duration> {
-        lock(&self.state).as_ref().map(|(at, _)| *at)
+    fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration> {
+        let earlier: &dyn Any = earlier;
+        let earlier = earlier.downcast_ref::<Self>().expect("peerweave-core bug: an event of another backend");
+        self.passed_at()?.checked_sub(earlier.passed_at()?)
     }
 }

@@ -56,19 +56,6 @@ impl Memory {
         let at = NonNull::new(vec.as_mut_ptr()).unwrap_or(NonNull::dangling());
         Self { at: at.cast(), len: vec.len(), capacity: vec.capacity(), free: free::<T> }
     }
-
-    /// The first bytes of the memory, at most a word, followed by zeros.
-    pub(crate) fn first_word(&self, bytes: usize) -> u64 {
-        let mut word = [0u8; 8];
-        // SAFETY: [P2]: an atomic read; the memory has `bytes` bytes, at most 8, since it was made
-        // for one element of that size.
-        unsafe { shared_bytes::read(self.at.as_ptr(), word.as_mut_ptr(), bytes.min(word.len())) };
-        u64::from_ne_bytes(word)
-    }
-
-    pub(crate) fn place(&self) -> Place {
-        Place::Private(self.at.as_ptr())
-    }
 }
 
 impl Drop for Memory {
@@ -257,6 +244,17 @@ pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
     // SAFETY: `bytes` has at least as many bytes as `T`, and every bit pattern is a value of it
     // ([E1]).
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
+}
+
+/// The bytes of a value, followed by zeros.
+#[inline]
+pub(crate) fn element_bits<T: Element>(value: T) -> u64 {
+    const { assert!(size_of::<T>() <= 8) };
+    let mut word = 0u64;
+    // SAFETY: the word has at least as many bytes as the value, whose bytes are all initialised
+    // ([E1]).
+    unsafe { (&raw mut word).cast::<T>().write_unaligned(value) };
+    word
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! What calls take: symmetric memory, buffers, slices, signal words, reductions.
+//! What calls take: symmetric memory, buffers, memory of devices, slices, signal words, reductions.
 
 pub(crate) mod buffer;
+pub(crate) mod on_device;
 pub(crate) mod reduction;
 pub(crate) mod shared_bytes;
 pub(crate) mod signal;
@@ -8,6 +9,7 @@ pub(crate) mod span;
 pub(crate) mod symmetric;
 
 pub use buffer::Buffer;
+pub use on_device::OnDevice;
 pub use reduction::Reduction;
 pub use signal::{Signal, SignalUpdate};
 pub use span::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, none};

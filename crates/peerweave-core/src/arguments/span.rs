@@ -7,8 +7,9 @@
 #![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
 
 use crate::arguments::buffer::{Buffer, Memory};
+use crate::arguments::on_device::OnDevice;
 use crate::arguments::symmetric::{Region, Symmetric};
-use crate::backend::{Keep, Place};
+use crate::backend::{DeviceOwner, Keep, Place};
 use peerweave_types::{DType, Element};
 use std::sync::Arc;
 
@@ -40,6 +41,9 @@ impl Span<'_> {
         let (first, second) = match (self.place, other.place) {
             (Place::Symmetric(first), Place::Symmetric(second)) => (first.0, second.0),
             (Place::Private(first), Place::Private(second)) => (first as u64, second as u64),
+            (Place::Device { address: first, ordinal: on }, Place::Device { address: second, ordinal }) if on == ordinal => {
+                (first, second)
+            }
             _ => return false,
         };
         let (first_end, second_end) = (first + self.bytes() as u64, second + other.bytes() as u64);
@@ -54,6 +58,7 @@ pub(crate) enum Owner<'a> {
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),
+    Device(&'a Arc<dyn DeviceOwner>),
 }
 
 impl Owner<'_> {
@@ -62,6 +67,7 @@ impl Owner<'_> {
             Self::Caller => Held::Nothing,
             Self::Region(region) => Held::Region(Arc::clone(region)),
             Self::Memory(memory) => Held::Memory(Arc::clone(memory)),
+            Self::Device(owner) => Held::Device(Arc::clone(owner)),
         }
     }
 }
@@ -73,6 +79,14 @@ pub(crate) enum Held {
     Nothing,
     Region(Arc<Region>),
     Memory(Arc<Memory>),
+    Device(Arc<dyn DeviceOwner>),
+}
+
+impl Held {
+    /// The owner of memory of a device, if it is one.
+    pub(crate) fn device(&self) -> Option<&Arc<dyn DeviceOwner>> {
+        if let Self::Device(owner) = self { Some(owner) } else { None }
+    }
 }
 
 /// Clones `owners`, for a queue that holds their memory.
@@ -93,26 +107,26 @@ mod sealed {
 
 pub(crate) use sealed::Argument;
 
-/// Memory that an operation reads: `&Symmetric<T>`, `&Buffer<T>`; and in the blocking forms `&[T]`,
-/// `&Vec<T>`, `&[T; N]`.
+/// Memory that an operation reads: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`; and in the
+/// blocking forms `&[T]`, `&Vec<T>`, `&[T; N]`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read by an operation on elements of type `{T}`",
-    note = "pass `&Symmetric<T>`, `&Buffer<T>`, or, to a blocking form, `&[T]`, `&Vec<T>`, `&[T; N]`"
+    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]`, `&Vec<T>`, `&[T; N]`"
 )]
 pub trait Source<T: Element>: sealed::Argument {}
 
-/// Memory that an operation writes: `&Symmetric<T>`, `&Buffer<T>`; and in the blocking forms
-/// `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`.
+/// Memory that an operation writes: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`; and in the
+/// blocking forms `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`.
 ///
 /// Memory that can be written can also be read: in-place forms take it too.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be written by an operation on elements of type `{T}`",
-    note = "pass `&Symmetric<T>`, `&Buffer<T>`, or, to a blocking form, `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`"
+    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`"
 )]
 pub trait Dest<T: Element>: sealed::Argument {}
 
-/// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>`. The queue holds it while
-/// it uses it.
+/// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`. The queue
+/// holds it while it uses it.
 ///
 /// Slices are not accepted, because the queue could outlive the borrow:
 /// ```compile_fail,E0277
@@ -123,12 +137,12 @@ pub trait Dest<T: Element>: sealed::Argument {}
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read by a stream-ordered operation on elements of type `{T}`",
-    note = "a queue holds its arguments: pass `&Symmetric<T>` or `&Buffer<T>`, or call the `_blocking` form"
+    note = "a queue holds its arguments: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form"
 )]
 pub trait StreamSource<T: Element>: Source<T> {}
 
-/// Memory that a queued operation may write: `&Symmetric<T>`, `&Buffer<T>`. The queue holds it
-/// while it uses it.
+/// Memory that a queued operation may write: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`. The queue
+/// holds it while it uses it.
 ///
 /// Slices are not accepted, because the queue could outlive the borrow:
 /// ```compile_fail,E0277
@@ -140,7 +154,7 @@ pub trait StreamSource<T: Element>: Source<T> {}
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be written by a stream-ordered operation on elements of type `{T}`",
-    note = "a queue holds its arguments: pass `&Symmetric<T>` or `&Buffer<T>`, or call the `_blocking` form"
+    note = "a queue holds its arguments: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form"
 )]
 pub trait StreamDest<T: Element>: Dest<T> {}
 
@@ -202,6 +216,7 @@ macro_rules! source {
 source! {
     [T: Element] &Symmetric<T>, self => Symmetric::span(self);
     [T: Element] &Buffer<T>, self => Buffer::span(self);
+    [T: Element] &OnDevice<T>, self => OnDevice::span(self);
     [T: Element] &[T], self => borrowed(self);
     [T: Element] &Vec<T>, self => borrowed(self);
     [T: Element, const N: usize] &[T; N], self => borrowed(self.as_slice());
@@ -246,6 +261,7 @@ macro_rules! maybe {
 maybe! { MaybeSource as Source:
     [T: Element] &Symmetric<T>;
     [T: Element] &Buffer<T>;
+    [T: Element] &OnDevice<T>;
     [T: Element] &[T];
     [T: Element] &Vec<T>;
     [T: Element, const N: usize] &[T; N];
@@ -254,6 +270,7 @@ maybe! { MaybeSource as Source:
 maybe! { MaybeDest as Dest:
     [T: Element] &Symmetric<T>;
     [T: Element] &Buffer<T>;
+    [T: Element] &OnDevice<T>;
     [T: Element] &mut [T];
     [T: Element] &mut Vec<T>;
     [T: Element, const N: usize] &mut [T; N];
@@ -263,8 +280,10 @@ impl<A> sealed::Maybe for Option<A> {}
 
 impl<T: Element> StreamSource<T> for &Symmetric<T> {}
 impl<T: Element> StreamSource<T> for &Buffer<T> {}
+impl<T: Element> StreamSource<T> for &OnDevice<T> {}
 impl<T: Element> StreamDest<T> for &Symmetric<T> {}
 impl<T: Element> StreamDest<T> for &Buffer<T> {}
+impl<T: Element> StreamDest<T> for &OnDevice<T> {}
 
 /// The span of an argument that may be missing.
 #[inline(always)]

@@ -10,10 +10,11 @@
 //! bytes of a new allocation. These bytes lie in the heap, so \[S2\] still holds.
 #![allow(unsafe_code)]
 
+use crate::arguments::buffer::element_bits;
 use crate::arguments::signal::Signal;
 use crate::arguments::span::{Owner, Span};
-use crate::backend::Place;
-use crate::backend::error::{MisuseKind, misuse};
+use crate::backend::error::{Error, MisuseKind, misuse};
+use crate::backend::{LocalAddress, Place};
 use crate::shared::{LeakedBuffer, Shared};
 use crate::{Result, backend, bounds};
 use peerweave_types::{DType, Element, SymOffset, SymSlice};
@@ -166,19 +167,45 @@ impl<T: Element> Symmetric<T> {
         Self { region: self.region.clone(), at, len, element: PhantomData }
     }
 
-    /// The address of the copy of this PE.
+    /// The address of the copy of this PE, for the host.
     ///
     /// It is valid until the allocation is released or the last handle of the world is dropped.
     /// Peers may write there at any time: accesses through it must be atomic, or be ordered by
     /// signals or barriers.
-    pub fn as_ptr(&self) -> *mut T {
-        self.region.shared.backend.local(self.at).cast()
-    }
-
-    /// Copies the elements of this PE to a new vector.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after release or finalize.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if only a device can access the memory:
+    /// see [`Symmetric::device_address`].
+    pub fn as_ptr(&self) -> Result<*mut T> {
+        self.host("as_ptr")
+    }
+
+    /// The address of the copy of this PE for kernels and copies of its device, with the number of
+    /// that device; `None` if the memory is memory of the host. Valid as long as
+    /// [`Symmetric::as_ptr`].
+    pub fn device_address(&self) -> Option<(u64, usize)> {
+        match self.region.shared.backend.local(self.at) {
+            LocalAddress::Device { address, ordinal } => Some((address, ordinal)),
+            LocalAddress::Host(_) => None,
+        }
+    }
+
+    fn host(&self, call: &'static str) -> Result<*mut T> {
+        match self.region.shared.backend.local(self.at) {
+            LocalAddress::Host(address) => Ok(address.cast()),
+            LocalAddress::Device { .. } => {
+                let why = "the memory belongs to a device: copy it with `to_vec` and `copy_from`, or pass it to operations";
+                Err(Error::Unsupported { call, backend: self.region.shared.backend.name(), why })
+            }
+        }
+    }
+
+    /// Copies the elements of this PE to a new vector. Not ordered with the operations of streams:
+    /// [`Stream::copy`](crate::Stream::copy) is.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) after release or finalize; where the memory is that of a device,
+    /// [`Error::Timeout`](crate::Error::Timeout) and errors of the device.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.region.usable("to_vec")?;
         let mut into = Vec::<T>::with_capacity(self.len);
@@ -186,7 +213,7 @@ impl<T: Element> Symmetric<T> {
         // them and is no symmetric memory. They are then initialised, and every bit pattern is a
         // value ([E1]).
         unsafe {
-            self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), self.len * size_of::<T>());
+            self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), self.len * size_of::<T>())?;
             into.set_len(self.len);
         }
         Ok(into)
@@ -195,71 +222,61 @@ impl<T: Element> Symmetric<T> {
     /// Copies the elements of this PE to a slice of the same length.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the lengths differ, and after release or finalize.
+    /// [`Misuse`](crate::Misuse) if the lengths differ; as for [`Symmetric::to_vec`].
     pub fn copy_to(&self, into: &mut [T]) -> Result<()> {
         self.region.usable("copy_to")?;
         bounds::length("copy_to", "into", into.len(), self.len)?;
         // SAFETY: [S1] and not released; `into` has as many bytes. It is no symmetric memory: safe
         // code has no reference to any ([S2]), and the contract of `as_slice` forbids it.
-        unsafe { self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), size_of_val(into)) };
-        Ok(())
+        unsafe { self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), size_of_val(into)) }
     }
 
     /// Copies a slice of the same length to the elements of this PE.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the lengths differ, and after release or finalize.
+    /// As for [`Symmetric::copy_to`].
     pub fn copy_from(&self, from: &[T]) -> Result<()> {
         self.region.usable("copy_from")?;
         bounds::length("copy_from", "from", from.len(), self.len)?;
         // SAFETY: as in `copy_to`, in the other direction.
-        unsafe { self.region.shared.backend.write_local(self.at, from.as_ptr().cast(), size_of_val(from)) };
-        Ok(())
+        unsafe { self.region.shared.backend.write_local(self.at, from.as_ptr().cast(), size_of_val(from)) }
     }
 
-    /// Sets all elements of this PE to `value`.
+    /// Sets all elements of this PE to `value`. Where the memory is that of a device, the device
+    /// does. Not ordered with the operations of streams: [`Stream::fill`](crate::Stream::fill) is.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after release or finalize.
+    /// As for [`Symmetric::to_vec`].
     pub fn fill(&self, value: T) -> Result<()> {
-        const CHUNK: usize = 512;
         self.region.usable("fill")?;
-        let values = [value; CHUNK];
-        for start in (0..self.len).step_by(CHUNK) {
-            let bytes = CHUNK.min(self.len - start) * size_of::<T>();
-            let at = self.at.plus((start * size_of::<T>()) as u64);
-            // SAFETY: [S1] and not released: `start` and what follows lie within `len`; `values`
-            // has `CHUNK` elements.
-            unsafe { self.region.shared.backend.write_local(at, values.as_ptr().cast(), bytes) };
-        }
-        Ok(())
+        // SAFETY: [S1] and not released.
+        unsafe { self.region.shared.backend.fill_local(self.at, element_bits(value), size_of::<T>(), self.len) }
     }
 
     /// Reads one element of this PE.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if there is no such element, and after release or finalize.
+    /// [`Misuse`](crate::Misuse) if there is no such element; as for [`Symmetric::to_vec`].
     #[inline]
     pub fn load(&self, index: usize) -> Result<T> {
         self.region.usable("load")?;
         bounds::index("load", "self", index, self.len)?;
         let mut value = T::default();
         // SAFETY: [S1] and not released; `index` is less than `len`, and `value` is one element.
-        unsafe { self.region.shared.backend.read_local(self.element(index), (&raw mut value).cast(), size_of::<T>()) };
+        unsafe { self.region.shared.backend.read_local(self.element(index), (&raw mut value).cast(), size_of::<T>()) }?;
         Ok(value)
     }
 
     /// Writes one element of this PE.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if there is no such element, and after release or finalize.
+    /// As for [`Symmetric::load`].
     #[inline]
     pub fn store(&self, index: usize, value: T) -> Result<()> {
         self.region.usable("store")?;
         bounds::index("store", "self", index, self.len)?;
         // SAFETY: [S1] and not released; `index` is less than `len`, and `value` is one element.
-        unsafe { self.region.shared.backend.write_local(self.element(index), (&raw const value).cast(), size_of::<T>()) };
-        Ok(())
+        unsafe { self.region.shared.backend.write_local(self.element(index), (&raw const value).cast(), size_of::<T>()) }
     }
 
     #[inline]
@@ -277,12 +294,14 @@ impl<T: Element> Symmetric<T> {
     /// before this call, by a barrier or a wait.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after release or finalize.
+    /// [`Misuse`](crate::Misuse) after release or finalize;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if only a device can access the memory.
     pub unsafe fn as_slice(&self) -> Result<&[T]> {
         self.region.usable("as_slice")?;
+        let first = self.host("as_slice")?;
         // SAFETY: [S1]: `len` elements of one live allocation, mapped and aligned; every bit
         // pattern is a value ([E1]); the caller guarantees that no PE writes them meanwhile.
-        Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
+        Ok(unsafe { std::slice::from_raw_parts(first, self.len) })
     }
 
     /// Borrows the elements of this PE as a mutable slice.
@@ -292,13 +311,14 @@ impl<T: Element> Symmetric<T> {
     /// of them lives.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after release or finalize.
+    /// As for [`Symmetric::as_slice`].
     #[allow(clippy::mut_from_ref, reason = "handles are shared; that this is the only slice is what the caller promises")]
     pub unsafe fn as_mut_slice(&self) -> Result<&mut [T]> {
         self.region.usable("as_mut_slice")?;
+        let first = self.host("as_mut_slice")?;
         // SAFETY: as in `as_slice`; the caller guarantees that no PE reads or writes them
         // meanwhile.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(first, self.len) })
     }
 
     /// Releases the whole allocation. Later calls on other handles to it fail.

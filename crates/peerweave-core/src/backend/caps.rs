@@ -1,5 +1,8 @@
 //! The capabilities of a backend, as data.
 
+use super::CollectiveKind;
+use peerweave_types::{DType, ReduceOp};
+
 /// The capabilities of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -16,11 +19,20 @@ pub struct Caps {
     pub max_align_bytes: usize,
     /// A description of the instruction set or device that computes.
     pub compute: String,
+    /// The number, in this process, of the device whose memory operations take
+    /// ([`OnDevice`](crate::OnDevice)); `None` if they take no memory of devices.
+    pub device: Option<u32>,
+    /// What streams do after an operation has failed.
+    pub after_failure: AfterFailure,
+    /// How reductions are computed, one entry for each collective, type and reduction that is
+    /// defined. See [`Caps::reduction`].
+    pub reductions: Vec<ReductionCaps>,
 }
 
 impl Caps {
     /// The capabilities that every backend has: staged private buffers, no call checking,
-    /// allocations aligned to at most a page.
+    /// allocations aligned to at most a page, no memory of devices, streams that skip operations
+    /// after a failure, and nothing promised of reductions.
     pub fn new(heap_bytes: usize, max_teams: usize, compute: impl Into<String>) -> Self {
         Self {
             heap_bytes,
@@ -29,8 +41,115 @@ impl Caps {
             max_teams,
             max_align_bytes: 4096,
             compute: compute.into(),
+            device: None,
+            after_failure: AfterFailure::SkipsStream,
+            reductions: Self::reductions_with(|_| {}),
         }
     }
+
+    /// The entries of [`Caps::reductions`], each changed by `describe`. Before, an entry promises
+    /// nothing: unspecified order and NaN, bits that may differ, accumulation in the element type.
+    pub fn reductions_with(mut describe: impl FnMut(&mut ReductionCaps)) -> Vec<ReductionCaps> {
+        let mut all = Vec::new();
+        for kind in CollectiveKind::ALL.into_iter().filter(|kind| kind.reduces()) {
+            for dtype in DType::ALL {
+                for op in ReduceOp::ALL.into_iter().filter(|op| op.accepts(dtype)) {
+                    let (order, accumulator, nan) = (ReductionOrder::Unspecified, AccumulatorType::Element, NanRule::Unspecified);
+                    let mut caps = ReductionCaps { kind, dtype, op, order, same_bits: false, accumulator, nan };
+                    describe(&mut caps);
+                    all.push(caps);
+                }
+            }
+        }
+        all
+    }
+
+    /// How the backend computes a reduction; `None` if it is not defined, or `kind` reduces nothing.
+    ///
+    /// ```
+    /// use peerweave::backend::CollectiveKind;
+    /// use peerweave::{DType, ReduceOp, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let sum = world.caps().reduction(CollectiveKind::AllReduce, DType::F32, ReduceOp::Sum).expect("it is defined");
+    /// println!("every PE gets the same bits: {}", sum.same_bits);
+    /// assert!(world.caps().reduction(CollectiveKind::Barrier, DType::F32, ReduceOp::Sum).is_none());
+    /// world.finalize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reduction(&self, kind: CollectiveKind, dtype: DType, op: ReduceOp) -> Option<ReductionCaps> {
+        self.reductions.iter().find(|caps| (caps.kind, caps.dtype, caps.op) == (kind, dtype, op)).copied()
+    }
+}
+
+/// How a backend computes one reduction of one type in one collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReductionCaps {
+    /// The collective.
+    pub kind: CollectiveKind,
+    /// The element type.
+    pub dtype: DType,
+    /// The reduction.
+    pub op: ReduceOp,
+    /// The order in which the operands of the ranks are combined, which decides how floats are
+    /// rounded.
+    pub order: ReductionOrder,
+    /// Whether every rank that gets a result gets the same bits.
+    pub same_bits: bool,
+    /// The type in which elements are combined.
+    pub accumulator: AccumulatorType,
+    /// The result where operands are NaN.
+    pub nan: NanRule,
+}
+
+/// The order in which a reduction combines the operands of the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReductionOrder {
+    /// From rank 0 upward, for every element: the result does not depend on the size or place of the
+    /// buffers.
+    Rank,
+    /// It may differ among elements, sizes and calls.
+    Unspecified,
+}
+
+/// The type in which a reduction combines elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AccumulatorType {
+    /// The element type.
+    Element,
+    /// `f32`, and the result is rounded once.
+    F32RoundedOnce,
+}
+
+/// The result of a reduction of floats where operands are NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NanRule {
+    /// `Min` and `Max` ignore NaN beside a number; a result that is NaN is the positive quiet NaN
+    /// without payload.
+    IgnoredByMinMaxCanonical,
+    /// `Min` and `Max` ignore NaN beside a number; the payload of a result that is NaN is
+    /// unspecified.
+    IgnoredByMinMax,
+    /// Unspecified.
+    Unspecified,
+}
+
+/// What the streams of a backend do after an operation has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AfterFailure {
+    /// Later operations of the stream do not run, and fail with
+    /// [`Error::Skipped`](crate::Error::Skipped).
+    SkipsStream,
+    /// The stream goes on. The team of the operation, and of every kernel that failed, is poisoned:
+    /// its later operations fail ([`Team::failure`](crate::Team::failure)).
+    PoisonsTeam,
 }
 
 /// How ordinary buffers take part in operations between PEs.

@@ -46,6 +46,17 @@ pub enum Error {
         /// The earlier failure.
         because: Arc<Error>,
     },
+    /// The operation did not run, because its team failed earlier, and its ranks may be at different
+    /// operations.
+    #[error("{call}: {team} is poisoned by an earlier failure: {because}")]
+    Poisoned {
+        /// The call.
+        call: &'static str,
+        /// The team.
+        team: TeamName,
+        /// The earlier failure.
+        because: Arc<Error>,
+    },
     /// A kernel failed, in one of its operations or threads.
     #[error(transparent)]
     Kernel(Box<KernelFailure>),
@@ -103,7 +114,7 @@ impl Error {
             Self::Peer { pe, .. } => vec![*pe],
             Self::Timeout(timeout) => timeout.missing.clone(),
             Self::Mismatch(mismatch) => vec![mismatch.pe],
-            Self::Skipped { because, .. } => because.blamed(),
+            Self::Skipped { because, .. } | Self::Poisoned { because, .. } => because.blamed(),
             Self::Kernel(failure) => failure.missing.into_iter().collect(),
             _ => Vec::new(),
         }
@@ -324,6 +335,19 @@ pub enum MisuseKind {
         /// The parameter.
         argument: &'static str,
     },
+    /// The memory belongs to another device than that of this PE.
+    #[error("`{argument}` is memory of device {found}, expected memory of device {expected} (the device of this PE)")]
+    WrongDevice {
+        /// The parameter.
+        argument: &'static str,
+        /// The device of the memory.
+        found: u32,
+        /// The device of the backend.
+        expected: u32,
+    },
+    /// The operation was captured into a graph, so that its ticket never completes.
+    #[error("the operation was captured into a graph: launch the graph, and wait for the stream that it is launched on")]
+    Captured,
     /// The closure of a group was passed the group of another team.
     #[error("the group belongs to another team")]
     ForeignGroup,

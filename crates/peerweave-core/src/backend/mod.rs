@@ -12,13 +12,15 @@
 //! - **Every wait has a deadline**: that of the world, or one that is passed.
 
 mod caps;
+mod device;
 pub(crate) mod error;
 mod op;
 
-pub use caps::{CallChecking, Caps, PrivateBuffers};
+pub use caps::{AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, PrivateBuffers, ReductionCaps, ReductionOrder};
+pub use device::DeviceOwner;
 pub use op::{
-    Atomic, AtomicKind, BoundKernel, Collective, CollectiveKind, Direction, Get, Launch, Op, Place, PointToPoint, Put, Signal,
-    Strided, Until, VectorCounts, WaitMode, WaitUntil,
+    Atomic, AtomicKind, BoundKernel, Collective, CollectiveKind, Copy, Direction, Fill, Get, GetElement, Launch, Op, Place,
+    PointToPoint, Put, PutElement, Signal, Strided, Until, VectorCounts, WaitMode, WaitUntil,
 };
 
 use crate::Error;
@@ -40,7 +42,9 @@ use std::time::Duration;
 /// defined when others access the same bytes at the same time: private memory may be a buffer that
 /// another thread reads or another stream writes, or a plain slice; **\[B5\]** a call after
 /// [`Backend::finalize`], or one that races with it or with [`Backend::release`], returns an error
-/// or an unspecified value, and has no other effect.
+/// or an unspecified value, and has no other effect; **\[B7\]** where [`Backend::run`] fails while
+/// work that it has started may still access symmetric memory or memory of a device, it has called
+/// `keep`, and holds or leaks what that returned until the work has ended.
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// A short name: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
@@ -51,8 +55,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// The PEs of the job.
     fn job(&self) -> &JobShape;
 
-    /// How the symmetric heap is mapped in this process.
-    fn geometry(&self) -> HeapGeometry;
+    /// How the symmetric heap is mapped in this process; `None` if segments are not at equal
+    /// distances, or not all PEs are reached by addresses.
+    fn geometry(&self) -> Option<HeapGeometry>;
 
     /// The deadline of every wait that has no other.
     fn deadline(&self) -> Duration;
@@ -66,21 +71,53 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     fn release(&self, at: SymOffset) -> Result<(), Error>;
 
     /// The address of a symmetric offset in the segment of this PE.
-    fn local(&self, at: SymOffset) -> *mut u8;
+    fn local(&self, at: SymOffset) -> LocalAddress;
 
-    /// Copies from the symmetric memory of this PE. Defined even while a peer writes there.
+    /// Copies from the symmetric memory of this PE, and returns when that is done. Defined even
+    /// while a peer writes there. Not ordered with the operations of any stream.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] at the deadline; errors of the system. A thread that may still write to
+    /// `into` is an error of the backend: it copies through memory of its own.
     ///
     /// # Safety
     /// `at .. at + bytes` lies in one live allocation; `into` is valid for writes of `bytes` and is
     /// not symmetric memory.
-    unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize);
+    unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<(), Error>;
 
-    /// Copies to the symmetric memory of this PE. Defined even while a peer reads or writes there.
+    /// Copies to the symmetric memory of this PE, like [`Backend::read_local`].
+    ///
+    /// # Errors
+    /// As for [`Backend::read_local`].
     ///
     /// # Safety
     /// `at .. at + bytes` lies in one live allocation; `from` is valid for reads of `bytes` and is
     /// not symmetric memory.
-    unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize);
+    unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) -> Result<(), Error>;
+
+    /// Sets `count` elements of the symmetric memory of this PE, like [`Backend::write_local`]. The
+    /// element is the first `element_bytes` bytes of `bits` in memory, at most 8.
+    ///
+    /// # Errors
+    /// As for [`Backend::read_local`].
+    ///
+    /// # Safety
+    /// The elements lie in one live allocation.
+    unsafe fn fill_local(&self, at: SymOffset, bits: u64, element_bytes: usize, count: usize) -> Result<(), Error> {
+        const CHUNK_BYTES: usize = 2048;
+        let (mut chunk, element) = ([0u8; CHUNK_BYTES], &bits.to_ne_bytes()[..element_bytes]);
+        for part in chunk.chunks_exact_mut(element_bytes) {
+            part.copy_from_slice(element);
+        }
+        let whole = CHUNK_BYTES / element_bytes * element_bytes;
+        let bytes = count * element_bytes;
+        for start in (0..bytes).step_by(whole) {
+            // SAFETY: the caller's promise: `start` and what follows lie within `bytes`; `chunk` is
+            // of this function.
+            unsafe { self.write_local(at.plus(start as u64), chunk.as_ptr(), whole.min(bytes - start)) }?;
+        }
+        Ok(())
+    }
 
     /// Splits a team. Collective over the parent. Ranks with the same color form a team, ordered by
     /// key, then by rank in the parent. A rank without a part gets no team.
@@ -96,14 +133,25 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
         KernelTeam::new(team.0)
     }
 
+    /// Why operations of the team fail from now on; `None` while they run. A team fails on a PE
+    /// when an operation of it has failed in a way that leaves its ranks at different operations.
+    fn team_failure(&self, team: TeamId) -> Option<Error>;
+
     /// Makes an ordered queue.
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error>;
 
-    /// Runs an operation on the calling thread and returns when it is complete.
+    /// Returns whether a queue is one of this backend, made by [`Backend::stream`] or by a function
+    /// of the backend that wraps a stream of its device.
+    fn owns(&self, stream: &dyn StreamBackend) -> bool;
+
+    /// Runs an operation on the calling thread and returns when it is complete. Where it fails
+    /// before its work has ended, for example at the deadline, `keep` keeps the memory of that work
+    /// (\[B7\]), except for private memory, which no work accesses then (\[B1\]).
     ///
     /// # Safety
-    /// The memory that `op` names is valid for what it does until this returns.
-    unsafe fn run(&self, op: &Op) -> Result<Outcome, Error>;
+    /// The memory that `op` names is valid for what it does until this returns, and while what
+    /// `keep` returned lives, where that is memory of a device or symmetric.
+    unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error>;
 
     /// Ends the job on this PE. Collective over all PEs; waits for pending operations. It is the
     /// last call.
@@ -118,14 +166,17 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
 ///
 /// # Safety
 /// As for [`Backend`]; and **\[B6\]** `keep` is called, and what it returned held until the
-/// operation has completed or failed, whenever `submit` returns [`Submitted::Queued`].
+/// operation has completed or failed, whenever `submit` returns [`Submitted::Queued`]. Where a
+/// deadline passes before the work of the operation has ended, it is held or leaked until that has
+/// ended. When `submit` returns [`Submitted::Captured`], the graph holds it until the graph and all
+/// that was made from it are destroyed.
 pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// Enqueues an operation. If the queue is idle, it may run on the calling thread for about a
     /// millisecond.
     ///
     /// # Safety
     /// The memory that `op` names is valid for what it does while what `keep` returned lives, or
-    /// until this returns where it does not return [`Submitted::Queued`].
+    /// until this returns where `keep` was not called.
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error>;
 
     /// Waits until all enqueued operations are complete, and returns the first failure since the
@@ -148,8 +199,10 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     fn is_complete(&self) -> bool;
     /// Waits until it has. Fails if an earlier operation of the queue failed.
     fn wait(&self, within: Duration) -> Result<(), Error>;
-    /// The time at which the queue passed it, on the clock of the backend; `None` if it has not.
-    fn passed_at(&self) -> Option<Duration>;
+    /// The time between the moments at which their queues passed `earlier` and this event; `None`
+    /// if one was not passed yet, if this one was passed first, or if the clocks of the two cannot
+    /// be compared. `earlier` is an event of the same backend.
+    fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
 
 /// An enqueued operation whose completion was not seen yet.
@@ -171,6 +224,9 @@ pub enum Submitted {
     Complete(Outcome),
     /// It is pending; the queue holds its memory.
     Queued(Arc<dyn Pending>),
+    /// The queue is being captured: the operation has not run, it belongs to a graph, which holds
+    /// its memory and may run it any number of times.
+    Captured,
 }
 
 /// The result of a complete operation.
@@ -184,6 +240,21 @@ pub enum Outcome {
     Indices(Vec<usize>),
     /// The condition of a test does not hold.
     NotYet,
+}
+
+/// Where the symmetric memory of this PE lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LocalAddress {
+    /// In memory that the host can access.
+    Host(*mut u8),
+    /// In memory that only a device accesses.
+    Device {
+        /// The address for kernels and copies of that device.
+        address: u64,
+        /// The number of the device in this process.
+        ordinal: usize,
+    },
 }
 
 /// The PEs of a job.

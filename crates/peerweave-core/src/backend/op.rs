@@ -7,7 +7,7 @@
 
 use super::TeamId;
 use peerweave_device::launch::PtxImage;
-use peerweave_types::{Compare, DType, Dim3, KernelContext, Pe, Rank, ReduceOp, SignalOp, SymOffset};
+use peerweave_types::{ArgVisitor, Compare, DType, Dim3, KernelContext, Pe, Rank, ReduceOp, SignalOp, SymOffset};
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,6 +18,14 @@ pub enum Place {
     Symmetric(SymOffset),
     /// Ordinary memory of this process.
     Private(*mut u8),
+    /// Memory of a device that is not in the symmetric segment. Only for a backend whose
+    /// [`Caps::device`](super::Caps::device) is this device.
+    Device {
+        /// The address for work of the device.
+        address: u64,
+        /// The number of the device in this process.
+        ordinal: u32,
+    },
 }
 
 impl Place {
@@ -27,6 +35,7 @@ impl Place {
         match self {
             Self::Symmetric(at) => Self::Symmetric(at.plus(bytes as u64)),
             Self::Private(at) => Self::Private(at.wrapping_add(bytes)),
+            Self::Device { address, ordinal } => Self::Device { address: address + bytes as u64, ordinal },
         }
     }
 }
@@ -54,6 +63,14 @@ pub enum Op {
     Get(Get),
     /// A put or get of elements at strides.
     Strided(Strided),
+    /// A put of one element, whose value is in the operation.
+    PutElement(PutElement),
+    /// A get of one element. The outcome is its bits.
+    GetElement(GetElement),
+    /// A copy between two places of this PE.
+    Copy(Copy),
+    /// Sets elements of this PE to one value.
+    Fill(Fill),
     /// Changes a signal word.
     Signal(Signal),
     /// Waits for signal words of this PE.
@@ -253,6 +270,53 @@ pub struct Strided {
     pub count: usize,
 }
 
+/// A put of one element: its value travels in the operation, so that no memory has to hold it.
+#[derive(Clone, Copy, Debug)]
+pub struct PutElement {
+    /// The target PE.
+    pub pe: Pe,
+    /// The offset in its segment, aligned to the element.
+    pub target: SymOffset,
+    /// The bits: the element is the first `element_bytes` bytes of this word in memory.
+    pub bits: u64,
+    /// Element size, in bytes: 1, 2, 4 or 8.
+    pub element_bytes: usize,
+}
+
+/// A get of one element. The outcome is an [`Outcome::Word`](super::Outcome::Word) whose first
+/// bytes in memory are the element.
+#[derive(Clone, Copy, Debug)]
+pub struct GetElement {
+    /// The PE that is read.
+    pub pe: Pe,
+    /// The offset in its segment, aligned to the element.
+    pub source: SymOffset,
+    /// Element size, in bytes: 1, 2, 4 or 8.
+    pub element_bytes: usize,
+}
+
+/// A copy of `bytes` between two places of this PE, which do not overlap.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Copy {
+    pub source: Place,
+    pub target: Place,
+    pub bytes: usize,
+}
+
+/// Sets `count` elements of this PE to one value.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    /// The first element.
+    pub target: Place,
+    /// The bits: the element is the first `element_bytes` bytes of this word in memory.
+    pub bits: u64,
+    /// Element size, in bytes: 1, 2, 4 or 8.
+    pub element_bytes: usize,
+    /// The number of elements.
+    pub count: usize,
+}
+
 /// A kernel with its arguments and the shape of its grid. GPUs can run the shape, and the arguments
 /// name live memory.
 #[derive(Clone, Debug)]
@@ -287,6 +351,11 @@ pub trait BoundKernel: Send + Sync + fmt::Debug {
 
     /// Calls `with` for each argument in order: its address, its size and its alignment in bytes.
     fn arguments(&self, with: &mut dyn FnMut(*const u8, usize, usize));
+
+    /// Passes each view of memory and each team in the arguments to the visitor, in order. The
+    /// teams are those that the kernel uses: their numbers are those of
+    /// [`Backend::kernel_team`](super::Backend::kernel_team).
+    fn visit(&self, visitor: &mut dyn ArgVisitor);
 }
 
 /// An update of one signal word.

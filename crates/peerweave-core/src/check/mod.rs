@@ -12,8 +12,8 @@
 use crate::arguments::span::{Held, Owner, Span, keep};
 use crate::arguments::symmetric::Region;
 use crate::backend::error::{Error, MisuseKind, misuse};
-use crate::backend::{Keep, Op, TeamId};
-use crate::bounds::wrong_value;
+use crate::backend::{Keep, Op, Place, StreamBackend, TeamId};
+use crate::bounds::{length, wrong_value};
 use crate::shared::Shared;
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -30,7 +30,7 @@ pub(crate) use collective::{
     all_to_all_v_in_place, arrival, broadcast, broadcast_in_place, gather, gather_in_place, reduce, reduce_in_place,
     reduce_scatter, reduce_scatter_in_place, scatter, scatter_in_place,
 };
-pub(crate) use one_sided::{Awaited, atomic, element, get, put, signal, strided, wait};
+pub(crate) use one_sided::{Awaited, atomic, get, get_element, put, put_element, signal, strided, wait};
 
 /// An operation that has passed the checks.
 pub(crate) struct Prepared<'a> {
@@ -60,9 +60,23 @@ impl<'a> Prepared<'a> {
         (self.op, self.owners.map(Owner::hold))
     }
 
-    /// The operation. The caller keeps its memory alive.
-    pub(crate) fn into_op(self) -> Op {
-        self.op
+    /// Notifies the owners of memory of devices before the operation is enqueued.
+    #[cold]
+    pub(crate) fn before(&self, stream: Option<&dyn StreamBackend>) -> Result<()> {
+        self.owners.iter().try_for_each(|owner| match owner {
+            Owner::Device(owner) => owner.before(stream),
+            _ => Ok(()),
+        })
+    }
+
+    /// Notifies the owners of memory of devices after the operation was enqueued.
+    #[cold]
+    pub(crate) fn after(&self, stream: &dyn StreamBackend) {
+        for owner in self.owners {
+            if let Owner::Device(owner) = owner {
+                owner.after(stream);
+            }
+        }
     }
 }
 
@@ -121,6 +135,21 @@ fn argument(call: &'static str, shared: &Arc<Shared>, argument: &'static str, sp
         Owner::Region(owner) => region(call, shared, argument, owner),
         Owner::Caller | Owner::Memory(_) if shared.private_refused => Err(private_refused(call, shared)),
         Owner::Caller | Owner::Memory(_) => Ok(()),
+        Owner::Device(_) => device(call, shared, argument, span),
+    }
+}
+
+/// Checks that the backend takes memory of this device.
+#[inline(never)]
+fn device(call: &'static str, shared: &Shared, argument: &'static str, span: &Span<'_>) -> Result<()> {
+    let Place::Device { ordinal, .. } = span.place else { unreachable!("memory of a device is at a place of it") };
+    match shared.device {
+        Some(expected) if expected == ordinal => Ok(()),
+        Some(expected) => Err(misuse(call, MisuseKind::WrongDevice { argument, found: ordinal, expected })),
+        None => {
+            let why = "it takes no memory of devices: pass symmetric memory or memory of the host";
+            Err(Error::Unsupported { call, backend: shared.backend.name(), why })
+        }
     }
 }
 
@@ -201,6 +230,25 @@ pub(crate) fn group(call: &'static str, of: &Team, ops: Vec<Op>) -> Result<Prepa
     team(call, of)?;
     vector::group(call, &ops)?;
     Ok(Prepared::new(Op::Group(ops.into()), [Owner::Caller; 3]))
+}
+
+/// Checks a copy between two places of this PE.
+pub(crate) fn copy<'a>(call: &'static str, shared: &Arc<Shared>, source: Span<'a>, dest: Span<'a>) -> Result<Prepared<'a>> {
+    shared.usable(call)?;
+    argument(call, shared, "source", &source)?;
+    argument(call, shared, "dest", &dest)?;
+    length(call, "dest", dest.len, source.len)?;
+    apart(call, ["source", "dest"], &source, &dest)?;
+    let op = Op::Copy(backend::Copy { source: source.place, target: dest.place, bytes: source.bytes() });
+    Ok(Prepared::new(op, [source.owner, dest.owner, Owner::Caller]))
+}
+
+/// Checks that elements of this PE can be set to a value.
+pub(crate) fn fill<'a>(call: &'static str, shared: &Arc<Shared>, dest: Span<'a>, bits: u64) -> Result<Prepared<'a>> {
+    shared.usable(call)?;
+    argument(call, shared, "dest", &dest)?;
+    let fill = backend::Fill { target: dest.place, bits, element_bytes: dest.dtype.size_bytes(), count: dest.len };
+    Ok(Prepared::new(Op::Fill(fill), [dest.owner, Owner::Caller, Owner::Caller]))
 }
 
 /// Checks a fence.

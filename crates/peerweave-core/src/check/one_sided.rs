@@ -6,7 +6,7 @@ use crate::arguments::signal::{Signal, SignalUpdate};
 use crate::arguments::span::{Owner, Span};
 use crate::arguments::symmetric::Remote;
 use crate::backend::error::{MisuseKind, misuse};
-use crate::backend::{Atomic, AtomicKind, Direction, Get, Op, Put, Strided, Until, WaitMode, WaitUntil};
+use crate::backend::{Atomic, AtomicKind, Direction, Get, GetElement, Op, Put, PutElement, Strided, Until, WaitMode, WaitUntil};
 use crate::bounds::{self, length, positive, wrong_length, wrong_range};
 use crate::world::team::Team;
 use peerweave_types::{Compare, Pe, Rank, Strides};
@@ -133,9 +133,52 @@ pub(crate) fn signal<'a>(call: &'static str, of: &Team, update: SignalUpdate<'a>
 
 /// Checks the index of one remote element.
 #[inline(always)]
-pub(crate) fn element<'a>(call: &'static str, remote: Remote<'a>, index: usize) -> Result<Remote<'a>> {
+fn element<'a>(call: &'static str, remote: Remote<'a>, index: usize) -> Result<Remote<'a>> {
     bounds::index(call, "index", index, remote.len)?;
     Ok(Remote { at: remote.at.plus((index * remote.dtype.size_bytes()) as u64), len: 1, ..remote })
+}
+
+/// Checks one element of a rank: the team, the memory, the index and the rank.
+#[inline(always)]
+fn remote_element<'a>(
+    call: &'static str,
+    of: &Team,
+    name: &'static str,
+    remote: Remote<'a>,
+    index: usize,
+    target: Rank,
+) -> Result<(Pe, Remote<'a>)> {
+    team(call, of)?;
+    region(call, &of.inner.shared, name, remote.region)?;
+    let remote = element(call, remote, index)?;
+    Ok((rank(call, of, "rank", target)?, remote))
+}
+
+#[inline(always)]
+pub(crate) fn put_element<'a>(
+    call: &'static str,
+    of: &Team,
+    dest: Remote<'a>,
+    index: usize,
+    bits: u64,
+    target: Rank,
+) -> Result<Prepared<'a>> {
+    let (pe, dest) = remote_element(call, of, "dest", dest, index, target)?;
+    let op = PutElement { pe, target: dest.at, bits, element_bytes: dest.dtype.size_bytes() };
+    Ok(Prepared::new(Op::PutElement(op), [Owner::Region(dest.region), Owner::Caller, Owner::Caller]))
+}
+
+#[inline(always)]
+pub(crate) fn get_element<'a>(
+    call: &'static str,
+    of: &Team,
+    source: Remote<'a>,
+    index: usize,
+    target: Rank,
+) -> Result<Prepared<'a>> {
+    let (pe, source) = remote_element(call, of, "source", source, index, target)?;
+    let op = GetElement { pe, source: source.at, element_bytes: source.dtype.size_bytes() };
+    Ok(Prepared::new(Op::GetElement(op), [Owner::Region(source.region), Owner::Caller, Owner::Caller]))
 }
 
 /// The condition of a wait.
@@ -182,10 +225,7 @@ pub(crate) fn atomic<'a>(
     operands: [u64; 2],
     target: Rank,
 ) -> Result<Prepared<'a>> {
-    team(call, of)?;
-    region(call, &of.inner.shared, "dest", dest.region)?;
-    let Remote { at, .. } = element(call, dest, index)?;
-    let pe = rank(call, of, "rank", target)?;
+    let (pe, Remote { at, .. }) = remote_element(call, of, "dest", dest, index, target)?;
     let op = Atomic { pe, at, dtype: dest.dtype, kind, operand: operands[0], compare: operands[1] };
     Ok(Prepared::new(Op::Atomic(op), [Owner::Region(dest.region), Owner::Caller, Owner::Caller]))
 }

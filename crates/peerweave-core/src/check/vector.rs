@@ -60,14 +60,16 @@ pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()>
 
 /// Checks that no receive of a group overlaps another send or receive: they run at the same time.
 pub(super) fn group(call: &'static str, ops: &[Op]) -> Result<()> {
-    // Start, end, and whether it is written, separately for symmetric and private memory.
-    let mut ranges: [Vec<(u64, u64, bool)>; 2] = Default::default();
+    // Start, end, and whether it is written, separately for symmetric memory, private
+    // memory, and memory of the device.
+    let mut ranges: [Vec<(u64, u64, bool)>; 3] = Default::default();
     for op in ops {
         if let Op::PointToPoint(op) = op {
             let bytes = (op.count * op.dtype.size_bytes()) as u64;
             let (kind, start) = match op.at {
                 Place::Symmetric(at) => (0, at.0),
                 Place::Private(at) => (1, at as u64),
+                Place::Device { address, .. } => (2, address),
             };
             if bytes > 0 {
                 ranges[kind].push((start, start + bytes, op.direction == Direction::Receive));

@@ -96,6 +96,24 @@ pub(super) fn perform(noop: &Noop, op: &Op) -> Result<Outcome> {
         }
         Op::Get(op) => copy(Reading::Shared(noop.at(op.pe, op.source, op.bytes)), noop.place(op.target, op.bytes), op.bytes),
         Op::Strided(op) => strided(noop, op),
+        Op::PutElement(op) => {
+            let from = Reading::Named((&raw const op.bits).cast());
+            copy(from, noop.at(op.pe, op.target, op.element_bytes), op.element_bytes);
+        }
+        Op::GetElement(op) => {
+            let mut bits = 0u64;
+            let from = noop.at(op.pe, op.source, op.element_bytes);
+            // SAFETY: `from` lies in the heap, says `at`; the element has at most the bytes of the
+            // word.
+            unsafe { shared_bytes::read(from, (&raw mut bits).cast(), op.element_bytes) };
+            return Ok(Outcome::Word(bits));
+        }
+        Op::Copy(op) => copy(noop.reading(op.source, op.bytes), noop.place(op.target, op.bytes), op.bytes),
+        Op::Fill(op) => {
+            let from = Reading::Named((&raw const op.bits).cast());
+            let to = noop.place(op.target, op.count * op.element_bytes);
+            (0..op.count).for_each(|i| copy(from, to.wrapping_add(i * op.element_bytes), op.element_bytes));
+        }
         Op::Signal(op) => signal(noop, op.pe, op.at, op.value, op.op),
         Op::Wait(op) => return wait(noop, op),
         Op::Atomic(op) => return Ok(atomic(noop, op)),

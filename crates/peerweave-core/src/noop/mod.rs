@@ -15,11 +15,15 @@ mod queue;
 pub use queue::{NoopEvent, NoopStream};
 
 use crate::arguments::shared_bytes::Reading;
-use crate::backend::{Allocation, Backend, Caps, JobShape, Op, Outcome, Place, SplitPart, StreamBackend, TeamId, TeamRecord};
+use crate::backend::{
+    Allocation, Backend, Caps, Collective, JobShape, Keep, LocalAddress, Op, Outcome, Place, PointToPoint, SplitPart,
+    StreamBackend, TeamId, TeamRecord,
+};
 use crate::{Error, Result, TeamName};
 use data::Heap;
 use peerweave_types::{HeapGeometry, Pe, SymOffset};
 use queue::Queue;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -76,6 +80,8 @@ pub struct Noop {
     heap: Heap,
     recording: AtomicBool,
     inert: AtomicBool,
+    /// Whether the next operation on the calling thread is still running at its deadline.
+    late_next: AtomicBool,
     state: Mutex<State>,
     queue: Queue,
 }
@@ -90,6 +96,10 @@ struct State {
     /// The members of the team that the next split makes.
     next_members: Option<Vec<Pe>>,
     fail_next: Option<Error>,
+    /// The failure of the next access of the host to symmetric memory.
+    fail_local: Option<Error>,
+    /// The failures of teams, by team number.
+    poisoned: BTreeMap<u32, Error>,
 }
 
 /// The largest number of teams.
@@ -133,6 +143,7 @@ impl Noop {
             heap,
             recording: AtomicBool::new(true),
             inert: AtomicBool::new(false),
+            late_next: AtomicBool::new(false),
             state: Mutex::new(state),
             queue: Queue::default(),
         })
@@ -164,6 +175,40 @@ impl Noop {
         self.state().fail_next = Some(error);
     }
 
+    /// Makes the next access of the host to symmetric memory fail.
+    pub fn fail_next_access(&self, error: Error) {
+        self.state().fail_local = Some(error);
+    }
+
+    /// Makes the next operation on the calling thread reach its deadline while its work still runs,
+    /// which ends at the next [`Noop::run_all`].
+    pub fn time_out_next(&self) {
+        self.late_next.store(true, Ordering::Relaxed);
+    }
+
+    /// Poisons a team: its later collectives and sends fail.
+    pub fn poison(&self, team: TeamId, because: Error) {
+        self.state().poisoned.insert(team.0, because);
+    }
+
+    /// Sets whether streams are captured: operations are then added to a graph instead of running.
+    pub fn capture_streams(&self, capture: bool) {
+        self.queue.set_capture(capture);
+    }
+
+    /// Runs the operations of the graph, in the order in which they were captured.
+    ///
+    /// # Errors
+    /// The first failure of one of them.
+    pub fn replay(&self) -> Result<()> {
+        self.queue.replay(|op| self.perform(op))
+    }
+
+    /// Destroys the graph, with what it holds.
+    pub fn drop_graph(&self) {
+        self.queue.drop_graph();
+    }
+
     /// Sets whether operations wait in their streams until [`Noop::run_next`] or [`Noop::run_all`].
     pub fn hold_streams(&self, hold: bool) {
         self.queue.set_hold(hold);
@@ -174,9 +219,10 @@ impl Noop {
         self.queue.run_next(|op| self.perform(op))
     }
 
-    /// Runs all waiting operations.
+    /// Runs all waiting operations, and ends those that still run after their deadline.
     pub fn run_all(&self) {
         while self.run_next() {}
+        self.queue.end_late();
     }
 
     #[inline]
@@ -219,6 +265,8 @@ impl Noop {
         match place {
             Place::Symmetric(at) => self.at(self.job.my_pe, at, bytes),
             Place::Private(at) => at,
+            // Simulated devices have memory of the host.
+            Place::Device { address, .. } => std::ptr::with_exposed_provenance_mut(address as usize),
         }
     }
 
@@ -227,6 +275,7 @@ impl Noop {
         match place {
             Place::Symmetric(at) => Reading::Shared(self.at(self.job.my_pe, at, bytes)),
             Place::Private(at) => Reading::Named(at),
+            Place::Device { .. } => Reading::Named(self.place(place, bytes)),
         }
     }
 
@@ -237,7 +286,20 @@ impl Noop {
         if let Some(error) = self.state().fail_next.take() {
             return Err(error);
         }
+        if let Op::Collective(Collective { team, .. }) | Op::PointToPoint(PointToPoint { team, .. }) = op
+            && let Some(because) = self.team_failure(*team)
+        {
+            let call = if let Op::Collective(op) = op { op.kind.name() } else { "send" };
+            return Err(Error::Poisoned { call, team: self.team_name(*team), because: Arc::new(because) });
+        }
         data::perform(self, op)
+    }
+
+    fn local_failure(&self) -> Result<()> {
+        if self.is_inert() {
+            return Ok(());
+        }
+        self.state().fail_local.take().map_or(Ok(()), Err)
     }
 
     fn team_name(&self, team: TeamId) -> TeamName {
@@ -270,15 +332,15 @@ unsafe impl Backend for Noop {
         &self.job
     }
 
-    fn geometry(&self) -> HeapGeometry {
-        HeapGeometry {
+    fn geometry(&self) -> Option<HeapGeometry> {
+        Some(HeapGeometry {
             base: self.heap.address(Pe::new(0), SymOffset(0)) as u64,
             stride: self.heap.bytes() as u64,
             heap_start: 0,
             heap_bytes: self.heap.bytes() as u64,
             my_pe: self.job.my_pe.get(),
             n_pes: self.job.n_pes as u32,
-        }
+        })
     }
 
     fn deadline(&self) -> Duration {
@@ -320,20 +382,28 @@ unsafe impl Backend for Noop {
         Ok(())
     }
 
-    fn local(&self, at: SymOffset) -> *mut u8 {
-        self.heap.address(self.job.my_pe, at)
+    fn local(&self, at: SymOffset) -> LocalAddress {
+        let address = self.heap.address(self.job.my_pe, at);
+        match self.caps.device {
+            Some(ordinal) => LocalAddress::Device { address: address as u64, ordinal: ordinal as usize },
+            None => LocalAddress::Host(address),
+        }
     }
 
-    unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) {
+    unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<()> {
+        self.local_failure()?;
         let from = self.at(self.job.my_pe, at, bytes);
         // SAFETY: `from` lies in the heap, says `at`; the caller answers for `into`.
         unsafe { crate::arguments::shared_bytes::read(from, into, bytes) }
+        Ok(())
     }
 
-    unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) {
+    unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) -> Result<()> {
+        self.local_failure()?;
         let to = self.at(self.job.my_pe, at, bytes);
         // SAFETY: `to` lies in the heap, says `at`; the caller answers for `from`.
         unsafe { crate::arguments::shared_bytes::write(from, to, bytes) }
+        Ok(())
     }
 
     fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>> {
@@ -368,8 +438,20 @@ unsafe impl Backend for Noop {
         Ok(Arc::new(NoopStream::new(backend)))
     }
 
-    unsafe fn run(&self, op: &Op) -> Result<Outcome> {
+    fn team_failure(&self, team: TeamId) -> Option<Error> {
+        self.state().poisoned.get(&team.0).cloned()
+    }
+
+    fn owns(&self, stream: &dyn StreamBackend) -> bool {
+        let stream: &dyn Any = stream;
+        stream.downcast_ref::<NoopStream>().is_some_and(|stream| stream.is_of(self))
+    }
+
+    unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome> {
         self.record(|| Call::Run(op.clone()));
+        if self.late_next.load(Ordering::Relaxed) && self.late_next.swap(false, Ordering::Relaxed) {
+            return Err(self.queue.leave_running(keep()));
+        }
         self.perform(op)
     }
 

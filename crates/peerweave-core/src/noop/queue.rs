@@ -3,6 +3,7 @@
 use super::{Call, Noop};
 use crate::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
 use crate::{Error, Result, Timeout};
+use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -17,6 +18,20 @@ pub(super) struct Queue {
     /// their own entries.
     len: AtomicUsize,
     waiting: Mutex<VecDeque<Entry>>,
+    capture: AtomicBool,
+    graph: Mutex<Graph>,
+    /// The memory of operations that still run after their deadline.
+    late: Mutex<Vec<Keep>>,
+}
+
+/// The operations that were captured, with what they hold.
+#[derive(Default)]
+struct Graph(Vec<(Op, Keep)>);
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Graph({} operations)", self.0.len())
+    }
 }
 
 struct Entry {
@@ -40,6 +55,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Queue {
     pub(super) fn set_hold(&self, hold: bool) {
         self.hold.store(hold, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_capture(&self, capture: bool) {
+        self.capture.store(capture, Ordering::Relaxed);
+    }
+
+    pub(super) fn replay(&self, perform: impl Fn(&Op) -> Result<Outcome>) -> Result<()> {
+        lock(&self.graph).0.iter().try_for_each(|(op, _)| perform(op).map(drop))
+    }
+
+    pub(super) fn drop_graph(&self) {
+        let graph = std::mem::take(&mut *lock(&self.graph));
+        drop(graph);
+    }
+
+    /// Holds the memory of an operation that still runs; returns its error.
+    pub(super) fn leave_running(&self, keep: Keep) -> Error {
+        lock(&self.late).push(keep);
+        let team = crate::TeamName { id: TeamId::WORLD, size: 1 };
+        Error::Timeout(Box::new(Timeout { call: "noop", team, waited: Duration::ZERO, missing: Vec::new() }))
+    }
+
+    pub(super) fn end_late(&self) {
+        let late = std::mem::take(&mut *lock(&self.late));
+        drop(late);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -128,6 +168,10 @@ impl NoopStream {
         Self { backend, number: NEXT.fetch_add(1, Ordering::Relaxed), failure: Arc::default() }
     }
 
+    pub(super) fn is_of(&self, backend: &Noop) -> bool {
+        std::ptr::eq(&*self.backend, backend)
+    }
+
     /// Adds an operation or an event; `None` if it need not wait.
     fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
         let queue = &self.backend.queue;
@@ -148,12 +192,17 @@ impl NoopStream {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: as for `Noop`; [B6] the entry of an operation has what `keep` gave until it has run.
+// SAFETY: as for `Noop`; [B6] the entry of an operation has what `keep` gave until it has run, and
+// the graph has it until it is destroyed.
 unsafe impl StreamBackend for NoopStream {
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
         self.backend.record(|| Call::Submit(op.clone()));
         if self.backend.is_inert() {
             return Ok(Submitted::Complete(Outcome::Done));
+        }
+        if self.backend.queue.capture.load(Ordering::Relaxed) {
+            lock(&self.backend.queue.graph).0.push((op.clone(), keep()));
+            return Ok(Submitted::Captured);
         }
         if let Some(done) = self.enter(|| Some((op.clone(), keep())), false) {
             return Ok(Submitted::Queued(done));
@@ -215,7 +264,9 @@ impl EventBackend for NoopEvent {
         self.done.wait(within).map(|_| ())
     }
 
-    fn passed_at(&self) -> Option<Duration> {
-        self.done.at.get().copied()
+    fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration> {
+        let earlier: &dyn Any = earlier;
+        let earlier = earlier.downcast_ref::<Self>().expect("peerweave-core bug: an event of another backend");
+        self.done.at.get()?.checked_sub(*earlier.done.at.get()?)
     }
 }

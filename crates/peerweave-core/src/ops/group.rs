@@ -37,11 +37,18 @@ impl Group {
     }
 }
 
+/// Notifies the owners of memory of devices before a group is enqueued.
+fn notify(held: &[Held], stream: Option<&Stream>) -> Result<()> {
+    held.iter().filter_map(Held::device).try_for_each(|owner| owner.before(stream.map(|stream| &*stream.inner)))
+}
+
 /// Collects the members of a group that runs on the calling thread. See [`Team::group_blocking`].
 #[derive(Debug)]
 pub struct BlockingGroup<'env> {
     team: Team,
     ops: Vec<Op>,
+    /// For an operation that fails before its work has ended.
+    held: Vec<Held>,
     refused: Option<Error>,
     /// The borrows behind the members' places.
     env: PhantomData<&'env mut &'env ()>,
@@ -49,7 +56,9 @@ pub struct BlockingGroup<'env> {
 
 impl BlockingGroup<'_> {
     fn push(&mut self, prepared: Result<Prepared<'_>>) -> Result<()> {
-        self.ops.push(prepared.inspect_err(|error| self.refused = Some(error.clone()))?.into_op());
+        let (op, held) = prepared.inspect_err(|error| self.refused = Some(error.clone()))?.into_held();
+        self.ops.push(op);
+        self.held.extend(held.into_iter().filter(|held| !matches!(held, Held::Nothing)));
         Ok(())
     }
 }
@@ -98,10 +107,14 @@ impl Team {
         check::same_team(CALL, self, &team)?;
         refused.map_or(Ok(()), Err)?;
         let prepared = check::group(CALL, self, ops)?;
+        notify(&held, Some(stream))?;
         let held = Arc::new(held);
         let keep = || -> Keep { Box::new(Arc::clone(&held)) };
-        let submitted = call::enqueue(stream, &prepared, &keep)?;
-        Ok(Ticket::new(submitted, &self.inner.shared, decode::nothing))
+        let submitted = call::enqueue(stream, &prepared, &keep);
+        for owner in held.iter().filter_map(Held::device) {
+            owner.after(&*stream.inner);
+        }
+        Ok(Ticket::new(submitted?, &self.inner.shared, decode::nothing))
     }
 
     /// Like [`Team::group`], on the calling thread. Members may also use slices, vectors and arrays
@@ -132,12 +145,15 @@ impl Team {
     pub fn group_blocking<'env>(&self, members: impl FnOnce(&mut BlockingGroup<'env>) -> Result<()>) -> Result<()> {
         const CALL: &str = "group_blocking";
         check::team(CALL, self)?;
-        let mut group = BlockingGroup { team: self.clone(), ops: Vec::new(), refused: None, env: PhantomData };
+        let mut group = BlockingGroup { team: self.clone(), ops: Vec::new(), held: Vec::new(), refused: None, env: PhantomData };
         members(&mut group)?;
-        let BlockingGroup { team, ops, refused, env: _ } = group;
+        let BlockingGroup { team, ops, held, refused, env: _ } = group;
         check::same_team(CALL, self, &team)?;
         refused.map_or(Ok(()), Err)?;
-        call::run_unit(&self.inner.shared, check::group(CALL, self, ops)?)
+        let prepared = check::group(CALL, self, ops)?;
+        notify(&held, None)?;
+        let held = Arc::new(held);
+        call::run_kept(&self.inner.shared, &prepared, &|| Box::new(Arc::clone(&held)))
     }
 }
 

@@ -211,6 +211,10 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
     fn arguments(&self, with: &mut dyn FnMut(*const u8, usize, usize)) {
         self.args.each(with);
     }
+
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        self.args.visit(visitor);
+    }
 }
 
 impl Stream {

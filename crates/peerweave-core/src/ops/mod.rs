@@ -6,6 +6,7 @@ mod collective;
 mod collective_blocking;
 mod group;
 mod launch;
+mod local;
 mod one_sided;
 mod order;
 mod signal;

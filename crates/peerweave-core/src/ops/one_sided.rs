@@ -4,18 +4,16 @@
 //! The remote side is always a [`Symmetric`] handle of this PE: it names the same elements on the
 //! target.
 
-use crate::arguments::buffer::Memory;
-use crate::arguments::span::{Dest, Owner, Source, StreamDest, StreamSource};
+use crate::arguments::SignalUpdate;
+use crate::arguments::buffer::element_bits;
+use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};
 use crate::arguments::symmetric::Symmetric;
-use crate::arguments::{SignalUpdate, span};
-use crate::backend::{Direction, Outcome, Pending, Submitted};
+use crate::backend::Direction;
 use crate::world::stream::Stream;
 use crate::world::team::Team;
 use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call, check};
 use peerweave_types::{Element, Rank, Strides};
-use std::sync::Arc;
-use std::time::Duration;
 
 /// Puts and gets.
 ///
@@ -267,9 +265,7 @@ impl Team {
     /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
     pub fn p<T: Element>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<Ticket> {
         const CALL: &str = "p";
-        let cell = Cell::new(value);
-        let dest = check::element(CALL, dest.remote(), index)?;
-        let prepared = check::put(CALL, self, cell.span::<T>(), dest, None, false, rank)?;
+        let prepared = check::put_element(CALL, self, dest.remote(), index, element_bits(value), rank)?;
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
@@ -279,10 +275,7 @@ impl Team {
     /// As for [`Team::p`].
     #[inline]
     pub fn p_blocking<T: Element>(&self, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<()> {
-        const CALL: &str = "p_blocking";
-        let dest = check::element(CALL, dest.remote(), index)?;
-        let value = [value];
-        let prepared = check::put(CALL, self, span::borrowed(&value), dest, None, false, rank)?;
+        let prepared = check::put_element("p_blocking", self, dest.remote(), index, element_bits(value), rank)?;
         call::run_unit(&self.inner.shared, prepared)
     }
 
@@ -295,15 +288,8 @@ impl Team {
     /// As for [`Team::get`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
     pub fn g<T: Element>(&self, stream: &Stream, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<Ticket<T>> {
         const CALL: &str = "g";
-        let cell = Cell::new(T::default());
-        let source = check::element(CALL, source.remote(), index)?;
-        let prepared = check::get(CALL, self, source, cell.span::<T>(), false, rank)?;
-        check::stream(CALL, self, stream)?;
-        let submitted = match call::enqueue(stream, &prepared, &|| prepared.keep())? {
-            Submitted::Complete(_) => Submitted::Complete(cell.outcome()),
-            Submitted::Queued(pending) => Submitted::Queued(Arc::new(Got { pending, cell })),
-        };
-        Ok(Ticket::new(submitted, &self.inner.shared, decode::element))
+        let prepared = check::get_element(CALL, self, source.remote(), index, rank)?;
+        call::submit(CALL, self, stream, prepared, decode::element)
     }
 
     /// Like [`Team::g`], on the calling thread.
@@ -312,12 +298,8 @@ impl Team {
     /// As for [`Team::g`].
     #[inline]
     pub fn g_blocking<T: Element>(&self, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<T> {
-        const CALL: &str = "g_blocking";
-        let source = check::element(CALL, source.remote(), index)?;
-        let mut value = [T::default()];
-        let prepared = check::get(CALL, self, source, span::borrowed_mut(&mut value), false, rank)?;
-        call::run_unit(&self.inner.shared, prepared)?;
-        Ok(value[0])
+        let prepared = check::get_element("g_blocking", self, source.remote(), index, rank)?;
+        call::run(&self.inner.shared, prepared).map(decode::element)
     }
 
     /// Copies `source` to `dest` of a rank, then changes a signal word there. A PE that waits for
@@ -398,43 +380,5 @@ impl Team {
         const CALL: &str = "put_signal_nbi_blocking";
         let prepared = check::put(CALL, self, source.span(), dest.remote(), Some(update), true, rank)?;
         call::run_unit(&self.inner.shared, prepared)
-    }
-}
-
-/// One element on the heap, for operations that may run after the call has returned.
-#[derive(Debug)]
-struct Cell {
-    memory: Arc<Memory>,
-    bytes: usize,
-}
-
-impl Cell {
-    fn new<T: Element>(value: T) -> Self {
-        Self { memory: Arc::new(Memory::new(vec![value])), bytes: size_of::<T>() }
-    }
-
-    fn span<T: Element>(&self) -> span::Span<'_> {
-        span::Span { place: self.memory.place(), len: 1, dtype: T::DTYPE, owner: Owner::Memory(&self.memory) }
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::Word(self.memory.first_word(self.bytes))
-    }
-}
-
-/// A pending get of one element; its outcome is the element.
-#[derive(Debug)]
-struct Got {
-    pending: Arc<dyn Pending>,
-    cell: Cell,
-}
-
-impl Pending for Got {
-    fn is_complete(&self) -> bool {
-        self.pending.is_complete()
-    }
-
-    fn wait(&self, within: Duration) -> Result<Outcome> {
-        self.pending.wait(within).map(|_| self.cell.outcome())
     }
 }

@@ -114,6 +114,6 @@ impl Event {
         if !Arc::ptr_eq(&self.shared, &earlier.shared) {
             return None;
         }
-        self.inner.passed_at()?.checked_sub(earlier.inner.passed_at()?)
+        self.inner.elapsed_since(&*earlier.inner)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: `members[r]` is the PE of rank `r`, `ranks[p]` its inverse, and this PE is a member.
 
-use crate::backend::error::TeamName;
+use crate::backend::error::{Error, TeamName};
 use crate::backend::{TeamId, TeamRecord};
 use crate::shared::Shared;
 use peerweave_types::{Pe, Rank};
@@ -105,6 +105,20 @@ impl Team {
     /// The identification of the team in messages.
     pub fn name(&self) -> TeamName {
         TeamName { id: self.inner.id, size: self.size() }
+    }
+
+    /// Why operations of this team fail from now on; `None` while they run.
+    ///
+    /// A team fails on a PE when an operation of it has failed in a way that leaves its ranks at
+    /// different operations, for example because a PE died. [`Caps::after_failure`] says what
+    /// streams do then.
+    ///
+    /// [`Caps::after_failure`]: crate::Caps::after_failure
+    pub fn failure(&self) -> Option<Error> {
+        if self.inner.is_destroyed() || self.inner.shared.is_forked() {
+            return None;
+        }
+        self.inner.shared.backend.team_failure(self.inner.id)
     }
 
     /// The rank of a PE; `None` if it is not a member.

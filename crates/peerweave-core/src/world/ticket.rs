@@ -42,6 +42,8 @@ enum State {
         deadline: Duration,
         guard: ForkGuard,
     },
+    /// Part of a graph.
+    Captured,
 }
 
 impl<R> Ticket<R> {
@@ -50,14 +52,22 @@ impl<R> Ticket<R> {
         let state = match submitted {
             Submitted::Complete(outcome) => State::Complete(outcome),
             Submitted::Queued(pending) => State::Queued { pending, deadline: shared.deadline, guard: shared.guard() },
+            Submitted::Captured => State::Captured,
         };
         Self { state, decode }
+    }
+
+    /// Returns whether the operation was captured into a graph instead of enqueued. Its memory then
+    /// belongs to the graph, and this ticket never completes.
+    pub fn is_captured(&self) -> bool {
+        matches!(self.state, State::Captured)
     }
 
     /// Returns whether the operation has completed or failed.
     pub fn is_complete(&self) -> bool {
         match &self.state {
             State::Complete(_) => true,
+            State::Captured => false,
             State::Queued { pending, .. } => pending.is_complete(),
         }
     }
@@ -68,12 +78,14 @@ impl<R> Ticket<R> {
     /// # Errors
     /// The failure of the operation; [`Error::Skipped`](crate::Error::Skipped) if an earlier one in
     /// the stream had failed; [`Error::Timeout`](crate::Error::Timeout) if the deadline passed and
-    /// the operation is still pending; [`Misuse`](crate::Misuse) in a forked child, where
-    /// operations that were pending at the fork never complete.
+    /// the operation is still pending; [`Misuse`](crate::Misuse) for an operation that was captured
+    /// into a graph, and in a forked child, where operations that were pending at the fork never
+    /// complete.
     pub fn wait(&self) -> Result<R> {
         match &self.state {
             State::Complete(outcome) => Ok((self.decode)(outcome.clone())),
             State::Queued { deadline, .. } => self.wait_within(*deadline),
+            State::Captured => self.wait_within(Duration::ZERO),
         }
     }
 
@@ -84,6 +96,7 @@ impl<R> Ticket<R> {
     pub fn wait_within(&self, limit: Duration) -> Result<R> {
         match &self.state {
             State::Complete(_) => self.wait(),
+            State::Captured => Err(misuse("wait", MisuseKind::Captured)),
             State::Queued { guard, .. } if guard.is_forked() => Err(misuse("wait", MisuseKind::Forked)),
             State::Queued { pending, .. } => pending.wait(limit).map(self.decode),
         }

@@ -3,7 +3,8 @@
 
 use crate::Result;
 use crate::arguments::symmetric::Symmetric;
-use crate::backend::{Backend, Caps, TeamId, TeamRecord};
+use crate::backend::error::{MisuseKind, misuse};
+use crate::backend::{Backend, Caps, StreamBackend, TeamId, TeamRecord};
 use crate::shared::{FinalizeReport, Shared};
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -73,8 +74,9 @@ impl World {
         self.shared.backend.caps()
     }
 
-    /// How the symmetric heap is mapped in this process.
-    pub fn geometry(&self) -> HeapGeometry {
+    /// How the symmetric heap is mapped in this process; `None` if not all PEs are reached by
+    /// addresses at equal distances, for example on several machines.
+    pub fn geometry(&self) -> Option<HeapGeometry> {
         self.shared.backend.geometry()
     }
 
@@ -140,6 +142,20 @@ impl World {
     pub fn stream(&self) -> Result<Stream> {
         self.shared.usable("stream")?;
         Ok(Stream { shared: self.shared.clone(), inner: self.shared.backend.stream()? })
+    }
+
+    /// Makes a handle to a stream that the backend has, for example to one that it made from a stream
+    /// of its device's own library.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) for a stream of another backend, and after finalize.
+    pub fn adopt_stream(&self, stream: Arc<dyn StreamBackend>) -> Result<Stream> {
+        const CALL: &str = "adopt_stream";
+        self.shared.usable(CALL)?;
+        if !self.shared.backend.owns(&*stream) {
+            return Err(misuse(CALL, MisuseKind::ForeignQueue { what: "stream" }));
+        }
+        Ok(Stream { shared: self.shared.clone(), inner: stream })
     }
 
     /// Ends the job on this PE, and reports the buffers that were not released. Later calls on any

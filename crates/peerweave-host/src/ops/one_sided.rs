@@ -7,7 +7,9 @@
 use crate::ops::shared::Shared;
 use crate::ops::tuning::STREAMING_COPY;
 use crate::simd;
-use peerweave_core::backend::{Atomic, AtomicKind, Direction, Get, Op, Outcome, Put, Signal, Strided};
+use peerweave_core::backend::{
+    Atomic, AtomicKind, Direction, Fill, Get, GetElement, Op, Outcome, Put, PutElement, Signal, Strided,
+};
 use peerweave_device::put_signal;
 use peerweave_types::DType;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -33,6 +35,10 @@ impl Shared {
             Op::Put(put) => self.put(put),
             Op::Get(get) => self.get(get),
             Op::Strided(strided) => self.strided(strided),
+            Op::PutElement(put) => self.put_element(put),
+            Op::GetElement(get) => return self.get_element(get),
+            Op::Copy(op) => copy(self.address(op.target), self.address(op.source), op.bytes),
+            Op::Fill(fill) => self.fill(fill),
             Op::Signal(signal) => self.signal(signal),
             Op::Atomic(atomic) => return self.atomic(atomic),
             Op::Fence => fence(Ordering::Release),
@@ -62,6 +68,38 @@ impl Shared {
         let to = self.address(get.target);
         if !std::ptr::eq(to, from) {
             copy(to, from, get.bytes);
+        }
+    }
+
+    #[inline]
+    fn put_element(&self, put: &PutElement) {
+        let to = self.peers.segments.symmetric(put.pe.index(), put.target);
+        copy(to, (&raw const put.bits).cast(), put.element_bytes);
+    }
+
+    #[inline]
+    fn get_element(&self, get: &GetElement) -> Outcome {
+        let mut bits = 0u64;
+        let from = self.peers.segments.symmetric(get.pe.index(), get.source);
+        copy((&raw mut bits).cast(), from, get.element_bytes);
+        Outcome::Word(bits)
+    }
+
+    /// Sets elements of this PE to one value.
+    pub(crate) fn fill(&self, fill: &Fill) {
+        const CHUNK_BYTES: usize = 4096;
+        let (to, size) = (self.address(fill.target), fill.element_bytes);
+        let bytes = fill.count * size;
+        if fill.bits == 0 {
+            // SAFETY: the core has checked that the elements lie in one live allocation or buffer.
+            return unsafe { simd::fill_zero(to, bytes) };
+        }
+        let (mut chunk, element) = ([0u8; CHUNK_BYTES], &fill.bits.to_ne_bytes()[..size]);
+        for part in chunk[..bytes.min(CHUNK_BYTES)].chunks_exact_mut(size) {
+            part.copy_from_slice(element);
+        }
+        for start in (0..bytes).step_by(CHUNK_BYTES) {
+            copy(to.wrapping_add(start), chunk.as_ptr(), CHUNK_BYTES.min(bytes - start));
         }
     }
 

@@ -10,6 +10,7 @@ use crate::sync::team::Teams;
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::backend::{Caps, JobShape, Place};
 use peerweave_fork::ForkGuard;
+use peerweave_types::SymOffset;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -45,9 +46,16 @@ impl Shared {
     #[inline]
     pub(crate) fn address(&self, place: Place) -> *mut u8 {
         match place {
-            Place::Symmetric(at) => self.peers.segments.symmetric(self.peers.me, at),
+            Place::Symmetric(at) => self.own(at),
             Place::Private(at) => at,
+            Place::Device { .. } => on_a_device(),
         }
+    }
+
+    /// The address of an offset in the segment of this PE.
+    #[inline]
+    pub(crate) fn own(&self, at: SymOffset) -> *mut u8 {
+        self.peers.segments.symmetric(self.peers.me, at)
     }
 
     /// Publishes that this PE has finalized. Has no effect after the PE has left, or in a forked
@@ -66,6 +74,13 @@ impl Shared {
             leave(self.peers.segments.page(self.peers.me), rendezvous);
         }
     }
+}
+
+/// The capabilities name no device.
+#[cold]
+#[inline(never)]
+pub(crate) fn on_a_device() -> ! {
+    panic!("peerweave-core bug: memory of a device in an operation of the host backend")
 }
 
 /// Publishes in the page of a PE of this process that it leaves, and leaves the rendezvous.

@@ -21,7 +21,7 @@ mod staged;
 pub(crate) use agreement::{Purpose, allocation_detail};
 
 use crate::memory::line::{self, Entry};
-use crate::ops::shared::Shared;
+use crate::ops::shared::{Shared, on_a_device};
 use crate::ops::tuning;
 use crate::simd;
 use crate::sync::step::Step;
@@ -322,6 +322,7 @@ impl Run<'_> {
             None => NO_BUFFER,
             Some(Place::Symmetric(at)) => at.0,
             Some(Place::Private(at)) => at as u64 | PRIVATE,
+            Some(Place::Device { .. }) => on_a_device(),
         }
     }
 

@@ -1,0 +1,115 @@
+//! Memory of a device that is not symmetric: that of other libraries, or of the application.
+//!
+//! Nothing here accesses it. Invariant: **\[D1\]** the elements of a handle stay allocated while
+//! its owner lives; the caller of [`OnDevice::from_raw`] promised that.
+#![allow(unsafe_code)]
+
+use crate::arguments::span::{Owner, Span};
+use crate::backend::{DeviceOwner, Place};
+use crate::{Result, bounds};
+use peerweave_types::Element;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+/// A handle to memory of a device that operations can use, or to a range of it, with its owner.
+///
+/// A clone is the same memory. A stream with a pending operation on the memory holds its owner, so a
+/// handle can be dropped while it is in use. The backend must work on this device
+/// ([`Caps::device`](crate::Caps::device)); others return an error before anything is enqueued.
+///
+/// ```
+/// use peerweave::backend::DeviceOwner;
+/// use peerweave::{Error, OnDevice, ReduceOp, World};
+/// use std::sync::Arc;
+///
+/// /// What frees the memory when it is dropped.
+/// #[derive(Debug)]
+/// struct Allocation;
+/// impl DeviceOwner for Allocation {}
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// // SAFETY: for this example nothing uses the memory: this world runs on the host.
+/// let x = unsafe { OnDevice::<f32>::from_raw(0x1000, 4, 0, Arc::new(Allocation)) };
+/// if world.caps().device.is_none() {
+///     let refused = world.team().all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err();
+///     assert!(matches!(refused, Error::Unsupported { .. }));
+/// }
+/// world.finalize()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct OnDevice<T> {
+    owner: Arc<dyn DeviceOwner>,
+    address: u64,
+    /// In elements.
+    len: usize,
+    ordinal: u32,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Element> OnDevice<T> {
+    /// Makes a handle to `len` elements at `address` of device `ordinal`, which `owner` keeps
+    /// allocated.
+    ///
+    /// # Safety
+    /// The address is that of `len` elements on that device, aligned to an element, which stay
+    /// allocated while `owner` or a clone of it lives. Work of the device may read and write them at
+    /// any time between [`DeviceOwner::before`] and the end of the operation.
+    pub unsafe fn from_raw(address: u64, len: usize, ordinal: u32, owner: Arc<dyn DeviceOwner>) -> Self {
+        Self { owner, address, len, ordinal, element: PhantomData }
+    }
+
+    /// The number of elements.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of the first element, for work of the device.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The number of the device in this process.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// A handle to a range of this one's elements.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let (start, len) = bounds::range("slice", self.len, &range)?;
+        let address = self.address + (start * size_of::<T>()) as u64;
+        Ok(Self { owner: Arc::clone(&self.owner), address, len, ..*self })
+    }
+
+    #[inline]
+    pub(crate) fn span(&self) -> Span<'_> {
+        let place = Place::Device { address: self.address, ordinal: self.ordinal };
+        Span { place, len: self.len, dtype: T::DTYPE, owner: Owner::Device(&self.owner) }
+    }
+}
+
+/// The same memory.
+impl<T> Clone for OnDevice<T> {
+    fn clone(&self) -> Self {
+        Self { owner: Arc::clone(&self.owner), ..*self }
+    }
+}
+
+impl<T> fmt::Debug for OnDevice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let element = std::any::type_name::<T>();
+        write!(f, "OnDevice({} x {element} at {:#x} of device {})", self.len, self.address, self.ordinal)
+    }
+}

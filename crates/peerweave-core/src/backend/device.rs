@@ -1,0 +1,30 @@
+//! Memory of devices that another library owns.
+
+use super::StreamBackend;
+use crate::Error;
+use std::any::Any;
+use std::fmt;
+
+/// The owner of memory of a device: the memory stays allocated while it lives.
+///
+/// A library that orders the uses of its memory by itself, such as cudarc for its slices, is
+/// notified of each operation that uses the memory.
+pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
+    /// Prepares the memory for an operation that is about to be enqueued on `stream`, for example by
+    /// making the stream wait for earlier work on the memory. For an operation without a stream,
+    /// which runs on the calling thread, `stream` is `None`: earlier work must then have ended when
+    /// this returns.
+    ///
+    /// # Errors
+    /// Why the operation cannot use the memory. Nothing is enqueued then.
+    fn before(&self, stream: Option<&dyn StreamBackend>) -> Result<(), Error> {
+        let _ = stream;
+        Ok(())
+    }
+
+    /// Notes that the operation was enqueued on `stream`, or could not be. Later work of the owner
+    /// on the memory must wait for it.
+    fn after(&self, stream: &dyn StreamBackend) {
+        let _ = stream;
+    }
+}

@@ -1,0 +1,58 @@
+//! Copies and fills within this PE, in the order of a stream: what `Symmetric::copy_from`,
+//! `Symmetric::copy_to` and `Symmetric::fill` do on the calling thread.
+
+use crate::arguments::buffer::element_bits;
+use crate::arguments::span::{StreamDest, StreamSource};
+use crate::world::stream::Stream;
+use crate::world::ticket::{Ticket, decode};
+use crate::{Result, call, check};
+use peerweave_types::Element;
+
+/// Copies and fills within this PE.
+///
+/// # Example
+/// ```
+/// use peerweave::{Buffer, World};
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let (stream, x) = (world.stream()?, world.alloc::<f32>(4)?);
+/// let (mine, back) = (Buffer::from(vec![1.0, 2.0]), Buffer::zeroed(4));
+/// stream.fill(&x, 7.0)?;
+/// stream.copy(&mine, &x.slice(..2)?)?;
+/// stream.copy(&x, &back)?.wait()?;
+/// assert_eq!(back.to_vec(), [1.0, 2.0, 7.0, 7.0]);
+/// x.release()?; // collective, like the allocation
+/// world.finalize()?;
+/// # Ok(())
+/// # }
+/// ```
+impl Stream {
+    /// Copies `source` to `dest`, both of this PE.
+    ///
+    /// # Shapes
+    /// `source: n`, `dest: n` elements.
+    ///
+    /// # Ordering
+    /// Runs after earlier operations of the stream.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) if lengths differ, the two overlap, or a handle belongs to another
+    /// world or has ended.
+    pub fn copy<T: Element>(&self, mut source: impl StreamSource<T>, mut dest: impl StreamDest<T>) -> Result<Ticket> {
+        let prepared = check::copy("copy", &self.shared, source.span(), dest.span())?;
+        call::submit_on(self, prepared, decode::nothing)
+    }
+
+    /// Sets all elements of `dest`, of this PE, to `value`.
+    ///
+    /// # Ordering
+    /// As [`Stream::copy`].
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) if the handle belongs to another world or has ended.
+    pub fn fill<T: Element>(&self, mut dest: impl StreamDest<T>, value: T) -> Result<Ticket> {
+        let prepared = check::fill("fill", &self.shared, dest.span(), element_bits(value))?;
+        call::submit_on(self, prepared, decode::nothing)
+    }
+}
