@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 /// A handle to memory of a device that operations can use, or to a range of it, with its owner.
 ///
-/// A clone is the same memory. A stream with a pending operation on the memory holds its owner, so a
-/// handle can be dropped while it is in use. The backend must work on this device
+/// A clone is the same memory. A stream with a pending operation on the memory holds its owner, so
+/// a handle can be dropped while it is in use. The backend must work on this device
 /// ([`Caps::device`](crate::Caps::device)); others return an error before anything is enqueued.
 ///
 /// ```
@@ -56,8 +56,8 @@ impl<T: Element> OnDevice<T> {
     ///
     /// # Safety
     /// The address is that of `len` elements on that device, aligned to an element, which stay
-    /// allocated while `owner` or a clone of it lives. Work of the device may read and write them at
-    /// any time between [`DeviceOwner::before`] and the end of the operation.
+    /// allocated while `owner` or a clone of it lives. Work of the device may read and write them
+    /// at any time between [`DeviceOwner::before`] and the end of the operation.
     pub unsafe fn from_raw(address: u64, len: usize, ordinal: u32, owner: Arc<dyn DeviceOwner>) -> Self {
         Self { owner, address, len, ordinal, element: PhantomData }
     }

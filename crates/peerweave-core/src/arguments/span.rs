@@ -125,8 +125,8 @@ pub trait Source<T: Element>: sealed::Argument {}
 )]
 pub trait Dest<T: Element>: sealed::Argument {}
 
-/// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`. The queue
-/// holds it while it uses it.
+/// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`. The
+/// queue holds it while it uses it.
 ///
 /// Slices are not accepted, because the queue could outlive the borrow:
 /// ```compile_fail,E0277
@@ -141,8 +141,8 @@ pub trait Dest<T: Element>: sealed::Argument {}
 )]
 pub trait StreamSource<T: Element>: Source<T> {}
 
-/// Memory that a queued operation may write: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`. The queue
-/// holds it while it uses it.
+/// Memory that a queued operation may write: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`. The
+/// queue holds it while it uses it.
 ///
 /// Slices are not accepted, because the queue could outlive the borrow:
 /// ```compile_fail,E0277

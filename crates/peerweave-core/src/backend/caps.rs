@@ -64,7 +64,8 @@ impl Caps {
         all
     }
 
-    /// How the backend computes a reduction; `None` if it is not defined, or `kind` reduces nothing.
+    /// How the backend computes a reduction; `None` if it is not defined, or `kind` reduces
+    /// nothing.
     ///
     /// ```
     /// use peerweave::backend::CollectiveKind;
@@ -109,8 +110,8 @@ pub struct ReductionCaps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReductionOrder {
-    /// From rank 0 upward, for every element: the result does not depend on the size or place of the
-    /// buffers.
+    /// From rank 0 upward, for every element: the result does not depend on the size or place of
+    /// the buffers.
     Rank,
     /// It may differ among elements, sizes and calls.
     Unspecified,

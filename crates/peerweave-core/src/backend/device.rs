@@ -10,8 +10,8 @@ use std::fmt;
 /// A library that orders the uses of its memory by itself, such as cudarc for its slices, is
 /// notified of each operation that uses the memory.
 pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
-    /// Prepares the memory for an operation that is about to be enqueued on `stream`, for example by
-    /// making the stream wait for earlier work on the memory. For an operation without a stream,
+    /// Prepares the memory for an operation that is about to be enqueued on `stream`, for example
+    /// by making the stream wait for earlier work on the memory. For an operation without a stream,
     /// which runs on the calling thread, `stream` is `None`: earlier work must then have ended when
     /// this returns.
     ///

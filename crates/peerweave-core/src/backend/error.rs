@@ -46,8 +46,8 @@ pub enum Error {
         /// The earlier failure.
         because: Arc<Error>,
     },
-    /// The operation did not run, because its team failed earlier, and its ranks may be at different
-    /// operations.
+    /// The operation did not run, because its team failed earlier, and its ranks may be at
+    /// different operations.
     #[error("{call}: {team} is poisoned by an earlier failure: {because}")]
     Poisoned {
         /// The call.

@@ -144,8 +144,8 @@ impl World {
         Ok(Stream { shared: self.shared.clone(), inner: self.shared.backend.stream()? })
     }
 
-    /// Makes a handle to a stream that the backend has, for example to one that it made from a stream
-    /// of its device's own library.
+    /// Makes a handle to a stream that the backend has, for example to one that it made from a
+    /// stream of its device's own library.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for a stream of another backend, and after finalize.
