@@ -9,7 +9,7 @@ use quote::{format_ident, quote};
 use std::env;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use syn::{Error, FnArg, ItemFn, Result, ReturnType, Type, parse2};
+use syn::{Error, FnArg, ItemFn, Result, ReturnType, Safety, Type, parse2};
 
 /// Variable with the package whose entry points are compiled, set by `peerweave-build`.
 const PACKAGE: &str = "PEERWEAVE_PTX_PACKAGE";
@@ -66,10 +66,16 @@ fn max_threads(attribute: TokenStream) -> Result<Option<u32>> {
 impl Signature {
     fn read(function: &ItemFn) -> Result<Self> {
         let signature = &function.sig;
+        let (safe, not_safe) = match &signature.safety {
+            Safety::Default => (None, None),
+            Safety::Safe(word) => (Some(word.span), None),
+            Safety::Unsafe(word) => (None, Some(word.span)),
+        };
         for (found, what) in [
             (signature.constness.map(|word| word.span), "const"),
             (signature.asyncness.map(|word| word.span), "async"),
-            (signature.unsafety.map(|word| word.span), "unsafe"),
+            (safe, "safe"),
+            (not_safe, "unsafe"),
             (signature.abi.as_ref().map(|abi| abi.extern_token.span), "extern"),
             (signature.variadic.as_ref().map(|dots| dots.dots.spans[0]), "variadic"),
         ] {

@@ -208,7 +208,7 @@ def peerweave_command(program: str, group: Group, size: int, batches: int, out: 
         argv += ["-b", str(size), "-e", str(size), "-f", "2"]
     if group.dirty:
         argv.append("--dirty")
-    return argv + ["--batches", str(batches), "--json", out]
+    return argv + ["--batches", str(batches), "--batch-ms", str(BATCH_MS), "--json", out]
 
 
 def peerweave_result(document: dict, group: Group, size: int) -> Sample:
@@ -230,7 +230,7 @@ def peerweave_result(document: dict, group: Group, size: int) -> Sample:
 
 
 class Peerweave:
-    """`peerweave bench`, one process for each case; it fills its batches of 30 ms by itself, as the peers' programs do."""
+    """`peerweave bench`, one process for each case, in batches as long as those of the peers' programs."""
 
     name, label = "peerweave", "Peerweave"
 

@@ -99,7 +99,7 @@ class PeerweaveAdapter(unittest.TestCase):
     def test_command_asks_for_exactly_one_size(self):
         argv = programs.peerweave_command("peerweave", self.group, 8, 5, "out.json")
         self.assertEqual(
-            argv, "peerweave bench all-reduce -n 2 -d float -o sum -b 8 -e 8 -f 2 --dirty --batches 5 --json out.json".split()
+            argv, "peerweave bench all-reduce -n 2 -d float -o sum -b 8 -e 8 -f 2 --dirty --batches 5 --batch-ms 30 --json out.json".split()
         )
 
     def test_batches_and_calls_are_kept(self):

@@ -65,19 +65,19 @@ fn token_of(
 
 /// The rendezvous. On machine 0 the server runs until this is dropped.
 #[derive(Debug)]
-pub struct Meeting {
+pub struct JobRendezvous {
     server: Option<Server>,
     endpoint: Endpoint,
     token: Token,
 }
 
-impl Meeting {
+impl JobRendezvous {
     /// Starts the server, or on other machines than the first only computes endpoint and token.
     ///
     /// # Errors
     /// [`BootstrapError`] if the address is invalid or cannot be bound, or if `PEERWEAVE_TOKEN` is
     /// invalid.
-    pub fn hold(place: &Place, n_local: usize) -> Result<Self, BootstrapError> {
+    pub fn start(place: &Place, n_local: usize) -> Result<Self, BootstrapError> {
         match place {
             Place::ThisMachine => {
                 let (endpoint, token) = (Endpoint::random_unix()?, Token::random()?);
@@ -130,9 +130,9 @@ mod tests {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         // An address for documentation (RFC 5737): no interface has it.
         let place = Place::Machines { address: format!("192.0.2.1:{port}"), n_machines: 2, machine: 0 };
-        let meeting = Meeting::hold(&place, 2).unwrap();
+        let rendezvous = JobRendezvous::start(&place, 2).unwrap();
         std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
-        assert_eq!(meeting.env()[0].1, format!("tcp:192.0.2.1:{port}").as_str());
+        assert_eq!(rendezvous.env()[0].1, format!("tcp:192.0.2.1:{port}").as_str());
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn unreadable_address_error_has_the_expected_form() {
         let place = Place::Machines { address: "nowhere".into(), n_machines: 2, machine: 1 };
-        let error = Meeting::hold(&place, 1).unwrap_err().to_string();
+        let error = JobRendezvous::start(&place, 1).unwrap_err().to_string();
         assert!(error.contains("nowhere") && error.contains("HOST:PORT"), "{error}");
     }
 }

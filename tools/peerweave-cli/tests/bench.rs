@@ -10,8 +10,9 @@ use peerweave::noop::Noop;
 use peerweave::{Symmetric, World};
 use peerweave_cli::bench::config::{BenchArgs, Config};
 use peerweave_cli::bench::geometry::Placement;
-use peerweave_cli::bench::measure::{Buffers, measure};
+use peerweave_cli::bench::measure::measure;
 use peerweave_cli::bench::op::BenchOp;
+use peerweave_cli::bench::operands::{Buffers, Moving, Reducing, Typed};
 use serde_json::Value;
 
 fn bench(arguments: &[&str]) -> Output {
@@ -220,8 +221,15 @@ fn wrong_on_noop(op: BenchOp, rank: u32, placement: Placement) -> u64 {
     let alloc = || world.alloc_zeroed::<f32>(1024).unwrap();
     let buffers =
         Buffers::<f32, Symmetric<f32>> { send: alloc(), recv: alloc(), target: alloc(), word: world.alloc_zeroed(1).unwrap() };
-    let outcome = measure(&world, None, &config, &config.cases()[0], placement, &buffers).unwrap();
-    outcome.wrong.expect("the result was checked")
+    let case = &config.cases()[0];
+    let outcome = if op.reduces() {
+        let operands = Typed::<_, _, Reducing>::new(&world, None, &config, case, placement, &buffers).unwrap();
+        measure(&world, None, &config, &operands)
+    } else {
+        let operands = Typed::<_, _, Moving>::new(&world, None, &config, case, placement, &buffers).unwrap();
+        measure(&world, None, &config, &operands)
+    };
+    outcome.unwrap().wrong.expect("the result was checked")
 }
 
 #[test]

@@ -10,8 +10,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use peerweave::{
-    Compare, Element, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Number, Rank, ReduceOp, Reduction, Result, Source, Stream,
-    StreamDest, StreamSource, Symmetric, Team, Ticket, VectorCounts, World, bf16, f16,
+    Compare, Element, MaybeDest, MaybeSource, Number, Rank, ReduceOp, Reduction, Result, Source, Stream, StreamDest,
+    StreamSource, Symmetric, Team, Ticket, VectorCounts, World,
 };
 
 use super::geometry::{Placement, View, vector_receives, vector_sends};
@@ -322,40 +322,3 @@ where
 pub fn is_signal_alone(view: &View, element_bytes: usize) -> bool {
     view.op == BenchOp::PingPong && view.counts.param * element_bytes <= size_of::<u64>()
 }
-
-/// [`reducing`] for every element type that can be reduced.
-pub trait Reduces: Sample {
-    /// See [`reducing`].
-    fn reducing<'a, M>(setting: &'a Setting<'a, M>, redop: ReduceOp) -> Calls<'a>
-    where
-        for<'m> &'m M: StreamSource<Self> + StreamDest<Self> + MaybeDest<Self, Argument = &'m M>;
-}
-
-macro_rules! reduces {
-    ($($t:ty),*) => {$(
-        impl Reduces for $t {
-            fn reducing<'a, M>(setting: &'a Setting<'a, M>, redop: ReduceOp) -> Calls<'a>
-            where
-                for<'m> &'m M: StreamSource<Self> + StreamDest<Self> + MaybeDest<Self, Argument = &'m M>,
-            {
-                reducing::<$t, M>(setting, redop)
-            }
-        }
-    )*};
-}
-
-macro_rules! never_reduces {
-    ($($t:ty),*) => {$(
-        impl Reduces for $t {
-            fn reducing<'a, M>(_: &'a Setting<'a, M>, _: ReduceOp) -> Calls<'a>
-            where
-                for<'m> &'m M: StreamSource<Self> + StreamDest<Self> + MaybeDest<Self, Argument = &'m M>,
-            {
-                unreachable!("the plan contains no reductions of {}", Self::DTYPE)
-            }
-        }
-    )*};
-}
-
-reduces!(i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64);
-never_reduces!(F8E4M3, F8E5M2);

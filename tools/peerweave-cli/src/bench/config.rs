@@ -47,9 +47,12 @@ pub struct BenchArgs {
     /// Root: a rank, or all
     #[arg(short = 'r', long, value_name = "R", value_parser = parse_root, default_value = "0")]
     pub root: Root,
-    /// Calls per batch; default: as many as take about 30 ms, at least 3
+    /// Calls per batch; default: as many as take the time of --batch-ms, at least 3
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub iters: Option<u64>,
+    /// Approximate duration of a batch in milliseconds, if --iters is not given
+    #[arg(long, value_name = "MS", default_value_t = 10, conflicts_with = "iters", value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub batch_ms: u32,
     /// Number of batches, whose median is reported; default: 7, or 1 with --iters
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub batches: Option<u32>,
@@ -257,6 +260,8 @@ pub struct Config {
     pub roots: Vec<usize>,
     /// Calls per batch, if given.
     pub iters: Option<u64>,
+    /// Approximate duration of a batch, if the number of calls is not given.
+    pub batch_ms: u32,
     /// Number of batches.
     pub batches: u32,
     /// Warm-up calls.
@@ -357,6 +362,7 @@ impl Config {
             redops: redops.iter().map(|redop| *redop as u8).collect(),
             roots,
             iters: args.iters,
+            batch_ms: args.batch_ms,
             batches: args.batches.unwrap_or(if args.iters.is_some() { 1 } else { 7 }),
             warmup: args.warmup,
             dirty: args.dirty,

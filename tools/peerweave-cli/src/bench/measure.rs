@@ -6,18 +6,15 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use peerweave::{Element, Result, Stream, Symmetric, World};
+use peerweave::{Result, Stream, World};
 
-use super::calls::{self, Calls, G_DUE, Reduces, Setting, Words, is_signal_alone};
-use super::config::{Case, Config};
-use super::geometry::{self, Placement, Tile, View};
-use super::memory::{GUARD, Memory, count_unspoiled, count_wrong, fill, rewrite, spoil};
+use super::calls::{Calls, G_DUE, is_signal_alone};
+use super::config::Config;
+use super::geometry::{self, Placement, View};
+use super::memory::GUARD;
 use super::op::BenchOp;
-use super::pattern::{input_tile, moved_tile, reduced_tile};
-use peerweave::{MaybeDest, MaybeSource, StreamDest, StreamSource};
+use super::operands::{Operands, Side};
 
-/// Intended duration of a batch.
-const BATCH: Duration = Duration::from_millis(30);
 /// Minimum duration of the trial that estimates the time of a call.
 const TRIAL: Duration = Duration::from_millis(2);
 /// How often each PE arrives late at a barrier that is checked. More than once, because a PE that
@@ -25,18 +22,6 @@ const TRIAL: Duration = Duration::from_millis(2);
 pub(crate) const ROUNDS_LATE: usize = 8;
 const FEWEST_CALLS: u64 = 3;
 const MOST_CALLS: u64 = 1 << 30;
-
-/// The memory of a PE, large enough for the largest case of its type.
-pub struct Buffers<T, M> {
-    /// Inputs.
-    pub send: M,
-    /// Results.
-    pub recv: M,
-    /// Target of one-sided operations.
-    pub target: Symmetric<T>,
-    /// A signal, or a counter.
-    pub word: Symmetric<u64>,
-}
 
 /// Measurement of one PE in one placement.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,66 +38,31 @@ pub struct Outcome {
 ///
 /// # Errors
 /// The error of an operation.
-pub fn measure<T, M>(
-    world: &World,
-    stream: Option<&Stream>,
-    config: &Config,
-    case: &Case,
-    placement: Placement,
-    buffers: &Buffers<T, M>,
-) -> Result<Outcome>
-where
-    T: Reduces,
-    M: Memory<T>,
-    for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
-{
-    let rank = world.my_pe().index();
-    let view = View { op: config.op, counts: case.counts, n_pes: world.n_pes(), rank, root: case.root.unwrap_or(0), placement };
-    let (send_len, recv_len) = geometry::lengths(&view);
-    let setting = Setting { world, stream, view, send: buffers.send.range(0..send_len)?, recv: buffers.recv.range(0..recv_len)? };
-    let target = buffers.target.slice(0..if view.op.is_one_sided() { recv_len } else { 0 })?;
-    let bench = Bench { config, case, buffers, setting: &setting, target: &target, wrong: Cell::new(0), made: Cell::new(0) };
+pub fn measure(world: &World, stream: Option<&Stream>, config: &Config, operands: &dyn Operands) -> Result<Outcome> {
+    let bench = Bench { world, stream, config, operands, wrong: Cell::new(0), made: Cell::new(0) };
     bench.prepare_words()?;
-    let mut calls = bench.calls();
+    let mut calls = operands.calls(&bench.wrong);
     bench.run(&mut calls)
 }
 
-struct Bench<'a, T, M> {
+struct Bench<'a> {
+    world: &'a World,
+    stream: Option<&'a Stream>,
     config: &'a Config,
-    case: &'a Case,
-    buffers: &'a Buffers<T, M>,
-    setting: &'a Setting<'a, M>,
-    target: &'a Symmetric<T>,
+    operands: &'a dyn Operands,
     /// Number of words received that differed from the expected ones.
     wrong: Cell<u64>,
     /// Number of calls made so far.
     made: Cell<u64>,
 }
 
-impl<T, M> Bench<'_, T, M>
-where
-    T: Reduces,
-    M: Memory<T>,
-    for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
-{
+impl Bench<'_> {
     fn view(&self) -> &View {
-        &self.setting.view
-    }
-
-    fn calls(&self) -> Calls<'_> {
-        let op = self.view().op;
-        if op.is_one_sided() {
-            let words = Words { word: &self.buffers.word, wrong: &self.wrong };
-            return calls::one_sided(self.setting, self.target, words);
-        }
-        match self.case.redop {
-            Some(redop) => T::reducing(self.setting, redop),
-            None => calls::moving(self.setting),
-        }
+        self.operands.view()
     }
 
     fn run(&self, calls: &mut Calls<'_>) -> Result<Outcome> {
-        let team = self.setting.world.team();
+        let team = self.world.team();
         let mut wrong = 0;
         self.prepare(0)?;
         if self.config.check {
@@ -159,15 +109,15 @@ where
 
     /// Makes calls between two barriers, without timing.
     fn make(&self, calls: &mut Calls<'_>, times: u64) -> Result<()> {
-        self.setting.world.team().barrier_blocking()?;
+        self.world.team().barrier_blocking()?;
         calls(times)?;
         self.made.set(self.made.get() + times);
-        self.setting.world.team().barrier_blocking()
+        self.world.team().barrier_blocking()
     }
 
     /// Makes calls and returns the time that they took on this PE.
     fn timed(&self, calls: &mut Calls<'_>, times: u64) -> Result<Duration> {
-        let team = self.setting.world.team();
+        let team = self.world.team();
         self.made.set(self.made.get() + times);
         if !self.config.dirty {
             team.barrier_blocking()?;
@@ -177,7 +127,7 @@ where
         }
         let mut spent = Duration::ZERO;
         for _ in 0..times {
-            self.rewrite_input();
+            self.operands.rewrite(self.input_side());
             team.barrier_blocking()?;
             let start = Instant::now();
             calls(1)?;
@@ -190,15 +140,15 @@ where
         Ok(spent)
     }
 
-    /// Returns the number of calls that take about [`BATCH`]; the same on every PE.
+    /// Returns the number of calls that take about the duration of a batch; the same on every PE.
     fn calls_per_batch(&self, calls: &mut Calls<'_>) -> Result<u64> {
         let mut times = FEWEST_CALLS;
         loop {
             let mut slowest = [self.timed(calls, times)?.as_secs_f64()];
-            self.setting.world.team().all_reduce_in_place_blocking(&mut slowest, peerweave::ReduceOp::Max)?;
+            self.world.team().all_reduce_in_place_blocking(&mut slowest, peerweave::ReduceOp::Max)?;
             let seconds = slowest[0].max(1e-9);
             if seconds >= TRIAL.as_secs_f64() || times >= MOST_CALLS / 8 {
-                let wanted = BATCH.as_secs_f64() / (seconds / times as f64);
+                let wanted = f64::from(self.config.batch_ms) * 1e-3 / (seconds / times as f64);
                 return Ok((wanted as u64).clamp(FEWEST_CALLS, MOST_CALLS));
             }
             times *= if seconds < TRIAL.as_secs_f64() / 16.0 { 8 } else { 2 };
@@ -207,11 +157,11 @@ where
 
     /// Initializes the words that peers change, before the first call.
     fn prepare_words(&self) -> Result<()> {
-        let team = self.setting.world.team();
+        let team = self.world.team();
         team.barrier_blocking()?;
-        self.buffers.word.store(0, 0)?;
+        self.operands.word().store(0, 0)?;
         if self.view().op == BenchOp::G {
-            self.buffers.target.store(0, T::from_bits64(G_DUE))?;
+            self.operands.store_target(G_DUE)?;
         }
         team.barrier_blocking()
     }
@@ -223,26 +173,9 @@ where
         if !view.op.has_size() {
             return Ok(());
         }
-        let result = self.result_memory();
-        let result_len = if view.op.is_one_sided() { view.counts.recv } else { self.setting.recv.count() };
-        match result {
-            Kind::Own(memory) => spoil(memory, 0..result_len + GUARD)?,
-            Kind::Target(memory) => spoil(memory, 0..result_len + GUARD)?,
-        }
-        let part = geometry::input(view);
-        let tile = self.tile(part.of, round);
-        match self.input_memory() {
-            Kind::Own(memory) => fill(memory, &part, &tile),
-            Kind::Target(memory) => fill(memory, &part, &tile),
-        }
-    }
-
-    fn rewrite_input(&self) {
-        match self.input_memory() {
-            Kind::Own(_) if geometry::shares_buffer(self.view()) => rewrite(&self.setting.recv),
-            Kind::Own(_) => rewrite(&self.setting.send),
-            Kind::Target(_) => rewrite(self.target),
-        }
+        let result_len = if view.op.is_one_sided() { view.counts.recv } else { self.operands.recv_len() };
+        self.operands.spoil(self.result_side(), 0..result_len + GUARD)?;
+        self.operands.fill(self.input_side(), &geometry::input(view), round)
     }
 
     /// Counts wrong elements in this PE's result and behind it. Waits until all PEs have counted,
@@ -252,27 +185,21 @@ where
         let mut wrong = match view.op {
             // Only before timing, because this check is slow.
             BenchOp::Barrier | BenchOp::Sync if turn == Turn::BeforeTiming => self.leavers()?,
-            BenchOp::P if view.rank == 1 => {
-                u64::from(self.buffers.target.load(0)?.bits64() != T::from_bits64(self.made.get()).bits64())
+            BenchOp::P if view.rank == 1 => u64::from(!self.operands.target_is(self.made.get())?),
+            BenchOp::Atomics | BenchOp::PutSignal if view.rank == 1 => {
+                u64::from(self.operands.word().load(0)? != self.made.get())
             }
-            BenchOp::Atomics | BenchOp::PutSignal if view.rank == 1 => u64::from(self.buffers.word.load(0)? != self.made.get()),
             _ => 0,
         };
-        if view.op.has_size() && !is_signal_alone(view, size_of::<T>()) {
+        if view.op.has_size() && !is_signal_alone(view, self.operands.element_bytes()) {
+            let side = self.result_side();
             for part in geometry::results(view) {
-                let tile = self.tile(part.of, round);
-                wrong += match self.result_memory() {
-                    Kind::Own(memory) => count_wrong(memory, &part, &tile)?,
-                    Kind::Target(memory) => count_wrong(memory, &part, &tile)?,
-                };
+                wrong += self.operands.count_wrong(side, &part, round)?;
             }
-            let end = if view.op.is_one_sided() { view.counts.recv } else { self.setting.recv.count() };
-            wrong += match self.result_memory() {
-                Kind::Own(memory) => count_unspoiled(memory, end..end + GUARD)?,
-                Kind::Target(memory) => count_unspoiled(memory, end..end + GUARD)?,
-            };
+            let end = if view.op.is_one_sided() { view.counts.recv } else { self.operands.recv_len() };
+            wrong += self.operands.count_unspoiled(side, end..end + GUARD)?;
         }
-        self.setting.world.team().barrier_blocking()?;
+        self.world.team().barrier_blocking()?;
         Ok(wrong)
     }
 
@@ -280,7 +207,7 @@ where
     /// one machine.
     fn leavers(&self) -> Result<u64> {
         const LATE: Duration = Duration::from_micros(500);
-        let (world, rank) = (self.setting.world, self.view().rank);
+        let (world, rank) = (self.world, self.view().rank);
         let mut early = 0;
         for round in 0..ROUNDS_LATE * world.n_pes() {
             let late = round % world.n_pes();
@@ -289,7 +216,7 @@ where
                 std::thread::sleep(LATE);
             }
             let came = super::record::monotonic_ns();
-            match (self.setting.stream, self.view().op) {
+            match (self.stream, self.view().op) {
                 (None, BenchOp::Sync) => world.team().sync_blocking()?,
                 (None, _) => world.team().barrier_blocking()?,
                 (Some(stream), BenchOp::Sync) => world.team().sync(stream)?.wait()?,
@@ -303,30 +230,20 @@ where
         Ok(early)
     }
 
-    fn tile(&self, of: Tile, round: u64) -> Vec<T> {
-        let n_pes = self.view().n_pes;
-        match (of, self.case.redop) {
-            (Tile::Input(rank), None) => moved_tile(rank, round),
-            (Tile::Input(rank), Some(redop)) => input_tile(redop, n_pes, rank, round),
-            (Tile::Reduced, Some(redop)) => reduced_tile(redop, n_pes, round),
-            (Tile::Reduced, None) => unreachable!("only reductions have a reduced result"),
-        }
-    }
-
     /// Returns the memory with this PE's input.
-    fn input_memory(&self) -> Kind<'_, T, M> {
+    fn input_side(&self) -> Side {
         match self.view().op {
-            BenchOp::Get => Kind::Target(&self.buffers.target),
-            _ if geometry::shares_buffer(self.view()) => Kind::Own(&self.buffers.recv),
-            _ => Kind::Own(&self.buffers.send),
+            BenchOp::Get => Side::Target,
+            _ if geometry::shares_buffer(self.view()) => Side::Recv,
+            _ => Side::Send,
         }
     }
 
     /// Returns the memory with this PE's result.
-    fn result_memory(&self) -> Kind<'_, T, M> {
+    fn result_side(&self) -> Side {
         match self.view().op {
-            BenchOp::Put | BenchOp::PutSignal | BenchOp::PingPong => Kind::Target(&self.buffers.target),
-            _ => Kind::Own(&self.buffers.recv),
+            BenchOp::Put | BenchOp::PutSignal | BenchOp::PingPong => Side::Target,
+            _ => Side::Recv,
         }
     }
 }
@@ -336,10 +253,4 @@ where
 enum Turn {
     BeforeTiming,
     AfterTiming,
-}
-
-/// Symmetric or private memory.
-enum Kind<'a, T: Element, M> {
-    Own(&'a M),
-    Target(&'a Symmetric<T>),
 }

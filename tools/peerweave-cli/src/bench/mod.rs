@@ -27,6 +27,7 @@ pub mod json;
 pub mod measure;
 pub mod memory;
 pub mod op;
+pub mod operands;
 pub mod p2p;
 pub mod pattern;
 pub mod pe;
@@ -44,8 +45,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::cuda;
 use crate::exit;
 use crate::info::machine::Machine;
-use crate::launch::{self, Attendant, Launch, Output, Source, Stdin, Target};
-use crate::rendezvous::{Meeting, Place};
+use crate::launch::{self, Launch, Observer, Output, Source, Stdin, Target};
+use crate::rendezvous::{JobRendezvous, Place};
 use crate::run::refuse_inside_a_job;
 
 use config::{BackendName, BenchArgs, Config};
@@ -77,7 +78,7 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     let program = std::env::current_exe().map_err(|error| launcher(&error))?;
     let configuration = serde_json::to_string(&config).map_err(|error| launcher(&error))?;
     let processes = if config.threads { 1 } else { config.n_pes };
-    let meeting = Meeting::hold(&Place::ThisMachine, processes).map_err(|error| launcher(&error))?;
+    let rendezvous = JobRendezvous::start(&Place::ThisMachine, processes).map_err(|error| launcher(&error))?;
     let launch = Launch {
         program,
         args: vec!["bench-pe".into(), configuration.into()],
@@ -86,15 +87,15 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
         n_pes: processes,
         machine: 0,
         n_machines: 1,
-        env: meeting.env(),
+        env: rendezvous.env(),
         timeout: args.timeout,
         stdin: Stdin::Nothing,
         direct_output: false,
     };
-    let mut clerk = Clerk::new(&config, args, meeting, machine.hostname.clone());
-    let ending = launch::supervise(&launch, &mut clerk).map_err(|error| launcher(&error))?;
-    clerk.bar.finish_and_clear();
-    let collector = clerk.collector;
+    let mut reporter = Reporter::new(&config, args, rendezvous, machine.hostname.clone());
+    let ending = launch::supervise(&launch, &mut reporter).map_err(|error| launcher(&error))?;
+    reporter.bar.finish_and_clear();
+    let collector = reporter.collector;
     if ending.exit_code() != exit::OK {
         return Ok(ending.exit_code());
     }
@@ -163,17 +164,17 @@ fn now() -> String {
 }
 
 /// Reads the records of the PEs and prints lines of the table as they become complete.
-struct Clerk<'a> {
+struct Reporter<'a> {
     config: &'a Config,
     args: &'a BenchArgs,
-    meeting: Meeting,
+    rendezvous: JobRendezvous,
     host: String,
     collector: Collector,
     bar: ProgressBar,
 }
 
-impl<'a> Clerk<'a> {
-    fn new(config: &'a Config, args: &'a BenchArgs, meeting: Meeting, host: String) -> Self {
+impl<'a> Reporter<'a> {
+    fn new(config: &'a Config, args: &'a BenchArgs, rendezvous: JobRendezvous, host: String) -> Self {
         let collector = Collector::new(config.clone());
         let rows = collector.rows_planned() as u64;
         let bar = if std::io::stderr().is_terminal() && rows > 1 {
@@ -183,7 +184,7 @@ impl<'a> Clerk<'a> {
         } else {
             ProgressBar::hidden()
         };
-        Self { config, args, meeting, host, collector, bar }
+        Self { config, args, rendezvous, host, collector, bar }
     }
 
     fn print(&self, line: &str, output: &mut Output) {
@@ -195,7 +196,7 @@ impl<'a> Clerk<'a> {
     }
 }
 
-impl Attendant for Clerk<'_> {
+impl Observer for Reporter<'_> {
     fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output) {
         let record = match source {
             Source::Stdout => serde_json::from_slice::<Record>(line).ok(),
@@ -219,7 +220,7 @@ impl Attendant for Clerk<'_> {
     }
 
     fn failed(&mut self, pe: usize, why: &str) -> Option<usize> {
-        self.meeting.report_lost(pe, why)
+        self.rendezvous.report_lost(pe, why)
     }
 
     fn name(&self) -> &'static str {

@@ -4,13 +4,14 @@ use std::io::Write;
 
 use peerweave::{Buffer, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, on_threads};
 
-use super::calls::Reduces;
 use super::config::{BackendName, Bind, Buffers as BufferKind, Case, Config};
 use super::geometry::{self, Placement, View};
-use super::measure::{Buffers, measure};
+use super::measure::measure;
 use super::memory::{GUARD, Memory};
+use super::operands::{Buffers, Moving, Reducing, Typed, Work};
+use super::pattern::Sample;
 use super::record::{Measured, Ready, Record, monotonic_ns};
-use super::types::with_element_type;
+use super::types::{with_moved_type, with_number_type};
 use crate::cuda;
 use crate::exit;
 
@@ -84,7 +85,12 @@ fn run(world: World, config: &Config) -> Result<()> {
     let cases: Vec<(usize, Case)> = config.cases().into_iter().enumerate().collect();
     for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
         let plan = Plan { world: &world, stream: stream.as_ref(), config, cases: of_one_type };
-        with_element_type!(of_one_type[0].1.dtype, T => plan.run::<T>())?;
+        let dtype = of_one_type[0].1.dtype;
+        if config.op.reduces() {
+            with_number_type!(dtype, T => plan.run::<T, Reducing>())?;
+        } else {
+            with_moved_type!(dtype, T => plan.run::<T, Moving>())?;
+        }
     }
     drop(stream);
     world.finalize()?;
@@ -100,7 +106,7 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    fn run<T: Reduces>(&self) -> Result<()> {
+    fn run<T: Sample, W: Work<T>>(&self) -> Result<()> {
         let (mut send_len, mut recv_len) = (0, 0);
         for (_, case) in self.cases {
             for placement in placements(self.config) {
@@ -125,7 +131,7 @@ impl Plan<'_> {
             BufferKind::Symmetric => {
                 let (send, recv) = (self.world.alloc::<T>(send_len + GUARD)?, self.world.alloc::<T>(recv_len + GUARD)?);
                 let buffers = Buffers { send, recv, target, word };
-                self.rows::<T, Symmetric<T>>(&buffers)?;
+                self.rows::<T, Symmetric<T>, W>(&buffers)?;
                 let Buffers { send, recv, target, word } = buffers;
                 send.release()?;
                 recv.release()?;
@@ -135,7 +141,7 @@ impl Plan<'_> {
             BufferKind::Private => {
                 let buffers =
                     Buffers { send: Buffer::zeroed(send_len + GUARD), recv: Buffer::zeroed(recv_len + GUARD), target, word };
-                self.rows::<T, Buffer<T>>(&buffers)?;
+                self.rows::<T, Buffer<T>, W>(&buffers)?;
                 let Buffers { target, word, .. } = buffers;
                 target.release()?;
                 word.release()
@@ -143,10 +149,11 @@ impl Plan<'_> {
         }
     }
 
-    fn rows<T, M>(&self, buffers: &Buffers<T, M>) -> Result<()>
+    fn rows<T, M, W>(&self, buffers: &Buffers<T, M>) -> Result<()>
     where
-        T: Reduces,
+        T: Sample,
         M: Memory<T>,
+        W: Work<T>,
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
     {
         for (row, case) in self.cases {
@@ -154,7 +161,8 @@ impl Plan<'_> {
             // between.
             let mut records = Vec::new();
             for placement in placements(self.config) {
-                let outcome = measure(self.world, self.stream, self.config, case, placement, buffers)?;
+                let operands = Typed::<T, M, W>::new(self.world, self.stream, self.config, case, placement, buffers)?;
+                let outcome = measure(self.world, self.stream, self.config, &operands)?;
                 records.push(Record::Measured(Measured {
                     pe: self.world.my_pe().index(),
                     row: *row,

@@ -178,6 +178,7 @@ pub(crate) mod testing {
             redops: if op.reduces() { vec![ReduceOp::Sum as u8] } else { vec![] },
             roots: if op.has_root() { vec![0] } else { vec![] },
             iters: None,
+            batch_ms: 10,
             batches: 3,
             warmup: 5,
             dirty: false,

@@ -1,20 +1,58 @@
 //! Maps the code of an element type to the type.
 
-/// Evaluates an expression with `$T` as the element type of that code.
-macro_rules! with_element_type {
-    ($dtype:expr, $T:ident => $call:expr) => {
-        with_element_type!($dtype, $T => $call;
-            I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64, F16 ::peerweave_types::f16, BF16 ::peerweave_types::bf16,
-            F32 f32, F64 f64, F8E4M3 ::peerweave_types::F8E4M3, F8E5M2 ::peerweave_types::F8E5M2)
-    };
+use peerweave_types::DType;
+
+/// Evaluates an expression with `$T` as the element type of that code, one of those listed.
+macro_rules! with_type_of {
     ($dtype:expr, $T:ident => $call:expr; $($number:ident $t:ty),*) => {
         match $dtype {
             $(::peerweave_types::DType::$number => {
                 type $T = $t;
                 $call
             })*
-            other => unreachable!("bench does not support {other}; add it to `with_element_type`"),
+            other => unreachable!("bench does not support {other}; add it to `bench/types.rs`"),
         }
     };
 }
+
+/// Evaluates an expression with `$T` as the element type of that code.
+#[cfg(feature = "cuda")]
+macro_rules! with_element_type {
+    ($dtype:expr, $T:ident => $call:expr) => {
+        $crate::bench::types::with_type_of!($dtype, $T => $call;
+            I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64, F16 ::peerweave_types::f16, BF16 ::peerweave_types::bf16,
+            F32 f32, F64 f64, F8E4M3 ::peerweave_types::F8E4M3, F8E5M2 ::peerweave_types::F8E5M2)
+    };
+}
+
+/// Evaluates an expression with `$T` as the element type of that code, which can be reduced.
+macro_rules! with_number_type {
+    ($dtype:expr, $T:ident => $call:expr) => {
+        $crate::bench::types::with_type_of!($dtype, $T => $call;
+            I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64, F16 ::peerweave_types::f16, BF16 ::peerweave_types::bf16,
+            F32 f32, F64 f64)
+    };
+}
+
+/// Evaluates an expression with `$T` as the type that [`moved_as`] returns.
+macro_rules! with_moved_type {
+    ($dtype:expr, $T:ident => $call:expr) => {
+        $crate::bench::types::with_type_of!($crate::bench::types::moved_as($dtype), $T => $call;
+            U8 u8, F16 ::peerweave_types::f16, U32 u32, U64 u64)
+    };
+}
+
+#[cfg(feature = "cuda")]
 pub(crate) use with_element_type;
+pub(crate) use {with_moved_type, with_number_type, with_type_of};
+
+/// Returns the type by which elements are moved: one of the same size, since the host backend moves
+/// bytes. The fewer types, the faster the command compiles.
+pub(crate) fn moved_as(dtype: DType) -> DType {
+    match dtype.size_bytes() {
+        1 => DType::U8,
+        2 => DType::F16,
+        4 => DType::U32,
+        _ => DType::U64,
+    }
+}

@@ -6,13 +6,13 @@
 //! ```text
 //!   nccl.rs       a PE with NCCL         nccl_calls.rs     its calls
 //!   nvshmem.rs    a PE with NVSHMEM      nvshmem_calls.rs  its calls
-//!   meetings.rs   barriers and agreement of PEs
+//!   agreement.rs   barriers and agreement of PEs
 //!   p2p.rs        bandwidth and latency between GPUs
 //!   libraries.rs  NVIDIA's libraries     peers.rs          peer access between GPUs
 //! ```
 
+mod agreement;
 mod libraries;
-mod meetings;
 mod nccl;
 mod nccl_calls;
 mod nvshmem;

@@ -13,7 +13,7 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCa
 use peerweave_driver::{CudaError, CudaStream, DeviceMemory, DriverError, local_context};
 use peerweave_nccl::{Communicator, Nccl, NcclMem, Window, WindowKind};
 
-use super::meetings::{FEWEST_CALLS, Meetings};
+use super::agreement::{Agreement, FEWEST_CALLS};
 use super::nccl_calls::{Elements, Operation, Setting, enqueue, operation};
 use crate::bench::config::{Bind, Buffers, Case, Config};
 use crate::bench::geometry::{self, Placement, Tile, View};
@@ -58,8 +58,8 @@ fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
     let context = local_context(job.local_pe as usize)?;
     let stream = context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
     let communicator = Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous)?;
-    let session = Session { config, communicator: &communicator, stream: &stream, meetings: Meetings::new(&rendezvous) };
-    session.meetings.meet()?;
+    let session = Session { config, communicator: &communicator, stream: &stream, agreement: Agreement::new(&rendezvous) };
+    session.agreement.barrier()?;
     say(&Record::Ready(Ready {
         passed_at_ns: monotonic_ns(),
         pe,
@@ -72,7 +72,7 @@ fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
     for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
         with_element_type!(of_one_type[0].1.dtype, T => session.rows::<T>(of_one_type))?;
     }
-    session.meetings.meet()?;
+    session.agreement.barrier()?;
     communicator.finalize(DEADLINE)?;
     Ok(())
 }
@@ -81,7 +81,7 @@ struct Session<'a> {
     config: &'a Config,
     communicator: &'a Communicator,
     stream: &'a Arc<CudaStream>,
-    meetings: Meetings<'a>,
+    agreement: Agreement<'a>,
 }
 
 /// One placement of one case, with its buffers.
@@ -175,7 +175,7 @@ impl<T: Elements> Bench<'_, T> {
             let spent = self.timed(graph.as_ref(), launches)?;
             batch_us.push(spent.as_secs_f64() * 1e6 / (launches * per_launch) as f64);
         }
-        self.session.meetings.meet()?;
+        self.session.agreement.barrier()?;
         if config.check {
             // In place, the calls have overwritten their inputs. Only fresh inputs have a known
             // result.
@@ -223,7 +223,7 @@ impl<T: Elements> Bench<'_, T> {
 
     /// Times launches on this PE, after a barrier.
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<Duration, Failure> {
-        self.session.meetings.meet()?;
+        self.session.agreement.barrier()?;
         let start = Instant::now();
         match graph {
             Some(graph) => launch(graph, launches)?,
@@ -236,7 +236,7 @@ impl<T: Elements> Bench<'_, T> {
     /// Returns the number of launches in a batch; the same on every PE.
     fn launches_per_batch(&mut self, graph: Option<&CudaGraph>) -> Result<u64, Failure> {
         let mine = self.timed(graph, FEWEST_CALLS)?;
-        self.session.meetings.calls_per_batch(mine.as_nanos() as u64)
+        self.session.agreement.calls_per_batch(mine.as_nanos() as u64, self.session.config.batch_ms)
     }
 
     /// Fills the input with the values of this round, and overwrites the result with a value that
@@ -256,7 +256,7 @@ impl<T: Elements> Bench<'_, T> {
         if !shared {
             self.send.copy_from(stream, &own)?;
         }
-        self.session.meetings.meet()
+        self.session.agreement.barrier()
     }
 
     /// Counts wrong elements in this PE's result and behind it.
@@ -271,7 +271,7 @@ impl<T: Elements> Bench<'_, T> {
                 found[part.at..part.at + part.len].iter().zip(due).filter(|(found, due)| found.bits64() != due.bits64()).count();
         }
         wrong += found[self.recv.len()..].iter().filter(|found| found.bits64() != poison::<T>().bits64()).count();
-        self.session.meetings.meet()?;
+        self.session.agreement.barrier()?;
         Ok(wrong as u64)
     }
 

@@ -13,7 +13,7 @@ use peerweave_driver::cudarc::driver::{CudaEvent, CudaGraph};
 use peerweave_driver::{CudaError, CudaStream, DriverError, local_context};
 use peerweave_nvshmem::{Context, Settings, SymmetricBuffer, Team};
 
-use super::meetings::{FEWEST_CALLS, Meetings};
+use super::agreement::{Agreement, FEWEST_CALLS};
 use super::nccl::{Failure, launch};
 use super::nvshmem_calls::{Calls, Memory, Reduced, device};
 use crate::bench::calls::G_DUE;
@@ -65,9 +65,9 @@ pub(crate) fn run(config: &Config) -> Result<(), Failure> {
         world: nvshmem.world(),
         stream: &stream,
         events,
-        meetings: Meetings::new(&rendezvous),
+        agreement: Agreement::new(&rendezvous),
     };
-    session.meetings.meet()?;
+    session.agreement.barrier()?;
     say(&Record::Ready(Ready {
         passed_at_ns: monotonic_ns(),
         pe,
@@ -80,7 +80,7 @@ pub(crate) fn run(config: &Config) -> Result<(), Failure> {
     for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
         with_element_type!(of_one_type[0].1.dtype, T => session.rows::<T>(of_one_type))?;
     }
-    session.meetings.meet()?;
+    session.agreement.barrier()?;
     drop(session);
     nvshmem.finalize()?;
     if let Some(rendezvous) = Arc::into_inner(rendezvous) {
@@ -116,7 +116,7 @@ struct Session<'a> {
     stream: &'a Arc<CudaStream>,
     /// Events before and after the timed calls.
     events: [CudaEvent; 2],
-    meetings: Meetings<'a>,
+    agreement: Agreement<'a>,
 }
 
 impl Session<'_> {
@@ -134,7 +134,7 @@ impl Session<'_> {
                 waited if waited < SPIN => std::hint::spin_loop(),
                 waited if waited < DEADLINE => std::thread::yield_now(),
                 waited => {
-                    let (op, pe) = (self.config.op.name(), self.meetings.pe());
+                    let (op, pe) = (self.config.op.name(), self.agreement.pe());
                     return Err(Late { op, pe, waited }.into());
                 }
             }
@@ -165,7 +165,7 @@ impl Session<'_> {
                     op: self.config.op,
                     counts: case.counts,
                     n_pes: self.config.n_pes,
-                    rank: self.meetings.pe(),
+                    rank: self.agreement.pe(),
                     root: case.root.unwrap_or(0),
                     placement,
                 };
@@ -256,7 +256,7 @@ impl<T: Reduced> Bench<'_, T> {
                 batch_us.push(spent * 1e6 / (launches * per_launch) as f64 * self.share_of_a_call());
             }
         }
-        self.session.meetings.meet()?;
+        self.session.agreement.barrier()?;
         if config.check {
             // In place, the calls have overwritten their inputs. Only fresh inputs have a known
             // result.
@@ -323,7 +323,7 @@ impl<T: Reduced> Bench<'_, T> {
     /// Times launches on this PE after a barrier, in seconds.
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure> {
         let config = self.session.config;
-        self.session.meetings.meet()?;
+        self.session.agreement.barrier()?;
         if self.calls.view.op.is_one_sided() {
             // Keeps the GPU busy while the first timed calls are enqueued.
             self.calls.make(config.warmup)?;
@@ -366,7 +366,9 @@ impl<T: Reduced> Bench<'_, T> {
     /// Returns the number of launches in a batch; the same on every PE.
     fn launches_per_batch(&mut self, graph: Option<&CudaGraph>) -> Result<u64, Failure> {
         let mine = self.timed(graph, FEWEST_CALLS)?;
-        self.session.meetings.calls_per_batch(if self.is_timed() { (mine * 1e9) as u64 } else { 0 })
+        self.session
+            .agreement
+            .calls_per_batch(if self.is_timed() { (mine * 1e9) as u64 } else { 0 }, self.session.config.batch_ms)
     }
 
     /// Initializes the words that peers change, before the first call.
@@ -376,7 +378,7 @@ impl<T: Reduced> Bench<'_, T> {
         if self.calls.view.op == BenchOp::G {
             self.calls.target.copy_from(stream, &[T::from_bits64(G_DUE)])?;
         }
-        self.session.meetings.meet()
+        self.session.agreement.barrier()
     }
 
     /// Fills the input with the values of this round, and overwrites the result with a value that
@@ -401,14 +403,14 @@ impl<T: Reduced> Bench<'_, T> {
                 _ => self.calls.send.write(stream, &own)?,
             }
         }
-        self.session.meetings.meet()
+        self.session.agreement.barrier()
     }
 
     /// Counts wrong elements in this PE's result and behind it.
     fn check(&self, round: u64) -> Result<u64, Failure> {
         let Calls { view, made, target, word, stream, .. } = &self.calls;
         // All puts have completed.
-        self.session.meetings.meet()?;
+        self.session.agreement.barrier()?;
         let mut wrong = match view.op {
             BenchOp::P if view.rank == 1 => u64::from(target.to_vec(stream)?[0].bits64() != T::from_bits64(*made).bits64()),
             BenchOp::PutSignal if view.rank == 1 => u64::from(word.to_vec(stream)?[0] != *made),
@@ -426,7 +428,7 @@ impl<T: Reduced> Bench<'_, T> {
             let behind = &found[found.len() - GUARD..];
             wrong += behind.iter().filter(|found| found.bits64() != poison::<T>().bits64()).count() as u64;
         }
-        self.session.meetings.meet()?;
+        self.session.agreement.barrier()?;
         Ok(wrong)
     }
 
@@ -438,14 +440,14 @@ impl<T: Reduced> Bench<'_, T> {
         let mut early = 0;
         for round in 0..ROUNDS_LATE * view.n_pes {
             let late = round % view.n_pes;
-            self.session.meetings.meet()?;
+            self.session.agreement.barrier()?;
             if view.rank == late {
                 std::thread::sleep(LATE);
             }
             let came = monotonic_ns();
             self.make(1)?;
             let left = monotonic_ns();
-            let last = self.session.meetings.largest(if view.rank == late { came } else { 0 })?;
+            let last = self.session.agreement.largest(if view.rank == late { came } else { 0 })?;
             early += u64::from(left < last);
         }
         Ok(early)

@@ -7,8 +7,8 @@ use serde::Serialize;
 use crate::bench::config::{BackendName, Buffers, Clock, Config};
 use crate::bench::op::BenchOp;
 use crate::bench::record::{Ready, Record, monotonic_ns};
-use crate::launch::{self, Attendant, Launch, Output, Source, Stdin};
-use crate::rendezvous::{Meeting, Place};
+use crate::launch::{self, Launch, Observer, Output, Source, Stdin};
+use crate::rendezvous::{JobRendezvous, Place};
 
 /// Outcome of the trial.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,10 +31,10 @@ const LIMIT: Duration = Duration::from_secs(10);
 impl Trial {
     /// Runs the trial.
     pub(super) fn run() -> Self {
-        let mut witness = Witness::default();
+        let mut output = TrialOutput::default();
         let started_at_ns = monotonic_ns();
-        let ended = start(&mut witness);
-        let Witness { ready, mut complaints, .. } = witness;
+        let ended = start(&mut output);
+        let TrialOutput { ready, mut complaints, .. } = output;
         if let Err(error) = &ended {
             complaints.push(error.clone());
         }
@@ -74,7 +74,7 @@ impl Trial {
     }
 }
 
-fn start(witness: &mut Witness) -> Result<u8, String> {
+fn start(output: &mut TrialOutput) -> Result<u8, String> {
     let config = Config {
         op: BenchOp::Barrier,
         n_pes: 2,
@@ -83,6 +83,7 @@ fn start(witness: &mut Witness) -> Result<u8, String> {
         redops: Vec::new(),
         roots: Vec::new(),
         iters: Some(1),
+        batch_ms: 10,
         batches: 1,
         warmup: 0,
         dirty: false,
@@ -99,7 +100,7 @@ fn start(witness: &mut Witness) -> Result<u8, String> {
         clock: Clock::Wall,
     };
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let meeting = Meeting::hold(&Place::ThisMachine, 2).map_err(|error| text(&error))?;
+    let rendezvous = JobRendezvous::start(&Place::ThisMachine, 2).map_err(|error| text(&error))?;
     let launch = Launch {
         program: std::env::current_exe().map_err(|error| text(&error))?,
         args: vec!["bench-pe".into(), serde_json::to_string(&config).map_err(|error| text(&error))?.into()],
@@ -108,23 +109,23 @@ fn start(witness: &mut Witness) -> Result<u8, String> {
         n_pes: 2,
         machine: 0,
         n_machines: 1,
-        env: meeting.env(),
+        env: rendezvous.env(),
         timeout: Some(LIMIT),
         stdin: Stdin::Nothing,
         direct_output: false,
     };
-    witness.meeting = Some(meeting);
-    launch::supervise(&launch, witness).map(|ending| ending.exit_code()).map_err(|error| text(&error))
+    output.rendezvous = Some(rendezvous);
+    launch::supervise(&launch, output).map(|ending| ending.exit_code()).map_err(|error| text(&error))
 }
 
 #[derive(Default)]
-struct Witness {
-    meeting: Option<Meeting>,
+struct TrialOutput {
+    rendezvous: Option<JobRendezvous>,
     ready: Vec<Ready>,
     complaints: Vec<String>,
 }
 
-impl Attendant for Witness {
+impl Observer for TrialOutput {
     fn line(&mut self, pe: usize, _: Source, line: &[u8], _: &mut Output) {
         match serde_json::from_slice(line) {
             Ok(Record::Ready(ready)) => self.ready.push(ready),
@@ -134,7 +135,7 @@ impl Attendant for Witness {
     }
 
     fn failed(&mut self, pe: usize, why: &str) -> Option<usize> {
-        self.meeting.as_ref().and_then(|meeting| meeting.report_lost(pe, why))
+        self.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_lost(pe, why))
     }
 
     fn name(&self) -> &'static str {

@@ -74,7 +74,7 @@ pub enum Source {
 }
 
 /// Receives the output of the PEs and is notified of failures.
-pub trait Attendant {
+pub trait Observer {
     /// Handles a line of `pe`, without its line end. Text to print goes to `output`.
     fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output);
 

@@ -21,7 +21,7 @@ use super::lines::Lines;
 use super::output::{Output, Target, fd_of};
 use super::signals::Signals;
 use super::spawn::{Streams, spawn};
-use super::{Attendant, Launch, LaunchError, Source, Stdin};
+use super::{Launch, LaunchError, Observer, Source, Stdin};
 
 /// Time for the other PEs to end by themselves after one has failed. They return an error that
 /// names the PE within 2 s.
@@ -47,13 +47,13 @@ const _: () = assert!(GRACE.as_millis() + TERM_TO_KILL.as_millis() + 2 * DRAIN.a
 /// # Errors
 /// [`LaunchError`] if a PE cannot be started (the started ones are killed) or if a system call of
 /// the launcher fails. A PE that fails is reported in [`Ending`] instead.
-pub fn supervise(launch: &Launch, attendant: &mut dyn Attendant) -> Result<Ending, LaunchError> {
+pub fn supervise(launch: &Launch, observer: &mut dyn Observer) -> Result<Ending, LaunchError> {
     let signals = Signals::take_over().map_err(LaunchError::system("cannot install signal handlers"))?;
     // Orphans of a PE become children of the launcher, which can then kill them.
     set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|errno| LaunchError::system("cannot become the subreaper of the PEs")(errno.into()))?;
     let mut job = Job::new(launch, signals);
-    let ending = job.start(launch).and_then(|()| job.watch(launch, attendant));
+    let ending = job.start(launch).and_then(|()| job.watch(launch, observer));
     if ending.is_err() {
         job.signal_all(Signal::KILL);
         job.reap_until_gone(Instant::now() + DRAIN);
@@ -149,16 +149,16 @@ impl Job {
         Ok(())
     }
 
-    fn watch(&mut self, launch: &Launch, attendant: &mut dyn Attendant) -> Result<Ending, LaunchError> {
+    fn watch(&mut self, launch: &Launch, observer: &mut dyn Observer) -> Result<Ending, LaunchError> {
         let timeout_at = launch.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut drain_until = None;
         let mut swept = false;
         loop {
             let now = Instant::now();
             let running = self.pes.iter().any(|pe| pe.running);
-            self.name_failure(now, attendant);
+            self.name_failure(now, observer);
             if running && timeout_at.is_some_and(|at| now >= at) && !self.ending.timed_out {
-                self.time_is_up(launch, attendant, now);
+                self.time_is_up(launch, observer, now);
             }
             if running {
                 self.escalate(now);
@@ -167,7 +167,7 @@ impl Job {
                 let until = *drain_until.get_or_insert(now + DRAIN);
                 if pipes_open && now >= until {
                     if swept {
-                        self.close_pipes(attendant);
+                        self.close_pipes(observer);
                     } else {
                         // A descendant of a PE still holds the pipe after its time; kill it.
                         self.sweep();
@@ -189,13 +189,13 @@ impl Job {
                     .chain((!running).then(|| drain_until.map(|at| if now < at { at } else { at + FLUSH })).flatten())
                     .filter(|at| *at > now)
                     .min();
-            self.poll_once(wake_at.map(|at| at - now), attendant)?;
+            self.poll_once(wake_at.map(|at| at - now), observer)?;
         }
     }
 
     /// Waits until a PE writes, a stream of the launcher becomes writable, a signal arrives, or
     /// `within` has passed.
-    fn poll_once(&mut self, within: Option<Duration>, attendant: &mut dyn Attendant) -> Result<(), LaunchError> {
+    fn poll_once(&mut self, within: Option<Duration>, observer: &mut dyn Observer) -> Result<(), LaunchError> {
         #[derive(Clone, Copy)]
         enum What {
             Signals,
@@ -233,9 +233,9 @@ impl Job {
             fds.iter().zip(&watched).filter(|(fd, _)| !fd.revents().is_empty()).map(|(_, (_, _, what))| *what).collect();
         for what in ready {
             match what {
-                What::Signals => self.answer_signals(attendant),
+                What::Signals => self.answer_signals(observer),
                 What::Ours(target) => self.output.write_some(target),
-                What::Pipe(at, stream) => self.read_pipe(at, stream, attendant),
+                What::Pipe(at, stream) => self.read_pipe(at, stream, observer),
                 What::RelayFrom | What::RelayTo => self.relay.iter_mut().for_each(Relay::step),
             }
         }
@@ -250,7 +250,7 @@ impl Job {
     }
 
     /// Reads a pipe, up to a limit so that other pipes are read too.
-    fn read_pipe(&mut self, at: usize, stream: usize, attendant: &mut dyn Attendant) {
+    fn read_pipe(&mut self, at: usize, stream: usize, observer: &mut dyn Observer) {
         let pe = &mut self.pes[at];
         let Some(pipe) = &pe.pipes[stream] else { return };
         let source = [Source::Stdout, Source::Stderr][stream];
@@ -261,7 +261,7 @@ impl Job {
                 if source == Source::Stderr {
                     last_stderr.push(line);
                 }
-                attendant.line(index, source, line, output);
+                observer.line(index, source, line, output);
             };
             match rustix::io::read(pipe, &mut buffer) {
                 Ok(0) => {
@@ -280,19 +280,19 @@ impl Job {
         }
     }
 
-    fn close_pipes(&mut self, attendant: &mut dyn Attendant) {
+    fn close_pipes(&mut self, observer: &mut dyn Observer) {
         for pe in &mut self.pes {
             for (stream, source) in [Source::Stdout, Source::Stderr].into_iter().enumerate() {
                 pe.pipes[stream] = None;
-                pe.lines[stream].finish(|line| attendant.line(pe.index, source, line, &mut self.output));
+                pe.lines[stream].finish(|line| observer.line(pe.index, source, line, &mut self.output));
             }
         }
     }
 
-    fn answer_signals(&mut self, attendant: &mut dyn Attendant) {
+    fn answer_signals(&mut self, observer: &mut dyn Observer) {
         for signal in self.signals.drain() {
             match signal {
-                SIGCHLD => self.reap(attendant),
+                SIGCHLD => self.reap(observer),
                 SIGTSTP => {
                     self.pass_on(SIGTSTP);
                     // Stops this process; returns after SIGCONT, which is then forwarded like other
@@ -317,7 +317,7 @@ impl Job {
     }
 
     /// Records every child that has ended.
-    fn reap(&mut self, attendant: &mut dyn Attendant) {
+    fn reap(&mut self, observer: &mut dyn Observer) {
         let mut ended = Vec::new();
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             // A child that is not a PE is an orphan of one, or the guard.
@@ -336,18 +336,18 @@ impl Job {
         ended.sort_by_key(|(_, status)| !matches!(status, Status::Signal(_)));
         for (at, status) in ended {
             if !status.is_success() {
-                self.failed(at, status, attendant);
+                self.failed(at, status, observer);
             }
         }
     }
 
-    fn failed(&mut self, at: usize, status: Status, attendant: &mut dyn Attendant) {
+    fn failed(&mut self, at: usize, status: Status, observer: &mut dyn Observer) {
         for stream in 0..2 {
-            self.read_pipe(at, stream, attendant);
+            self.read_pipe(at, stream, observer);
         }
         let pe = &self.pes[at];
         tracing::info!(pe = pe.index, %status, "a PE failed");
-        let first = attendant.failed(pe.index, &status.to_string());
+        let first = observer.failed(pe.index, &status.to_string());
         if self.ending.failure.is_some() || self.suspicion.is_some() {
             return;
         }
@@ -362,7 +362,7 @@ impl Job {
     }
 
     /// Prints the PE that failed first, once it is known.
-    fn name_failure(&mut self, now: Instant, attendant: &mut dyn Attendant) {
+    fn name_failure(&mut self, now: Instant, observer: &mut dyn Observer) {
         let Some(Suspicion { failed, first, until }) = self.suspicion else { return };
         let at = match self.pes[first].status {
             Some(status) if !status.is_success() => first,
@@ -382,14 +382,14 @@ impl Job {
         if !last.is_empty() {
             message += &format!("; its last line on stderr: {last}");
         }
-        self.say(attendant, &message);
+        self.say(observer, &message);
     }
 
-    fn time_is_up(&mut self, launch: &Launch, attendant: &mut dyn Attendant, now: Instant) {
+    fn time_is_up(&mut self, launch: &Launch, observer: &mut dyn Observer, now: Instant) {
         self.ending.timed_out = true;
         let limit = launch.timeout.unwrap_or_default();
         let message = format!("--timeout of {limit:?} expired; still running: {}", self.still_running());
-        self.say(attendant, &message);
+        self.say(observer, &message);
         self.term_at = Some(now);
         self.kill_at = Some(now + TERM_TO_KILL);
     }
@@ -413,8 +413,8 @@ impl Job {
         running.join(", ")
     }
 
-    fn say(&mut self, attendant: &dyn Attendant, message: &str) {
-        self.output.line(Target::Stderr, format!("{}: ", attendant.name()).as_bytes(), message.as_bytes());
+    fn say(&mut self, observer: &dyn Observer, message: &str) {
+        self.output.line(Target::Stderr, format!("{}: ", observer.name()).as_bytes(), message.as_bytes());
     }
 
     fn pass_on(&self, signal: i32) {

@@ -11,7 +11,7 @@ use peerweave_bootstrap::Endpoint;
 use crate::cli::{RunArgs, default_pes};
 use crate::exit;
 use crate::launch::{self, Launch, Stdin, program};
-use crate::rendezvous::{Meeting, Place};
+use crate::rendezvous::{JobRendezvous, Place};
 
 use tag::Tagger;
 
@@ -37,8 +37,8 @@ fn start(args: &RunArgs) -> Result<u8, (u8, String)> {
     let beside = std::env::current_exe().ok().and_then(|this| Some(this.parent()?.to_owned()));
     let program = program::find(name, std::env::var_os("PATH").as_deref(), beside.as_deref())
         .map_err(|error| (error.exit_code(), error.to_string()))?;
-    let meeting = Meeting::hold(&place, n_local).map_err(|error| (exit::LAUNCHER, error.to_string()))?;
-    let mut env = meeting.env();
+    let rendezvous = JobRendezvous::start(&place, n_local).map_err(|error| (exit::LAUNCHER, error.to_string()))?;
+    let mut env = rendezvous.env();
     let (host, port) =
         master(&place).map_err(|error| (exit::LAUNCHER, format!("cannot find a free port for MASTER_PORT: {error}")))?;
     env.extend([("MASTER_ADDR".into(), host.into()), ("MASTER_PORT".into(), port.to_string().into())]);
@@ -56,7 +56,7 @@ fn start(args: &RunArgs) -> Result<u8, (u8, String)> {
         stdin: if args.node_rank == 0 { Stdin::Pass } else { Stdin::Nothing },
         direct_output: n_local == 1 && !tagged,
     };
-    let mut tagger = Tagger::new("peerweave run", tagged.then_some(launch.n_pes), meeting);
+    let mut tagger = Tagger::new("peerweave run", tagged.then_some(launch.n_pes), rendezvous);
     let ending = launch::supervise(&launch, &mut tagger).map_err(|error| (exit::LAUNCHER, error.to_string()))?;
     Ok(ending.exit_code())
 }

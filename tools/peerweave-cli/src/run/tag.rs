@@ -1,7 +1,7 @@
 //! Prefixes lines of output with their PE and queues them.
 
-use crate::launch::{Attendant, Output, Source, Target};
-use crate::rendezvous::Meeting;
+use crate::launch::{Observer, Output, Source, Target};
+use crate::rendezvous::JobRendezvous;
 
 /// Forwards the lines of PEs, optionally prefixed with `[PE] `.
 #[derive(Debug)]
@@ -9,13 +9,13 @@ pub(super) struct Tagger {
     name: &'static str,
     /// Number of digits of the largest PE; `None` means no tags.
     width: Option<usize>,
-    meeting: Meeting,
+    rendezvous: JobRendezvous,
 }
 
 impl Tagger {
     /// Creates a tagger for `tagged_pes` PEs; `None` means no tags.
-    pub(super) fn new(name: &'static str, tagged_pes: Option<usize>, meeting: Meeting) -> Self {
-        Self { name, width: tagged_pes.map(|n| digits(n.saturating_sub(1))), meeting }
+    pub(super) fn new(name: &'static str, tagged_pes: Option<usize>, rendezvous: JobRendezvous) -> Self {
+        Self { name, width: tagged_pes.map(|n| digits(n.saturating_sub(1))), rendezvous }
     }
 }
 
@@ -23,7 +23,7 @@ fn digits(number: usize) -> usize {
     number.checked_ilog10().unwrap_or(0) as usize + 1
 }
 
-impl Attendant for Tagger {
+impl Observer for Tagger {
     fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output) {
         let target = match source {
             Source::Stdout => Target::Stdout,
@@ -36,7 +36,7 @@ impl Attendant for Tagger {
     }
 
     fn failed(&mut self, pe: usize, why: &str) -> Option<usize> {
-        self.meeting.report_lost(pe, why)
+        self.rendezvous.report_lost(pe, why)
     }
 
     fn name(&self) -> &'static str {

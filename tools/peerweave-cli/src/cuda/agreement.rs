@@ -4,25 +4,22 @@
 //! Invariant: every PE makes the same sequence of calls, so that their names match.
 
 use std::cell::Cell;
-use std::time::Duration;
 
 use peerweave_bootstrap::Rendezvous;
 
 use super::nccl::Failure;
 
-/// Intended duration of a batch.
-const BATCH: Duration = Duration::from_millis(30);
 /// Number of calls in the trial that estimates the time of a call, and minimum number of calls in a
 /// batch.
 pub(super) const FEWEST_CALLS: u64 = 3;
 
 /// Barriers and agreement of one PE.
-pub(super) struct Meetings<'a> {
+pub(super) struct Agreement<'a> {
     rendezvous: &'a Rendezvous,
     so_far: Cell<u64>,
 }
 
-impl<'a> Meetings<'a> {
+impl<'a> Agreement<'a> {
     pub(super) fn new(rendezvous: &'a Rendezvous) -> Self {
         Self { rendezvous, so_far: Cell::new(0) }
     }
@@ -38,7 +35,7 @@ impl<'a> Meetings<'a> {
     }
 
     /// Waits until all PEs have called this.
-    pub(super) fn meet(&self) -> Result<(), Failure> {
+    pub(super) fn barrier(&self) -> Result<(), Failure> {
         Ok(self.rendezvous.barrier(&self.next())?)
     }
 
@@ -49,11 +46,11 @@ impl<'a> Meetings<'a> {
         Ok(all.into_iter().fold(0, u64::max))
     }
 
-    /// Returns the number of calls that take about [`BATCH`], given that [`FEWEST_CALLS`] took this
-    /// PE `mine_ns` nanoseconds. The same on every PE.
-    pub(super) fn calls_per_batch(&self, mine_ns: u64) -> Result<u64, Failure> {
+    /// Returns the number of calls that take about `batch_ms` milliseconds, given that
+    /// [`FEWEST_CALLS`] took this PE `mine_ns` nanoseconds. The same on every PE.
+    pub(super) fn calls_per_batch(&self, mine_ns: u64, batch_ms: u32) -> Result<u64, Failure> {
         let slowest = self.largest(mine_ns)?.max(1);
         // The first calls are slower than the rest, so this tends to give too few.
-        Ok((BATCH.as_nanos() as u64 * FEWEST_CALLS / slowest).clamp(FEWEST_CALLS, 100_000))
+        Ok((u64::from(batch_ms) * 1_000_000 * FEWEST_CALLS / slowest).clamp(FEWEST_CALLS, 100_000))
     }
 }

@@ -1,0 +1,223 @@
+//! The memory of a case with its element type: the part of a measurement that is compiled for each
+//! type.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use peerweave::{MaybeDest, MaybeSource, Number, ReduceOp, Result, Stream, StreamDest, StreamSource, Symmetric, World};
+
+use super::calls::{self, Calls, Setting, Words};
+use super::config::{Case, Config};
+use super::geometry::{self, Part, Placement, Tile, View};
+use super::memory::{self, Memory};
+use super::pattern::{Sample, input_tile, moved_tile, reduced_tile};
+
+/// The memory of a PE, large enough for the largest case of its type.
+pub struct Buffers<T, M> {
+    /// Inputs.
+    pub send: M,
+    /// Results.
+    pub recv: M,
+    /// Target of one-sided operations.
+    pub target: Symmetric<T>,
+    /// A signal, or a counter.
+    pub word: Symmetric<u64>,
+}
+
+/// One of the memories in [`Buffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Inputs.
+    Send,
+    /// Results.
+    Recv,
+    /// Target of one-sided operations.
+    Target,
+}
+
+/// The memory of one placement of one case, without its element type. Elements are named by their
+/// bits, zero-extended.
+pub trait Operands {
+    /// Returns the operation and its counts.
+    fn view(&self) -> &View;
+    /// Returns the calls to be timed. They count into `wrong` the words that they received and that
+    /// differed from the expected ones.
+    fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
+    /// Fills a part with the elements of its tile.
+    fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()>;
+    /// Fills a range with a value that no result has.
+    fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;
+    /// Writes the elements of this case again, with their own values.
+    fn rewrite(&self, side: Side);
+    /// Counts the elements of a part that differ from its tile.
+    fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64>;
+    /// Counts the elements of a range that differ from the value written by `spoil`.
+    fn count_unspoiled(&self, side: Side, range: Range<usize>) -> Result<u64>;
+    /// Returns the number of elements of the result that this case uses.
+    fn recv_len(&self) -> usize;
+    /// Returns the signal or counter.
+    fn word(&self) -> &Symmetric<u64>;
+    /// Stores the element with these low bits as the first one of the target.
+    fn store_target(&self, bits: u64) -> Result<()>;
+    /// Returns whether the first element of the target has these low bits.
+    fn target_is(&self, bits: u64) -> Result<bool>;
+    /// Returns the bytes of an element.
+    fn element_bytes(&self) -> usize;
+}
+
+/// A group of operations whose calls are compiled for the same element types.
+pub trait Work<T: Sample>: Sized {
+    /// Returns the calls to be timed.
+    fn calls<'a, M>(operands: &'a Typed<'a, T, M, Self>, wrong: &'a Cell<u64>) -> Calls<'a>
+    where
+        for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>;
+}
+
+/// Reductions: for every type of numbers.
+pub enum Reducing {}
+
+/// Operations that move elements: for one type of each size.
+pub enum Moving {}
+
+macro_rules! work {
+    ($work:ident, $($number:ident)?, |$operands:ident, $wrong:ident| $calls:expr) => {
+        impl<T: Sample $(+ $number)?> Work<T> for $work {
+            fn calls<'a, M>($operands: &'a Typed<'a, T, M, Self>, $wrong: &'a Cell<u64>) -> Calls<'a>
+            where
+                for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
+            {
+                $calls
+            }
+        }
+    };
+}
+
+work!(Reducing, Number, |operands, _wrong| {
+    calls::reducing(&operands.setting, operands.redop.expect("a case of a reduction has one"))
+});
+work!(Moving, , |operands, wrong| match operands.setting.view.op.is_one_sided() {
+    true => calls::one_sided(&operands.setting, &operands.target, Words { word: &operands.buffers.word, wrong }),
+    false => calls::moving(&operands.setting),
+});
+
+/// [`Operands`] of a type, a kind of memory and a group of operations.
+pub struct Typed<'a, T, M, W> {
+    setting: Setting<'a, M>,
+    buffers: &'a Buffers<T, M>,
+    /// The elements of the target that this case uses.
+    target: Symmetric<T>,
+    redop: Option<ReduceOp>,
+    work: PhantomData<W>,
+}
+
+impl<'a, T: Sample, M: Memory<T>, W> Typed<'a, T, M, W> {
+    /// Takes the elements of one placement of one case from `buffers`.
+    ///
+    /// # Errors
+    /// The buffers are too short.
+    pub fn new(
+        world: &'a World,
+        stream: Option<&'a Stream>,
+        config: &Config,
+        case: &Case,
+        placement: Placement,
+        buffers: &'a Buffers<T, M>,
+    ) -> Result<Self> {
+        let rank = world.my_pe().index();
+        let view =
+            View { op: config.op, counts: case.counts, n_pes: world.n_pes(), rank, root: case.root.unwrap_or(0), placement };
+        let (send_len, recv_len) = geometry::lengths(&view);
+        let setting =
+            Setting { world, stream, view, send: buffers.send.range(0..send_len)?, recv: buffers.recv.range(0..recv_len)? };
+        let target = buffers.target.slice(0..if view.op.is_one_sided() { recv_len } else { 0 })?;
+        Ok(Self { setting, buffers, target, redop: case.redop, work: PhantomData })
+    }
+}
+
+impl<T: Sample, M: Memory<T>, W> Typed<'_, T, M, W> {
+    fn tile(&self, of: Tile, round: u64) -> Vec<T> {
+        let n_pes = self.setting.view.n_pes;
+        match (of, self.redop) {
+            (Tile::Input(rank), None) => moved_tile(rank, round),
+            (Tile::Input(rank), Some(redop)) => input_tile(redop, n_pes, rank, round),
+            (Tile::Reduced, Some(redop)) => reduced_tile(redop, n_pes, round),
+            (Tile::Reduced, None) => unreachable!("only reductions have a reduced result"),
+        }
+    }
+}
+
+impl<T: Sample, M: Memory<T>, W: Work<T>> Operands for Typed<'_, T, M, W>
+where
+    for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
+{
+    fn view(&self) -> &View {
+        &self.setting.view
+    }
+
+    fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a> {
+        W::calls(self, wrong)
+    }
+
+    fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()> {
+        let tile = self.tile(part.of, round);
+        match side {
+            Side::Send => memory::fill(&self.buffers.send, part, &tile),
+            Side::Recv => memory::fill(&self.buffers.recv, part, &tile),
+            Side::Target => memory::fill(&self.buffers.target, part, &tile),
+        }
+    }
+
+    fn spoil(&self, side: Side, range: Range<usize>) -> Result<()> {
+        match side {
+            Side::Send => memory::spoil(&self.buffers.send, range),
+            Side::Recv => memory::spoil(&self.buffers.recv, range),
+            Side::Target => memory::spoil(&self.buffers.target, range),
+        }
+    }
+
+    fn rewrite(&self, side: Side) {
+        match side {
+            Side::Send => memory::rewrite(&self.setting.send),
+            Side::Recv => memory::rewrite(&self.setting.recv),
+            Side::Target => memory::rewrite(&self.target),
+        }
+    }
+
+    fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64> {
+        let tile = self.tile(part.of, round);
+        match side {
+            Side::Send => memory::count_wrong(&self.buffers.send, part, &tile),
+            Side::Recv => memory::count_wrong(&self.buffers.recv, part, &tile),
+            Side::Target => memory::count_wrong(&self.buffers.target, part, &tile),
+        }
+    }
+
+    fn count_unspoiled(&self, side: Side, range: Range<usize>) -> Result<u64> {
+        match side {
+            Side::Send => memory::count_unspoiled(&self.buffers.send, range),
+            Side::Recv => memory::count_unspoiled(&self.buffers.recv, range),
+            Side::Target => memory::count_unspoiled(&self.buffers.target, range),
+        }
+    }
+
+    fn recv_len(&self) -> usize {
+        self.setting.recv.count()
+    }
+
+    fn word(&self) -> &Symmetric<u64> {
+        &self.buffers.word
+    }
+
+    fn store_target(&self, bits: u64) -> Result<()> {
+        self.buffers.target.store(0, T::from_bits64(bits))
+    }
+
+    fn target_is(&self, bits: u64) -> Result<bool> {
+        Ok(self.buffers.target.load(0)?.bits64() == T::from_bits64(bits).bits64())
+    }
+
+    fn element_bytes(&self) -> usize {
+        size_of::<T>()
+    }
+}
