@@ -1,6 +1,6 @@
 //! `cargo xtask`: checks of the workspace that neither the compiler nor clippy makes.
 //!
-//! No check installs anything; only `abi` and `ptx` build, and only `ptx --bless` writes. `.ci/run`
+//! No check installs anything; only `abi`, `ptx` and `vectors` build, and only `ptx --bless` writes. `.ci/run`
 //! runs the checks.
 //!
 //! Invariant: a check that finds faults prints each with its place and exits with status 1. A check
@@ -15,6 +15,7 @@ mod rooms;
 mod safety;
 mod style;
 mod tree;
+mod vectors;
 mod words;
 
 use std::path::PathBuf;
@@ -65,6 +66,9 @@ enum Check {
         #[arg(long)]
         ptxas: Option<PathBuf>,
     },
+    /// Check that the host backend's reductions for AVX-512 compute in whole registers, compiled in
+    /// one unit
+    Vectors,
     /// Check that tracked files hold no placeholder, skipped test, path of one machine, wide
     /// comment or idiom
     Words,
@@ -81,6 +85,8 @@ enum Unable {
     Abi(#[from] abi::AbiError),
     #[error(transparent)]
     Ptx(#[from] ptx::PtxError),
+    #[error(transparent)]
+    Vectors(#[from] vectors::VectorsError),
 }
 
 /// Result of a check.
@@ -144,6 +150,7 @@ fn run(check: &Check) -> Result<Findings, Unable> {
             Ok(Findings { summary: format!("{} tracked text files\n", files.len()), faults: display(&faults) })
         }
         Check::Ptx { bless, ptxas } => Ok(ptx::check(root, &ptx::Task { bless: *bless, ptxas: ptxas.clone() })?),
+        Check::Vectors => Ok(vectors::check(root)?),
         Check::Words => {
             let files = tree::tracked(root)?;
             let mut faults = Vec::new();

@@ -4,7 +4,7 @@
 //! element's value does not depend on the lane it is in, nor on how many lanes there are; so the
 //! same input gives the same bits on every instruction set.
 
-use super::arch::Arch;
+use super::arch::{Arch, Vector};
 use super::float16;
 
 /// An array of lanes.
@@ -61,6 +61,8 @@ pub(super) unsafe trait Storage: Copy + 'static {
     type Values32: Lanes<Lane = Self::Value>;
     /// The values of `Raw64`.
     type Values64: Lanes<Lane = Self::Value>;
+    /// The registers that hold the values of one register of elements.
+    type Registers<V: Vector>: Copy;
 
     /// The value of the element whose bits are the low bits of `word`.
     fn value_of_word(word: u64) -> Self::Value;
@@ -91,6 +93,7 @@ macro_rules! plain {
             type Values16 = [Self; $l16];
             type Values32 = [Self; $l32];
             type Values64 = [Self; $l64];
+            type Registers<V: Vector> = V;
 
             #[inline(always)]
             fn value_of_word(word: u64) -> Self {
@@ -147,6 +150,7 @@ macro_rules! sixteen_bits {
             type Values16 = [f32; 8];
             type Values32 = [f32; 16];
             type Values64 = [f32; 32];
+            type Registers<V: Vector> = [V; 2];
 
             #[inline(always)]
             fn value_of_word(word: u64) -> f32 {

@@ -196,13 +196,13 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// # Safety
     /// [R1].
     #[inline(always)]
-    unsafe fn first<A: Arch>(&self, vector: A::Vector, scalar: S::Value) -> A::Values<S> {
+    unsafe fn first<A: Arch>(&self, vector: A::Vector, scalar: S::Value) -> State<A, S> {
         // SAFETY: this processor has the instructions of `A`, [R1].
         let mut values = unsafe { S::decode::<A>(lanes_of::<A, S>(vector)) };
         for lane in 0..A::Values::<S>::LEN {
             values.lanes_mut()[lane] = self.op.first(values.lanes()[lane], scalar);
         }
-        values
+        state_of::<A, S>(values)
     }
 
     /// The state after a further input.
@@ -210,13 +210,14 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// # Safety
     /// [R1].
     #[inline(always)]
-    unsafe fn next<A: Arch>(&self, mut state: A::Values<S>, vector: A::Vector, scalar: S::Value) -> A::Values<S> {
+    unsafe fn next<A: Arch>(&self, state: State<A, S>, vector: A::Vector, scalar: S::Value) -> State<A, S> {
         // SAFETY: this processor has the instructions of `A`, [R1].
         let values = unsafe { S::decode::<A>(lanes_of::<A, S>(vector)) };
+        let mut sums = values_of::<A, S>(state);
         for lane in 0..A::Values::<S>::LEN {
-            state.lanes_mut()[lane] = self.op.next(state.lanes()[lane], values.lanes()[lane], scalar);
+            sums.lanes_mut()[lane] = self.op.next(sums.lanes()[lane], values.lanes()[lane], scalar);
         }
-        state
+        state_of::<A, S>(sums)
     }
 
     /// The result.
@@ -224,13 +225,33 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// # Safety
     /// [R1].
     #[inline(always)]
-    unsafe fn last<A: Arch>(&self, mut state: A::Values<S>) -> A::Vector {
+    unsafe fn last<A: Arch>(&self, state: State<A, S>) -> A::Vector {
+        let mut sums = values_of::<A, S>(state);
         for lane in 0..A::Values::<S>::LEN {
-            state.lanes_mut()[lane] = self.op.last(state.lanes()[lane]);
+            sums.lanes_mut()[lane] = self.op.last(sums.lanes()[lane]);
         }
         // SAFETY: this processor has the instructions of `A`, [R1].
-        unsafe { vector_of::<A, S>(S::encode::<A>(state)) }
+        unsafe { vector_of::<A, S>(S::encode::<A>(sums)) }
     }
+}
+
+/// What a step hands to the next one: registers, not lanes. The compiler splits lanes that live from
+/// one input to the next into vectors of 16 bytes, depending on what else is in their unit.
+/// `cargo xtask vectors` checks that it does not split these.
+type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
+
+#[inline(always)]
+fn state_of<A: Arch, S: Storage>(values: A::Values<S>) -> State<A, S> {
+    const { assert!(size_of::<A::Values<S>>() == size_of::<State<A, S>>()) };
+    // SAFETY: the same size; every bit pattern is valid, [V1], and values have no padding, [T1].
+    unsafe { core::mem::transmute_copy(&values) }
+}
+
+#[inline(always)]
+fn values_of<A: Arch, S: Storage>(state: State<A, S>) -> A::Values<S> {
+    const { assert!(size_of::<A::Values<S>>() == size_of::<State<A, S>>()) };
+    // SAFETY: the same size; every bit pattern is a number, [T1].
+    unsafe { core::mem::transmute_copy(&state) }
 }
 
 #[inline(always)]
