@@ -30,7 +30,7 @@ pub trait Memory<T>: Clone {
 }
 
 macro_rules! memory {
-    ($($name:ident),*) => {$(
+    ($($name:ident, |$memory:ident| $address:expr);*) => {$(
         impl<T: Element> Memory<T> for $name<T> {
             fn range(&self, range: Range<usize>) -> Result<Self> {
                 self.slice(range)
@@ -42,7 +42,8 @@ macro_rules! memory {
                 self.copy_to(into)
             }
             fn address(&self) -> *mut u8 {
-                self.as_ptr().cast()
+                let $memory = self;
+                $address.cast()
             }
             fn count(&self) -> usize {
                 self.len()
@@ -51,7 +52,10 @@ macro_rules! memory {
     )*};
 }
 
-memory!(Symmetric, Buffer);
+memory!(
+    Symmetric, |memory| memory.as_ptr().expect("the host backend's heap is mapped");
+    Buffer, |memory| memory.as_ptr()
+);
 
 /// Fills a part of a buffer with the elements of a tile.
 pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<()> {
