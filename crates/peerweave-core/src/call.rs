@@ -16,9 +16,6 @@ use crate::{Error, Result};
 /// Runs an operation to its end on this thread.
 #[inline(always)]
 pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
-    if shared.device.is_some() {
-        prepared.before(None)?;
-    }
     // SAFETY: [C1]: the memory belongs to the borrows and owners that `prepared` names, and these
     // outlive this call, which returns when the operation is complete; `keep` gives clones of the
     // owners for an operation that fails before its end. Slices that are written are
@@ -28,7 +25,7 @@ pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
 }
 
 /// Like [`run`], if another value than the owners of `prepared` holds the memory, for operations
-/// without a result. The owners of memory of devices were notified.
+/// without a result.
 pub(crate) fn run_kept(shared: &Shared, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<()> {
     // SAFETY: [C1]: as in `run`; `keep` gives clones of the owners that the caller has.
     unsafe { shared.backend.run(prepared.op(), keep) }.map(drop)
@@ -61,27 +58,14 @@ pub(crate) fn submit<R>(
     decode: fn(Outcome) -> R,
 ) -> Result<Ticket<R>> {
     check::stream(call, team, stream)?;
-    submit_on(stream, prepared, decode)
+    submit_on(stream, &prepared, decode)
 }
 
 /// Enqueues an operation of a stream of the same world.
 #[inline(always)]
-pub(crate) fn submit_on<R>(stream: &Stream, prepared: Prepared<'_>, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
-    if stream.shared.device.is_some() {
-        return submit_to_device(stream, &prepared, decode);
-    }
-    let submitted = enqueue(stream, &prepared, &|| prepared.keep())?;
+pub(crate) fn submit_on<R>(stream: &Stream, prepared: &Prepared<'_>, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
+    let submitted = enqueue(stream, prepared, &|| prepared.keep())?;
     Ok(Ticket::new(submitted, &stream.shared, decode))
-}
-
-/// Enqueues an operation on a backend that takes memory of devices, and notifies the owners of that
-/// memory.
-#[inline(never)]
-fn submit_to_device<R>(stream: &Stream, prepared: &Prepared<'_>, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
-    prepared.before(Some(&*stream.inner))?;
-    let submitted = enqueue(stream, prepared, &|| prepared.keep());
-    prepared.after(&*stream.inner);
-    Ok(Ticket::new(submitted?, &stream.shared, decode))
 }
 
 /// Like [`submit`], if another value than the owners of `prepared` holds the memory.

@@ -6,10 +6,11 @@
 //! that.
 #![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
 
+use crate::Result;
 use crate::arguments::buffer::{Buffer, Memory};
 use crate::arguments::on_device::OnDevice;
 use crate::arguments::symmetric::{Region, Symmetric};
-use crate::backend::{DeviceOwner, Keep, Place};
+use crate::backend::{DeviceOwner, Keep, KeptMemory, Place};
 use peerweave_types::{DType, Element};
 use std::sync::Arc;
 
@@ -82,10 +83,21 @@ pub(crate) enum Held {
     Device(Arc<dyn DeviceOwner>),
 }
 
-impl Held {
-    /// The owner of memory of a device, if it is one.
-    pub(crate) fn device(&self) -> Option<&Arc<dyn DeviceOwner>> {
-        if let Self::Device(owner) = self { Some(owner) } else { None }
+impl KeptMemory for Held {
+    fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<()>) -> Result<()> {
+        if let Self::Device(owner) = self { with(&**owner) } else { Ok(()) }
+    }
+}
+
+impl<const N: usize> KeptMemory for [Held; N] {
+    fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<()>) -> Result<()> {
+        self.iter().try_for_each(|held| held.device_owners(with))
+    }
+}
+
+impl KeptMemory for Arc<[Held]> {
+    fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<()>) -> Result<()> {
+        self.iter().try_for_each(|held| held.device_owners(with))
     }
 }
 

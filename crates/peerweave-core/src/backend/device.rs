@@ -28,3 +28,12 @@ pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
         let _ = stream;
     }
 }
+
+/// The owners of the memory of an operation.
+pub trait KeptMemory: Send + Sync + fmt::Debug {
+    /// Calls `with` for each owner of memory of a device, until one fails.
+    ///
+    /// # Errors
+    /// The first error of `with`.
+    fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<(), Error>) -> Result<(), Error>;
+}

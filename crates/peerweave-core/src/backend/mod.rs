@@ -17,7 +17,7 @@ pub(crate) mod error;
 mod op;
 
 pub use caps::{AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, PrivateBuffers, ReductionCaps, ReductionOrder};
-pub use device::DeviceOwner;
+pub use device::{DeviceOwner, KeptMemory};
 pub use op::{
     Atomic, AtomicKind, BoundKernel, Collective, CollectiveKind, Copy, Direction, Fill, Get, GetElement, Launch, Op, Place,
     PointToPoint, Put, PutElement, Signal, Strided, Until, VectorCounts, WaitMode, WaitUntil,
@@ -44,7 +44,9 @@ use std::time::Duration;
 /// [`Backend::finalize`], or one that races with it or with [`Backend::release`], returns an error
 /// or an unspecified value, and has no other effect; **\[B7\]** where [`Backend::run`] fails while
 /// work that it has started may still access symmetric memory or memory of a device, it has called
-/// `keep`, and holds or leaks what that returned until the work has ended.
+/// `keep`, and holds or leaks what that returned until the work has ended; **\[B8\]** a backend whose
+/// [`Caps::device`] names a device calls `keep` first, and notifies the [`DeviceOwner`]s in it before
+/// and after it enqueues the operation ([`KeptMemory::device_owners`]).
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// A short name: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
@@ -215,7 +217,7 @@ pub trait Pending: Send + Sync + fmt::Debug {
 
 /// Keeps memory alive while an operation uses it. Its drop is local and does not block. It may drop
 /// the last handle of the world, and with it the backend, on any thread.
-pub type Keep = Box<dyn Any + Send + Sync>;
+pub type Keep = Box<dyn KeptMemory>;
 
 /// The state of an operation after it was enqueued.
 #[derive(Debug)]

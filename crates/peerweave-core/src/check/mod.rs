@@ -12,7 +12,7 @@
 use crate::arguments::span::{Held, Owner, Span, keep};
 use crate::arguments::symmetric::Region;
 use crate::backend::error::{Error, MisuseKind, misuse};
-use crate::backend::{Keep, Op, Place, StreamBackend, TeamId};
+use crate::backend::{Keep, Op, Place, TeamId};
 use crate::bounds::{length, wrong_value};
 use crate::shared::Shared;
 use crate::world::stream::Stream;
@@ -58,25 +58,6 @@ impl<'a> Prepared<'a> {
     /// The operation, and the owners of its memory.
     pub(crate) fn into_held(self) -> (Op, [Held; 3]) {
         (self.op, self.owners.map(Owner::hold))
-    }
-
-    /// Notifies the owners of memory of devices before the operation is enqueued.
-    #[cold]
-    pub(crate) fn before(&self, stream: Option<&dyn StreamBackend>) -> Result<()> {
-        self.owners.iter().try_for_each(|owner| match owner {
-            Owner::Device(owner) => owner.before(stream),
-            _ => Ok(()),
-        })
-    }
-
-    /// Notifies the owners of memory of devices after the operation was enqueued.
-    #[cold]
-    pub(crate) fn after(&self, stream: &dyn StreamBackend) {
-        for owner in self.owners {
-            if let Owner::Device(owner) = owner {
-                owner.after(stream);
-            }
-        }
     }
 }
 

@@ -316,7 +316,8 @@ impl Noop {
 #[allow(unsafe_code)]
 // SAFETY: [B1] `data::perform` asserts that symmetric ranges lie in live allocations, and touches
 // private ones for as many bytes as the operation says, before `run` returns or while the queue
-// holds the keep. [B2] the heap is freed when this is dropped. [B3] there is one thread of
+// holds the keep. [B2] the heap is freed when this is dropped. [B8] owners of memory of
+// devices are notified before a call is recorded. [B3] there is one thread of
 // execution per operation, and accesses to words are sequentially consistent. [B4] all accesses to
 // the heap are atomic.
 unsafe impl Backend for Noop {
@@ -448,6 +449,13 @@ unsafe impl Backend for Noop {
     }
 
     unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome> {
+        if self.is_inert() {
+            self.record(|| Call::Run(op.clone()));
+            return Ok(Outcome::Done);
+        }
+        if self.caps.device.is_some() {
+            keep().device_owners(&mut |owner| owner.before(None))?;
+        }
         self.record(|| Call::Run(op.clone()));
         if self.late_next.load(Ordering::Relaxed) && self.late_next.swap(false, Ordering::Relaxed) {
             return Err(self.queue.leave_running(keep()));

@@ -172,6 +172,26 @@ impl NoopStream {
         std::ptr::eq(&*self.backend, backend)
     }
 
+    #[inline]
+    fn submit_prepared(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
+        self.backend.record(|| Call::Submit(op.clone()));
+        if self.backend.queue.capture.load(Ordering::Relaxed) {
+            lock(&self.backend.queue.graph).0.push((op.clone(), keep()));
+            return Ok(Submitted::Captured);
+        }
+        if let Some(done) = self.enter(|| Some((op.clone(), keep())), false) {
+            return Ok(Submitted::Queued(done));
+        }
+        if let Some(because) = lock(&self.failure).clone() {
+            return Err(Error::Skipped { call: "noop", because: Arc::new(because) });
+        }
+        let result = self.backend.perform(op);
+        if let Err(error) = &result {
+            *lock(&self.failure) = Some(error.clone());
+        }
+        result.map(Submitted::Complete)
+    }
+
     /// Adds an operation or an event; `None` if it need not wait.
     fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
         let queue = &self.backend.queue;
@@ -196,25 +216,21 @@ impl NoopStream {
 // the graph has it until it is destroyed.
 unsafe impl StreamBackend for NoopStream {
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
-        self.backend.record(|| Call::Submit(op.clone()));
         if self.backend.is_inert() {
+            self.backend.record(|| Call::Submit(op.clone()));
             return Ok(Submitted::Complete(Outcome::Done));
         }
-        if self.backend.queue.capture.load(Ordering::Relaxed) {
-            lock(&self.backend.queue.graph).0.push((op.clone(), keep()));
-            return Ok(Submitted::Captured);
+        if self.backend.caps.device.is_none() {
+            return self.submit_prepared(op, keep);
         }
-        if let Some(done) = self.enter(|| Some((op.clone(), keep())), false) {
-            return Ok(Submitted::Queued(done));
-        }
-        if let Some(because) = lock(&self.failure).clone() {
-            return Err(Error::Skipped { call: "noop", because: Arc::new(because) });
-        }
-        let result = self.backend.perform(op);
-        if let Err(error) = &result {
-            *lock(&self.failure) = Some(error.clone());
-        }
-        result.map(Submitted::Complete)
+        let owners = keep();
+        owners.device_owners(&mut |owner| owner.before(Some(self)))?;
+        let submitted = self.submit_prepared(op, keep);
+        owners.device_owners(&mut |owner| {
+            owner.after(self);
+            Ok(())
+        })?;
+        submitted
     }
 
     fn synchronize(&self, within: Duration) -> Result<()> {

@@ -9,7 +9,7 @@ use crate::arguments::reduction::Reduction;
 use crate::arguments::signal::SignalUpdate;
 use crate::arguments::span::{Dest, Held, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
 use crate::arguments::symmetric::Symmetric;
-use crate::backend::{CollectiveKind, Direction, Keep, Op, VectorCounts};
+use crate::backend::{CollectiveKind, Direction, Op, VectorCounts};
 use crate::check::{self, Prepared};
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -35,11 +35,6 @@ impl Group {
         self.held.extend(held.into_iter().filter(|held| !matches!(held, Held::Nothing)));
         Ok(())
     }
-}
-
-/// Notifies the owners of memory of devices before a group is enqueued.
-fn notify(held: &[Held], stream: Option<&Stream>) -> Result<()> {
-    held.iter().filter_map(Held::device).try_for_each(|owner| owner.before(stream.map(|stream| &*stream.inner)))
 }
 
 /// Collects the members of a group that runs on the calling thread. See [`Team::group_blocking`].
@@ -107,14 +102,9 @@ impl Team {
         check::same_team(CALL, self, &team)?;
         refused.map_or(Ok(()), Err)?;
         let prepared = check::group(CALL, self, ops)?;
-        notify(&held, Some(stream))?;
-        let held = Arc::new(held);
-        let keep = || -> Keep { Box::new(Arc::clone(&held)) };
-        let submitted = call::enqueue(stream, &prepared, &keep);
-        for owner in held.iter().filter_map(Held::device) {
-            owner.after(&*stream.inner);
-        }
-        Ok(Ticket::new(submitted?, &self.inner.shared, decode::nothing))
+        let held: Arc<[Held]> = held.into();
+        let submitted = call::enqueue(stream, &prepared, &|| Box::new(Arc::clone(&held)))?;
+        Ok(Ticket::new(submitted, &self.inner.shared, decode::nothing))
     }
 
     /// Like [`Team::group`], on the calling thread. Members may also use slices, vectors and arrays
@@ -151,8 +141,7 @@ impl Team {
         check::same_team(CALL, self, &team)?;
         refused.map_or(Ok(()), Err)?;
         let prepared = check::group(CALL, self, ops)?;
-        notify(&held, None)?;
-        let held = Arc::new(held);
+        let held: Arc<[Held]> = held.into();
         call::run_kept(&self.inner.shared, &prepared, &|| Box::new(Arc::clone(&held)))
     }
 }

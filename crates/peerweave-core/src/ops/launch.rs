@@ -7,7 +7,7 @@
 use crate::arguments::span::{Held, Owner};
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::error::{MisuseKind, misuse};
-use crate::backend::{BoundKernel, Keep, Launch, Op};
+use crate::backend::{BoundKernel, Launch, Op};
 use crate::shared::Shared;
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -286,10 +286,10 @@ impl Stream {
         let bound = Bound { name: kernel.name(), ptx: kernel.ptx(), host: kernel.host(), args };
         let LaunchShape { grid, block, shared_bytes, cooperative } = shape;
         let op = Op::Launch(Launch { kernel: Arc::new(bound), grid, block, shared_bytes, cooperative });
-        let held = std::cell::Cell::new(held);
+        let held: Arc<[Held]> = held.into();
         // SAFETY: the views of symmetric memory lie in live allocations: `bind` has checked it, and
         // the queue holds their owners. Views of device memory were made by `unsafe` calls, whose
         // callers guarantee that they are valid.
-        unsafe { call::launch(self, &op, &|| Box::new(held.take()) as Keep, decode::nothing) }
+        unsafe { call::launch(self, &op, &|| Box::new(Arc::clone(&held)), decode::nothing) }
     }
 }

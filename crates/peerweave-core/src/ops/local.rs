@@ -41,7 +41,7 @@ impl Stream {
     /// world or has ended.
     pub fn copy<T: Element>(&self, mut source: impl StreamSource<T>, mut dest: impl StreamDest<T>) -> Result<Ticket> {
         let prepared = check::copy("copy", &self.shared, source.span(), dest.span())?;
-        call::submit_on(self, prepared, decode::nothing)
+        call::submit_on(self, &prepared, decode::nothing)
     }
 
     /// Sets all elements of `dest`, of this PE, to `value`.
@@ -53,6 +53,6 @@ impl Stream {
     /// [`Misuse`](crate::Misuse) if the handle belongs to another world or has ended.
     pub fn fill<T: Element>(&self, mut dest: impl StreamDest<T>, value: T) -> Result<Ticket> {
         let prepared = check::fill("fill", &self.shared, dest.span(), element_bits(value))?;
-        call::submit_on(self, prepared, decode::nothing)
+        call::submit_on(self, &prepared, decode::nothing)
     }
 }
