@@ -25,15 +25,38 @@ use peerweave_build::{Request, Toolchain, Variant};
 
 use crate::Findings;
 
-/// Crates whose PTX is committed, in their folder `ptx`.
-const CRATES: [&str; 1] = ["peerweave-kernels"];
+/// A crate whose PTX is committed, in its folder `ptx`.
+struct Shipped {
+    package: &'static str,
+    variants: &'static [Variant],
+    /// Checks the loops of its kernels.
+    loops: fn(&str, Variant) -> Outcome,
+    /// Counts barriers that the compiler must not copy.
+    barriers: fn(&str) -> Vec<String>,
+}
 
-/// The variants of each crate's PTX.
-const VARIANTS: [Variant; 4] = [
-    Variant { sm: 70, network: false },
-    Variant { sm: 70, network: true },
-    Variant { sm: 90, network: false },
-    Variant { sm: 90, network: true },
+const fn mapped(sm: u32) -> Variant {
+    Variant { sm, network: false }
+}
+
+const fn network(sm: u32) -> Variant {
+    Variant { sm, network: true }
+}
+
+const CRATES: [Shipped; 2] = [
+    Shipped {
+        package: "peerweave-kernels",
+        variants: &[mapped(70), network(70), mapped(90), network(90)],
+        loops: loops::check,
+        barriers: barriers::check,
+    },
+    // Its kernels reach mapped memory alone, and copy nothing.
+    Shipped {
+        package: "peerweave-stream-kernels",
+        variants: &[mapped(70), mapped(90)],
+        loops: |_, _| Outcome::default(),
+        barriers: |_| Vec::new(),
+    },
 ];
 
 /// Architectures for which every kernel is assembled, unless its PTX is for a later one.
@@ -73,11 +96,11 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
         findings.faults.extend(found.faults);
         assemble(task, &path, variant, &what, &mut findings);
     }
-    for package in CRATES {
+    for Shipped { package, variants, loops, barriers } in CRATES {
         let home = root.join("crates").join(package);
         let folder = home.join("ptx");
         compiler(&folder, &toolchain, task.bless)?;
-        for variant in VARIANTS {
+        for &variant in variants {
             let request = Request {
                 manifest: home.join("Cargo.toml"),
                 package: package.to_owned(),
@@ -98,9 +121,9 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
                 ));
             }
             findings.faults.extend(text::unscoped_atomics(&built).into_iter().map(|line| format!("{name}: {line}")));
-            let wide = loops::check(&built, variant);
+            let wide = loops(&built, variant);
             findings.faults.extend(wide.faults.into_iter().map(|fault| format!("{name}: {fault}")));
-            findings.faults.extend(barriers::check(&built).into_iter().map(|fault| format!("{name}: {fault}")));
+            findings.faults.extend(barriers(&built).into_iter().map(|fault| format!("{name}: {fault}")));
             let kernels = peerweave_build::entries(&built).len();
             findings.summary += &format!("{name}: {kernels} kernels, {} loops of vectors", wide.checked);
             assemble(task, &path, variant, &name, &mut findings);

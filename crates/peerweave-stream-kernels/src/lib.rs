@@ -1,0 +1,248 @@
+//! The kernels of stream-ordered operations: signals, waits, atomics, barriers, elements.
+//!
+//! Each is launched with one thread, except for [`stream_barrier`] and [`stream_fill`]. What a
+//! kernel returns goes to `outcome`, a few words that the host reads after the kernel has ended:
+//! word 0 is [`OUTCOME_DONE`] if the operation succeeded. Invariant: word 0 is written last, and
+//! only after success.
+#![no_std]
+
+/// The README, whose text is documentation of this crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+use peerweave_device::prelude::*;
+
+/// Word 0 of the outcome: the operation succeeded.
+pub const OUTCOME_DONE: u64 = 1;
+/// Word 0 of the outcome: a test whose condition does not hold.
+pub const OUTCOME_NOT_YET: u64 = 2;
+/// The first word of the bits of a wait for several words: bit `i` says that word `i` satisfied it.
+pub const OUTCOME_BITS: usize = 2;
+
+/// The conditions of [`stream_wait`].
+pub mod until {
+    /// All words satisfy the comparison. Word 1 of the outcome is the value of the last one.
+    pub const ALL: u32 = 0;
+    /// One word does. Word 1 of the outcome is its index plus one; 0 if all are excluded.
+    pub const ANY: u32 = 1;
+    /// At least one word does. The bits of the outcome are those of all that do.
+    pub const SOME: u32 = 2;
+}
+
+/// The operations of [`stream_atomic`]. Those that fetch write the old value to word 1.
+pub mod atomic {
+    /// Reads.
+    pub const FETCH: u32 = 0;
+    /// Writes.
+    pub const SET: u32 = 1;
+    /// Writes, and fetches.
+    pub const SWAP: u32 = 2;
+    /// Writes if the element has the expected value, and fetches.
+    pub const COMPARE_SWAP: u32 = 3;
+    /// Adds, and fetches.
+    pub const ADD: u32 = 4;
+    /// Bitwise and, and fetches.
+    pub const AND: u32 = 5;
+    /// Bitwise or, and fetches.
+    pub const OR: u32 = 6;
+    /// Bitwise exclusive or, and fetches.
+    pub const XOR: u32 = 7;
+}
+
+/// The comparison with a number: `Compare as u32`.
+#[inline(always)]
+fn comparison(number: u32) -> Compare {
+    match number {
+        0 => Compare::Eq,
+        1 => Compare::Ne,
+        2 => Compare::Gt,
+        3 => Compare::Ge,
+        4 => Compare::Lt,
+        _ => Compare::Le,
+    }
+}
+
+/// Changes a signal word of a PE, after all that was before in the stream. `add`: 0 sets, 1 adds.
+#[kernel]
+pub fn stream_signal(ctx: &Context, word: SymSlice<u64>, value: u64, add: u32, pe: u32) {
+    ctx.signal_op(word, value, if add == 0 { SignalOp::Set } else { SignalOp::Add }, pe);
+}
+
+/// Returns whether word `index` is ignored: bit `index` of `exclude`, which may be empty.
+#[inline(always)]
+fn is_excluded(exclude: DeviceSlice<u64>, index: usize) -> bool {
+    index / 64 < exclude.len() && exclude.read(index / 64) >> (index % 64) & 1 != 0
+}
+
+/// Writes the bit of each word that is not excluded and satisfies the comparison.
+#[inline(always)]
+fn mark(ctx: &Context, words: SymSlice<u64>, exclude: DeviceSlice<u64>, compare: Compare, value: u64, outcome: DeviceSlice<u64>) {
+    let mut bits = 0;
+    for index in 0..words.len() {
+        if !is_excluded(exclude, index) && ctx.signal_test(words.at(index), compare, value).is_some() {
+            bits |= 1 << (index % 64);
+        }
+        if index % 64 == 63 || index + 1 == words.len() {
+            outcome.write(OUTCOME_BITS + index / 64, bits);
+            bits = 0;
+        }
+    }
+}
+
+/// The last word that is not excluded, as it is now; 0 if there is none.
+#[inline(always)]
+fn last_value(ctx: &Context, words: SymSlice<u64>, exclude: DeviceSlice<u64>) -> u64 {
+    let mut index = words.len();
+    while index > 0 {
+        index -= 1;
+        if !is_excluded(exclude, index) {
+            return ctx.signal_fetch(words.at(index));
+        }
+    }
+    0
+}
+
+/// Waits for signal words of this PE, or with `once` tests them. `compare` is `Compare as u32`,
+/// `condition` one of [`until`], `exclude` a bit for each word that is ignored, or empty.
+///
+/// The outcome of [`until::SOME`] has room for a bit for each word.
+#[kernel]
+pub fn stream_wait(
+    ctx: &Context,
+    words: SymSlice<u64>,
+    exclude: DeviceSlice<u64>,
+    compare: u32,
+    value: u64,
+    condition: u32,
+    once: u32,
+    outcome: DeviceSlice<u64>,
+) -> Result<(), Failed> {
+    let compare = comparison(compare);
+    let excluded = |index: usize| is_excluded(exclude, index);
+    let mut holds = true;
+    if condition == until::ALL {
+        if once != 0 {
+            holds = ctx.test_all(words, excluded, compare, value);
+            outcome.write(1, last_value(ctx, words, exclude));
+        } else if words.len() == 1 && exclude.is_empty() {
+            outcome.write(1, ctx.signal_wait_until(words, compare, value)?);
+        } else {
+            ctx.wait_until_all(words, excluded, compare, value)?;
+            outcome.write(1, last_value(ctx, words, exclude));
+        }
+    } else {
+        let any_is_left = (0..words.len()).any(|index| !excluded(index));
+        let found = if once != 0 {
+            ctx.test_any(words, excluded, compare, value)
+        } else {
+            ctx.wait_until_any(words, excluded, compare, value)?
+        };
+        holds = found.is_some() || !any_is_left;
+        outcome.write(1, found.map_or(0, |index| index as u64 + 1));
+        if condition == until::SOME {
+            mark(ctx, words, exclude, compare, value, outcome);
+        }
+    }
+    outcome.write(0, if holds { OUTCOME_DONE } else { OUTCOME_NOT_YET });
+    Ok(())
+}
+
+/// Runs an atomic operation of [`atomic`] on one element of a PE, of 4 or 8 `bytes`.
+#[kernel]
+pub fn stream_atomic(
+    ctx: &Context,
+    element: SymSlice<u64>,
+    bytes: u32,
+    kind: u32,
+    operand: u64,
+    expected: u64,
+    pe: u32,
+    outcome: DeviceSlice<u64>,
+) {
+    let old = if bytes == 8 {
+        match kind {
+            atomic::FETCH => ctx.atomic_fetch(element, pe),
+            atomic::SET => {
+                ctx.atomic_set(element, operand, pe);
+                0
+            }
+            atomic::SWAP => ctx.atomic_swap(element, operand, pe),
+            atomic::COMPARE_SWAP => ctx.atomic_compare_swap(element, expected, operand, pe),
+            atomic::ADD => ctx.atomic_fetch_add(element, operand, pe),
+            atomic::AND => ctx.atomic_fetch_and(element, operand, pe),
+            atomic::OR => ctx.atomic_fetch_or(element, operand, pe),
+            _ => ctx.atomic_fetch_xor(element, operand, pe),
+        }
+    } else {
+        // SAFETY: the launch gives the offset of an aligned element of 4 bytes.
+        let element = unsafe { SymSlice::<u32>::from_raw(element.offset(), 1) };
+        let (operand, expected) = (operand as u32, expected as u32);
+        let old = match kind {
+            atomic::FETCH => ctx.atomic_fetch(element, pe),
+            atomic::SET => {
+                ctx.atomic_set(element, operand, pe);
+                0
+            }
+            atomic::SWAP => ctx.atomic_swap(element, operand, pe),
+            atomic::COMPARE_SWAP => ctx.atomic_compare_swap(element, expected, operand, pe),
+            atomic::ADD => ctx.atomic_fetch_add(element, operand, pe),
+            atomic::AND => ctx.atomic_fetch_and(element, operand, pe),
+            atomic::OR => ctx.atomic_fetch_or(element, operand, pe),
+            _ => ctx.atomic_fetch_xor(element, operand, pe),
+        };
+        u64::from(old)
+    };
+    outcome.write(1, old);
+    outcome.write(0, OUTCOME_DONE);
+}
+
+/// Meets the other members of a team, by the threads of one block. What every member had in its
+/// stream before is visible afterwards.
+#[kernel]
+pub fn stream_barrier(ctx: &Context, team: KernelTeam, outcome: DeviceSlice<u64>) -> Result<(), Failed> {
+    ctx.barrier_block(team)?;
+    if gpu::thread_rank() == 0 {
+        outcome.write(0, OUTCOME_DONE);
+    }
+    Ok(())
+}
+
+/// Writes one element of `bytes` bytes to a PE: the first bytes of `bits`.
+#[kernel]
+pub fn stream_put_element(ctx: &Context, element: SymSlice<u8>, bits: u64, bytes: u32, pe: u32) {
+    // SAFETY: the launch gives the offset of an aligned element of so many bytes.
+    unsafe {
+        match bytes {
+            1 => ctx.p(element, bits as u8, pe),
+            2 => ctx.p(SymSlice::<u16>::from_raw(element.offset(), 1), bits as u16, pe),
+            4 => ctx.p(SymSlice::<u32>::from_raw(element.offset(), 1), bits as u32, pe),
+            _ => ctx.p(SymSlice::<u64>::from_raw(element.offset(), 1), bits, pe),
+        }
+    }
+}
+
+/// Sets elements of 2, 4 or 8 `bytes` to the first bytes of `bits`. `first` is the first element;
+/// the grid shares the `count` elements.
+#[kernel]
+pub fn stream_fill(first: DeviceSlice<u8>, bits: u64, bytes: u32, count: u64) {
+    let threads = u64::from(gpu::grid_dim().x) * u64::from(gpu::block_dim().x);
+    let start = u64::from(gpu::block_idx().x) * u64::from(gpu::block_dim().x) + u64::from(gpu::thread_idx().x);
+    // SAFETY: the launch gives the address of so many aligned elements of `bytes` bytes.
+    let (halves, words, wide) = unsafe {
+        (
+            DeviceSlice::<u16>::from_raw(first.address(), count as usize),
+            DeviceSlice::<u32>::from_raw(first.address(), count as usize),
+            DeviceSlice::<u64>::from_raw(first.address(), count as usize),
+        )
+    };
+    let mut index = start;
+    while index < count {
+        match bytes {
+            2 => halves.write(index as usize, bits as u16),
+            4 => words.write(index as usize, bits as u32),
+            _ => wide.write(index as usize, bits),
+        }
+        index += threads;
+    }
+}
