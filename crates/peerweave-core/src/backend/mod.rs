@@ -44,9 +44,9 @@ use std::time::Duration;
 /// [`Backend::finalize`], or one that races with it or with [`Backend::release`], returns an error
 /// or an unspecified value, and has no other effect; **\[B7\]** where [`Backend::run`] fails while
 /// work that it has started may still access symmetric memory or memory of a device, it has called
-/// `keep`, and holds or leaks what that returned until the work has ended; **\[B8\]** a backend whose
-/// [`Caps::device`] names a device calls `keep` first, and notifies the [`DeviceOwner`]s in it before
-/// and after it enqueues the operation ([`KeptMemory::device_owners`]).
+/// `keep`, and holds or leaks what that returned until the work has ended; **\[B8\]** a backend
+/// whose [`Caps::device`] names a device calls `keep` first, and notifies the [`DeviceOwner`]s in
+/// it before and after it enqueues the operation ([`KeptMemory::device_owners`]).
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// A short name: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
