@@ -39,6 +39,7 @@ pub(crate) mod types;
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::time::SystemTime;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -159,8 +160,7 @@ fn subtitle(config: &Config, machine: &Machine, collector: &Collector) -> String
 
 /// Returns the current time in UTC, in the format of nccl-tests.
 fn now() -> String {
-    let format = time::macros::format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
-    time::OffsetDateTime::now_utc().format(&format).unwrap_or_default()
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace('T', " ").replace('Z', "")
 }
 
 /// Reads the records of the PEs and prints lines of the table as they become complete.
