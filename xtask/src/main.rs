@@ -1,7 +1,7 @@
 //! `cargo xtask`: checks of the workspace that neither the compiler nor clippy makes.
 //!
-//! No check installs anything; only `abi`, `ptx` and `vectors` build, and only `ptx --bless` writes. `.ci/run`
-//! runs the checks.
+//! No check installs anything; only `abi`, `ptx` and `vectors` build, and only `ptx --bless`
+//! writes. `.ci/run` runs the checks.
 //!
 //! Invariant: a check that finds faults prints each with its place and exits with status 1. A check
 //! that cannot run exits with status 2.

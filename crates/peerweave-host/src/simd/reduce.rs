@@ -235,8 +235,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 }
 
-/// What a step hands to the next one: registers, not lanes. The compiler splits lanes that live from
-/// one input to the next into vectors of 16 bytes, depending on what else is in their unit.
+/// What a step hands to the next one: registers, not lanes. The compiler splits lanes that live
+/// from one input to the next into vectors of 16 bytes, depending on what else is in their unit.
 /// `cargo xtask vectors` checks that it does not split these.
 type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
 
