@@ -1,9 +1,9 @@
-//! Rounds of a collective call: every PE reports its call and whether its part succeeded, and gets
-//! the reports of all.
+//! A round of a collective call: every PE reports its call and the outcome of its part, and
+//! receives the reports of all PEs.
 //!
-//! The caller handles a disagreement. Invariant: if every wait of a round ends in time, all of its
-//! PEs come to the same decision, so that all undo a failure of one, and no PE waits for the
-//! deadline.
+//! Disagreements are handled by the caller. Invariant: if every wait of a round ends in time, all
+//! PEs of the round reach the same decision. So all of them undo the failure of one, and no PE
+//! waits for the deadline.
 
 use std::time::Instant;
 
@@ -16,71 +16,72 @@ use crate::{BootstrapError, Rendezvous};
 pub enum Members<'a> {
     /// All PEs of the rendezvous.
     All,
-    /// Some PEs, this one among them.
+    /// Some PEs, including this one.
     Some {
         /// The PEs, in the same order on each of them.
         pes: &'a [Pe],
-        /// Names the collective call: the same on each of them, and different for any other call
-        /// over this rendezvous.
+        /// Name of the collective call: the same on each of these PEs, and different from every
+        /// other call over this rendezvous.
         key: &'a str,
     },
 }
 
-/// Why a PE could not do its part.
+/// The failure of a PE's part of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The error's message.
     pub reason: String,
-    /// Whether it failed only because of another PE. A PE that failed by itself is named first.
-    pub is_heard: bool,
+    /// Whether another PE caused this failure. A PE that failed by itself is reported in
+    /// preference.
+    pub is_consequence: bool,
 }
 
-/// Why a round did not succeed.
+/// The reason why a round failed.
 #[derive(Debug)]
 pub enum Disagreement {
-    /// This PE could not do its part, and the others know.
+    /// This PE's part failed, and the other PEs were notified.
     Own,
-    /// Another PE could not do its part.
+    /// The part of another PE failed.
     Failed {
-        /// The PE.
+        /// The PE that failed.
         pe: Pe,
         /// The message of its error.
         reason: String,
     },
-    /// Two PEs called something else.
+    /// Two PEs made different calls.
     Diverged {
         /// The first PE of the round.
         one: Pe,
-        /// Its call.
+        /// The call of `one`.
         one_has: String,
-        /// The first PE that called something else.
+        /// The first PE whose call differs.
         other: Pe,
-        /// Its call.
+        /// The call of `other`.
         other_has: String,
     },
-    /// The rendezvous failed. [`BootstrapError::Mismatch`], for rounds with other labels, is every
-    /// PE's error; with any other one the PEs may have come to different decisions, and may not
-    /// know this PE's outcome.
+    /// The rendezvous failed. All PEs get [`BootstrapError::Mismatch`] if the labels of the round
+    /// differ. After any other error the PEs may have reached different decisions, and may not know
+    /// the outcome of this PE.
     Rendezvous(BootstrapError),
 }
 
 const WORKED: u8 = 1;
 const FAILED: u8 = 2;
-const HEARD: u8 = 3;
+const CONSEQUENCE: u8 = 3;
 
 /// Makes one round and returns the blobs of its PEs, in their order.
 ///
 /// `label` names the round; with [`Members::All`] it must be the same on all PEs, as for
-/// [`Rendezvous::exchange`]. `call` names the call with its arguments and everything else that must
-/// be the same on all PEs. `outcome` is the blob of this PE for the others, or why it failed.
+/// [`Rendezvous::exchange`]. `call` names the call with its arguments, and everything else that
+/// must be the same on all PEs. `outcome` is this PE's blob for the others, or its failure.
 ///
 /// # Collective
 /// All members. Waits until all have arrived, for at most the rendezvous' deadline.
 ///
 /// # Errors
-/// [`Disagreement::Own`] if `outcome` is a failure, which the others now know. Otherwise, on every
-/// member alike, [`Disagreement::Failed`] or [`Disagreement::Diverged`].
-/// [`Disagreement::Rendezvous`] if not all arrived.
+/// [`Disagreement::Own`] if `outcome` is a failure, of which the other PEs are notified. Otherwise,
+/// equally on every member, [`Disagreement::Failed`] or [`Disagreement::Diverged`].
+/// [`Disagreement::Rendezvous`] if not all members arrived.
 ///
 /// ```
 /// use peerweave_bootstrap::agree::{Members, agree};
@@ -109,15 +110,15 @@ pub fn agree(
     decide(&pes, &answers)
 }
 
-/// Notifies the other members of a round among some PEs that this PE takes no further part. Errors
-/// are ignored: the others then time out.
+/// Notifies the other members of a round among some PEs that this PE does not continue. Ignores
+/// errors: the other members then time out.
 pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
-    let failure = Failure { reason: reason.to_owned(), is_heard: true };
+    let failure = Failure { reason: reason.to_owned(), is_consequence: true };
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
 }
 
-/// Removes this PE's statement of a round among some PEs, after all of them have read it. Errors
-/// are ignored: the statement then stays.
+/// Removes this PE's statement of a round among some PEs, after all members have read it. Ignores
+/// errors: the statement then stays in the store.
 pub fn forget(rendezvous: &Rendezvous, key: &str, label: &str) {
     let _ = rendezvous.remove(&key_of(key, label, rendezvous.pe()));
 }
@@ -126,7 +127,8 @@ fn key_of(key: &str, label: &str, pe: Pe) -> String {
     format!("{key}/{label}/{}", pe.get())
 }
 
-/// Like [`Rendezvous::exchange`], which only all PEs can call: some PEs exchange by keys.
+/// Exchanges blobs among some PEs through the key-value store; [`Rendezvous::exchange`] needs all
+/// PEs.
 fn exchange_among(
     rendezvous: &Rendezvous,
     pes: &[Pe],
@@ -157,7 +159,7 @@ fn exchange_among(
 fn decide(pes: &[Pe], answers: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Disagreement> {
     let mut calls: Vec<&str> = Vec::with_capacity(answers.len());
     let mut blobs = Vec::with_capacity(answers.len());
-    let mut failed: Option<(Pe, Said<'_>)> = None;
+    let mut failed: Option<(Pe, Received<'_>)> = None;
     for (pe, answer) in pes.iter().copied().zip(answers) {
         let Some((their_call, their_outcome)) = decode(answer) else {
             let reason = "sent an invalid statement".to_owned();
@@ -166,7 +168,9 @@ fn decide(pes: &[Pe], answers: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Disagreement>
         match their_outcome {
             Ok(blob) => blobs.push(blob.to_vec()),
             // The PE that failed by itself, rather than one that failed because of it.
-            Err(said) if failed.as_ref().is_none_or(|(_, known)| known.is_heard && !said.is_heard) => failed = Some((pe, said)),
+            Err(said) if failed.as_ref().is_none_or(|(_, known)| known.is_consequence && !said.is_consequence) => {
+                failed = Some((pe, said))
+            }
             Err(_) => {}
         }
         calls.push(their_call);
@@ -188,8 +192,8 @@ fn decide(pes: &[Pe], answers: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Disagreement>
 fn encode(call: &str, outcome: Result<&[u8], &Failure>) -> Vec<u8> {
     let (kind, rest) = match outcome {
         Ok(blob) => (WORKED, blob),
-        Err(Failure { reason, is_heard: true }) => (HEARD, reason.as_bytes()),
-        Err(Failure { reason, is_heard: false }) => (FAILED, reason.as_bytes()),
+        Err(Failure { reason, is_consequence: true }) => (CONSEQUENCE, reason.as_bytes()),
+        Err(Failure { reason, is_consequence: false }) => (FAILED, reason.as_bytes()),
     };
     let mut statement = vec![kind];
     statement.extend((call.len() as u32).to_le_bytes());
@@ -198,14 +202,14 @@ fn encode(call: &str, outcome: Result<&[u8], &Failure>) -> Vec<u8> {
     statement
 }
 
-/// The call, and the blob or the failure.
-type Statement<'a> = (&'a str, Result<&'a [u8], Said<'a>>);
+/// A PE's statement: its call, and its blob or its failure.
+type Statement<'a> = (&'a str, Result<&'a [u8], Received<'a>>);
 
-/// A [`Failure`] as it was sent.
+/// A [`Failure`] as received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Said<'a> {
+struct Received<'a> {
     reason: &'a str,
-    is_heard: bool,
+    is_consequence: bool,
 }
 
 fn decode(statement: &[u8]) -> Option<Statement<'_>> {
@@ -214,7 +218,7 @@ fn decode(statement: &[u8]) -> Option<Statement<'_>> {
     let (call, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
     let outcome = match *kind {
         WORKED => Ok(rest),
-        FAILED | HEARD => Err(Said { reason: str::from_utf8(rest).ok()?, is_heard: *kind == HEARD }),
+        FAILED | CONSEQUENCE => Err(Received { reason: str::from_utf8(rest).ok()?, is_consequence: *kind == CONSEQUENCE }),
         _ => return None,
     };
     Some((str::from_utf8(call).ok()?, outcome))
@@ -245,8 +249,8 @@ mod tests {
         })
     }
 
-    fn failure(reason: &str, is_heard: bool) -> Failure {
-        Failure { reason: reason.to_owned(), is_heard }
+    fn failure(reason: &str, is_consequence: bool) -> Failure {
+        Failure { reason: reason.to_owned(), is_consequence }
     }
 
     #[test]
@@ -330,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn statements_that_are_cut_are_refused() {
+    fn truncated_statements_are_refused() {
         let whole = encode("call", Ok(&[1, 2, 3]));
         assert_eq!(decode(&whole), Some(("call", Ok(&[1u8, 2, 3][..]))));
         for len in 0..9 {

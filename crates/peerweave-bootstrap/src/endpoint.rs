@@ -25,10 +25,11 @@ pub const MAX_NAME_LEN_BYTES: usize = 100;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// An abstract Unix socket of this name (Linux). It is not in a file system and vanishes with
-    /// its process.
+    /// An abstract Unix socket with this name (Linux). The name is not in a file system, and the
+    /// socket is freed when its process ends.
     Unix(String),
-    /// A host, by name or address, and a port. Port 0 lets the system choose when a server binds.
+    /// A host, by name or address, and a port. With port 0 the system chooses the port when a
+    /// server binds.
     Tcp(String, u16),
 }
 
@@ -36,7 +37,7 @@ impl Endpoint {
     /// Creates an abstract Unix socket address with a random name.
     ///
     /// # Errors
-    /// [`BootstrapError::Io`] if the operating system returns no random numbers.
+    /// [`BootstrapError::Io`] if the operating system provides no random numbers.
     pub fn random_unix() -> Result<Self, BootstrapError> {
         let mut bytes = [0; 16];
         fill_random(&mut bytes)?;
@@ -127,14 +128,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_text_form_parses_back(name in "[!-~]{1,100}", host in "[a-z0-9.-]{1,40}", port: u16) {
+        fn endpoint_text_parses_back(name in "[!-~]{1,100}", host in "[a-z0-9.-]{1,40}", port: u16) {
             for endpoint in [Endpoint::Unix(name), Endpoint::Tcp(host, port), Endpoint::Tcp("fe80::1%eth0".into(), port)] {
                 prop_assert_eq!(endpoint.to_string().parse::<Endpoint>().unwrap(), endpoint);
             }
         }
 
         #[test]
-        fn any_text_is_parsed_without_a_panic(text in ".{0,120}") {
+        fn arbitrary_endpoint_text_causes_no_panic(text in ".{0,120}") {
             if let Ok(endpoint) = text.parse::<Endpoint>() {
                 prop_assert_eq!(endpoint.to_string().parse::<Endpoint>().unwrap(), endpoint);
             }

@@ -14,7 +14,8 @@ use crate::limits::{MAX_FRAME_LEN_BYTES, VERSION};
 /// An error of the bootstrap: an invalid environment, a missing or lost PE, or an error of the
 /// operating system.
 ///
-/// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
+/// `Debug` prints the same message as `Display`, because `unwrap` and a `main` that returns an
+/// error print `Debug`.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
@@ -22,29 +23,29 @@ pub enum BootstrapError {
     /// one.
     #[error("{variable} is {}, expected {expected}", found(.value))]
     Environment {
-        /// The variable's name.
+        /// Name of the variable.
         variable: &'static str,
-        /// Its value; `None` if it is not set.
+        /// Value of the variable; `None` if it is not set.
         value: Option<String>,
         /// Description of valid values.
         expected: String,
     },
 
-    /// An argument of a call is invalid: a bug in the caller, never caused by a peer.
+    /// An argument of a call is invalid. This is a bug in the caller; another PE cannot cause it.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
         /// The call that refused the argument.
         call: &'static str,
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         value: String,
         /// Description of valid values.
         expected: String,
     },
 
-    /// The deadline passed. `missing` names the PEs that did not arrive. It is empty if the wait
-    /// was for a key, or if the server no longer answers.
+    /// The deadline passed. `missing` has the PEs that did not arrive. It is empty if the call
+    /// waited for a key, or if the server does not answer any more.
     #[error("{call}: timed out after {waited:.1?}{}", did_not_arrive(.missing))]
     Timeout {
         /// The call, with its label or key.
@@ -62,7 +63,7 @@ pub enum BootstrapError {
         call: String,
         /// The PE that was lost first.
         pe: Pe,
-        /// How it was lost.
+        /// The cause of the loss.
         cause: Loss,
     },
 
@@ -73,7 +74,7 @@ pub enum BootstrapError {
         call: &'static str,
         /// The PE that failed.
         pe: Pe,
-        /// Its error message.
+        /// The error message of that PE.
         message: String,
     },
 
@@ -95,18 +96,18 @@ pub enum BootstrapError {
         call: String,
         /// The first of two PEs with different calls.
         one: Pe,
-        /// Its call.
+        /// The call of `one`.
         one_call: String,
-        /// The second PE.
+        /// The second of two PEs with different calls.
         other: Pe,
-        /// Its call.
+        /// The call of `other`.
         other_call: String,
     },
 
-    /// The other side sent invalid data.
+    /// The peer sent invalid data.
     #[error("{call}: received invalid data, expected a peer of the same Peerweave version: {source}")]
     Protocol {
-        /// The call that received it.
+        /// The call that received the data.
         call: &'static str,
         /// The error in the data.
         source: ProtocolError,
@@ -117,9 +118,9 @@ pub enum BootstrapError {
     TooLarge {
         /// The call, with its label or key.
         call: String,
-        /// The argument, or the part of the server's memory.
+        /// The argument that is too long, or the part of the server's memory that is full.
         what: &'static str,
-        /// Its length in bytes.
+        /// Length in bytes.
         len_bytes: u64,
         /// The limit in bytes.
         limit_bytes: u64,
@@ -135,7 +136,7 @@ pub enum BootstrapError {
     },
 
     /// The calling process was forked from the one that joined. A forked child is not a PE.
-    #[error("{call}: process {called_by} was forked from process {joined_by}, which joined; a forked child is not a PE")]
+    #[error("{call}: process {called_by} was forked from process {joined_by}; only the process that joined may call")]
     Forked {
         /// The call.
         call: &'static str,
@@ -148,11 +149,11 @@ pub enum BootstrapError {
     /// The operating system returned an error.
     #[error("{call}: {message}")]
     Io {
-        /// The operation that failed.
+        /// Name of the operation that failed.
         call: &'static str,
         /// The kind of the operating system's error.
         kind: io::ErrorKind,
-        /// The message of the operating system, with the address if there is one.
+        /// The message of the operating system, with the address if it is known.
         message: String,
     },
 }
@@ -163,21 +164,22 @@ impl fmt::Debug for BootstrapError {
     }
 }
 
-/// How a PE was lost.
+/// The cause of the loss of a PE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// Its connection closed unexpectedly: it crashed, was killed, or dropped its
+    /// The connection of the PE closed unexpectedly: the PE crashed, was killed, or dropped its
     /// [`Rendezvous`](crate::Rendezvous).
     Disconnected,
-    /// It called [`leave`](crate::Rendezvous::leave) before the call that waits for it.
+    /// The PE called [`leave`](crate::Rendezvous::leave) before the call that waits for it.
     Left,
-    /// It left after its own wait expired. This PE was among those that it waited for.
+    /// The PE left after its own wait had timed out. That wait was for the PEs in `missing`, among
+    /// them this one.
     GaveUp {
-        /// The PEs that it waited for, in ascending order.
+        /// PEs that the lost PE waited for, in ascending order.
         missing: Vec<Pe>,
     },
-    /// The launcher reported its end, with this message.
+    /// The launcher reported that the process of the PE ended, with this message.
     Reported(String),
 }
 
@@ -192,7 +194,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Why the server of a rendezvous refuses a PE.
+/// The reason why the server of a rendezvous refuses a PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -221,16 +223,16 @@ impl fmt::Display for Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// The length prefix is 0 or more than a frame may have.
+    /// The length prefix is 0 or exceeds the maximum length of a frame.
     #[error("a frame has {len_bytes} bytes, expected 1 to {MAX_FRAME_LEN_BYTES}")]
     FrameLength {
         /// The length in the prefix.
         len_bytes: u32,
     },
-    /// No frame has this kind.
+    /// The kind of the frame is unknown.
     #[error("a frame has the unknown kind {kind}")]
     Kind {
-        /// The byte with the kind.
+        /// The byte that encodes the kind.
         kind: u8,
     },
     /// A hello does not start with [`MAGIC`](crate::proto::MAGIC).
@@ -239,13 +241,13 @@ pub enum ProtocolError {
     /// A hello has another protocol version.
     #[error("a hello has version {found}, expected {VERSION}")]
     Version {
-        /// Its version.
+        /// The protocol version in the hello.
         found: u16,
     },
-    /// A field does not fit into the frame, or has a value that it may not have.
+    /// A field extends beyond the frame, or has an invalid value.
     #[error("the field {field} of a frame is invalid")]
     Field {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
     },
     /// The frame has bytes after its last field.
@@ -271,8 +273,7 @@ impl BootstrapError {
         Self::Io { call, kind: error.kind(), message: format!("{place}: {error}") }
     }
 
-    /// Returns the PEs that caused this error: those that did not arrive, or the one that was lost
-    /// or failed.
+    /// Returns the PEs that caused this error: those that did not arrive, were lost or failed.
     ///
     /// ```
     /// use peerweave_bootstrap::{BootstrapError, Loss, Pe};
@@ -297,7 +298,7 @@ fn found(value: &Option<String>) -> String {
     }
 }
 
-/// Formats the missing PEs; only the first few of a long list.
+/// Formats the missing PEs; lists only the first few of many.
 fn did_not_arrive(missing: &[Pe]) -> String {
     const SHOWN: usize = 16;
     if missing.is_empty() {
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unset_variable_reads_as_such() {
+    fn unset_variable_is_reported_as_not_set() {
         let error = BootstrapError::Environment { variable: "WORLD_SIZE", value: None, expected: "a number".to_owned() };
         assert_eq!(error.to_string(), "WORLD_SIZE is not set, expected a number");
     }

@@ -1,6 +1,6 @@
 //! Network interfaces of this machine, and the choice of one for the job.
 //!
-//! Invariant: if a requested interface does not exist, that is an error; no other interface is used
+//! Invariant: a requested interface that does not exist is an error; no other interface is used
 //! instead.
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,12 +13,12 @@ use crate::error::BootstrapError;
 pub struct Interface {
     /// Name of the interface, in the form of `NCCL_SOCKET_IFNAME`.
     pub name: String,
-    /// Its address.
+    /// Address of the interface.
     pub address: IpAddr,
 }
 
 impl Interface {
-    /// Returns whether only this machine can reach it.
+    /// Returns whether this is a loopback interface.
     pub fn is_loopback(&self) -> bool {
         self.address.is_loopback()
     }
@@ -37,12 +37,13 @@ pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
         .collect())
 }
 
-/// Chooses the interface through which other machines reach this one. Configure other libraries of
-/// the job with the same interface.
+/// Chooses the interface through which other machines reach this one. Configure the other libraries
+/// of the job to use the same interface.
 ///
-/// `asked` is the name or an address of an interface, the value of `PEERWEAVE_INTERFACE`. Without
-/// it, this returns the first external interface: physical ones before bridges of containers and
-/// virtual machines, IPv4 before IPv6. If there is none, it returns the loopback interface.
+/// `asked` is the name or an address of an interface, the value of `PEERWEAVE_INTERFACE`. If it is
+/// `None`, this function returns the first external interface: physical ones before bridges of
+/// containers and virtual machines, IPv4 before IPv6. If there is no external interface, it returns
+/// the loopback interface.
 ///
 /// ```
 /// use peerweave_bootstrap::interface::advertise_address;
@@ -54,8 +55,8 @@ pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
 /// ```
 ///
 /// # Errors
-/// [`BootstrapError::Environment`] for `PEERWEAVE_INTERFACE` if the requested interface, or any
-/// interface, does not exist.
+/// [`BootstrapError::Environment`] for `PEERWEAVE_INTERFACE` if the requested interface does not
+/// exist, or the machine has no interface.
 pub fn advertise_address(asked: Option<&str>) -> Result<Interface, BootstrapError> {
     choose(asked, interfaces()?)
 }
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_is_asked_for_by_name_or_address() {
+    fn interface_is_found_by_name_or_address() {
         assert_eq!(choose(Some("ib0"), machine()).unwrap().address.to_string(), "10.1.0.7");
         assert_eq!(choose(Some("[2001:db8::7]"), machine()).unwrap().name, "eth0");
         assert_eq!(choose(Some("lo"), machine()).unwrap().name, "lo");

@@ -1,10 +1,9 @@
 //! The position of this process in its job, as found in a launcher's environment.
 //!
-//! Reading and writing the variables is [`crate::env`].
+//! [`crate::env`] parses and writes the variables.
 //!
-//! Invariant, held by [`Job::check`] before anything is done with a job: `pe < n_pes`,
-//! `local_pe < local_n_pes <= n_pes`, `machine < n_machines <= n_pes`, and a job of several PEs has
-//! a rendezvous.
+//! Invariant, checked by [`Job::check`] before a job is used: `pe < n_pes`, `local_pe < local_n_pes
+//! <= n_pes`, `machine < n_machines <= n_pes`, and a job of several PEs has a rendezvous.
 
 use std::fmt;
 
@@ -19,7 +18,7 @@ use crate::token::Token;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Launcher {
-    /// No launcher: the job is this one process.
+    /// No launcher: the job consists of this process.
     Single,
     /// `peerweave run`.
     Peerweave,
@@ -101,7 +100,7 @@ pub struct Job {
     pub rendezvous: Option<Endpoint>,
     /// The secret that the PEs share.
     pub token: Token,
-    /// Whether the token is derived from values that others on the network may know, because
+    /// Whether the token is derived from values that other users of the network may know, because
     /// `PEERWEAVE_TOKEN` is not set.
     pub token_is_public: bool,
     /// The process that runs the rendezvous server.
@@ -133,7 +132,7 @@ impl Job {
     /// Returns PE `pe` of a job of `n_pes` PEs on this machine, whose server the caller runs.
     ///
     /// For launchers, for PEs that are threads, and for tests.
-    /// [`Rendezvous::join`](crate::Rendezvous::join) refuses invalid numbers.
+    /// [`Rendezvous::join`](crate::Rendezvous::join) refuses a job with invalid numbers.
     pub fn on_one_machine(pe: u32, n_pes: u32, rendezvous: Endpoint, token: Token) -> Self {
         Self {
             pe: Pe::new(pe),
@@ -153,7 +152,7 @@ impl Job {
         self.n_machines == 1
     }
 
-    /// Checks the invariant of the module, for a job that the application created.
+    /// Checks the invariant of the module for a job that the application created.
     pub(crate) fn check(&self, call: &'static str) -> Result<(), BootstrapError> {
         let below = |what: &'static str, value: u32, limit: u32| match value < limit {
             true => Ok(()),
@@ -170,7 +169,7 @@ impl Job {
                 call,
                 what: "rendezvous",
                 value: "none".to_owned(),
-                expected: format!("an endpoint for {} PEs", self.n_pes),
+                expected: format!("an endpoint, because the job has {} PEs", self.n_pes),
             });
         }
         Ok(())

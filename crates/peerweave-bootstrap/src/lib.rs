@@ -1,8 +1,9 @@
 //! Start-up of a job: reads launchers' environments, connects the PEs, and exchanges small data
 //! among them.
 //!
-//! This crate is independent of GPUs. It is not for the application's data: a blob has at most 1
-//! MiB. Backends use it to set up the memory or network over which they move data later.
+//! This crate does not depend on GPUs. It does not transfer the application's data: a blob has at
+//! most 1 MiB. Backends use this crate to set up the memory or network through which they transfer
+//! data.
 //!
 //! ```text
 //!  Job::from_env()          who am I: peerweave run, torchrun, Open MPI/PMIx, MPICH/PMI-1, Slurm, or nobody
@@ -16,12 +17,13 @@
 //!  Server                   one thread, held by the launcher or by PE 0; trusts nobody who connects
 //! ```
 //!
-//! - **Waits end.** Every wait has a deadline, and the error names the missing PEs. A crashed PE is
+//! - **Waits end.** Every wait has a deadline, and its error names the missing PEs. A crashed PE is
 //!   detected at once, and all PEs that wait for it get an error that names it.
 //! - **Connections are authenticated.** A client must know a token; on one machine the kernel also
-//!   confirms its user. Invalid data, silence and floods affect only their own connection.
+//!   confirms its user. A connection that sends invalid data, floods the server or sends no data
+//!   does not affect other connections.
 //! - **Nothing is left behind.** On one machine the server uses an abstract Unix socket, which has
-//!   no file and vanishes with its process.
+//!   no file and is freed with its process.
 //!
 //! ```
 //! use peerweave_bootstrap::{Job, Options, Rendezvous};

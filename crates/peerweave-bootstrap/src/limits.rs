@@ -10,7 +10,7 @@ pub const MAX_PES: u32 = 65_536;
 pub const MAX_BLOB_LEN_BYTES: usize = 1 << 20;
 /// Maximum length of a key or label, in bytes.
 pub const MAX_KEY_LEN_BYTES: usize = 256;
-/// Maximum length of a message in a frame, in bytes.
+/// Maximum length of an error message in a frame, in bytes.
 pub const MAX_DETAIL_LEN_BYTES: usize = 512;
 /// Maximum length of a frame without its length prefix, in bytes: a blob and its label, or a list
 /// of all PEs.

@@ -1,7 +1,7 @@
 //! Listening, connecting and peer credentials, over abstract Unix sockets and TCP alike.
 //!
-//! No protocol here: see [`crate::proto`]. Invariant: nothing is ever named in a file system, no
-//! call blocks past its deadline, and a Unix peer of another user never gets past this module.
+//! The protocol is in [`crate::proto`]. Invariant: no socket has a name in a file system, no call
+//! blocks past its deadline, and the connection of another user's Unix socket is never returned.
 
 use std::io::{self, Read};
 use std::net::{self, SocketAddr, ToSocketAddrs};
@@ -24,11 +24,12 @@ pub(crate) enum Listener {
 pub(crate) struct Bound {
     /// The address for other PEs.
     pub(crate) told: Endpoint,
-    /// As its own process reaches it, whatever the host's name means on this machine.
+    /// The address at which the listening process itself reaches the listener, independently of how
+    /// the host's name resolves.
     pub(crate) here: Endpoint,
 }
 
-/// One side of a connection, blocking with time limits.
+/// One end of a connection, blocking with time limits.
 pub(crate) enum Stream {
     #[cfg(target_os = "linux")]
     Unix(unix::UnixStream),
@@ -36,7 +37,7 @@ pub(crate) enum Stream {
 }
 
 impl Listener {
-    /// Binds and returns the address: port 0 is replaced by the chosen port.
+    /// Binds a socket. Returns it with its address, in which port 0 is replaced by the chosen port.
     ///
     /// `interface` is the address to bind instead of the endpoint's host; other PEs still get the
     /// endpoint's host.
@@ -80,7 +81,7 @@ impl Listener {
 }
 
 impl Stream {
-    /// Connects, by `deadline` at the latest.
+    /// Connects; fails at `deadline`.
     pub(crate) fn connect(endpoint: &Endpoint, deadline: Instant) -> io::Result<Self> {
         match endpoint {
             #[cfg(target_os = "linux")]
@@ -100,10 +101,10 @@ impl Stream {
         }
     }
 
-    /// Reads available bytes, and waits for the first until `deadline`. 0 bytes: the other side has
-    /// closed.
+    /// Reads available bytes; waits for the first one until `deadline`. Returns 0 if the peer has
+    /// closed the connection.
     ///
-    /// Kinds `WouldBlock` and `TimedOut` mean that the deadline passed.
+    /// An error of kind `WouldBlock` or `TimedOut` means that the deadline passed.
     pub(crate) fn read_by(&self, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
         let limit = Some(time_left(deadline)?);
         match self {
@@ -119,8 +120,8 @@ impl Stream {
         }
     }
 
-    /// Reads available bytes without waiting. Kind `WouldBlock`: none. 0 bytes: the other side has
-    /// closed.
+    /// Reads available bytes without waiting. Returns 0 if the peer has closed the connection, and
+    /// an error of kind `WouldBlock` if there are no bytes.
     pub(crate) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             #[cfg(target_os = "linux")]
@@ -132,8 +133,8 @@ impl Stream {
         }
     }
 
-    /// Writes all of `bytes` by `deadline`. After an error a part may be written: the connection is
-    /// of no more use.
+    /// Writes all of `bytes` by `deadline`. After an error, part of the bytes may have been
+    /// written, so the connection cannot be used any more.
     pub(crate) fn write_all_by(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             let limit = Some(time_left(deadline)?);
@@ -159,8 +160,8 @@ impl Stream {
     }
 }
 
-/// Writes without the signal that would end a process whose runtime does not ignore it, when the
-/// other side is gone.
+/// Writes without raising SIGPIPE if the peer has closed the connection. SIGPIPE would end a
+/// process whose runtime does not ignore it.
 #[cfg(target_os = "linux")]
 pub(crate) fn send(stream: &(impl std::os::fd::AsFd + ?Sized), bytes: &[u8]) -> io::Result<usize> {
     Ok(rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL)?)
@@ -181,19 +182,20 @@ where
     io::Write::write(&mut &*stream, bytes)
 }
 
-/// Returns whether a host's name resolves only to this machine: many systems list their own name as
-/// 127.0.1.1, which no other machine can reach.
+/// Returns whether a host name resolves only to loopback addresses. Many systems list their own
+/// name as 127.0.1.1, which no other machine can reach.
 pub(crate) fn is_loopback_only(host: &str) -> bool {
     let addresses = (host, 0).to_socket_addrs();
     addresses.is_ok_and(|addresses| addresses.map(|address| address.ip().is_loopback()).reduce(|a, b| a && b) == Some(true))
 }
 
-/// Returns whether an error is an expired time limit.
+/// Returns whether an error is a timeout.
 pub(crate) fn is_time_over(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Returns the time limit for a socket: never zero, which would mean no limit.
+/// Returns the time until the deadline. It is never zero, because a zero time limit of a socket
+/// means no limit.
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
@@ -207,7 +209,7 @@ fn connect_tcp(address: &SocketAddr, deadline: Instant) -> io::Result<net::TcpSt
     Ok(stream)
 }
 
-/// Disables Nagle's algorithm, and enables keep-alive so that a vanished machine is detected in
+/// Disables Nagle's algorithm, and enables keep-alive so that the loss of a machine is detected in
 /// about 20 s.
 #[cfg(target_os = "linux")]
 pub(crate) fn tune_tcp(stream: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<()> {
@@ -236,14 +238,15 @@ pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::Un
     rx::connect(&socket, &address)?;
     match may_speak(&socket)? {
         Some(_) => Ok(socket.into()),
-        None => Err(io::Error::new(io::ErrorKind::PermissionDenied, "the socket of this name is another user's")),
+        None => Err(io::Error::new(io::ErrorKind::PermissionDenied, "the socket of this name belongs to another user")),
     }
 }
 
-/// The process on the other side of a Unix connection, if it belongs to this user or the superuser.
+/// Returns the process ID of the peer of a Unix connection, if the peer belongs to this user or the
+/// superuser.
 ///
-/// The kernel reports it (`SO_PEERCRED`) as of the connect or listen. 0 is a process of another PID
-/// namespace.
+/// The kernel reports it (`SO_PEERCRED`) as of the call of connect or listen. 0 means a process of
+/// another PID namespace.
 #[cfg(target_os = "linux")]
 pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<Option<u32>> {
     let peer = peer_credentials(socket.as_fd())?;
@@ -251,8 +254,8 @@ pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Resul
     Ok(trusted.then_some(peer.pid.unsigned_abs()))
 }
 
-/// `rustix` reads the pid into a type that cannot be 0, which the kernel does report across PID
-/// namespaces; so this uses `libc`.
+/// Uses `libc`, because `rustix` reads the process ID into a type that cannot be 0, and the kernel
+/// does report 0 across PID namespaces.
 #[cfg(target_os = "linux")]
 fn peer_credentials(socket: std::os::fd::BorrowedFd<'_>) -> io::Result<libc::ucred> {
     use std::os::fd::AsRawFd;
@@ -267,12 +270,12 @@ fn peer_credentials(socket: std::os::fd::BorrowedFd<'_>) -> io::Result<libc::ucr
     };
     match result {
         0 if len == size => Ok(credentials),
-        0 => Err(io::Error::new(io::ErrorKind::InvalidData, "SO_PEERCRED has an unknown form")),
+        0 => Err(io::Error::new(io::ErrorKind::InvalidData, "SO_PEERCRED returned a structure of unknown size")),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
 #[cfg(not(target_os = "linux"))]
 fn no_unix() -> io::Error {
-    io::Error::new(io::ErrorKind::Unsupported, "abstract Unix sockets are Linux's alone")
+    io::Error::new(io::ErrorKind::Unsupported, "abstract Unix sockets exist only on Linux")
 }

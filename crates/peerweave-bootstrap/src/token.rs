@@ -28,7 +28,7 @@ impl Token {
     /// Creates a random token from the operating system's random numbers.
     ///
     /// # Errors
-    /// [`BootstrapError::Io`] if the operating system returns no random numbers.
+    /// [`BootstrapError::Io`] if the operating system provides no random numbers.
     pub fn random() -> Result<Self, BootstrapError> {
         let mut bytes = [0; TOKEN_LEN_BYTES];
         fill_random(&mut bytes)?;
@@ -38,7 +38,8 @@ impl Token {
     /// Derives a token from the identity of a job, so that PEs of different jobs do not connect to
     /// each other.
     ///
-    /// This prevents accidents, not attacks: anyone who knows the identity can compute the token.
+    /// A derived token prevents accidents, not attacks: anyone who knows the identity can compute
+    /// it.
     pub fn derived_from(identity: &str) -> Self {
         let mut bytes = [0; TOKEN_LEN_BYTES];
         for (salt, chunk) in bytes.chunks_exact_mut(8).enumerate() {
@@ -62,7 +63,7 @@ impl Token {
 }
 
 impl PartialEq for Token {
-    /// Compares in constant time.
+    /// Compares two tokens in constant time.
     fn eq(&self, other: &Self) -> bool {
         let difference = self.0.iter().zip(&other.0).fold(0, |acc, (a, b)| hint::black_box(acc | (a ^ b)));
         hint::black_box(difference) == 0
@@ -80,7 +81,7 @@ impl fmt::Debug for Token {
 impl FromStr for Token {
     type Err = BootstrapError;
 
-    /// Parses 64 hexadecimal digits. The error does not show them.
+    /// Parses 64 hexadecimal digits. The error does not contain them.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || BootstrapError::Misuse {
             call: "Token::from_str",
@@ -108,8 +109,8 @@ pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<(), BootstrapError> {
 }
 
 /// Returns a 64-bit fingerprint (FNV-1a, then the finaliser of splitmix64) that is the same in
-/// every build. PEs of one job may be different binaries, and the standard library's hashes can
-/// change between versions.
+/// every build. Hashes of the standard library can change between versions, and PEs of one job may
+/// be different binaries.
 pub(crate) fn fingerprint(text: &str, salt: u64) -> u64 {
     let seed = 0xcbf2_9ce4_8422_2325 ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let hash = text.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
@@ -123,14 +124,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_random_tokens_differ_and_survive_hex() {
+    fn random_tokens_differ_and_parse_back_from_hex() {
         let (one, other) = (Token::random().unwrap(), Token::random().unwrap());
         assert_ne!(one, other);
         assert_eq!(one.to_hex().to_uppercase().parse::<Token>().unwrap(), one);
     }
 
     #[test]
-    fn a_derived_token_depends_on_the_whole_identity_only() {
+    fn derived_token_depends_on_the_whole_identity_only() {
         assert_eq!(Token::derived_from("job 1"), Token::derived_from("job 1"));
         assert_ne!(Token::derived_from("job 1"), Token::derived_from("job 2"));
         let bytes = *Token::derived_from("job 1").as_bytes();
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_token_is_refused_without_being_repeated() {
+    fn malformed_token_is_refused_and_not_shown() {
         for wrong in ["", "12", &"g".repeat(64), &"é".repeat(32), &"0".repeat(65)] {
             let error = wrong.parse::<Token>().unwrap_err();
             assert!(wrong.len() < 3 || !error.to_string().contains(wrong), "{error}");
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn every_single_bit_counts_in_a_comparison() {
+    fn tokens_differing_in_one_bit_are_unequal() {
         let token = Token::random().unwrap();
         for bit in 0..8 * TOKEN_LEN_BYTES {
             let mut bytes = *token.as_bytes();

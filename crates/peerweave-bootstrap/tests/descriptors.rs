@@ -1,4 +1,4 @@
-//! Memory handed from PE to PE. The PEs are threads; what they map is one file all the same.
+//! Tests of passing file descriptors among PEs that are threads. The PEs map the same file.
 
 #![cfg(target_os = "linux")]
 
@@ -56,7 +56,7 @@ fn shared_descriptor_reaches_all_members() {
 }
 
 #[test]
-fn machines_hand_out_descriptors_at_the_same_time() {
+fn disjoint_groups_pass_descriptors_at_the_same_time() {
     let party = Party::new(4);
     party.run(0..4, |rendezvous| {
         let machine = rendezvous.pe().get() / 2;
@@ -125,7 +125,7 @@ fn missing_members_are_named_to_the_others() {
 }
 
 #[test]
-fn handing_around_again_and_again_fills_no_store() {
+fn repeated_exchanges_do_not_fill_the_store() {
     let options = ServerOptions { max_stored_bytes: 1000, ..ServerOptions::default() };
     let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
     let members = pes(0..2);
@@ -200,7 +200,7 @@ fn member_that_dies_meanwhile_is_named_at_once() {
     }
 }
 
-/// The names of the sockets through which descriptors are handed at present.
+/// Returns the names of the open sockets that pass descriptors.
 fn sockets() -> Vec<String> {
     let all = std::fs::read_to_string("/proc/net/unix").unwrap();
     let names = all.lines().filter(|line| line.contains(" 00010000 ")).filter_map(|line| line.rsplit_once('@'));
@@ -214,9 +214,9 @@ fn unidentified_connections_get_no_descriptors() {
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(2) {
             // The leader waits for this PE: of the sockets that there are, one is its. All kinds of
-            // strangers come.
+            // unidentified connections arrive.
             eventually("the leader listens", || sockets().len() >= 2);
-            let mut strangers = Vec::new();
+            let mut unidentified = Vec::new();
             // Says that it is this PE, and knows everything but the token.
             let impostor = [b"peerw-fd".as_slice(), &[0; 32], &2u32.to_le_bytes()].concat();
             for name in sockets() {
@@ -225,16 +225,16 @@ fn unidentified_connections_get_no_descriptors() {
                         continue;
                     };
                     let _ = stream.write_all(garbage);
-                    strangers.push(stream);
+                    unidentified.push(stream);
                 }
             }
-            assert!(strangers.len() >= 10, "the server and the leader listen");
+            assert!(unidentified.len() >= 10, "the server and the leader listen");
             let shared = rendezvous.share_descriptor(&members, None).unwrap();
             assert_eq!(content(shared), b"shared");
-            for mut stranger in strangers {
-                stranger.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+            for mut connection in unidentified {
+                connection.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
                 let mut said = Vec::new();
-                let _ = stranger.read_to_end(&mut said);
+                let _ = connection.read_to_end(&mut said);
                 assert_eq!(said, b"");
             }
         } else {
@@ -267,7 +267,7 @@ fn many_unknown_connections_delay_members_only_briefly() {
 }
 
 #[test]
-fn no_socket_stays_behind() {
+fn no_socket_remains_after_a_call() {
     let party = Party::new(2);
     let members = pes(0..2);
     let names = party.run(0..2, |rendezvous| {

@@ -1,5 +1,5 @@
-//! The PEs that learn of a loss, and the PE they name, when the server ends, a PE is late, or
-//! strangers flood it.
+//! Tests of losses: all PEs name the right PE when the server ends, a PE is late, or many
+//! connections flood the server.
 
 #![cfg(target_os = "linux")]
 
@@ -16,7 +16,7 @@ use common::{LONG, Party, SOON, eventually};
 use peerweave_bootstrap::proto::{Frame, Hello};
 use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Loss, Options, Pe, Rendezvous, Served, Server, ServerOptions, Token};
 
-/// The job of PE `pe` of `n_pes`, whose server PE 0 holds.
+/// Returns the job of PE `pe` of `n_pes`, whose server PE 0 runs.
 fn served_by_pe0(pe: u32, n_pes: u32, endpoint: &Endpoint, token: Token) -> Job {
     Job { served: Served::ByPe0, ..Job::on_one_machine(pe, n_pes, endpoint.clone(), token) }
 }
@@ -30,7 +30,7 @@ fn connect(endpoint: &Endpoint) -> std::io::Result<UnixStream> {
     UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
-/// Connects as a PE does, once there is a server, and says no more.
+/// Connects as a PE once the server exists, sends a hello and nothing more.
 fn say_hello(endpoint: &Endpoint, pe: u32, n_pes: u32, token: Token) -> UnixStream {
     let start = Instant::now();
     let mut stream = loop {
@@ -91,7 +91,7 @@ fn failed_join_without_latecomers_ends_soon() {
 }
 
 #[test]
-fn losses_are_known_without_asking() {
+fn losses_are_reported_without_a_request() {
     let party = Party::new(3);
     let mut pes = party.run(0..3, |rendezvous| rendezvous);
     assert!(pes[0].losses().is_empty());
@@ -150,7 +150,7 @@ fn server_under_a_flood_of_connections_serves_and_ends() {
 }
 
 #[test]
-fn pe_that_exits_because_of_another_passes_on_the_cause() {
+fn pe_that_exits_because_of_another_names_the_cause() {
     let party = Party::new(4);
     let mut pes = party.run(0..4, |rendezvous| rendezvous);
     let gone = pes.remove(1);

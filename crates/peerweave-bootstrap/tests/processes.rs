@@ -1,5 +1,5 @@
-//! PEs as processes, which can be killed. Without a harness: the processes are copies of this one,
-//! told by a variable what to do.
+//! Tests with PEs that are processes, which can be killed. The file is its own harness: the
+//! processes are copies of this program, controlled by an environment variable.
 
 mod common;
 
@@ -28,14 +28,14 @@ mod linux {
     use crate::common::process::{Process, say, torchrun};
     use crate::common::{LONG, Party, SOON, eventually, socket_exists};
 
-    /// How many descriptors a process may open.
+    /// Name of the variable with the number of descriptors that a process may open.
     const ROOM: &str = "TEST_ROOM";
 
     fn start_all(party: &Party, role: &str, pes: impl IntoIterator<Item = u32>) -> Vec<Process> {
         pes.into_iter().map(|pe| Process::start(role, party.job(pe).to_vars())).collect()
     }
 
-    /// All of them say that `pe` is lost, soon after `since`.
+    /// Asserts that all processes report `pe` as lost soon after `since`.
     fn all_name(processes: &mut [Process], pe: u32, since: Instant) {
         for process in processes {
             assert_eq!(process.line(), format!("lost {pe}"));
@@ -142,7 +142,7 @@ mod linux {
         }
     }
 
-    /// Takes all descriptors that this process may have but so many, until what it gives is
+    /// Opens all descriptors that this process may have except `count`, until the result is
     /// dropped.
     fn leave_room_for(count: usize) -> Vec<File> {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -162,7 +162,7 @@ mod linux {
         }
     }
 
-    /// Forks, and the child keeps the socket open and tries to be a PE.
+    /// Forks; the child keeps the socket open and tries to make calls as a PE.
     fn fork(rendezvous: Rendezvous) {
         // SAFETY: this process has one thread, so that no lock is held by a thread that the child
         // lacks.
@@ -333,7 +333,7 @@ mod linux {
             if killed == 0 {
                 all_name(&mut others, killed, since);
             } else {
-                // The leader is among those who wait; PE 1 has what it came for.
+                // The leader is among those that wait; PE 1 has what it came for.
                 all_name(&mut others[..1], killed, since);
                 assert_eq!(others[1].line(), "ok");
             }
@@ -359,7 +359,7 @@ mod linux {
                     let told = process.line();
                     let is_right = match pe == short {
                         true => told.contains("descriptors") || told.contains("open files"),
-                        // Who has handed on what it had is not kept from what the others handed on.
+                        // A member that has passed its descriptor still gets those of the others.
                         false => told == "ok" || told.starts_with(&format!("PE {short} failed: ")),
                     };
                     assert!(is_right, "{what}: {told}");

@@ -1,5 +1,5 @@
-//! Properties of the wire format: what is encoded decodes, what is cut or damaged never panics nor
-//! passes for more than it is.
+//! Properties of the wire format: an encoded frame decodes to the same frame; truncated or damaged
+//! data causes no panic and is never decoded as a different frame.
 
 use peerweave_bootstrap::proto::{
     Collective, Fault, Frame, HELLO_FRAME_LEN_BYTES, Hello, MAX_BLOB_LEN_BYTES, MAX_FRAME_LEN_BYTES, MAX_KEY_LEN_BYTES, MAX_PES,
@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_survived(bytes in vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_cause_no_panic(bytes in vec(any::<u8>(), 0..300)) {
         if let Ok(Some((frame, used))) = decode(&bytes) {
             prop_assert_eq!(frame.to_bytes(), &bytes[..used]);
         }
@@ -134,7 +134,7 @@ proptest! {
 }
 
 #[test]
-fn limits_are_exact() {
+fn values_at_their_limits_are_accepted() {
     let enter = |label: usize, blob: usize| Frame::Enter {
         request: ROUND_BIT,
         collective: Collective::Exchange,
@@ -166,7 +166,7 @@ fn hello_is_refused_at_its_first_wrong_byte() {
 }
 
 #[test]
-fn lists_of_pes_ascend() {
+fn lists_of_pes_out_of_order_are_refused() {
     for missing in [vec![1, 1], vec![2, 1]] {
         let bytes = Frame::Late { request: 1, missing }.to_bytes();
         assert_eq!(decode(&bytes), Err(ProtocolError::Field { field: "missing" }));

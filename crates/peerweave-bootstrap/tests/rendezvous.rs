@@ -1,5 +1,5 @@
-//! What PEs can count on while they behave, and what they are told when one does not. The PEs are
-//! threads.
+//! Tests of the rendezvous with PEs that are threads: results of correct calls, and errors after a
+//! failure of one PE.
 
 #![cfg(target_os = "linux")]
 
@@ -92,7 +92,7 @@ fn get_waits_for_put_and_returns_the_last_value() {
 }
 
 #[test]
-fn threads_of_one_pe_wait_side_by_side() {
+fn threads_of_one_pe_wait_concurrently() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         thread::scope(|scope| {
@@ -240,7 +240,7 @@ fn pe_that_left_is_an_error_only_for_waits_on_it() {
 }
 
 #[test]
-fn launcher_report_reaches_all_pes_word_for_word() {
+fn launcher_report_reaches_all_pes_unchanged() {
     let party = Party::new(3);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -359,7 +359,7 @@ fn contradictory_job_is_refused_by_join() {
     }
 }
 
-/// A job as torchrun's environment makes one: nobody but PE 0 holds the server.
+/// Returns the jobs that torchrun's environment would give `n_pes` PEs: PE 0 runs the server.
 fn served_by_pe_0(n_pes: u32, endpoint: Endpoint) -> Vec<Job> {
     let token = Token::random().unwrap();
     let job = |pe| Job { served: Served::ByPe0, ..Job::on_one_machine(pe, n_pes, endpoint.clone(), token) };

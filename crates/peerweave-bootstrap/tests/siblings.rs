@@ -1,7 +1,7 @@
-//! PEs by torchrun's variables alone whose processes end before they come: each is named soon, and
-//! what only looks like that is no death.
+//! Tests with PEs of torchrun whose processes end before they connect: each is reported soon, and
+//! processes that only seem to end are not.
 //!
-//! This process is the agent: its children are the PEs.
+//! Runs this process as the agent: its children are the PEs.
 
 mod common;
 
@@ -29,7 +29,7 @@ mod linux {
     use crate::common::process::{Process, ROLE, say, torchrun};
     use crate::common::{LONG, SOON};
 
-    /// Longer than a rank may have no process.
+    /// Longer than the time for which a rank may have no process.
     const A_WHILE: Duration = Duration::from_millis(1000);
 
     pub(crate) fn role(role: &str) {

@@ -1,6 +1,6 @@
-//! Runs a second Cargo that compiles one crate for the GPU, and returns its PTX.
+//! Runs a second Cargo that compiles a crate for the GPU, and returns the crate's PTX.
 //!
-//! The second build shares only the sources with the first; it has its own target directory, flags
+//! The second build shares only the sources with the first. It has its own target directory, flags
 //! and compiler.
 
 use crate::toolchain::{Core, Toolchain};
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Variable for the second Cargo with the package whose entry points are compiled. `#[kernel]`
-/// writes entry points only for that package.
+/// Variable of the second Cargo with the package whose entry points are compiled. `#[kernel]`
+/// generates entry points only for that package.
 pub(crate) const INSIDE: &str = "PEERWEAVE_PTX_PACKAGE";
 
 /// Maximum duration of a build; the first one includes `core` and all dependencies.
@@ -29,14 +29,14 @@ pub struct Request {
     pub target_dir: PathBuf,
     /// Features of the package, separated by commas; `None` means the default features.
     pub features: Option<String>,
-    /// The variant.
+    /// The variant of the PTX.
     pub variant: Variant,
 }
 
-/// Compiles a crate of kernels. Returns the PTX and its source files, without those of registries.
+/// Compiles a crate of kernels. Returns its PTX and its source files, except those of registries.
 ///
 /// # Errors
-/// [`Problem`] if compilation fails, with the compiler's output, or if the PTX calls undefined
+/// [`Problem`] with the compiler's output if compilation fails, or if the PTX calls undefined
 /// functions.
 pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<PathBuf>), Problem> {
     let sm = request.variant.sm;
@@ -109,7 +109,8 @@ fn ptx_version(sm: u32) -> &'static str {
     }
 }
 
-/// Removes the variables that the outer Cargo, clippy and rustdoc set for their compiler.
+/// Returns the PTX version required by `peerweave-device`, as a target feature. PTX 8.4 has 128-bit
+/// atomics, and requires a driver of CUDA 12.4 or newer.
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let Some(name) = name.to_str() else { continue };
@@ -154,8 +155,8 @@ pub(crate) fn clean(command: &mut Command) {
     }
 }
 
-/// Runs a build until it ends. Its output goes to a file, so that a surviving child cannot block a
-/// pipe.
+/// Runs a build until it ends. Its output is redirected to a file, because a child process that
+/// survives the build could keep a pipe open.
 fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Problem> {
     let problem = |what: String| Problem(format!("{} ({}): {what}", toolchain.rustc.display(), toolchain.version));
     let file = fs::File::create(log).map_err(|error| problem(format!("{}: {error}", log.display())))?;
@@ -196,7 +197,7 @@ fn sources(folder: &Path, package: &str) -> Vec<PathBuf> {
     list.split_whitespace().map(|path| PathBuf::from(path.replace('\u{0}', " "))).filter(|path| path.is_file()).collect()
 }
 
-/// Hashes a path (FNV-1a), to distinguish packages of the same name in different folders.
+/// Hashes a path (FNV-1a), to distinguish packages of the same name in different directories.
 fn hash(path: &Path) -> u64 {
     path.as_os_str()
         .as_encoded_bytes()

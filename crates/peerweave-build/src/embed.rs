@@ -1,4 +1,5 @@
-//! Writes the file in `OUT_DIR` that `#[kernel]` includes: an expression for the crate's PTX.
+//! Writes the file in `OUT_DIR` that `#[kernel]` includes. It contains an expression for the
+//! crate's PTX.
 
 use crate::{Problem, Variant};
 use std::fmt::Write as _;
@@ -29,7 +30,7 @@ pub(crate) fn write(out: &Path, outcome: &Result<Vec<(Variant, String)>, Problem
     put(&out.join(FILE), &text);
 }
 
-/// Writes a file unless it already has this content, so that dependents are not recompiled.
+/// Writes a file, unless it already has this content, so that dependent crates are not recompiled.
 fn put(path: &Path, text: &str) {
     if fs::read_to_string(path).is_ok_and(|there| there == text) {
         return;

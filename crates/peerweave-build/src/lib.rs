@@ -9,18 +9,18 @@
 //! }
 //! ```
 //!
-//! The crate is compiled a second time, for `nvptx64-nvidia-cuda`, by a second Cargo with a target
-//! directory of its own; its build script runs there too and does nothing. `#[kernel]` then finds
-//! the PTX in `OUT_DIR`.
+//! The crate is compiled a second time, for `nvptx64-nvidia-cuda`, by a second Cargo with its own
+//! target directory. The build script runs there too, and does nothing. `#[kernel]` then finds the
+//! PTX in `OUT_DIR`.
 //!
-//! Without a compiler for PTX, the build of the host program still succeeds. The crate then has no
-//! PTX, and the error of a launch on a GPU says what to install.
+//! Without a compiler for PTX, the host program still builds. The crate then has no PTX, and the
+//! error of a launch on a GPU names the packages to install.
 //!
 //! # Environment
 //! | variable | meaning |
 //! |---|---|
-//! | `PEERWEAVE_PTX` | `auto` (the same as unset), `off`: build none, `require`: fail where it cannot be built |
-//! | `PEERWEAVE_PTX_RUSTC` | the one `rustc` to use |
+//! | `PEERWEAVE_PTX` | `auto` (the default), `off` (builds no PTX), `require` (fails if the PTX cannot be built) |
+//! | `PEERWEAVE_PTX_RUSTC` | the only `rustc` to use |
 //!
 //! ```text
 //!   toolchain.rs  which rustc has, or can build, core for the target
@@ -52,9 +52,10 @@ pub const TARGET: &str = "nvptx64-nvidia-cuda";
 /// A variant of the PTX of a crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
-    /// Minimum architecture, as in `sm_90`.
+    /// Minimum architecture: 90 means `sm_90`.
     pub sm: u32,
-    /// Whether it calls NVSHMEM's device library (feature `nvshmem` of `peerweave-device`).
+    /// Whether the variant calls NVSHMEM's device library (feature `nvshmem` of
+    /// `peerweave-device`).
     pub network: bool,
 }
 
@@ -65,7 +66,7 @@ impl Variant {
     }
 }
 
-/// Why there is no PTX, and how to get it.
+/// The reason why the PTX could not be built, and a remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem(pub String);
 
@@ -77,11 +78,12 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// Compiles the kernels of the crate whose `build.rs` calls this, for GPUs from sm_70 on and again
-/// for sm_90 on.
+/// Compiles the kernels of the crate whose `build.rs` calls this function: one variant for GPUs
+/// from sm_70 on, and one for GPUs from sm_90 on.
 ///
 /// # Panics
-/// Outside of a build script. With `PEERWEAVE_PTX=require`, also if the PTX cannot be built.
+/// If called outside of a build script. With `PEERWEAVE_PTX=require`, also if the PTX cannot be
+/// built.
 pub fn kernels() {
     Kernels::new().build();
 }
@@ -102,12 +104,13 @@ impl Default for Kernels {
 }
 
 impl Kernels {
-    /// Builds for direct access to peers, for GPUs from sm_70 on and again for sm_90 on.
+    /// Returns the default options: direct access to peers, one variant for GPUs from sm_70 on, and
+    /// one for GPUs from sm_90 on.
     pub fn new() -> Self {
         Self { variants: [70, 90].map(|sm| Variant { sm, network: false }).to_vec(), require: false, on_request: false }
     }
 
-    /// Sets the architectures, as in `sm_90`, instead of the default ones.
+    /// Sets the architectures instead of the default ones; 90 means `sm_90`.
     pub fn architectures(mut self, architectures: &[u32]) -> Self {
         let network = self.variants.iter().any(|variant| variant.network);
         self.variants = architectures.iter().map(|&sm| Variant { sm, network: false }).collect();
@@ -123,13 +126,13 @@ impl Kernels {
         self
     }
 
-    /// Makes a failure to build the PTX an error of the build, as `PEERWEAVE_PTX=require` does.
+    /// Makes missing PTX an error of the build, like `PEERWEAVE_PTX=require`.
     pub fn require(mut self) -> Self {
         self.require = true;
         self
     }
 
-    /// Compiles only if `PEERWEAVE_PTX=require` is set, for kernels that take minutes to compile.
+    /// Compiles only if `PEERWEAVE_PTX=require` is set. For kernels that take minutes to compile.
     pub fn on_request(mut self) -> Self {
         self.on_request = true;
         self
@@ -149,10 +152,10 @@ impl Kernels {
         let mode = env::var("PEERWEAVE_PTX").unwrap_or_default();
         let require = match mode.as_str() {
             "" | "auto" if self.on_request => {
-                return not_built(&out, "it is built on request: build again with PEERWEAVE_PTX=require");
+                return not_built(&out, "the PTX is built on request only: set PEERWEAVE_PTX=require and build again");
             }
             "" | "auto" => self.require,
-            "off" => return not_built(&out, "it was not built, since PEERWEAVE_PTX is off: unset it and build again"),
+            "off" => return not_built(&out, "the PTX was not built, because PEERWEAVE_PTX is off: unset it and build again"),
             "require" => true,
             other => panic!("PEERWEAVE_PTX is {other:?}, expected auto, off or require"),
         };
@@ -206,13 +209,13 @@ fn not_built(out: &Path, reason: &str) {
     embed::write(out, &Err(Problem(reason.into())));
 }
 
-/// Embeds committed PTX, for crates that are published with it: files in `folder` of the crate,
-/// named as in [`Variant::file_name`]. Needs no compiler for PTX.
+/// Embeds committed PTX, for crates that are published with it. `folder` is a folder of the crate
+/// with files named as in [`Variant::file_name`]. Needs no compiler for PTX.
 ///
-/// Without such a file, the kernels have no PTX and run only on the host.
+/// If the folder has no such file, the kernels have no PTX and run only on the host.
 ///
 /// # Panics
-/// Outside of a build script, and if the folder cannot be read.
+/// If called outside of a build script, or if the folder cannot be read.
 pub fn committed(folder: &str) {
     if in_second_cargo() {
         return;
@@ -221,7 +224,7 @@ pub fn committed(folder: &str) {
     println!("cargo::rerun-if-changed={}", folder.display());
     let read = read_committed(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let none =
-        || Problem(format!("{} ships none: its folder of PTX holds no file like mapped-sm_90.ptx", variable("CARGO_PKG_NAME")));
+        || Problem(format!("{} contains no PTX: its folder has no file named like mapped-sm_90.ptx", variable("CARGO_PKG_NAME")));
     let outcome = if read.is_empty() { Err(none()) } else { Ok(read) };
     embed::write(&PathBuf::from(variable("OUT_DIR")), &outcome);
 }
@@ -229,7 +232,7 @@ pub fn committed(folder: &str) {
 /// Reads the variants in a folder, in order.
 ///
 /// # Errors
-/// If the folder or one of its files cannot be read.
+/// Fails if the folder or one of its files cannot be read.
 pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> {
     let mut read = Vec::new();
     for entry in std::fs::read_dir(folder)? {
@@ -243,7 +246,7 @@ pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> 
     Ok(read)
 }
 
-/// Returns whether the second Cargo, which compiles for the GPU, runs this build script.
+/// Returns whether this build script runs in the second Cargo, which compiles for the GPU.
 fn in_second_cargo() -> bool {
     env::var("TARGET").is_ok_and(|target| target == TARGET) || env::var_os(compile::INSIDE).is_some()
 }
@@ -266,8 +269,8 @@ fn watch(sources: &[PathBuf]) {
     }
 }
 
-/// Returns the target directory of the second Cargo: next to that of the first, so that crates
-/// share `core`.
+/// Returns the target directory of the second Cargo. It is next to that of the first Cargo, so that
+/// crates share `core`.
 fn target_dir(out: &Path) -> PathBuf {
     let root = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file());
     root.unwrap_or(out).join("peerweave-ptx")

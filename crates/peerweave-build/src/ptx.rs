@@ -21,10 +21,10 @@ pub fn undefined(text: &str) -> Vec<&str> {
     declared.filter_map(|line| name_after(line, ".func")).collect()
 }
 
-/// The comment with which `#[kernel(max_threads = N)]` requests a bound.
+/// The comment by which `#[kernel(max_threads = N)]` requests a thread bound.
 const BOUND: &str = "// peerweave.max_threads ";
 
-/// Adds the directive for the maximum number of threads of a block to each entry that requests it;
+/// Adds the directive with the maximum number of threads per block to each entry that requests it;
 /// the assembler limits registers accordingly. Makes called functions internal, so that the
 /// assembler can limit their registers too, or inline them.
 pub(crate) fn finish(text: &str) -> String {
@@ -53,7 +53,7 @@ pub(crate) fn finish(text: &str) -> String {
     out
 }
 
-/// Returns the name in a declaration, after the keyword and the return type.
+/// Returns the name in a declaration, which follows the keyword and the return type.
 fn name_after<'a>(line: &'a str, keyword: &str) -> Option<&'a str> {
     let line = line.trim();
     if line.starts_with("//") {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn declarations_of_a_compiler_are_found() {
+    fn functions_in_compiler_output_are_found() {
         let text = "\t// .globl\tring\n.visible .entry ring(\n)\n.weak .entry two(\n.extern .func _ZN4core9panicking()\n;\n\
                     .visible .func  (.param .b32 func_retval0) helper(\n.extern .shared .align 16 .b8 x[];\n\tcall.uni _ZN4core9panicking;\n";
         assert_eq!(entries(text), ["ring", "two"]);

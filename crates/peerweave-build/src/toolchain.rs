@@ -1,4 +1,4 @@
-//! Finds a `rustc` with `core` for GPUs or with its sources.
+//! Finds a `rustc` that has `core` for GPUs, precompiled or as sources.
 
 use crate::{Problem, TARGET};
 use std::env;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 /// The form in which a compiler has `core` for the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Core {
-    /// As sources: it is built together with the kernels.
+    /// Sources, which are compiled together with the kernels.
     Sources,
     /// Precompiled, without functions for panics: kernels must not panic.
     Compiled,
@@ -20,11 +20,11 @@ pub enum Core {
 pub struct Toolchain {
     /// The compiler.
     pub rustc: PathBuf,
-    /// Its sysroot, as it prints it.
+    /// Sysroot of the compiler, as printed by it.
     pub sysroot: PathBuf,
-    /// Its version, as it prints it.
+    /// Version of the compiler, as printed by it.
     pub version: String,
-    /// The form of its `core`.
+    /// The form of the compiler's `core`.
     pub core: Core,
 }
 
@@ -33,11 +33,11 @@ const INSTALL: &str = "install one of: `rustup component add rust-src`; on Debia
                        Then build this crate again (`cargo clean -p` it first)";
 
 impl Toolchain {
-    /// Finds a compiler for kernels: the one of this build if possible, else one of rustup or of
-    /// the system. Prefers compilers with the sources of `core`.
+    /// Finds a compiler for kernels: the one of this build if possible, otherwise one of rustup or
+    /// of the system. Prefers compilers with the sources of `core`.
     ///
     /// # Errors
-    /// [`Problem`], with every compiler that was examined and what to install.
+    /// [`Problem`] with every compiler that was examined, and the packages to install.
     pub fn find() -> Result<Self, Problem> {
         if let Some(only) = env::var_os("PEERWEAVE_PTX_RUSTC") {
             return Self::examine(Path::new(&only))
@@ -46,7 +46,7 @@ impl Toolchain {
         Self::choose(&candidates())
     }
 
-    /// Returns the preferred one of `candidates` that can build kernels.
+    /// Returns the preferred compiler of those in `candidates` that can compile kernels.
     pub(crate) fn choose(candidates: &[PathBuf]) -> Result<Self, Problem> {
         let mut compiled = None;
         let mut looked_at = Vec::new();
@@ -63,7 +63,7 @@ impl Toolchain {
         })
     }
 
-    /// Examines one compiler.
+    /// Examines a compiler.
     fn examine(rustc: &Path) -> Result<Self, String> {
         let version = ask(rustc, &["--version"])?;
         let sysroot = PathBuf::from(ask(rustc, &["--print", "sysroot"])?);
@@ -73,7 +73,7 @@ impl Toolchain {
         } else if library.join(TARGET).join("lib").is_dir() {
             Core::Compiled
         } else {
-            return Err(format!("({version}) has neither the sources of core nor core for {TARGET}"));
+            return Err(format!("({version}) has core for {TARGET} neither as sources nor precompiled"));
         };
         if ask(rustc, &["--print", "target-cpus", "--target", TARGET]).is_err() {
             return Err(format!("({version}) was built without the code generator for GPUs"));
@@ -93,8 +93,8 @@ fn ask(rustc: &Path, arguments: &[&str]) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// Returns the compilers to examine: that of this build, those of rustup, of the path, of the
-/// system.
+/// Returns the compilers to examine: that of this build, those of rustup, those in `PATH`, those of
+/// the system.
 fn candidates() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = env::var_os("RUSTC").map(PathBuf::from).into_iter().collect();
     let home = env::var_os("RUSTUP_HOME").map(PathBuf::from);
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_compiler_error_says_what_to_install() {
+    fn missing_compiler_error_names_what_to_install() {
         let problem = Toolchain::choose(&[]).unwrap_err().to_string();
         assert!(problem.contains("there is no rustc") && problem.contains("rustup component add rust-src"), "{problem}");
         let problem = Toolchain::choose(&["/nowhere/rustc".into()]).unwrap_err().to_string();
@@ -145,6 +145,6 @@ mod tests {
         std::fs::set_permissions(&rustc, mode).unwrap();
         let problem = Toolchain::choose(&[rustc]).unwrap_err().to_string();
         std::fs::remove_dir_all(&folder).unwrap();
-        assert!(problem.contains("(rustc 1.0) has neither the sources of core nor core for nvptx64"), "{problem}");
+        assert!(problem.contains("(rustc 1.0) has core for nvptx64-nvidia-cuda neither as sources nor precompiled"), "{problem}");
     }
 }

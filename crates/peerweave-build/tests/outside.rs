@@ -1,5 +1,5 @@
-//! A crate of kernels outside the repository, as a stranger writes it: it builds, runs on the host,
-//! and holds PTX where a compiler for it is there.
+//! Tests a crate of kernels outside the repository, as a user would write it: it builds, runs on
+//! the host, and contains PTX if a compiler for PTX is installed.
 
 use peerweave_build::Toolchain;
 use std::fs;
@@ -35,7 +35,7 @@ required-features = ["program"]
 const BUILD: &str = "fn main() {\n    peerweave_build::Kernels::new().architectures(&[70]).build();\n}\n";
 
 const LIBRARY: &str = r"
-//! Kernels of a stranger.
+//! Kernels of a crate outside the repository.
 #![no_std]
 
 use peerweave_device::prelude::*;
@@ -102,7 +102,7 @@ fn write_crate(name: &str) -> PathBuf {
     folder
 }
 
-/// Runs the program of the crate, and returns what it printed.
+/// Runs the program of the crate, and returns its output.
 fn run(folder: &Path, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(folder).args(["run", "--quiet", "--features", "program"]);
@@ -120,7 +120,7 @@ fn run(folder: &Path, variables: &[(&str, &str)]) -> String {
 const RECEIVED: &str = "PE 0 received 30\nPE 1 received 10\nPE 2 received 20\n";
 
 #[test]
-fn crate_outside_runs_on_the_host_and_holds_ptx() {
+fn crate_outside_runs_on_the_host_and_contains_ptx() {
     let folder = write_crate("stranger");
     // Without any compiler for PTX the program builds and runs all the same, and says what to
     // install.

@@ -1,7 +1,8 @@
-//! A kernel in CUDA C++ over `peerweave.cuh`, compiled here by NVRTC: each PE puts its number into
-//! the next one's memory, signals it, and waits for its own.
+//! A kernel in CUDA C++ that includes `peerweave.cuh`, compiled by NVRTC when the program runs:
+//! each PE puts its number into the memory of the next PE, signals it, and waits for the signal of
+//! the previous one.
 //!
-//! `peerweave run -n 2 cuda_cpp` prints on PE 1 "PE 1 received 7", on PE 0 "PE 0 received 17".
+//! With `peerweave run -n 2 cuda_cpp`, PE 1 prints "PE 1 received 7", and PE 0 "PE 0 received 17".
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Why a GPU of a job did not do what was asked.
+//! Errors of a GPU of a job.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use peerweave_nvshmem::NvshmemError;
 use peerweave_types::{FailureKind, KernelOp, Pe};
 use peerweave_vmm::VmmError;
 
-/// Why a GPU of a job did not do what was asked. `Debug` shows the message too.
+/// An error of a GPU of a job. `Debug` prints the message.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -23,9 +23,9 @@ pub enum CudaError {
         call: &'static str,
         /// The PE that was lost first.
         pe: Pe,
-        /// How it was lost.
+        /// The cause of the loss.
         cause: Loss,
-        /// What a kernel of this PE reported, if one did.
+        /// The report of a kernel of this PE, if there is one.
         report: Option<KernelFailure>,
     },
     /// A kernel reported a failure.
@@ -33,68 +33,68 @@ pub enum CudaError {
     Kernel {
         /// The call that waited for the kernel.
         call: &'static str,
-        /// What the kernel reported.
+        /// The report of the kernel.
         failure: KernelFailure,
     },
-    /// The work of a stream did not end in time, and asking its kernels to end did not help.
+    /// The work of a stream did not complete in time, even after its kernels were requested to end.
     #[error("{call}: the stream was still busy after {waited:.1?}")]
     Stuck {
         /// The call that waited.
         call: &'static str,
-        /// How long it waited.
+        /// The time waited.
         waited: Duration,
     },
-    /// An earlier failure left the teams' words in an unknown state.
+    /// An earlier failure left the synchronisation words of teams in an unknown state.
     #[error("{call}: a kernel failed before, so its teams cannot synchronise: call Gpu::recover on all PEs first ({failure})")]
     Failed {
-        /// The call that is refused.
+        /// The call that was refused.
         call: &'static str,
         /// The first failure.
         failure: String,
     },
-    /// An argument that cannot be.
+    /// An argument is invalid: a bug in the caller.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
-        /// What was called.
+        /// The call.
         call: &'static str,
         /// The argument.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         value: String,
-        /// Values that can be.
+        /// Description of valid values.
         expected: String,
     },
-    /// A collective call failed on another PE, so that it is an error here too.
+    /// A collective call failed on another PE, so it failed on this one too.
     #[error("{call}: it failed on {pe}: {message}")]
     PeFailed {
         /// The call.
         call: &'static str,
-        /// The first PE that it failed on.
+        /// The first PE on which the call failed.
         pe: Pe,
-        /// What it reported.
+        /// The error message of that PE.
         message: String,
     },
-    /// The kernels' crate has no PTX for the device.
+    /// The kernel's crate has no PTX for the device.
     #[error("{kernel}: {reason}")]
     NoPtx {
         /// The kernel.
         kernel: &'static str,
-        /// What is there, and what to install.
+        /// The variants found, and the packages to install.
         reason: NoVariant,
     },
-    /// The driver refused.
+    /// An error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The symmetric heap of virtual memory.
+    /// An error of the symmetric heap of virtual memory.
     #[error(transparent)]
     Vmm(#[from] VmmError),
-    /// NVSHMEM.
+    /// An error of NVSHMEM.
     #[error(transparent)]
     Nvshmem(#[from] NvshmemError),
-    /// Compiling or linking.
+    /// An error of compiling or linking.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// The rendezvous.
+    /// An error of the rendezvous.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
 }
@@ -110,7 +110,7 @@ impl From<LaunchError> for CudaError {
 }
 
 impl CudaError {
-    /// The PE that is to blame, if one is.
+    /// Returns the PE that caused this error, if there is one.
     pub fn pe(&self) -> Option<Pe> {
         match self {
             Self::PeLost { pe, .. } | Self::PeFailed { pe, .. } => Some(*pe),
@@ -132,25 +132,25 @@ impl fmt::Debug for CudaError {
     }
 }
 
-/// What a kernel wrote when an operation of it failed.
+/// The report of a kernel whose operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelFailure {
-    /// Why it failed; `None` for a number that this version does not know.
+    /// The kind of failure; `None` for a number unknown to this version.
     pub kind: Option<FailureKind>,
-    /// The operation; `None` for a number that this version does not know.
+    /// The operation; `None` for a number unknown to this version.
     pub operation: Option<KernelOp>,
-    /// The PE that is missing or cannot be reached.
+    /// The PE that is missing or unreachable.
     pub pe: Option<Pe>,
     /// The number of the team.
     pub team: Option<u32>,
-    /// What was expected: a signal's value, an epoch, a number of bytes.
+    /// The expected value: of a signal, an epoch, or a number of bytes.
     pub expected: u64,
-    /// What was found.
+    /// The value found.
     pub found: u64,
-    /// The block that failed first, counted along x, then y, then z.
+    /// Linear index of the block that failed first (x fastest, then y, then z).
     pub block: u32,
-    /// The thread of that block, counted likewise.
+    /// Linear index of the thread in that block.
     pub thread: u32,
 }
 

@@ -1,8 +1,7 @@
-//! The symmetric heap under kernels: virtual memory mapped all to all, or one piece of NVSHMEM's
-//! heap.
+//! The symmetric heap for kernels: mapped virtual memory, or one allocation of NVSHMEM's heap.
 //!
-//! Invariant: the same offset is the same allocation on every PE, since all have made the same
-//! calls and compared what they found.
+//! Invariant: an offset belongs to the same allocation on every PE, because all PEs have made the
+//! same calls and compared the results.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,19 +18,19 @@ use peerweave_vmm::{HeapOptions, SymmetricHeap, SymmetricMemory};
 
 use crate::error::{CudaError, misuse};
 
-/// Every allocation begins at a multiple of it, in bytes: what bulk copies and lines need.
+/// Alignment of every allocation, in bytes: sufficient for bulk copies and cache lines.
 const ALIGNMENT_BYTES: u64 = 256;
 
-/// Whether a part is gone that threads may hold for a moment.
+/// Returns whether a part that threads may hold for a short time is released.
 pub(crate) type Question = Box<dyn Fn() -> bool + Send + Sync>;
 
 pub(crate) enum Heap {
-    /// With the multicast mapping of the whole heap, where there is one.
+    /// A heap of virtual memory, with the multicast mapping of the whole heap, if there is one.
     Vmm(SymmetricHeap, Option<HeapMulticast>),
     Nvshmem(Arena),
 }
 
-/// One allocation of the heap.
+/// An allocation of the heap.
 pub(crate) struct Block {
     memory: Memory,
     pub(crate) offset: u64,
@@ -57,7 +56,7 @@ impl Heap {
         Ok(Self::Vmm(heap, mapping))
     }
 
-    /// The multicast address of the heap; 0 where there is none.
+    /// Returns the multicast address of the heap; 0 if there is none.
     pub(crate) fn multicast_address(&self) -> Result<u64, CudaError> {
         Ok(match self {
             Self::Vmm(_, Some(mapping)) => mapping.address_of(SymOffset(0))?,
@@ -67,8 +66,8 @@ impl Heap {
         })
     }
 
-    /// Notes that work which may use the multicast address is about to be enqueued; gives what a
-    /// graph keeps for it.
+    /// Records that work that may use the multicast address is about to be enqueued. Adds the
+    /// owners that a graph must keep.
     pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
         let Self::Vmm(_, Some(mapping)) = self else { return };
         mapping.mappings().iter().for_each(|part| drop(part.access(stream)));
@@ -77,7 +76,7 @@ impl Heap {
         }
     }
 
-    /// Bytes on each PE.
+    /// Returns the size of the heap on each PE, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Vmm(heap, _) => heap.bytes(),
@@ -85,8 +84,8 @@ impl Heap {
         }
     }
 
-    /// How this device reaches the heap of a PE; `network`: by NVSHMEM's device library, unless it
-    /// is this PE's own.
+    /// Returns the entry by which kernels of this device access the heap of a PE. With `network`
+    /// they use NVSHMEM's device library, except for this PE's own heap.
     pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
         let base = match self {
             Self::Vmm(heap, _) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
@@ -102,7 +101,7 @@ impl Heap {
         Ok(PeerEntry { base: base.unwrap_or(0), node_pe, transport })
     }
 
-    /// Allocates bytes, zero at first, on every PE. Collective.
+    /// Allocates zero-initialised bytes on every PE. Collective.
     pub(crate) fn alloc(&self, stream: &Arc<CudaStream>, bytes: usize) -> Result<Block, CudaError> {
         Ok(match self {
             Self::Vmm(heap, _) => {
@@ -127,8 +126,8 @@ impl Heap {
         }
     }
 
-    /// What asks whether threads hold parts of the heap, once it has been dropped. NVSHMEM's own
-    /// part stays until NVSHMEM ends: [`Self::end`] waits for that.
+    /// Returns functions that check whether threads still hold parts of the heap after it is
+    /// dropped. NVSHMEM's own part stays until NVSHMEM is finalised: [`Self::end`] waits for that.
     pub(crate) fn gone(&self) -> Vec<Question> {
         match self {
             Self::Vmm(heap, _) => vec![Box::new(heap.gone())],
@@ -136,8 +135,8 @@ impl Heap {
         }
     }
 
-    /// Ends the heap, whose allocations are gone or stay taken until now. Collective.
-    /// Gives what else asks whether threads hold parts of it.
+    /// Ends the heap, with any remaining allocations. Collective. Returns a further function that
+    /// checks whether threads hold parts of it.
     pub(crate) fn end(self) -> Result<Option<Question>, CudaError> {
         match self {
             Self::Vmm(heap, mapping) => {
@@ -155,7 +154,7 @@ impl Heap {
         }
     }
 
-    /// The NVSHMEM that the heap is of.
+    /// Returns the NVSHMEM context of the heap.
     pub(crate) fn nvshmem(&self) -> Option<&peerweave_nvshmem::Context> {
         match self {
             Self::Vmm(..) => None,
@@ -165,7 +164,7 @@ impl Heap {
 }
 
 impl Block {
-    /// Notes that work which uses the memory is about to be enqueued.
+    /// Records that work that uses the memory is about to be enqueued.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         match &self.memory {
             Memory::Vmm(memory) => drop(memory.read(stream)),
@@ -180,7 +179,7 @@ impl Block {
         }
     }
 
-    /// Copies bytes of the host to this PE's memory, and waits for it.
+    /// Copies bytes of the host to this PE's memory, and waits for completion.
     pub(crate) fn write(
         &self,
         stream: &Arc<CudaStream>,
@@ -196,7 +195,8 @@ impl Block {
         Ok(())
     }
 
-    /// Copies this PE's memory to the host, after the stream's work.
+    /// Copies this PE's memory to the host after the earlier work of the stream, and waits for
+    /// completion.
     pub(crate) fn read(
         &self,
         stream: &Arc<CudaStream>,
@@ -211,12 +211,12 @@ impl Block {
         })
     }
 
-    /// Fills this PE's memory with zeros, in the order of the stream.
+    /// Enqueues filling this PE's memory with zeros.
     pub(crate) fn zero(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.zero_range(stream, 0..self.bytes as usize)
     }
 
-    /// Fills bytes of this PE's memory with zeros, in the order of the stream.
+    /// Enqueues filling a range of this PE's memory with zeros.
     pub(crate) fn zero_range(&self, stream: &Arc<CudaStream>, range: Range<usize>) -> Result<(), CudaError> {
         match &self.memory {
             Memory::Vmm(memory) => peerweave_vmm::zero(stream, &mut memory.slice(range)?)?,
@@ -226,26 +226,26 @@ impl Block {
     }
 }
 
-/// One piece of NVSHMEM's heap, out of which allocations are cut: so that an offset means the same
+/// One allocation of NVSHMEM's heap, from which blocks are allocated, so that an offset is the same
 /// on every PE.
 pub(crate) struct Arena {
     context: peerweave_nvshmem::Context,
     whole: SymmetricBuffer<u8>,
-    /// Whether kernels are to get NVSHMEM's multicast address of it.
+    /// Whether kernels get NVSHMEM's multicast address of the arena.
     multicast: bool,
     rendezvous: Arc<Rendezvous>,
     ranges: Arc<Mutex<Ranges>>,
 }
 
-/// What is taken: first byte and bytes; and how many collective calls there were.
+/// Allocated ranges (start and length in bytes), and the number of collective calls.
 #[derive(Default)]
 struct Ranges {
     taken: BTreeMap<u64, u64>,
     calls: u64,
 }
 
-/// A piece of an arena. One that is dropped without being freed stays taken, as on the PEs that did
-/// not drop it.
+/// A range of an arena. If it is dropped without being freed, it stays allocated, as it does on the
+/// PEs that did not drop it.
 pub(crate) struct Lease {
     buffer: SymmetricBuffer<u8>,
     offset: u64,
@@ -267,7 +267,7 @@ impl Arena {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All PEs compare what they found. The lock is held meanwhile: calls come one after the other.
+    /// Compares the results of all PEs. Holds the lock meanwhile, so calls are serialised.
     fn agree(&self, ranges: &mut Ranges, call: &'static str, found: u64) -> Result<(), CudaError> {
         let label = format!("peerweave-cuda/arena/{}", ranges.calls);
         ranges.calls += 1;
@@ -313,7 +313,7 @@ impl Arena {
 }
 
 impl Ranges {
-    /// The first gap of so many bytes.
+    /// Returns the first gap of at least that many bytes.
     fn find(&self, bytes: u64, len: u64) -> Option<u64> {
         let mut start = 0;
         for (at, taken) in &self.taken {

@@ -1,8 +1,8 @@
-//! A job's GPUs for kernels that communicate: one GPU for each PE, a symmetric heap, the context
-//! that kernels receive, checked launches, bounded waits.
+//! The GPUs of a job for kernels that communicate: one GPU for each PE, a symmetric heap, the
+//! context of kernels, checked launches, waits with a deadline.
 //!
-//! Kernels are `peerweave-device`'s and the user's; loading and launching is `peerweave-driver`'s;
-//! linking `peerweave-link`'s.
+//! `peerweave-device` has the functions that kernels call, `peerweave-driver` loads and launches
+//! modules, and `peerweave-link` links them.
 //!
 //! ```text
 //!  Gpu        heap + context + modules of one PE's GPU
@@ -29,7 +29,7 @@ pub use memory::{Local, Symmetric};
 pub use peerweave_driver::launch::LaunchConfig;
 pub use team::Team;
 
-/// Types that threads share: checked when the crate is compiled.
+/// Checks at compile time that these types can be shared between threads.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Gpu>();

@@ -1,9 +1,8 @@
-//! Teams of GPUs that kernels name: made by all PEs together, each with a number in the tables that
+//! Teams of GPUs for kernels. All PEs create them together, each with a number in the tables that
 //! kernels read.
 //!
-//! Invariant: a number is given to a new team when it is free on every PE. So its lines and epochs,
-//! which the members set to zero before the call returns anywhere, are used by no kernel of an
-//! older team.
+//! Invariant: a new team gets a number that is free on every PE. So no kernel of an older team uses
+//! its lines and epochs, which the members set to zero before the call returns on any PE.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,26 +15,26 @@ use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 use crate::gpu::teams::{Members, Number};
 
-/// An ordered set of PEs whose kernels synchronise and make collectives together, this PE among
-/// them.
+/// An ordered set of PEs, including this one, whose kernels synchronise and make collective calls
+/// together.
 ///
-/// Made by [`Gpu::split`]; kernels get its [`kernel_team`](Self::kernel_team). The team of all PEs
-/// is [`KernelTeam::WORLD`]. Dropping a team is local, and its number stays taken;
-/// [`destroy`](Self::destroy) gives it back.
+/// Created by [`Gpu::split`]. Pass its [`kernel_team`](Self::kernel_team) to kernels. The team of
+/// all PEs is [`KernelTeam::WORLD`]. Dropping a team is local and keeps its number in use;
+/// [`destroy`](Self::destroy) frees the number.
 pub struct Team {
     gpu: Gpu,
     number: u32,
     members: Arc<Members>,
 }
 
-/// What a PE gives to a split.
+/// The data that a PE contributes to a split.
 struct Part {
     free: u64,
     color: Option<u64>,
     key: i64,
-    /// The id by which NVSHMEM makes the team, should this PE be its first member.
+    /// The id with which NVSHMEM creates the team, if this PE is its first member.
     id: u64,
-    /// The call and its arguments, which must be the same everywhere.
+    /// The call with its arguments, which must be the same on all PEs.
     call: String,
 }
 
@@ -45,7 +44,7 @@ impl Part {
         numbers.iter().flat_map(|number| number.to_le_bytes()).chain(self.call.bytes()).collect()
     }
 
-    /// `None` for bytes that no split sent.
+    /// Returns `None` for bytes that no split encodes.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (numbers, call) = bytes.split_at_checked(40)?;
         let number = |index: usize| u64::from_le_bytes(numbers[8 * index..][..8].try_into().expect("eight bytes"));
@@ -60,8 +59,8 @@ impl Part {
 }
 
 impl Gpu {
-    /// Splits all PEs into teams: those that give the same color form one, ordered by key, then by
-    /// PE. A PE that gives `None` gets `None`.
+    /// Splits all PEs into teams. PEs that pass the same color form a team, ordered by key, then by
+    /// PE. A PE that passes `None` gets `None`.
     ///
     /// ```no_run
     /// # fn f(gpu: &peerweave_cuda::Gpu) -> Result<(), peerweave_cuda::CudaError> {
@@ -77,22 +76,22 @@ impl Gpu {
     /// All PEs. Colors and keys may differ.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] where there is no number left that is free on all PEs
-    /// ([`GpuOptions::teams`](crate::GpuOptions::teams)), or PEs make different calls;
-    /// [`CudaError::PeFailed`] where it failed on another PE; those of NVSHMEM where the heap is
-    /// its.
+    /// [`CudaError::Misuse`] if no number is free on all PEs
+    /// ([`GpuOptions::teams`](crate::GpuOptions::teams)), or if PEs make different calls.
+    /// [`CudaError::PeFailed`] if the call failed on another PE. Those of NVSHMEM if the heap is
+    /// NVSHMEM's.
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>, CudaError> {
         self.split_as("Gpu::split", String::new(), color, key)
     }
 
-    /// The PEs of `shape` as a team, in its order; `None` for a PE that is not in it.
+    /// Creates a team of the PEs of `shape`, in its order. Returns `None` on PEs outside of it.
     ///
     /// # Collective
     /// All PEs, with the same shape.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for a shape that names PEs that there are not, or none, or one twice;
-    /// as [`split`](Self::split).
+    /// [`CudaError::Misuse`] for a shape that is empty, contains a PE twice, or contains a PE that
+    /// does not exist; as for [`split`](Self::split).
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>, CudaError> {
         const CALL: &str = "Gpu::split_strided";
         if !shape.fits(self.n_pes()) {
@@ -148,7 +147,7 @@ impl Gpu {
         }))
     }
 
-    /// Sets this PE's lines and tables of a team up.
+    /// Sets up this PE's lines and tables of a team.
     fn make(&self, number: u32, color: u64, parts: &[Part]) -> Result<Arc<Members>, CudaError> {
         let inner = &*self.0;
         let mut pes: Vec<u32> = (0..).zip(parts).filter(|(_, part)| part.color == Some(color)).map(|(pe, _)| pe).collect();
@@ -177,36 +176,36 @@ impl Gpu {
 }
 
 impl Team {
-    /// The team as kernels name it: an argument of a launch.
+    /// Returns the team as an argument of a launch.
     pub fn kernel_team(&self) -> KernelTeam {
         KernelTeam::new(self.number)
     }
 
-    /// This PE's rank.
+    /// Returns the rank of this PE.
     pub fn rank(&self) -> Rank {
         self.members.rank
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     pub fn size(&self) -> usize {
         self.members.pes.len()
     }
 
-    /// The PEs in the order of ranks.
+    /// Returns the PEs in the order of ranks.
     pub fn members(&self) -> &[Pe] {
         &self.members.pes
     }
 
-    /// Ends the team, after the streams of this PE have passed the kernels that were launched with
-    /// it. Its number may be given to another team once all members have ended it.
+    /// Destroys the team, after the streams of this PE have completed the kernels that were
+    /// launched with it. A new team can get its number when all members have destroyed it.
     ///
     /// # Collective
     /// All members.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] where a graph uses the team; [`CudaError::Stuck`] where kernels do not
-    /// end by the deadline; in both cases the number stays taken. Those of NVSHMEM where the heap
-    /// is its.
+    /// [`CudaError::Misuse`] if a graph uses the team, and [`CudaError::Stuck`] if kernels do not
+    /// end by the deadline; the number stays in use in both cases. Those of NVSHMEM if the heap is
+    /// NVSHMEM's.
     pub fn destroy(self) -> Result<(), CudaError> {
         const CALL: &str = "Team::destroy";
         let Self { gpu, number, members } = self;

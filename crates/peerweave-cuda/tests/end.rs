@@ -1,4 +1,5 @@
-//! The end of a GPU: nothing holds the rendezvous afterwards, so that the PE can leave the job.
+//! Tests of the end of a GPU: afterwards no handle of the rendezvous remains, so the PE can leave
+//! the job.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -13,14 +14,14 @@ use peerweave_types::FailureKind;
 
 use common::{fakes, pes_that_may_fail};
 
-/// Handles of the rendezvous while there is no GPU: the harness's and the test's.
+/// Number of handles of the rendezvous without a GPU: the harness's and the test's.
 const HANDLES: usize = 2;
 
 fn options() -> GpuOptions {
     GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
 }
 
-/// Gives the GPU work and memory that threads free later.
+/// Enqueues work on the GPU, and drops memory that threads free later.
 fn work(gpu: &Gpu) {
     let (word, signal) = (gpu.alloc::<u64>(1).expect("room"), gpu.alloc::<u64>(1).expect("room"));
     let (kept, stream) = (gpu.alloc::<u64>(1000).expect("room"), gpu.stream().expect("a stream"));
@@ -32,7 +33,7 @@ fn work(gpu: &Gpu) {
     // Others are dropped, and stay taken.
 }
 
-/// Checks that nothing holds the rendezvous right after `end` has ended a GPU that worked.
+/// Checks that no handle of the rendezvous remains when `end` has ended a GPU that had work.
 fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
     for _ in 0..10 {
         pes_that_may_fail(2, options(), move |gpu| {

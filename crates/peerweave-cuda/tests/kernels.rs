@@ -1,5 +1,5 @@
-//! A job's GPUs over the fake driver: heap, context, launches, waits. Kernels run on the CPU, from
-//! the same source as on GPUs.
+//! Tests of a job's GPUs over the fake driver: heap, context, launches, waits. Kernels run on the
+//! CPU, from the same source as on GPUs.
 #![cfg(target_os = "linux")]
 
 mod common;

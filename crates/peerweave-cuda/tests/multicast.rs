@@ -1,5 +1,5 @@
-//! The multicast address in the context of kernels, over the fake driver, whose replicated stores
-//! stand for the hardware's.
+//! Tests of the multicast address in the context of kernels, over the fake driver, whose stores
+//! replicate.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -16,7 +16,7 @@ fn options() -> GpuOptions {
     GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
 }
 
-/// The address that the context gives kernels.
+/// Returns the multicast address in the context.
 fn base(gpu: &Gpu) -> u64 {
     let (found, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
     stream.launch(&multicast_base::KERNEL, 1, 1, (found.slice(),)).expect("it is launched");

@@ -1,5 +1,5 @@
-//! A GPU whose heap is NVSHMEM's, over the fake driver and the fake NVSHMEM: memory, direct access,
-//! teams, ends.
+//! Tests of a GPU with NVSHMEM's heap, over the fake driver and the fake NVSHMEM: memory, direct
+//! access, teams, ends.
 #![cfg(target_os = "linux")]
 
 mod common;

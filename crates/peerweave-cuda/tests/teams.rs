@@ -1,5 +1,5 @@
-//! Teams other than that of all PEs, over the fake driver: made by splits, named by launches,
-//! ended.
+//! Tests of teams other than that of all PEs, over the fake driver: created by splits, passed to
+//! launches, destroyed.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -17,7 +17,7 @@ fn options() -> GpuOptions {
     GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4).teams(3)
 }
 
-/// PEs with the same parity, the highest first.
+/// Returns the team of the PEs with the same parity, the highest first.
 fn parity(gpu: &Gpu) -> Team {
     let me = gpu.pe().get();
     gpu.split(Some((me % 2).into()), -i64::from(me)).expect("all split").expect("a color was given")

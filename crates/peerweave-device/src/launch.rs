@@ -1,23 +1,24 @@
-//! A kernel on the host: its name, its PTX, and how it runs on CPU threads. Not compiled for GPUs.
+//! A kernel on the host: its name, its PTX, and the function that runs it on CPU threads. Not
+//! compiled for GPUs.
 //!
-//! `#[kernel]` makes these constants; a launch takes them. Invariant: the tuple `A` is the
-//! parameter list of the entry in the PTX after its first parameter, the address of the context,
-//! and of the function for the host.
+//! `#[kernel]` creates these constants; a launch takes them. Invariant: the tuple `A` is the
+//! parameter list of the function on the host, and that of the entry in the PTX after its first
+//! parameter, the address of the context.
 
 use core::fmt;
 use core::marker::PhantomData;
 use peerweave_types::{KernelArgs, KernelContext};
 
-/// Runs one thread of a kernel on the host: the context, then the arguments.
+/// Runs one thread of a kernel on the host. The parameters are the context and the arguments.
 ///
 /// # Safety
-/// The pointer is that of a live [`KernelContext`] whose addresses are those of this process, and
-/// all memory that the arguments name is allocated until the call returns.
+/// The pointer points to a live [`KernelContext`] whose addresses are valid in this process. All
+/// memory that the arguments refer to stays allocated until the call returns.
 pub type HostEntry<A> = unsafe fn(*const KernelContext, A);
 
-/// A kernel that takes the arguments `A`, a tuple.
+/// A kernel with the arguments `A`, a tuple.
 ///
-/// `#[kernel]` makes one for each function: `ring::KERNEL` beside `fn ring`.
+/// `#[kernel]` creates one for each function: `ring::KERNEL` for `fn ring`.
 pub struct Kernel<A> {
     name: &'static str,
     ptx: &'static PtxImage,
@@ -26,26 +27,27 @@ pub struct Kernel<A> {
 }
 
 impl<A: KernelArgs> Kernel<A> {
-    /// Describes a kernel. `name` is the name of its entry in every variant of `ptx`.
+    /// Creates the description of a kernel. `name` is the name of its entry in every variant of
+    /// `ptx`.
     ///
     /// # Safety
-    /// The entry in the PTX takes the address of a [`KernelContext`] and then exactly the arguments
-    /// `A` by value.
+    /// The entry in the PTX takes the address of a [`KernelContext`] followed by exactly the
+    /// arguments `A` by value.
     pub const unsafe fn new(name: &'static str, ptx: &'static PtxImage, host: HostEntry<A>) -> Self {
         Self { name, ptx, host, args: PhantomData }
     }
 
-    /// The name of the entry in the PTX.
+    /// Returns the name of the entry in the PTX.
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The PTX of the crate that the kernel belongs to.
+    /// Returns the PTX of the kernel's crate.
     pub const fn ptx(&self) -> &'static PtxImage {
         self.ptx
     }
 
-    /// The function that runs one thread on the host.
+    /// Returns the function that runs one thread on the host.
     pub const fn host(&self) -> HostEntry<A> {
         self.host
     }
@@ -57,7 +59,7 @@ impl<A> fmt::Debug for Kernel<A> {
     }
 }
 
-/// The PTX of a crate of kernels, in as many variants as were built.
+/// The PTX of a crate of kernels, in all variants that were built.
 ///
 /// ```
 /// use peerweave_device::launch::{PtxImage, PtxVariant};
@@ -77,15 +79,15 @@ impl<A> fmt::Debug for Kernel<A> {
 pub struct PtxImage {
     /// The variants; empty if no toolchain was found.
     pub variants: &'static [PtxVariant],
-    /// Why there is no PTX, and what to install; empty where there is.
+    /// The reason why there is no PTX, and the packages to install; empty if there is PTX.
     pub problem: &'static str,
 }
 
 /// One build of a crate of kernels.
 #[derive(Debug)]
 pub struct PtxVariant {
-    /// The architecture that it was built for, as `sm_90` says it: it runs on this one and on later
-    /// ones.
+    /// The architecture for which it was built: 90 means `sm_90`. It runs on this architecture and
+    /// later ones.
     pub sm: u32,
     /// Whether it calls NVSHMEM's device library and must be linked with it.
     pub network: bool,
@@ -96,11 +98,11 @@ pub struct PtxVariant {
 /// No variant of a [`PtxImage`] runs on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoVariant {
-    /// The architecture that was asked for.
+    /// The requested architecture.
     pub sm: u32,
-    /// Whether NVSHMEM's device library was asked for.
+    /// Whether NVSHMEM's device library was requested.
     pub network: bool,
-    /// Why there is no PTX at all; empty where there is some.
+    /// The reason why there is no PTX at all; empty if there is some.
     pub problem: &'static str,
 }
 
@@ -115,10 +117,10 @@ impl fmt::Display for NoVariant {
 impl core::error::Error for NoVariant {}
 
 impl PtxImage {
-    /// The variant for the newest architecture that is not newer than `sm`.
+    /// Returns the variant for the newest architecture that is not newer than `sm`.
     ///
     /// # Errors
-    /// [`NoVariant`] where there is none.
+    /// [`NoVariant`] if there is none.
     pub fn select(&self, sm: u32, network: bool) -> Result<&'static PtxVariant, NoVariant> {
         self.variants
             .iter()

@@ -1,33 +1,34 @@
-//! The protocols by which PEs synchronise, written once, over words of memory that several PEs
+//! The protocols by which PEs synchronise, written once, on words of memory that several PEs
 //! access.
 //!
-//! Nothing here allocates, maps memory, reads a clock or knows what a process is: the caller brings
-//! the words ([`Word`]) and decides what a waiter does between two looks ([`Pause`]). So the same
-//! code runs in the host backend, in kernels, and under a model checker that tries its
-//! interleavings.
+//! This crate neither allocates nor maps memory, reads no clock, and does not depend on processes.
+//! The caller provides the words ([`Word`]) and the action of a waiter between two polls
+//! ([`Pause`]). So the same code runs in the host backend, in kernels, and under a model checker
+//! that explores its interleavings.
 //!
-//! | module | what it does | who writes a word |
+//! | module | purpose | writer of a word |
 //! |---|---|---|
-//! | [`flag`] | a counter that only grows, and a wait for it | one PE |
-//! | [`barrier`] | arrival of a whole team: one word per rank in the memory of each | each rank its own |
-//! | [`sealed`] | a small payload from each rank to all, in words that validate themselves | each rank its own |
-//! | [`put_signal`] | data, then a signal; waits for one or several signals | anybody |
+//! | [`flag`] | a counter that only increases, and a wait for a value | one PE |
+//! | [`barrier`] | arrival of a whole team: one word per rank in the memory of each rank | each rank its own word |
+//! | [`sealed`] | a small payload from each rank to all, in words that validate themselves | each rank its own words |
+//! | [`put_signal`] | data followed by a signal; waits for one or several signals | any PE |
 //! | [`mailbox`] | a ring of messages from one rank to another | the sender the messages, the receiver the answers |
 //!
-//! [`api`] is what a kernel calls: methods of [`api::Context`], built on these protocols. [`gpu`]
-//! is the machine beneath: indices, barriers of a block, shared memory, and accesses that state
-//! their order and scope. Its leaf for GPUs is inline assembly; the one for the host asks an
-//! executor, which `peerweave-grid` provides.
+//! [`api`] has the functions that a kernel calls: methods of [`api::Context`], built on these
+//! protocols. [`gpu`] is the machine beneath: indices, barriers of a block, shared memory, and
+//! accesses with explicit order and scope. Its module for GPUs is inline assembly; the module for
+//! the host calls an executor, which `peerweave-grid` provides.
 //!
 //! # Epochs
-//! Operations of a team are counted. The count of an operation is its epoch: 1 for the first where
-//! the words start as zeros, and one more for each that follows, on every rank alike. Epochs are
-//! never reset and may wrap: they are compared by their distance, which is right while two of them
-//! are less than 2⁶³ apart. No rank is ever more than one epoch ahead of another.
+//! Operations of a team are counted. The count of an operation is its epoch: 1 for the first
+//! operation, if the words are initially zero, and one more for each later operation, equally on
+//! every rank. Epochs are never reset and may wrap: they are compared by their distance, which is
+//! correct while two epochs are less than 2⁶³ apart. No rank is ever more than one epoch ahead of
+//! another.
 //!
 //! # Ordering
-//! Every name that says nothing else is strong: what a PE wrote before it posted, arrived,
-//! published, signalled, pushed or acknowledged is visible to the PE that saw it do so.
+//! Every function without another order in its name is strong: earlier writes of a PE that posts,
+//! arrives, publishes, signals, pushes or acknowledges are visible to a PE that observes it.
 //!
 //! ```
 //! use core::sync::atomic::AtomicU64;
@@ -61,7 +62,7 @@
 #[cfg(not(target_arch = "nvptx64"))]
 extern crate std;
 
-/// The examples of the README, as tests.
+/// Runs the examples of the README as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -81,11 +82,11 @@ mod protocol;
 mod shared;
 pub mod word;
 
-/// Plain data that host and kernels share.
+/// Plain data shared by host and kernels.
 pub use peerweave_types as types;
 
-/// The machine that a kernel runs on: indices, barriers of a block, shuffles, votes, shared memory,
-/// time.
+/// The machine on which a kernel runs: indices, barriers of a block, shuffles, votes, shared
+/// memory, time.
 pub use arch as gpu;
 
 /// The imports of a crate of kernels: `use peerweave_device::prelude::*;`.
@@ -106,8 +107,8 @@ pub use pause::Pause;
 pub use protocol::{barrier, flag, mailbox, put_signal, sealed};
 pub use word::{Word, Words};
 
-/// Declares what a crate of kernels needs once in its PTX. `#[kernel]` writes it beside every
-/// kernel; a kernel that is written by hand does so itself. Nothing on the host.
+/// Declares the symbols that the PTX of a crate must contain once. `#[kernel]` generates it; a
+/// crate with a hand-written kernel calls it. Empty on the host.
 #[cfg(target_arch = "nvptx64")]
 #[macro_export]
 macro_rules! kernel_preamble {
@@ -119,8 +120,8 @@ macro_rules! kernel_preamble {
     };
 }
 
-/// Declares what a crate of kernels needs once in its PTX. `#[kernel]` writes it beside every
-/// kernel; a kernel that is written by hand does so itself. Nothing on the host.
+/// Declares the symbols that the PTX of a crate must contain once. `#[kernel]` generates it; a
+/// crate with a hand-written kernel calls it. Empty on the host.
 #[cfg(not(target_arch = "nvptx64"))]
 #[macro_export]
 macro_rules! kernel_preamble {

@@ -1,16 +1,16 @@
-//! The pause of a waiter between two reads of shared memory.
+//! The pause of a waiter between two polls of shared memory.
 //!
-//! No clock and no scheduler is here: on the host, a waiter spins, yields, sleeps and compares
-//! deadlines; a kernel reads its cycle counter. There is no pause that never ends a wait.
+//! This module uses no clock and no scheduler. On the host, a pause spins, yields, sleeps and
+//! compares deadlines; in a kernel it reads the clock. No pause lets a wait run forever.
 
-/// The pause of a waiter between two reads. An `Err` ends the wait, because a deadline has passed
+/// The pause of a waiter between two polls. An `Err` ends the wait, because a deadline has passed
 /// or a peer has died.
 ///
-/// A wait looks first and pauses only if the condition does not hold, so a condition that holds
-/// ends it even after the deadline. `pause` is called once for every unsuccessful look; one value
-/// may serve several waits, which then share its deadline.
+/// A wait polls first, and pauses only if the condition does not hold. So it succeeds if the
+/// condition holds, even after the deadline. `pause` is called once after every unsuccessful poll.
+/// One value may serve several waits, which then share its deadline.
 pub trait Pause {
-    /// Why the wait ended.
+    /// The reason why the wait ended.
     type Error;
 
     /// Pauses: spins, yields, sleeps.
@@ -30,11 +30,11 @@ impl<P: Pause + ?Sized> Pause for &mut P {
     }
 }
 
-/// A pause by a closure. Made by [`from_fn`].
+/// A pause by a closure. Created by [`from_fn`].
 #[derive(Clone, Copy, Debug)]
 pub struct FromFn<F>(F);
 
-/// A pause that calls `between` between two looks.
+/// Returns a pause that calls `between` between two polls.
 #[inline]
 pub fn from_fn<E, F: FnMut() -> Result<(), E>>(between: F) -> FromFn<F> {
     FromFn(between)
@@ -49,7 +49,7 @@ impl<E, F: FnMut() -> Result<(), E>> Pause for FromFn<F> {
     }
 }
 
-/// Calls `look` until it returns something, and pauses after each call that does not.
+/// Calls `look` until it returns a value, and pauses after each call that returns `None`.
 #[inline]
 pub(crate) fn until<T, P: Pause + ?Sized>(pause: &mut P, mut look: impl FnMut() -> Option<T>) -> Result<T, P::Error> {
     loop {

@@ -1,12 +1,12 @@
 //! Declaration of shared memory of a fixed size.
 
-/// Declares an array in the shared memory of the block and gives its view:
-/// `shared_array!(TILE: [f32; 256])`.
+/// Declares an array in the shared memory of the block and returns its view: `shared_array!(TILE:
+/// [f32; 256])`.
 ///
-/// All threads of a block that come to the same declaration get the same memory, as a
-/// [`SharedSlice`](crate::api::SharedSlice). Its content is unspecified at first. The symbol in the
-/// PTX is made of the crate, the name, and how many declarations of that name came before it in the
-/// crate: it does not change when the declaration moves.
+/// All threads of a block that execute the same declaration get the same memory, as a
+/// [`SharedSlice`](crate::api::SharedSlice). Its initial content is unspecified. The symbol in the
+/// PTX consists of the crate, the name, and the number of earlier declarations of that name in the
+/// crate. So it does not change when the declaration moves.
 ///
 /// ```
 /// use peerweave_device::prelude::*;
@@ -23,7 +23,7 @@ macro_rules! shared_array {
     };
 }
 
-/// [`shared_array`], given its symbol by the procedural macro that numbers declarations.
+/// Implements [`shared_array`] with the symbol from the procedural macro that numbers declarations.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! shared_array_named {

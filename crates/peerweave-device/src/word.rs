@@ -1,58 +1,59 @@
-//! One 64-bit word that several PEs access, and an array of such words.
+//! A 64-bit word that several PEs access, and an array of such words.
 //!
-//! No protocol is here, only the operations that the memory must have. Invariant: a word is only
-//! accessed atomically, and all PEs that share the word see every access (on a GPU: system scope).
+//! This module has no protocol, only the operations that the memory must support. Invariant: a word
+//! is only accessed atomically, and every access is visible to all PEs that share the word (on a
+//! GPU: system scope).
 
 use core::marker::PhantomData;
 
-/// One 64-bit word that several PEs access.
+/// A 64-bit word that several PEs access.
 ///
-/// Implemented for [`core::sync::atomic::AtomicU64`]; for the atomic of the model checker under
-/// `--cfg loom`; a kernel brings its own. The orderings are those of the C++20 memory model, and
-/// the protocols need exactly those stated. An addition continues the release sequence of the store
-/// that it replaces.
+/// Implemented for [`core::sync::atomic::AtomicU64`], and for the model checker's atomic under
+/// `--cfg loom`. Kernels have an implementation of their own. The orders are those of the C++20
+/// memory model, and the protocols need exactly those stated. An addition continues the release
+/// sequence of the store that it replaces.
 pub trait Word {
     /// Reads the word. Orders nothing.
     fn load_relaxed(&self) -> u64;
 
-    /// Reads the word. Writes before the release store that is read are visible afterwards.
+    /// Reads the word. Writes before the release store that wrote the value are visible afterwards.
     fn load_acquire(&self) -> u64;
 
     /// Writes the word. Orders nothing.
     fn store_relaxed(&self, value: u64);
 
-    /// Writes the word. Earlier reads and writes of this PE are ordered before a PE that acquires
-    /// the value continues.
+    /// Writes the word. Earlier reads and writes of this PE are ordered before later accesses of a
+    /// PE that acquires the value.
     fn store_release(&self, value: u64);
 
-    /// Adds, wrapping. Releases. Returns nothing, so that a GPU does not wait for an answer.
+    /// Adds, wrapping, with release order. Has no result, so that a GPU need not wait for it.
     fn add_release(&self, value: u64);
 
     /// Makes each later relaxed store, to any word, release the reads and writes of this PE before
     /// the fence.
     fn fence_release();
 
-    /// Makes each earlier relaxed load, of any word, acquire: writes that its writer released are
+    /// Makes each earlier relaxed load, of any word, acquire: writes released by its writer are
     /// visible after the fence.
     fn fence_acquire();
 }
 
-/// Words, counted from 0, in a slice, at strides, or in the segments of several PEs.
+/// Words with indices from 0, in a slice, at strides, or in the segments of several PEs.
 ///
 /// The words of a team are indexed by rank. See [`from_fn`] for words that are not contiguous.
 pub trait Words {
     /// The type of a word.
     type Word: Word;
 
-    /// The number of words.
+    /// Returns the number of words.
     fn len(&self) -> usize;
 
-    /// Returns whether there are none.
+    /// Returns whether there are no words.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The word with this index. Always the same word for the same index.
+    /// Returns the word at an index. The same index always yields the same word.
     ///
     /// # Panics
     /// May panic if `index >= len()`, which the protocols never pass.
@@ -101,14 +102,14 @@ impl<T: Words + ?Sized> Words for &T {
     }
 }
 
-/// Words that a closure finds. Made by [`from_fn`].
+/// Words found by a closure. Created by [`from_fn`].
 pub struct FromFn<'a, W, F> {
     len: usize,
     find: F,
     found: PhantomData<&'a W>,
 }
 
-/// `len` words, of which `find` gives the one with an index below `len`.
+/// Returns `len` words. `find` returns the word at an index, which is less than `len`.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;

@@ -1,5 +1,5 @@
-//! The protocols among threads, over the atomics of the language: many epochs, counts that wrap,
-//! waits that end.
+//! Tests of the protocols among threads, on the atomics of the language: many epochs, counts that
+//! wrap, waits that end.
 
 use peerweave_device::barrier;
 use peerweave_device::mailbox::{self, Answer, Slot};
@@ -9,10 +9,10 @@ use peerweave_types::{Compare, Rank, SignalOp};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Epochs that each scenario runs through: fewer where an interpreter runs it.
+/// Number of epochs of each scenario; smaller under an interpreter.
 const EPOCHS: u64 = if cfg!(miri) { 20 } else { 2_000 };
 
-/// The epoch before the first: such that the counts wrap in the middle of a scenario.
+/// The epoch before the first one, chosen such that the counts wrap in the middle of a scenario.
 const BEFORE: u64 = 0u64.wrapping_sub(EPOCHS / 2);
 
 fn epochs() -> impl Iterator<Item = u64> {
@@ -23,7 +23,7 @@ fn words(n: usize, value: u64) -> Vec<AtomicU64> {
     (0..n).map(|_| AtomicU64::new(value)).collect()
 }
 
-/// Yields, for a minute.
+/// Returns a pause that yields, for at most a minute.
 fn patient() -> impl Pause<Error = &'static str> {
     let end = Instant::now() + Duration::from_secs(60);
     pause::from_fn(move || {
@@ -32,7 +32,7 @@ fn patient() -> impl Pause<Error = &'static str> {
     })
 }
 
-/// Gives up after some polls.
+/// Returns a pause that fails after some polls.
 fn impatient(mut looks: u32) -> impl Pause<Error = &'static str> {
     pause::from_fn(move || {
         looks = looks.checked_sub(1).ok_or("out of patience")?;
@@ -40,7 +40,7 @@ fn impatient(mut looks: u32) -> impl Pause<Error = &'static str> {
     })
 }
 
-/// Runs each rank of a team in a thread of its own.
+/// Runs each rank of a team on its own thread.
 fn team(ranks: usize, body: impl Fn(usize) + Sync) {
     std::thread::scope(|scope| {
         for rank in 0..ranks {
@@ -66,7 +66,7 @@ fn epochs_are_compared_by_their_distance() {
 }
 
 #[test]
-fn a_flag_is_found_without_a_pause_where_it_was_posted_before() {
+fn flag_already_posted_is_found_without_a_pause() {
     let word = AtomicU64::new(0);
     flag::post(&word, 3);
     for epoch in 0..=3 {
@@ -78,12 +78,12 @@ fn a_flag_is_found_without_a_pause_where_it_was_posted_before() {
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "a flag never decreases")]
-fn a_flag_that_would_decrease_is_noticed_in_debug_builds() {
+fn decreasing_flag_panics_in_debug_builds() {
     let word = AtomicU64::new(3);
     flag::post(&word, 2);
 }
 
-/// Each rank counts up a cell of its own, syncs, and finds all cells equal.
+/// Each rank increments its own cell, syncs, and finds all cells equal.
 fn everybody_is_in_the_same_epoch(ranks: usize, sync: impl Fn(usize, u64) + Sync) {
     let cells = [words(ranks, 0), words(ranks, 0)];
     team(ranks, |rank| {
@@ -124,7 +124,7 @@ fn timed_out_barrier_names_missing_ranks_and_resumes() {
 }
 
 #[test]
-fn data_put_before_a_signal_is_there_when_the_signal_is_seen() {
+fn data_put_before_a_signal_is_visible_after_it() {
     let (signal, answer, data) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     team(2, |rank| {
         for n in 1..=EPOCHS {
@@ -142,7 +142,7 @@ fn data_put_before_a_signal_is_there_when_the_signal_is_seen() {
 }
 
 #[test]
-fn a_signal_that_is_added_wraps() {
+fn added_signal_wraps() {
     let word = AtomicU64::new(u64::MAX);
     put_signal::signal(&word, 3, SignalOp::Add);
     assert_eq!(put_signal::test(&word, Compare::Eq, 2), Some(2));
@@ -184,7 +184,7 @@ fn waits_on_no_words_return_at_once() {
     assert_eq!(excluded.wait_some(&mut impatient(0), |_, _| ()), Ok(0));
 }
 
-/// Words of a slot: the number, three of payload, the answer.
+/// Words of a slot: the number, three words of payload, the answer.
 const SLOT: usize = 5;
 
 fn slot(words: &[AtomicU64], number: u64) -> Slot<'_, AtomicU64> {
@@ -197,7 +197,7 @@ fn message(number: u64) -> [u64; 3] {
 }
 
 #[test]
-fn messages_arrive_in_order_and_whole() {
+fn messages_arrive_in_order_and_complete() {
     for capacity in [1, 3, 8] {
         let words = words(capacity * SLOT, 0);
         team(2, |rank| {
@@ -241,7 +241,7 @@ fn slot_is_free_when_its_last_message_is_answered() {
 }
 
 #[test]
-fn withdrawn_message_is_found_withdrawn() {
+fn withdrawn_message_is_reported_as_withdrawn() {
     let words = words(SLOT, 0);
     let slot = slot(&words, 1);
     slot.publish(1, &message(1));

@@ -1,10 +1,10 @@
-//! CUDA's driver for the crates above: errors that name the call, device memory by trait,
+//! CUDA's driver for the crates above: errors that name the call, traits for device memory,
 //! stream-ordered lifetimes, waits with a deadline.
 //!
-//! It does not wrap cudarc's contexts, streams, events and slices, which are the types here too. It
-//! neither communicates nor shares memory among processes.
+//! The contexts, streams, events and slices are those of cudarc. This crate neither communicates
+//! nor shares memory among processes.
 //!
-//! Without a driver nothing panics: [`Driver::get`] comes first, and returns an error.
+//! Without a driver no call panics: [`Driver::get`] is called first and returns an error.
 //!
 //! ```
 //! match peerweave_driver::Driver::get() {
@@ -14,7 +14,7 @@
 //! # Ok::<(), peerweave_driver::DriverError>(())
 //! ```
 
-/// The example of the README, as a test.
+/// Runs the example of the README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! Slices of cudarc's on streams other than their own, while a stream is being captured.
+//! Tests of accesses to cudarc's slices on other streams, while a stream is being captured.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -16,7 +16,7 @@ const RELAXED: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE
 const NO_FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags(0);
 
 #[test]
-fn slice_of_a_captured_stream_is_refused_elsewhere() {
+fn slice_of_a_captured_stream_is_refused_on_other_streams() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
@@ -36,7 +36,7 @@ fn slice_of_a_captured_stream_is_refused_elsewhere() {
 }
 
 #[test]
-fn capture_begun_during_an_access_ends_before_its_drop() {
+fn drop_of_an_access_waits_for_a_capture_begun_meanwhile() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
@@ -65,7 +65,7 @@ fn capture_begun_during_an_access_ends_before_its_drop() {
 }
 
 #[test]
-fn work_that_ends_ends_the_drop_of_its_access() {
+fn drop_of_an_access_waits_until_the_work_ends() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
@@ -85,8 +85,8 @@ fn work_that_ends_ends_the_drop_of_its_access() {
     });
 }
 
-/// Begins to capture the stream while the driver is late with a call of that name, which was not to
-/// be captured.
+/// Begins to capture the stream while the driver delays a call of that name, which must not be
+/// captured.
 fn captured_meanwhile<R>(stream: &Arc<CudaStream>, late: &str, call: impl FnOnce() -> Result<R, DriverError>) {
     let before = peerweave_fakes::entered(late);
     fail(&format!("{late}:*=400ms"));

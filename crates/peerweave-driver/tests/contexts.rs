@@ -1,4 +1,4 @@
-//! Destructors leave the thread's current context as it is.
+//! Tests that destructors do not change the thread's current context.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -19,7 +19,7 @@ fn current() -> CUcontext {
     current
 }
 
-/// Makes values on device 0 and drops them while device 1's context is current.
+/// Creates values on device 0 and drops them while the context of device 1 is current.
 fn dropped_elsewhere<R>(make: impl FnOnce(&Arc<CudaContext>) -> R) {
     let (zero, one) = (context(0).expect("a device"), context(1).expect("two devices"));
     let made = make(&zero);

@@ -1,5 +1,5 @@
-//! Tensors that another framework hands over by DLPack, over the fake driver: what is taken, what
-//! is refused, and when the producer gets it back.
+//! Tests of importing tensors of another framework by DLPack, over the fake driver: accepted
+//! tensors, refused tensors, and calls of the deleter.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -19,14 +19,14 @@ use peerweave_types::{Element, F8E4M3, bf16};
 
 use common::{LONG, SHORT, block, comes, device, unblock};
 
-/// A framework: what stands behind a tensor that it has handed out.
+/// The framework that produces a tensor.
 struct Producer {
     /// Freed by the deleter.
     _memory: DeviceMemory<u8>,
     shape: Vec<i64>,
     strides: Vec<i64>,
     deleted: Arc<AtomicUsize>,
-    /// The struct itself, where the other framework allocated it.
+    /// The struct itself, allocated by the framework.
     place: Place,
 }
 
@@ -37,7 +37,7 @@ enum Place {
 
 const F32: DLDataType = DLDataType { code: DLDataTypeCode::FLOAT, bits: 32, lanes: 1 };
 
-/// A tensor with its memory on device 0, which is ours to change before it is handed out.
+/// A tensor on device 0 that can still be changed before it is exported.
 struct Made(Box<Producer>);
 
 impl Made {
@@ -62,7 +62,7 @@ impl Made {
         (Self(Box::new(producer)), deleted)
     }
 
-    /// Like [`new`](Self::new), of 32-bit floats with these values.
+    /// Like [`new`](Self::new), with these 32-bit floats.
     fn floats(values: &[f32], shape: &[i64]) -> (Self, Arc<AtomicUsize>) {
         let (_, stream) = device();
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -82,7 +82,7 @@ impl Made {
         self
     }
 
-    /// With its pointers to itself.
+    /// Sets the pointers of the struct to its own fields.
     fn linked(self) -> NonNull<Producer> {
         let producer = NonNull::from(Box::leak(self.0));
         // SAFETY: it is nobody else's yet.
@@ -128,7 +128,7 @@ impl Made {
 }
 
 /// # Safety
-/// The context of a tensor that is deleted, once.
+/// `context` is the context of a tensor that is deleted, once.
 unsafe fn delete(context: *mut c_void) {
     // SAFETY: the caller's promise; `linked` leaked it.
     let producer = unsafe { Box::from_raw(context.cast::<Producer>()) };
@@ -136,20 +136,20 @@ unsafe fn delete(context: *mut c_void) {
 }
 
 /// # Safety
-/// A struct that `managed` gave, once.
+/// `this` is a struct returned by `managed`, and is deleted once.
 unsafe extern "C" fn delete_managed(this: *mut DLManagedTensor) {
     // SAFETY: the caller's promise.
     unsafe { delete((*this).manager_ctx) }
 }
 
 /// # Safety
-/// A struct that `versioned` gave, once.
+/// `this` is a struct returned by `versioned`, and is deleted once.
 unsafe extern "C" fn delete_versioned(this: *mut DLManagedTensorVersioned) {
     // SAFETY: the caller's promise.
     unsafe { delete((*this).manager_ctx) }
 }
 
-/// Takes a tensor of 0.8 that is refused, and gives the words.
+/// Imports a tensor of DLPack 0.8 that is refused, and returns the message.
 fn refused<T: Element>((made, deleted): (Made, Arc<AtomicUsize>)) -> String {
     // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
     let error = unsafe { DlpackTensor::<T>::from_managed(made.managed()) }.expect_err("it cannot be used");
@@ -218,20 +218,23 @@ fn read_only_tensor_is_read_and_not_written() {
         assert!(tensor.is_read_only() && tensor.read(&stream).is_ok());
         assert_eq!(
             tensor.into_memory().expect_err("it must not be written").to_string(),
-            "DlpackTensor::into_memory: the tensor has access read-only, expected writable; a read-only tensor can only be read"
+            "DlpackTensor::into_memory: the tensor has access read-only, expected writable"
         );
         assert!(comes(LONG, || deleted.load(Ordering::SeqCst) == 1));
     });
 }
 
 #[test]
-fn tensor_that_cannot_be_used_is_refused_and_given_back() {
+fn unusable_tensor_is_refused_and_deleted() {
     Fakes::new().cuda().run(|| {
         let made = |shape: &[i64]| Made::floats(&[1.0; 12], shape);
         let with = |(made, deleted): (Made, Arc<AtomicUsize>), change: fn(&mut DLTensor)| (made.tensor(change), deleted);
         let call = "DlpackTensor::from_managed: the tensor has";
         let host = with(made(&[12]), |tensor| tensor.device.device_type = DLDeviceType::CPU);
-        assert_eq!(refused::<f32>(host), format!("{call} device type 1, id 0, expected type 2 (CUDA), id 0 or more"));
+        assert_eq!(
+            refused::<f32>(host),
+            format!("{call} device type 1, index 0, expected type 2 (CUDA) and an index of 0 or more")
+        );
         let managed = with(made(&[12]), |tensor| tensor.device.device_type = DLDeviceType::CUDA_MANAGED);
         assert!(refused::<f32>(managed).contains("device type 13"));
         let far = with(made(&[12]), |tensor| tensor.device.device_id = 77);
@@ -245,14 +248,14 @@ fn tensor_that_cannot_be_used_is_refused_and_given_back() {
         let (transposed, deleted) = made(&[3, 4]);
         assert_eq!(
             refused::<f32>((transposed.strides(&[1, 3]), deleted)),
-            format!("{call} strides [1, 3], expected [4, 1]: dense in row-major order")
+            format!("{call} strides [1, 3], expected [4, 1] (dense in row-major order)")
         );
         let (backward, deleted) = made(&[12]);
         assert!(refused::<f32>((backward.strides(&[-1]), deleted)).contains("strides [-1]"));
-        assert_eq!(refused::<f32>(made(&[3, -4])), format!("{call} shape [3, -4], expected no negative lengths"));
+        assert_eq!(refused::<f32>(made(&[3, -4])), format!("{call} shape [3, -4], expected lengths of 0 or more"));
         assert!(refused::<f32>(made(&[i64::MAX, 4])).contains("as many elements as fit in the address space"));
         let odd = with(made(&[2]), |tensor| tensor.byte_offset = 2);
-        assert!(refused::<f32>(odd).contains("+ 2 bytes, expected a multiple of 4 and not null"));
+        assert!(refused::<f32>(odd).contains("+ 2 bytes, expected a non-null multiple of 4"));
         let null = with(made(&[2]), |tensor| tensor.data = std::ptr::null_mut());
         assert!(refused::<f32>(null).contains("address 0x0"));
         let negative = with(made(&[2]), |tensor| tensor.ndim = -1);
@@ -261,18 +264,18 @@ fn tensor_that_cannot_be_used_is_refused_and_given_back() {
 }
 
 #[test]
-fn major_version_that_is_unknown_is_given_back() {
+fn unknown_major_version_is_refused_and_deleted() {
     Fakes::new().cuda().run(|| {
         let (made, deleted) = Made::floats(&[1.0; 4], &[4]);
         // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
         let error = unsafe { DlpackTensor::<f32>::from_versioned(made.versioned(2, 0)) }.expect_err("it has another layout");
-        assert_eq!(error.to_string(), "DlpackTensor::from_versioned: the tensor has version of DLPack 2.1, expected 1.x");
+        assert_eq!(error.to_string(), "DlpackTensor::from_versioned: the tensor has DLPack version 2.1, expected 1.x");
         assert_eq!(deleted.load(Ordering::SeqCst), 1);
     });
 }
 
 #[test]
-fn shapes_strides_and_types_that_fit_are_taken() {
+fn valid_shapes_strides_and_types_are_imported() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         // A stride that is never taken may be any; null is row-major; a scalar has one element; an

@@ -1,4 +1,4 @@
-//! Modules and launches over the fake driver, whose kernels are functions of the host.
+//! Tests of modules and launches over the fake driver, whose kernels are functions of the host.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -22,7 +22,7 @@ const PTX: &str = "
 .visible .entry count(.param .u64 place, .param .u32 add, .param .align 8 .b8 slice[16], .param .u8 last) { ret; }
 ";
 
-/// What the fake driver hands to a function that stands for a kernel.
+/// The argument that the fake driver passes to a function that represents a kernel.
 #[repr(C)]
 struct FakeLaunch {
     grid: [c_uint; 3],
@@ -33,11 +33,11 @@ struct FakeLaunch {
     device: c_int,
 }
 
-/// Adds, at the address of the first argument, the second once for each thread, and the halves of
-/// the third, and the last.
+/// A kernel: adds to the word at the first argument the second argument once for each thread, both
+/// words of the third argument, and the fourth argument.
 ///
 /// # Safety
-/// `launch` is a live launch of this kernel.
+/// `launch` points to a launch of this kernel in progress.
 unsafe extern "C" fn count(launch: *const FakeLaunch) {
     // SAFETY: the fake gives a live launch of this kernel, whose parameters are those of its text.
     let (place, add, slice, last, threads) = unsafe {
@@ -228,7 +228,7 @@ fn kernel_is_launched_from_several_threads() {
 }
 
 #[test]
-fn images_and_names_that_are_wrong_are_typed_errors() {
+fn invalid_images_and_names_are_typed_errors() {
     Fakes::new().cuda().run(|| {
         let (context, _) = device();
         register();
@@ -279,7 +279,7 @@ fn capture_begun_during_a_launch_is_invalidated() {
 }
 
 #[test]
-fn mapped_words_are_seen_by_kernels_and_threads() {
+fn mapped_words_are_visible_to_kernels_and_threads() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let kernel = loaded(&context);

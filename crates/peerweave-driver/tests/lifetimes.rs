@@ -1,5 +1,5 @@
-//! When memory may go: captures, stuck devices, cudarc's slices on several streams, over the fake
-//! driver.
+//! Tests of when memory is freed, over the fake driver: captures, stuck devices, cudarc's slices on
+//! several streams.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -18,7 +18,7 @@ use peerweave_fakes::Fakes;
 
 use common::{LONG, SHORT, block, blocking_stream, calls, comes, device, fail, free_bytes, unblock};
 
-/// Retires something that was used on the stream, and gives what tells whether it was freed.
+/// Retires a value that was used on the stream. Returns a flag that is set when it is freed.
 fn retire_flag(context: &Arc<CudaContext>, stream: &Arc<CudaStream>) -> Arc<AtomicBool> {
     let freed = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&freed);
@@ -59,7 +59,7 @@ fn default_stream_memory_is_freed_after_a_blocking_capture_ends() {
 }
 
 #[test]
-fn reaper_leaves_a_capture_of_the_whole_process_alone() {
+fn reaper_does_not_invalidate_a_global_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let captured = context.new_stream().expect("a stream");
@@ -79,7 +79,7 @@ fn reaper_leaves_a_capture_of_the_whole_process_alone() {
 }
 
 #[test]
-fn capture_that_begins_while_something_is_retired_is_left_alone() {
+fn retiring_does_not_invalidate_a_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = peerweave_fakes::entered("cuEventRecord");
@@ -98,7 +98,7 @@ fn capture_that_begins_while_something_is_retired_is_left_alone() {
 }
 
 #[test]
-fn capture_that_begins_during_a_wait_is_left_alone() {
+fn wait_does_not_invalidate_a_capture_that_begins() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -152,7 +152,7 @@ fn graph_never_fills_memory_that_it_does_not_keep() {
 }
 
 #[test]
-fn wait_for_a_captured_stream_is_an_error_that_spoils_nothing() {
+fn wait_for_a_captured_stream_fails_and_keeps_the_capture() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
@@ -163,7 +163,7 @@ fn wait_for_a_captured_stream_is_an_error_that_spoils_nothing() {
 }
 
 #[test]
-fn event_that_cannot_be_asked_about_frees_nothing() {
+fn event_that_cannot_be_queried_frees_nothing() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventQuery:1=1").run(|| {
         let (context, stream) = device();
         let freed = retire_flag(&context, &stream);
@@ -192,7 +192,7 @@ fn stuck_stream_delays_only_its_own_memory() {
 }
 
 #[test]
-fn error_that_others_left_in_a_context_stays_theirs() {
+fn error_recorded_by_others_stays_in_the_context() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
@@ -207,7 +207,7 @@ fn error_that_others_left_in_a_context_stays_theirs() {
 }
 
 #[test]
-fn the_default_stream_is_its_context_s_on_any_thread() {
+fn default_stream_is_that_of_its_context_on_any_thread() {
     Fakes::new().cuda().run(|| {
         let (zero, one) = (context(0).expect("a device"), context(1).expect("another device"));
         let stream = zero.default_stream();
@@ -226,7 +226,7 @@ fn the_default_stream_is_its_context_s_on_any_thread() {
 }
 
 #[test]
-fn longest_wait_of_all_is_no_overflow() {
+fn longest_possible_wait_does_not_overflow() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("room");
@@ -234,8 +234,8 @@ fn longest_wait_of_all_is_no_overflow() {
     });
 }
 
-/// Drops the slice while work on it is enqueued on a stream that is stuck; then the slice's own
-/// stream, in whose order it is freed, must wait for that work.
+/// Drops a slice while work on it is enqueued on a stuck stream. The slice's own stream, in whose
+/// order it is freed, must then wait for that work.
 fn freed_after(own: &Arc<CudaStream>, stuck: &Arc<CudaStream>, slice: CudaSlice<u8>) {
     assert!(!wait(stuck, Instant::now()).expect("it is only stuck"));
     drop(slice);
@@ -245,7 +245,7 @@ fn freed_after(own: &Arc<CudaStream>, stuck: &Arc<CudaStream>, slice: CudaSlice<
 }
 
 #[test]
-fn slice_that_two_streams_read_outlives_both() {
+fn slice_read_by_two_streams_outlives_the_work_of_both() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let (first, second) = (context.new_stream().expect("a stream"), context.new_stream().expect("a stream"));
@@ -295,7 +295,7 @@ fn default_stream_slice_records_no_other_stream() {
 }
 
 #[test]
-fn slice_that_another_stream_writes_does_not_hold_up_its_own() {
+fn slice_written_by_another_stream_does_not_delay_its_own() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
@@ -384,7 +384,7 @@ fn own_stream_is_destroyed_with_its_last_handle() {
 }
 
 #[test]
-fn driver_that_has_ended_is_left_alone() {
+fn driver_that_has_shut_down_is_not_called() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let freed = Arc::new(AtomicBool::new(false));
@@ -404,7 +404,7 @@ fn driver_that_has_ended_is_left_alone() {
 
 #[test]
 fn panicking_destructors_do_not_stop_the_reaper() {
-    /// Thrown, and throws again where it is dropped.
+    /// A panic payload that panics when it is dropped.
     struct Thrown;
     impl Drop for Thrown {
         fn drop(&mut self) {
@@ -468,7 +468,7 @@ fn slice_of_a_private_stream_outlives_the_stream_that_writes_it() {
 }
 
 #[test]
-fn question_about_a_default_stream_is_asked_in_its_own_context() {
+fn default_stream_is_queried_in_its_own_context() {
     Fakes::new().cuda().run(|| {
         let (here, elsewhere) = (context(0).expect("a device"), context(1).expect("a device"));
         let blocking = blocking_stream(&here);

@@ -1,4 +1,4 @@
-//! Device memory and its lifetimes in stream order, over the fake driver.
+//! Tests of device memory and its lifetimes in stream order, over the fake driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -34,7 +34,7 @@ fn copied_values_are_read_back() {
 }
 
 #[test]
-fn pending_copy_reads_no_memory_of_the_caller() {
+fn pending_copy_does_not_read_memory_of_the_caller() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let mut memory = DeviceMemory::<u64>::zeroed(&stream, 4).expect("room");
@@ -104,7 +104,7 @@ fn memory_is_freed_after_the_streams_that_used_it() {
 }
 
 #[test]
-fn stuck_device_does_not_hold_up_the_others() {
+fn stuck_device_does_not_delay_the_others() {
     Fakes::new().cuda().run(|| {
         let (_, stuck) = device();
         let elsewhere = context(1).expect("eight devices");
@@ -186,7 +186,7 @@ fn graph_keeps_its_values_alive() {
 }
 
 #[test]
-fn nothing_is_kept_without_capture_or_with_an_old_driver() {
+fn nothing_is_kept_without_a_capture_or_on_an_old_driver() {
     Fakes::new().cuda().without("cuUserObjectCreate").run(|| {
         let (_, stream) = device();
         let value: peerweave_driver::Keep = Arc::new(1);

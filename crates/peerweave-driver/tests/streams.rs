@@ -1,4 +1,4 @@
-//! Which streams a list keeps, and what noting one leaves alone, over the fake driver.
+//! Tests of the lists of streams over the fake driver: removal of streams, and the current context.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -44,7 +44,7 @@ fn idle_streams_without_handles_are_removed() {
 }
 
 #[test]
-fn streams_that_several_memories_know_are_let_go_too() {
+fn streams_in_several_lists_are_removed() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let source = DeviceMemory::<u64>::alloc(&context, 64).expect("room");

@@ -1,6 +1,6 @@
-//! Typed functions over an open library, each resolved at its first call.
+//! Typed functions of a loaded library, each resolved at its first call.
 //!
-//! Invariant: a [`Symbol`] only ever goes from unknown to an address, or from unknown to absent.
+//! Invariant: a [`Symbol`] changes only once, from unknown to an address or from unknown to absent.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
@@ -12,9 +12,9 @@ use crate::{Library, MissingSymbol};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SymbolInfo {
-    /// Its name in the library.
+    /// Name of the function in the library.
     pub name: &'static str,
-    /// The version that brought it.
+    /// Version of the library that introduced the function.
     pub since: &'static str,
 }
 
@@ -25,25 +25,25 @@ impl SymbolInfo {
     }
 }
 
-/// The address of one function, looked up once. Made by [`bindings!`](crate::bindings).
+/// The address of a function, resolved once. Created by [`bindings!`](crate::bindings).
 #[derive(Debug)]
 pub struct Symbol(AtomicPtr<c_void>);
 
-/// Stands for "looked up, not there". No function has an odd address at the start of the address
-/// space.
+/// Marks a function that the library lacks. No function has an odd address at the start of the
+/// address space.
 const ABSENT: *mut c_void = ptr::without_provenance_mut(1);
 
 impl Symbol {
-    /// Not looked up yet.
+    /// Returns a symbol that has not been resolved yet.
     #[doc(hidden)]
     pub const fn unknown() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The address of `name` in `library`.
+    /// Returns the address of `name` in `library`.
     ///
     /// # Errors
-    /// [`MissingSymbol`], each time, where the library has no such function.
+    /// [`MissingSymbol`], at every call, if the library lacks the function.
     #[doc(hidden)]
     #[inline]
     pub fn get(&self, library: &Library, name: &'static CStr, since: &'static str) -> Result<NonNull<c_void>, MissingSymbol> {
@@ -68,7 +68,7 @@ impl Symbol {
             }
             None => {
                 self.0.store(ABSENT, Ordering::Relaxed);
-                let name = name.to_str().expect("names of functions are ASCII: they come from identifiers");
+                let name = name.to_str().expect("function names are ASCII, because they are identifiers");
                 Err(MissingSymbol { product: library.product(), name, since, path: library.shared_path() })
             }
         }
@@ -77,14 +77,14 @@ impl Symbol {
 
 /// Declares a struct of functions that are resolved one by one, at their first call.
 ///
-/// Each function has the version that brought it in front, as free text. The struct gets
-/// - `new(Library)`, which looks nothing up;
-/// - per function, `unsafe fn name(&self, ..) -> Result<R, MissingSymbol>`;
-/// - `SYMBOLS`, all names with their versions; `has(name)`; `missing()`, those that this library
-///   lacks; `library()`.
+/// Each function is preceded by the version that introduced it, as free text. The struct gets
+/// - `new(Library)`, which resolves no function;
+/// - for each function, `unsafe fn name(&self, ..) -> Result<R, MissingSymbol>`;
+/// - `SYMBOLS`, all names with their versions; `has(name)`; `missing()`, the functions that this
+///   library lacks; `library()`.
 ///
-/// A call of a function that was resolved before costs one relaxed load more than a call through a
-/// pointer. See the crate's example.
+/// Calling a resolved function costs one relaxed load more than a call through a pointer. The
+/// crate's documentation has an example.
 #[macro_export]
 macro_rules! bindings {
     (
@@ -97,37 +97,37 @@ macro_rules! bindings {
         }
     ) => {
         $(#[$attribute])*
-        #[allow(non_snake_case, reason = "the fields are named as the vendor names its functions")]
+        #[allow(non_snake_case, reason = "the fields have the names of the vendor's functions")]
         #[derive(Debug)]
         $visibility struct $Api {
             library: $crate::Library,
             $( $name: $crate::Symbol, )*
         }
 
-        #[allow(dead_code, non_snake_case, clippy::too_many_arguments, reason = "the names and shapes are the vendor's")]
+        #[allow(dead_code, non_snake_case, clippy::too_many_arguments, reason = "the names and signatures are the vendor's")]
         impl $Api {
-            /// All functions that are bound here, with the version that brought each.
+            /// All declared functions, each with the version that introduced it.
             $visibility const SYMBOLS: &'static [$crate::SymbolInfo] =
                 &[ $( $crate::SymbolInfo::new(stringify!($name), $since), )* ];
 
-            /// Binds a library. Nothing is looked up before it is called.
+            /// Returns the functions of a library. A function is resolved at its first call.
             $visibility const fn new(library: $crate::Library) -> Self {
                 Self { library, $( $name: $crate::Symbol::unknown(), )* }
             }
 
-            /// The library that is bound.
+            /// Returns the library.
             $visibility const fn library(&self) -> &$crate::Library {
                 &self.library
             }
 
-            /// Whether the library has a function of this name. False for names that are not bound
-            /// here.
+            /// Returns whether the library has a function of this name. Returns `false` for names
+            /// that are not declared here.
             $visibility fn has(&self, name: &str) -> bool {
                 $( if name == stringify!($name) { return self.$name.get(&self.library, $crate::bindings!(@c $name), $since).is_ok(); } )*
                 false
             }
 
-            /// The functions that are bound here and that the library lacks.
+            /// Returns the declared functions that the library lacks.
             $visibility fn missing(&self) -> ::std::vec::Vec<$crate::SymbolInfo> {
                 Self::SYMBOLS.iter().copied().filter(|symbol| !self.has(symbol.name)).collect()
             }
@@ -136,10 +136,10 @@ macro_rules! bindings {
                 $(#[$function_attribute])*
                 ///
                 /// # Errors
-                /// `MissingSymbol` where the library has no such function.
+                /// `MissingSymbol` if the library lacks the function.
                 ///
                 /// # Safety
-                /// What the vendor's documentation asks of the caller.
+                /// The caller meets the requirements in the vendor's documentation.
                 #[inline]
                 $visibility unsafe fn $name(&self $(, $argument: $type)*)
                     -> ::core::result::Result<$crate::bindings!(@return $($return)?), $crate::MissingSymbol>
@@ -178,13 +178,13 @@ mod tests {
     use crate::{Search, Visibility};
 
     crate::bindings! {
-        /// A little of libm, and something that it never had.
+        /// Some functions of libm, and one that does not exist.
         struct Math {
             /// Cosine.
             "C89" fn cos(radians: c_double) -> c_double;
             /// Scales by a power of two.
             "C99" fn scalbn(value: c_double, exponent: c_int) -> c_double;
-            /// Nobody has it.
+            /// A function that no library has.
             "C42" fn no_such_function(value: c_double);
         }
     }

@@ -1,4 +1,4 @@
-//! What can be missing: a library, or one of its functions.
+//! Errors of loading a library or resolving a function.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use crate::Version;
 
-/// A library that could not be loaded, with all that was tried.
+/// A library could not be loaded. Lists all paths that were tried.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
-/// show to people.
+/// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub struct LoadError {
-    /// The library, as its vendor calls it.
+    /// The vendor's name of the library.
     pub product: &'static str,
-    /// The environment variable that names a file or directory to take instead, if there is one.
+    /// The environment variable that overrides the search with a file or directory, if there is
+    /// one.
     pub variable: Option<&'static str>,
-    /// Whether the variable was set: then nothing else was tried.
+    /// Whether the variable was set, so that no other place was searched.
     pub exclusive: bool,
-    /// What was tried, in order. Never empty.
+    /// The paths that were tried, in order. Never empty.
     pub tried: Vec<Attempt>,
 }
 
@@ -29,13 +29,13 @@ impl fmt::Debug for LoadError {
     }
 }
 
-/// One path that was tried, and why it did not serve.
+/// A path that was tried, and the reason why it failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attempt {
-    /// A file, or the bare name that was given to the dynamic linker.
+    /// A file, or a bare name passed to the dynamic linker.
     pub path: PathBuf,
-    /// The dynamic linker's words, or why it was not asked.
+    /// The message of the dynamic linker, or the reason why the file was not passed to it.
     pub reason: String,
 }
 
@@ -43,8 +43,8 @@ impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} was not found; ", self.product)?;
         match self.variable {
-            Some(variable) if self.exclusive => write!(f, "{variable} is set, so nothing else was tried:")?,
-            Some(variable) => write!(f, "{variable} may name its file or directory; tried:")?,
+            Some(variable) if self.exclusive => write!(f, "{variable} is set, so no other place was searched:")?,
+            Some(variable) => write!(f, "set {variable} to its file or directory; tried:")?,
             None => write!(f, "tried:")?,
         }
         for attempt in &self.tried {
@@ -54,33 +54,33 @@ impl fmt::Display for LoadError {
     }
 }
 
-/// A function that the library found does not have.
+/// The loaded library lacks a function.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{product} has no {name} (it came with {since}): {}", path.display())]
+#[error("{product} lacks {name}, which needs version {since} or newer: {}", path.display())]
 #[non_exhaustive]
 pub struct MissingSymbol {
-    /// The library, as its vendor calls it.
+    /// The vendor's name of the library.
     pub product: &'static str,
-    /// The function.
+    /// Name of the function.
     pub name: &'static str,
-    /// The version that brought it.
+    /// Version of the library that introduced the function.
     pub since: &'static str,
-    /// The file that was asked.
+    /// Path of the loaded library.
     pub path: Arc<Path>,
 }
 
-/// Something that the library found does not do.
+/// The loaded library does not support a function or option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Unsupported {
-    /// The library, as its vendor calls it.
+    /// The vendor's name of the library.
     pub product: &'static str,
-    /// The function or the option, by the vendor's own name.
+    /// The vendor's name of the function or option.
     pub what: &'static str,
-    /// The version that brought it; `None` where no release that is known has it.
+    /// Version of the library that introduced it; `None` if no known release has it.
     pub since: Option<Version>,
-    /// The version that was found.
+    /// Version of the loaded library.
     pub found: Version,
-    /// Where it was found.
+    /// Path of the loaded library.
     pub path: Arc<Path>,
 }
 
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unsupported_names_the_versions_and_the_file() {
+    fn unsupported_error_names_the_versions_and_the_file() {
         let path: Arc<Path> = Path::new("/lib/libnvshmem_host.so.3").into();
         let (product, found) = ("NVSHMEM", Version::new(3, 8, 0));
         let what = "nvshmem_int32_atomic_add";

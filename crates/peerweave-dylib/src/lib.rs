@@ -1,7 +1,7 @@
 //! Loads shared libraries at run time and resolves their functions one by one, at their first call.
 //!
-//! Knows no vendor: what to look for is a [`Search`], what to call is declared with [`bindings!`].
-//! Nothing is ever unloaded, since libraries of this kind start threads of their own.
+//! The crate is independent of vendors: a [`Search`] finds a library, and [`bindings!`] declares
+//! its functions. A library is never unloaded, because libraries of this kind start threads.
 #![doc = include_str!("../README.md")]
 
 mod bindings;

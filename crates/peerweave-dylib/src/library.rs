@@ -1,25 +1,24 @@
-//! An open library. What to open is `search.rs`; typed calls are `bindings.rs`.
+//! A loaded library. `search.rs` finds the file to load; `bindings.rs` has typed calls.
 //!
-//! Invariant: a library stays mapped until the process ends, so that an address from it is never
-//! stale.
+//! Invariant: a library stays mapped until the process ends, so an address in it is always valid.
 
 use std::ffi::{CStr, OsStr, c_void};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Who sees the symbols of a library that is loaded.
+/// The visibility of a library's symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// Only who holds the handle. What libraries want that have no plug-ins.
+    /// Only through the handle. For libraries without plug-ins.
     Local,
-    /// Libraries loaded later too: for libraries whose plug-ins resolve symbols from them.
+    /// Also for libraries loaded later. For libraries whose plug-ins resolve symbols from them.
     Global,
 }
 
-/// A shared library, open until the process ends.
+/// A shared library, loaded until the process ends.
 ///
-/// Cloning is cheap and gives the same library.
+/// Clones are cheap handles of the same library.
 #[derive(Clone, Debug)]
 pub struct Library {
     handle: NonNull<c_void>,
@@ -37,27 +36,27 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// Opens one file, or what the dynamic linker finds under a bare name.
+    /// Loads a file. The dynamic linker searches for a bare name.
     ///
     /// # Errors
-    /// The dynamic linker's words.
+    /// The message of the dynamic linker.
     pub(crate) fn open(product: &'static str, file: &Path, visibility: Visibility) -> Result<Self, String> {
         // SAFETY: loading runs the library's initialisers. Which library that is was chosen by who
         // runs the program (a variable, its Python, the system), who vouches for it as for the
         // program itself.
         let handle = unsafe { os::open(file, visibility) }.map_err(|error| words_of(&error, file))?;
-        let handle = handle.ok_or("the dynamic linker gave no handle")?;
+        let handle = handle.ok_or("the dynamic linker returned no handle")?;
         let path = os::path_of(handle).unwrap_or_else(|| file.to_path_buf());
         tracing::debug!(product, path = %path.display(), "library loaded");
         Ok(Self { handle, product, path: path.into() })
     }
 
-    /// The library, as its vendor calls it.
+    /// Returns the vendor's name of the library.
     pub fn product(&self) -> &'static str {
         self.product
     }
 
-    /// The file that is mapped.
+    /// Returns the path of the mapped file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -66,20 +65,21 @@ impl Library {
         Arc::clone(&self.path)
     }
 
-    /// The directory that the file is in: where a vendor puts plug-ins and headers beside it.
-    /// `None` where only a bare name is known.
+    /// Returns the directory of the file, in which vendors put plug-ins and headers. Returns `None`
+    /// if only a bare name is known.
     pub fn directory(&self) -> Option<&Path> {
         self.path.parent().filter(|directory| *directory != OsStr::new(""))
     }
 
-    /// The address of a symbol, or `None` where the library has none of that name.
+    /// Returns the address of a symbol; `None` if the library lacks it.
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the handle is open until the process ends.
         unsafe { os::symbol(self.handle, name) }
     }
 }
 
-/// What the dynamic linker said, without the words around it and without the name that it repeats.
+/// Returns the message of the dynamic linker, without its prefix and without the repeated file
+/// name.
 fn words_of(error: &libloading::Error, file: &Path) -> String {
     use std::error::Error as _;
     let words = error.source().map_or_else(|| error.to_string(), |source| source.to_string());
@@ -89,7 +89,7 @@ fn words_of(error: &libloading::Error, file: &Path) -> String {
     }
 }
 
-/// The dynamic linker.
+/// Functions of the dynamic linker.
 #[cfg(unix)]
 mod os {
     use std::ffi::{CStr, c_void};
@@ -101,7 +101,7 @@ mod os {
     use super::Visibility;
 
     /// # Safety
-    /// The library's initialisers may run.
+    /// Running the library's initialisers is sound.
     pub(super) unsafe fn open(file: &Path, visibility: Visibility) -> Result<Option<NonNull<c_void>>, libloading::Error> {
         let seen = match visibility {
             Visibility::Local => unix::RTLD_LOCAL,
@@ -119,7 +119,7 @@ mod os {
         NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
     }
 
-    /// The head of the dynamic linker's record of a library, as `<link.h>` declares it.
+    /// The first fields of the dynamic linker's record of a library, as declared in `<link.h>`.
     #[cfg(target_os = "linux")]
     #[repr(C)]
     struct LinkMap {
@@ -127,7 +127,7 @@ mod os {
         name: *const std::ffi::c_char,
     }
 
-    /// The file behind an open handle.
+    /// Returns the file of an open handle.
     #[cfg(target_os = "linux")]
     pub(super) fn path_of(handle: NonNull<c_void>) -> Option<PathBuf> {
         use std::ffi::OsStr;
@@ -145,14 +145,14 @@ mod os {
         (!name.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(name.to_bytes())))
     }
 
-    /// Elsewhere the linker is not asked.
+    /// On other systems the path is unknown.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn path_of(_: NonNull<c_void>) -> Option<PathBuf> {
         None
     }
 }
 
-/// Compiles where no vendor of ours has a library.
+/// Compiles on systems for which no supported vendor has a library.
 #[cfg(windows)]
 mod os {
     use std::ffi::{CStr, c_void};
@@ -165,7 +165,7 @@ mod os {
     use super::Visibility;
 
     /// # Safety
-    /// The library's initialisers may run.
+    /// Running the library's initialisers is sound.
     pub(super) unsafe fn open(file: &Path, _: Visibility) -> Result<Option<NonNull<c_void>>, libloading::Error> {
         // SAFETY: the caller's promise.
         let library = unsafe { windows::Library::new(file) }?;
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn symbol_that_is_not_there_is_none() {
+    fn symbol_that_does_not_exist_is_none() {
         let library = libc();
         assert!(library.symbol(c"getpid").is_some());
         assert!(library.symbol(c"no_such_function").is_none());

@@ -1,13 +1,13 @@
-//! Which libraries of a kind this process has mapped, whoever loaded them.
+//! The libraries mapped into this process, no matter which code loaded them.
 
 use std::path::PathBuf;
 
-/// The files mapped into this process whose name begins with `stem` (such as `libnccl.so`), each
-/// once, in the order of their addresses.
+/// Returns the files mapped into this process whose name begins with `stem` (such as `libnccl.so`),
+/// each once, in the order of their addresses.
 ///
-/// Two copies of one communication library in a process (one of a Python wheel, one of the system,
-/// say) do not know of each other: handles of one must not be given to the other. Empty where the
-/// system has no `/proc/self/maps`.
+/// A process can have two copies of a communication library, for example one of a Python wheel and
+/// one of the system. Handles of one copy must not be passed to the other. The result is empty on
+/// systems without `/proc/self/maps`.
 ///
 /// ```
 /// # #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_file_is_named_once_and_blanks_stay() {
+    fn each_mapped_file_is_returned_once_with_its_spaces() {
         let maps = "\
 7f0 r--p 00000000 08:01 12                         /opt/a b/libnccl.so.2
 7f1 r-xp 00001000 08:01 12                         /opt/a b/libnccl.so.2

@@ -1,14 +1,13 @@
-//! Where the active Python keeps its packages, found by looking at directories alone: no
-//! interpreter is started.
+//! The package directories of the active Python, found by reading directories: no interpreter is
+//! started.
 //!
-//! Wheels put a vendor's library under `site-packages/nvidia/...`. "Active" is what a shell means
-//! by it: the activated environment, else the `python3` that PATH finds.
+//! Wheels install a vendor's library under `site-packages/nvidia/...`. The active Python is that of
+//! the activated environment, otherwise that of the `python3` in `PATH`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The package directories of the active Python, first those that an import would look at first.
-/// Only such that exist.
+/// Returns the existing package directories of the active Python, in the order of an import.
 pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut add = |directory: PathBuf| {
@@ -38,8 +37,9 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
     found
 }
 
-/// The prefixes of the first interpreter of that name on PATH: where it stands (it may be a link
-/// inside a virtual environment), where its links lead to, and the local counterpart of a system's.
+/// Returns the prefixes of the first interpreter of that name in `PATH`: the directory of the file
+/// (which may be a link in a virtual environment), that of the link's target, and for a system
+/// prefix its local counterpart.
 fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
     let Some(found) = std::env::split_paths(path).map(|directory| directory.join(interpreter)).find(|file| file.is_file()) else {
         return Vec::new();
@@ -56,8 +56,8 @@ fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
     prefixes
 }
 
-/// `lib/python3.*/site-packages` and `dist-packages` (Debian's) below a prefix, the newest Python
-/// first.
+/// Returns `lib/python3.*/site-packages` and Debian's `dist-packages` below a prefix, the newest
+/// Python first.
 fn packages_below(prefix: &Path) -> Vec<PathBuf> {
     let mut versions: Vec<((u32, u32), PathBuf)> = ["lib", "lib64"]
         .iter()
@@ -74,7 +74,7 @@ fn packages_below(prefix: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// `python3.12` is (3, 12); `python3` (Debian's shared directory) is none.
+/// Parses `python3.12` as (3, 12). Returns `None` for `python3`, Debian's shared directory.
 fn version(name: &str) -> Option<(u32, u32)> {
     let (major, minor) = name.strip_prefix("python")?.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_nothing_found() {
+    fn no_variables_yield_no_directories() {
         assert!(site_packages(&|_| None).is_empty());
     }
 }

@@ -1,21 +1,20 @@
-//! Where a library is looked for, in which order. Opening one file is `library.rs`.
+//! The search for a library: places and their order. `library.rs` loads a file.
 
 use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
 
 use crate::{Attempt, Library, LoadError, Visibility, python};
 
-/// Which library to look for, and where.
+/// A search for a library.
 ///
-/// The order: the variable, if it is set (a file or a directory; then nothing else is tried); the
-/// wheels of the active Python; the dynamic linker's own path; the well-known directories. In each
-/// place the file names are tried in their order.
+/// Places are searched in this order: the variable, if set (a file or a directory; no other place
+/// is searched then); the wheels of the active Python; the dynamic linker's path; well-known
+/// directories. In each place the file names are tried in their order.
 ///
-/// A library that is loaded runs its initialisers, whatever they do. So a search is `unsafe` to
-/// make, where its file names are chosen, and safe to use: the file that it finds under one of
-/// those names was put there by whoever runs the program (through the variable, the Python
-/// environment, the system), who vouches for it as for the program itself. Safe code cannot have a
-/// file of its own choice loaded:
+/// Loading a library runs its initialisers. So creating a search, which chooses the file names, is
+/// `unsafe`, and using it is safe. A file of that name was installed by the user who runs the
+/// program, through the variable, the Python environment or the system. That user is responsible
+/// for it, as for the program itself. Safe code cannot load a file of its own choice:
 ///
 /// ```compile_fail,E0133
 /// use peerweave_dylib::{Search, Visibility};
@@ -44,24 +43,24 @@ pub struct Search {
 }
 
 impl Search {
-    /// A search for `product` under its file names, best first. `variable` is the environment
-    /// variable that overrides all else.
+    /// Returns a search for `product` under its file names, the preferred one first. `variable` is
+    /// the environment variable that overrides the search.
     ///
     /// # Panics
-    /// If there is no file name: a mistake in the source, not in its input.
+    /// If there is no file name, which is a bug in the caller.
     ///
     /// # Safety
-    /// Files of these names, in whichever directory, are the product, and loading it is sound.
+    /// Every file of one of these names, in any directory, is the product, and loading it is sound.
     pub const unsafe fn new(product: &'static str, variable: &'static str, file_names: &'static [&'static str]) -> Self {
         assert!(!file_names.is_empty(), "a search needs at least one file name");
         Self { product, variable: Some(variable), file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
 
-    /// A search that no variable overrides: for a library that something else in the process loads
-    /// as well, and must be the same.
+    /// Returns a search without an overriding variable. For a library that other code of the
+    /// process also loads, and that must be the same file.
     ///
     /// # Panics
-    /// As [`new`](Self::new).
+    /// As for [`new`](Self::new).
     ///
     /// # Safety
     /// As for [`new`](Self::new).
@@ -70,46 +69,46 @@ impl Search {
         Self { product, variable: None, file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
 
-    /// A function that every version of the library has: a file without it is another library under
-    /// its name.
+    /// Sets a function that every version of the library has. A file without it is a different
+    /// library of the same name.
     pub const fn known_by(mut self, function: &'static CStr) -> Self {
         self.mark = Some(function);
         self
     }
 
-    /// Directories below Python's `site-packages` that the vendor's wheels install into, such as
-    /// `nvidia/nccl/lib`.
+    /// Adds directories below Python's `site-packages` in which the vendor's wheels install the
+    /// library, such as `nvidia/nccl/lib`.
     pub const fn in_wheels(mut self, directories: &'static [&'static str]) -> Self {
         self.wheel_directories = directories;
         self
     }
 
-    /// Directories that the vendor's packages are known to use and that the dynamic linker may not
-    /// search.
+    /// Adds directories in which the vendor's packages install the library, and which the dynamic
+    /// linker may not search.
     pub const fn in_directories(mut self, directories: &'static [&'static str]) -> Self {
         self.system_directories = directories;
         self
     }
 
-    /// The library, as its vendor calls it.
+    /// Returns the vendor's name of the library.
     pub const fn product(&self) -> &'static str {
         self.product
     }
 
-    /// Opens the first file that loads.
+    /// Loads the first file that can be loaded.
     ///
     /// # Errors
-    /// [`LoadError`] with every path that was tried. A file that is not there is not handed to the
-    /// dynamic linker.
+    /// [`LoadError`] with every path that was tried. A file that does not exist is not passed to
+    /// the dynamic linker.
     pub fn open(&self, visibility: Visibility) -> Result<Library, LoadError> {
         // SAFETY: the environment is what whoever runs the program gave it.
         unsafe { self.open_with(visibility, &|name| std::env::var_os(name)) }
     }
 
-    /// Opens a file, or the first file of that kind in a directory, and tries nothing else.
+    /// Loads a file, or the first matching file in a directory. No other place is searched.
     ///
     /// # Safety
-    /// The file is the product: what a library is to do when it is loaded runs.
+    /// The file is the product, and running its initialisers is sound.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -125,13 +124,13 @@ impl Search {
         }
     }
 
-    /// Like [`open`](Self::open), with the environment as a function: for tests, and for programs
+    /// Like [`open`](Self::open), with the environment as a function. For tests, and for programs
     /// with settings of their own.
     ///
     /// # Safety
-    /// The file that the variable names, and those of the product's names in the directories that
-    /// the function's answers lead to (`PATH`, `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`,
-    /// `HOME`), are the product: what a library is to do when it is loaded runs.
+    /// The file named by the variable is the product, and running its initialisers is sound. So are
+    /// the files with the product's names in the directories that the function's results lead to
+    /// (`PATH`, `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `HOME`).
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -184,7 +183,7 @@ impl Search {
         let mut present = candidates.iter().filter(|file| file.exists()).peekable();
         if present.peek().is_none() {
             let reason = if directory.is_dir() {
-                format!("has none of {}", self.file_names.join(", "))
+                format!("contains none of {}", self.file_names.join(", "))
             } else {
                 "no such directory".into()
             };
@@ -198,12 +197,12 @@ impl Search {
         let reason = match Library::open(self.product, file, visibility) {
             Ok(library) => match self.mark.filter(|mark| library.symbol(mark).is_none()) {
                 None => return Some(library),
-                Some(mark) => format!("has no {}, so it is not {}", mark.to_string_lossy(), self.product),
+                Some(mark) => format!("lacks the function {}, so it is not {}", mark.to_string_lossy(), self.product),
             },
             // The dynamic linker's words for a file of another architecture are those for one that
             // is not there.
             Err(reason) if file.exists() && reason.contains("No such file") => {
-                format!("{reason}; the file exists, but may be of another architecture, or need a missing library")
+                format!("{reason}; the file exists, but may be for another architecture, or may need a missing library")
             }
             Err(reason) => reason,
         };
@@ -227,7 +226,7 @@ mod tests {
         .in_wheels(&["vendor/lib"])
         .in_directories(&["/nowhere/at/all"]);
 
-    /// Opens with these variables.
+    /// Runs a search with these variables.
     fn open_with(search: &Search, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Library, LoadError> {
         // SAFETY: the variables lead to empty directories and to copies of the system's library.
         unsafe { search.open_with(Visibility::Local, variable) }
@@ -241,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn variable_is_exclusive_even_where_the_library_is_elsewhere() {
+    fn variable_disables_all_other_places() {
         let error = open_with(&SEARCH, &|name| (name == "TEST_LIBM_PATH").then(|| "/nowhere/libm.so.6".into()))
             .expect_err("nothing is there");
         assert!(error.exclusive);
@@ -253,11 +252,11 @@ mod tests {
     fn directory_in_the_variable_is_searched_for_the_names() {
         let directory = tempfile::tempdir().expect("temporary directory");
         let error = SEARCH.at(directory.path(), Visibility::Local).expect_err("it is empty");
-        assert_eq!(error.tried[0].reason, "has none of libm.so.6");
+        assert_eq!(error.tried[0].reason, "contains none of libm.so.6");
     }
 
     #[test]
-    fn file_in_the_working_directory_is_that_file() {
+    fn file_in_the_working_directory_is_loaded_by_its_path() {
         // Tests run where the manifest is.
         let error = SEARCH.at(Path::new("Cargo.toml"), Visibility::Local).expect_err("it is text");
         assert_eq!(error.tried[0].path, Path::new("./Cargo.toml"));
@@ -311,7 +310,7 @@ mod tests {
         let error = search.known_by(c"ncclGetVersion").open(Visibility::Local).expect_err("it is another one");
         assert_eq!(
             error.tried.last().map(|attempt| attempt.reason.as_str()),
-            Some("has no ncclGetVersion, so it is not mathematics")
+            Some("lacks the function ncclGetVersion, so it is not mathematics")
         );
     }
 }

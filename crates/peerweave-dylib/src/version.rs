@@ -1,13 +1,14 @@
-//! Versions of three numbers, as vendors give them to their libraries.
+//! Versions of libraries, with three numbers.
 //!
-//! Does not know which version brought what, nor how a vendor encodes its version in one number.
+//! A vendor's encoding of a version as one number, and the features of versions, are defined
+//! elsewhere.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A version of a library. Ordered as versions are.
+/// A version of a library. Versions are ordered by age.
 ///
-/// `{}` shows all three numbers, `{:#}` leaves out a patch of 0, for products that have two
+/// `{}` formats all three numbers. `{:#}` omits a patch of 0, for products whose versions have two
 /// numbers.
 ///
 /// ```
@@ -19,27 +20,27 @@ use std::str::FromStr;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
-    /// Grows where a library breaks with its callers.
+    /// Major version: changes when the library becomes incompatible.
     pub major: u8,
-    /// Grows with every release that adds functions or options.
+    /// Minor version: increases when functions or options are added.
     pub minor: u8,
-    /// Grows with corrections; now and then options come with one too.
+    /// Patch version: increases with corrections, and sometimes with new options.
     pub patch: u8,
 }
 
 impl Version {
-    /// `major.minor.patch`.
+    /// Returns the version `major.minor.patch`.
     pub const fn new(major: u8, minor: u8, patch: u8) -> Self {
         Self { major, minor, patch }
     }
 
-    /// The version of three numbers that a library gave. A number above 255 counts as 255.
+    /// Returns the version of three numbers from a library. A number above 255 is stored as 255.
     pub fn of_numbers(numbers: [u32; 3]) -> Self {
         let [major, minor, patch] = numbers.map(|number| u8::try_from(number).unwrap_or(u8::MAX));
         Self::new(major, minor, patch)
     }
 
-    /// Returns whether this is not older than `other`; usable in constants.
+    /// Returns whether this version is `other` or newer. Usable in constants.
     pub const fn at_least(self, other: Self) -> bool {
         self.key() >= other.key()
     }
@@ -56,7 +57,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Text that is no version.
+/// The text is not a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a version of the form major.minor.patch, each below 256")]
 #[non_exhaustive]
@@ -65,7 +66,7 @@ pub struct ParseVersionError;
 impl FromStr for Version {
     type Err = ParseVersionError;
 
-    /// Reads `major.minor.patch`; a missing patch is 0.
+    /// Parses `major.minor.patch`; a missing patch is 0.
     fn from_str(text: &str) -> Result<Self, ParseVersionError> {
         let mut parts = text.split('.');
         let mut number = || parts.next().map(|part| part.parse::<u8>().map_err(|_| ParseVersionError));
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_read_and_written() {
+    fn version_is_parsed_and_formatted() {
         assert_eq!("2.18".parse(), Ok(Version::new(2, 18, 0)));
         assert_eq!("3.3.24".parse(), Ok(Version::new(3, 3, 24)));
         assert_eq!(Version::new(2, 30, 7).to_string(), "2.30.7");
@@ -91,14 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn short_form_leaves_out_a_patch_of_zero() {
+    fn alternate_form_omits_a_patch_of_zero() {
         assert_eq!(format!("{:#}", Version::of_numbers([12, 9, 0])), "12.9");
         assert_eq!(format!("{:#}", Version::of_numbers([12, 9, 86])), "12.9.86");
         assert_eq!(Version::of_numbers([3, 400, 1]), Version::new(3, 255, 1));
     }
 
     #[test]
-    fn order_is_that_of_releases() {
+    fn versions_are_ordered_by_age() {
         let ordered = ["2.9.6", "2.18.1", "2.18.3", "2.29.2", "2.30.3", "3.3.9", "3.3.24", "3.8.0"];
         let ordered = ordered.map(|text| text.parse::<Version>().expect("a version"));
         assert!(ordered.windows(2).all(|pair| pair[0] < pair[1] && pair[1].at_least(pair[0]) && !pair[0].at_least(pair[1])));

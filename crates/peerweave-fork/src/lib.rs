@@ -1,32 +1,32 @@
-//! Notices that a process was forked from the one that made something, such as a mapping or a
+//! Detects that a process was forked from the process that created a value, such as a mapping or a
 //! loaded library.
 //!
-//! Forbids nothing: what a fork may do with what it inherited is its owner's to say. A process that
-//! `clone` makes without the C library, which runs no handlers, is not noticed.
+//! The owner of the value decides what a forked process may do with it. A process created by
+//! `clone` without the C library is not detected, because no handler runs.
 //!
-//! Invariant: the count differs between a process and every process that is forked from it after
-//! the first [`ForkGuard::new`].
+//! Invariant: the count differs between a process and every process forked from it after the first
+//! [`ForkGuard::new`].
 #![doc = include_str!("../README.md")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many forks lie between the process of the first guard and this one.
+/// Number of forks between the process that created the first guard and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Tells the process that made it from that process's forks.
+/// Distinguishes the process that created it from processes forked from that one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForkGuard(u32);
 
 impl ForkGuard {
-    /// Remembers this process. The first call of a process registers a handler with the C library;
-    /// where that fails, forks are not noticed, and a warning is logged.
+    /// Returns a guard of this process. The first call in a process registers a handler with the C
+    /// library. If that fails, forks are not detected and a warning is logged.
     #[must_use]
     pub fn new() -> Self {
         watch();
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Returns whether this process is a fork of the one that made the guard. Costs one load.
+    /// Returns whether this process was forked from the one that created the guard. Costs one load.
     #[inline]
     #[must_use]
     pub fn is_forked(self) -> bool {
@@ -54,12 +54,12 @@ fn watch() {
         // may do: it adds to one atomic, takes no lock and allocates nothing.
         let status = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if status != 0 {
-            tracing::warn!(status, "forks of this process will not be noticed: use nothing in them that was made before");
+            tracing::warn!(status, "forks of this process will not be detected: do not use earlier values in a forked process");
         }
     });
 }
 
-/// Nothing forks here.
+/// No fork can be detected on this system.
 #[cfg(not(all(unix, not(miri))))]
 fn watch() {}
 

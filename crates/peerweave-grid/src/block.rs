@@ -1,10 +1,10 @@
-//! State of a running block: threads waiting at barriers and in warp operations, and shared memory.
+//! State of a running block: the threads that wait at barriers and in warp operations, and shared
+//! memory.
 //!
-//! Calls do not switch threads; they return whether the caller must wait and which threads are
-//! released. The rules follow the strictest reading of CUDA: every thread of a block reaches each
+//! Calls do not switch threads: they return whether the caller must wait, and which threads are
+//! released. The rules are the strictest reading of CUDA. Every thread of a block reaches each
 //! barrier, every lane of a mask reaches each warp operation, and no thread returns while others
-//! wait for it. So a kernel that passes here does not depend on behaviour that a GPU merely
-//! tolerates.
+//! wait for it. So a kernel that passes here does not depend on the tolerance of a particular GPU.
 
 use std::alloc::Layout;
 use std::collections::HashMap;
@@ -49,7 +49,7 @@ pub(crate) struct Block {
     barrier_result: bool,
     /// Pending operations of each warp.
     pending: Vec<Vec<Pending>>,
-    /// For each thread, the values of the lanes in the last operation of its warp.
+    /// For each thread, the values of all lanes in the last operation of its warp.
     taken: Vec<Rc<[u64; WARP as usize]>>,
     dynamic: SharedMemory,
     fixed: HashMap<usize, SharedMemory>,
@@ -155,7 +155,7 @@ impl Block {
         if open.mask != mask {
             let theirs = open.mask;
             return Err(format!(
-                "reached a warp operation with mask {mask:#010x} while other lanes wait in one with mask {theirs:#010x}"
+                "reached a warp operation with mask {mask:#010x} while other lanes wait in an operation with mask {theirs:#010x}"
             ));
         }
         open.arrived |= 1 << lane;
@@ -202,7 +202,7 @@ impl Block {
         Some((thread, format!("the threads of its block wait for each other: {}", self.summary())))
     }
 
-    /// Returns address and size in bytes of the dynamic shared memory.
+    /// Returns the address and the size in bytes of the dynamic shared memory.
     pub(crate) fn dynamic(&self) -> (*mut u8, usize) {
         (self.dynamic.at.as_ptr(), self.dynamic.layout.size())
     }

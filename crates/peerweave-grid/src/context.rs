@@ -1,6 +1,6 @@
 //! The context of a kernel in this process: its tables, and the words of a launch.
 //!
-//! Invariant: a table is written before a kernel uses it and never moved, so that its address stays
+//! Invariant: a table is written before a kernel uses it and is never moved, so its address stays
 //! valid.
 
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus, Pe, PeerEntry, SymOffset, TeamEntry};
@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Epochs of a team: the number of synchronisations that each slot has completed. They persist
-/// across launches.
+/// Epochs of a team: for each slot, the number of completed synchronisations. They persist across
+/// launches.
 pub type Epochs = Box<[AtomicU64]>;
 
 /// Description of a team for [`ContextMemory::new`].
@@ -35,7 +35,7 @@ pub struct ContextMemory {
     teams: Box<[TeamEntry]>,
 }
 
-/// Words that kernel and host exchange.
+/// Words through which kernel and host communicate.
 struct Words {
     status: UnsafeCell<KernelStatus>,
     abort: AtomicU32,
@@ -48,12 +48,13 @@ impl fmt::Debug for Words {
 }
 
 impl ContextMemory {
-    /// The context of a launch on `my_pe`. All PEs are mapped: `bases` are the addresses of their
-    /// heaps in this process, each of `heap_bytes` bytes. The first of `teams` is the team of all
-    /// PEs.
+    /// Creates the context of a launch on `my_pe`. All PEs are mapped: `bases` are the addresses of
+    /// their heaps in this process, each of `heap_bytes` bytes. The first of `teams` is the team of
+    /// all PEs.
     ///
     /// # Safety
-    /// While a kernel uses the context: the heaps stay mapped, and `epochs` of the teams are alive.
+    /// While a kernel uses the context, the heaps stay mapped, and the `epochs` of the teams are
+    /// alive.
     pub unsafe fn new(my_pe: Pe, heap_bytes: u64, bases: &[u64], teams: &[TeamTable<'_>], deadline: Duration) -> Self {
         let peers: Box<[PeerEntry]> =
             (0..).zip(bases).map(|(node_pe, &base)| PeerEntry { base, node_pe, transport: PeerEntry::MAPPED }).collect();
@@ -81,8 +82,8 @@ impl ContextMemory {
         Self { context, words, peers, members, teams: entries }
     }
 
-    /// Maps the PEs of this PE's machine alone, where machines have `size` PEs each; all others are
-    /// reached by the network. Before a kernel uses the context.
+    /// Maps only the PEs of this PE's machine, if each machine has `size` PEs. All others are
+    /// reached through the network. Call it before a kernel uses the context.
     pub(crate) fn map_machine(&mut self, size: u32) {
         let first = self.context.my_pe - self.context.my_pe % size;
         let machine = first..(first + size).min(self.context.n_pes);
@@ -112,7 +113,7 @@ impl ContextMemory {
 
     /// Returns the failure that the launch reported, if any.
     ///
-    /// Takes `&mut self` because no thread of the launch may be running.
+    /// Takes `&mut self`, because no thread of the launch may be running.
     pub fn report(&mut self) -> Option<Report> {
         let status = *self.words.status.get_mut();
         (status.kind != 0).then_some(Report(status))
@@ -139,7 +140,7 @@ fn entry(team: &TeamTable<'_>, members: &[u32], my_pe: Pe) -> TeamEntry {
 pub struct Report(pub KernelStatus);
 
 impl Report {
-    /// Returns the PE that is missing or cannot be reached.
+    /// Returns the PE that is missing or unreachable.
     pub fn missing_pe(&self) -> Option<Pe> {
         self.0.missing_pe()
     }

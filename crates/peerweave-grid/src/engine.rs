@@ -1,8 +1,8 @@
 //! Runs the threads of grids as coroutines, one at a time, on the calling thread.
 //!
-//! Invariants: **\[G1\]** all coroutines of a run are resumed, and dropped, on the thread that
-//! called `run`, so none of their state changes threads; **\[G2\]** no coroutine of a run exists
-//! when `run` returns, so that what the body borrows is alive while it is used; **\[G3\]** no
+//! Invariants: **\[G1\]** all coroutines of a run are resumed and dropped on the thread that called
+//! `run`, so their state never moves to another thread; **\[G2\]** no coroutine of a run exists
+//! when `run` returns, so everything borrowed by the body is alive while it is used; **\[G3\]** no
 //! `RefCell` of the run is borrowed while a coroutine is resumed or suspended.
 
 use crate::block::{Arrival, Block, WARP};
@@ -15,7 +15,7 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 thread_local! {
-    /// The kernel thread that runs on this host thread; null outside of kernels.
+    /// The kernel thread that is running on this host thread; null outside of kernels.
     static CURRENT: Cell<*const Current> = const { Cell::new(std::ptr::null()) };
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Current {
     linear: u32,
     slot: usize,
     run: *const Run,
-    /// Set when the thread starts.
+    /// Function that suspends the thread; set when the thread starts.
     pub(crate) suspend: Cell<*const Suspend>,
     /// Number of steps until the next preemption.
     budget: Cell<u32>,
@@ -53,21 +53,21 @@ struct Slot {
     fibers: Vec<Option<Fiber>>,
 }
 
-/// SuspendReason a thread stopped running.
+/// The reason why a thread stopped running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SuspendReason {
-    /// It was preempted, and can continue.
+    /// The thread was preempted, and can continue.
     Switch,
-    /// It waits for a change of memory.
+    /// The thread waits for a change of memory.
     Pause,
-    /// It waits at a barrier or in a warp operation; the thread that completes it makes this one
-    /// runnable.
+    /// The thread waits at a barrier or in a warp operation. The thread that completes the
+    /// operation makes it runnable.
     Block,
     /// The run has failed.
     Fail,
 }
 
-/// Returns the kernel thread that runs here; `None` outside of kernels.
+/// Returns the kernel thread that is running on this host thread; `None` outside of kernels.
 #[inline]
 pub(crate) fn current() -> Option<&'static Current> {
     let current = CURRENT.get();
@@ -114,7 +114,7 @@ impl Current {
         unreachable!("a thread that has failed was resumed")
     }
 
-    /// Calls `with` with the thread's block.
+    /// Calls `with` with the block of the thread.
     pub(crate) fn block<R>(&self, with: impl FnOnce(&mut Block) -> R) -> R {
         with(&mut self.run().slots.borrow_mut()[self.slot].block)
     }
@@ -156,7 +156,7 @@ impl Current {
     }
 }
 
-/// Returns the number of a thread over all slots: a slot has at most 1024.
+/// Returns a number of a thread that is unique over all slots: a slot has at most 1024 threads.
 fn number(slot: usize, thread: u32) -> u32 {
     (slot as u32) << 10 | thread
 }
@@ -205,7 +205,7 @@ struct Engine<'a> {
     waiting: Waiting,
     free_slots: Vec<usize>,
     live_threads: usize,
-    /// Launches of which a block has ended since the last admission.
+    /// Launches of which a block has ended since new blocks were last started.
     ended: Vec<usize>,
     /// Number of consecutive turns without progress.
     idle: usize,
@@ -263,8 +263,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Starts the blocks that must run from the start: all of a cooperative grid, and one of each
-    /// other grid.
+    /// Starts the blocks that must run from the beginning: all blocks of a cooperative grid, and
+    /// one of each other grid.
     fn begin_first(&mut self) -> Result<(), GridError> {
         for (index, launch) in self.launches.iter().enumerate() {
             let first = if launch.shape.cooperative { launch.shape.grid.count() } else { 1 };
@@ -274,8 +274,8 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Starts blocks while there is room for their threads, and the next block of a grid that has
-    /// none running.
+    /// Starts blocks while the limit of resident threads allows it. Also starts a block of every
+    /// grid that has no running block.
     fn admit(&mut self) -> Result<(), GridError> {
         for launch in std::mem::take(&mut self.ended) {
             if let Some(block) = self.waiting.take_of(launch) {
@@ -408,7 +408,7 @@ impl Engine<'_> {
         left.map_err(|what| self.divergent(slot, thread, what))
     }
 
-    /// Pauses the run: all threads wait for other PEs.
+    /// Pauses the run, because all threads wait for other PEs.
     fn rest(&mut self) -> Result<(), GridError> {
         self.idle = 0;
         self.rests += 1;

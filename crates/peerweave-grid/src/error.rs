@@ -38,7 +38,7 @@ pub enum GridError {
         /// Description of valid values.
         expected: String,
     },
-    /// A thread panicked, or called `trap`.
+    /// A thread panicked or called `trap`.
     #[error("{kernel}: {at} panicked: {message} (seed {seed})")]
     Panicked {
         /// The kernel.
@@ -57,19 +57,19 @@ pub enum GridError {
         kernel: String,
         /// The thread that diverged.
         at: ThreadId,
-        /// Its state and that of the other threads.
+        /// State of the thread and of the other threads.
         what: String,
         /// The seed of the schedule.
         seed: u64,
     },
-    /// The deadline of the grid expired.
+    /// The deadline of the grid passed.
     #[error("{kernel}: timed out after {:.3} s: {state} (seed {seed})", waited.as_secs_f64())]
     Deadline {
         /// The kernel.
         kernel: String,
         /// Time that the grid ran.
         waited: Duration,
-        /// State of its threads.
+        /// State of the grid's threads.
         state: String,
         /// The seed of the schedule.
         seed: u64,

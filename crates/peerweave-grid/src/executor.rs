@@ -1,5 +1,5 @@
 //! Implements the functions that kernels call through `peerweave-device`, for the kernel thread
-//! that runs on this host thread. Outside of kernels, it acts as a block of one thread.
+//! that is running on this host thread. Outside of kernels, it behaves like a block of one thread.
 
 use crate::engine::current;
 use crate::network;
@@ -7,7 +7,7 @@ use peerweave_device::arch::{Executor, Single, set_executor};
 use peerweave_device::network::call::Call;
 use peerweave_types::Dim3;
 
-/// The executor of this process.
+/// The executor of kernels of this process.
 #[derive(Debug)]
 struct Grid(#[allow(dead_code, reason = "gives the static an address of its own")] u8);
 

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::thread::LocalKey;
 
-/// Suspends a kernel thread.
+/// The handle by which a kernel thread suspends itself.
 pub(crate) type Suspend = Yielder<(), SuspendReason>;
 
 /// The thread-local variable with the running kernel thread.
@@ -28,7 +28,8 @@ pub(crate) enum Step {
 /// A kernel thread.
 pub(crate) struct Fiber {
     coroutine: Coroutine<(), SuspendReason, (), DefaultStack>,
-    /// Shared with the coroutine; `CURRENT` holds its address while the thread runs.
+    /// Description of the thread, shared with the coroutine. `CURRENT` holds its address while the
+    /// thread runs.
     current: Rc<Current>,
 }
 
@@ -58,7 +59,7 @@ impl Fiber {
     /// Creates a thread that calls `body` when it is first resumed.
     ///
     /// # Safety
-    /// The fiber must be dropped, ended or passed to [`Stacks::give`] before `body` is dropped.
+    /// The fiber is dropped, ended or passed to [`Stacks::give`] before `body` is dropped.
     pub(crate) unsafe fn new(stacks: &mut Stacks, body: &dyn Fn(), current: Current) -> io::Result<Self> {
         let current = Rc::new(current);
         let own = current.clone();

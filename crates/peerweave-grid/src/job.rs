@@ -1,7 +1,7 @@
 //! Several PEs in one process whose kernels share one schedule, for tests of kernels.
 //!
-//! Its seed repeats the whole job, including races between PEs. The host backend runs the same
-//! kernels among processes.
+//! The seed determines the whole execution, including races between PEs. The host backend runs the
+//! same kernels among processes.
 
 use crate::context::{ContextMemory, Epochs, Report, TeamTable};
 use crate::error::GridError;
@@ -18,8 +18,8 @@ use std::time::Duration;
 /// Number of blocks of a PE that may synchronise with other PEs at a time.
 const SLOTS: u32 = 64;
 
-/// Time for which a run may continue after the deadline of its waits: its threads see the failure
-/// and return.
+/// Time for which a run may continue after the deadline of its waits, so that its threads detect
+/// the failure and return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// A launch on the PEs of a [`Job`] failed.
@@ -79,7 +79,7 @@ pub struct Job {
     /// Number of allocated bytes.
     taken: u64,
     options: Options<'static>,
-    /// PEs of a machine; all where there is one machine.
+    /// Number of PEs per machine; all PEs if there is one machine.
     machine: u32,
 }
 
@@ -95,7 +95,7 @@ impl Job {
         Self::with_heap(n_pes, Self::HEAP_BYTES)
     }
 
-    /// Creates `n_pes` PEs with `heap_bytes` of heap each, besides what teams need.
+    /// Creates `n_pes` PEs with `heap_bytes` of heap each, in addition to the memory for teams.
     ///
     /// # Panics
     /// If `n_pes` is 0.
@@ -112,8 +112,8 @@ impl Job {
         }
     }
 
-    /// Sets the options for the runs of its launches. The deadline is that of each wait of a
-    /// kernel; a launch may take half a second longer. By default it is 10 s, and the seed is 0.
+    /// Sets the options for the runs of launches. The deadline applies to each wait of a kernel; a
+    /// launch may take half a second longer. Defaults: a deadline of 10 s, and seed 0.
     #[must_use]
     pub fn options(mut self, options: Options<'static>) -> Self {
         self.options = options;
@@ -134,9 +134,9 @@ impl Job {
         self.options(options)
     }
 
-    /// Sets the number of PEs per machine. PEs of one machine access each other's memory; others
-    /// are reached over an emulated network, on which puts arrive late and out of order, depending
-    /// on the seed, unless a fence, a quiet or a signal forbids that.
+    /// Sets the number of PEs per machine. PEs of one machine access each other's memory. Other PEs
+    /// are reached through an emulated network. There, puts arrive late and out of order, depending
+    /// on the seed, unless a fence, a quiet or a signal orders them.
     ///
     /// # Panics
     /// If `pes` is 0.
@@ -174,7 +174,8 @@ impl Job {
         unsafe { SymSlice::from_raw(SymOffset(start), len) }
     }
 
-    /// Writes elements into the heap of a PE. If the lengths differ, the shorter one counts.
+    /// Writes elements into the heap of a PE. If the lengths differ, only the shorter length is
+    /// written.
     ///
     /// # Panics
     /// If the PE does not exist, or the view was not allocated by this job.
@@ -208,7 +209,7 @@ impl Job {
         at
     }
 
-    /// Runs a kernel on all PEs with the same arguments, and returns when it has ended on all.
+    /// Runs a kernel on all PEs with the same arguments. Returns when it has ended on all PEs.
     ///
     /// # Errors
     /// [`JobError`].
@@ -222,8 +223,8 @@ impl Job {
         self.launch_each(kernel, Shape::new(grid, block), |_| Some(args))
     }
 
-    /// Runs a kernel on the PEs for which `args` returns arguments, and returns when it has ended
-    /// on all of them.
+    /// Runs a kernel on the PEs for which `args` returns arguments. Returns when it has ended on
+    /// all of them.
     ///
     /// # Errors
     /// [`JobError`].
@@ -283,7 +284,7 @@ impl Job {
         Ok(outcome?)
     }
 
-    /// Refuses arguments outside of allocated memory.
+    /// Fails if an argument refers to memory outside of allocations.
     fn check<A: KernelArgs>(&self, kernel: &'static str, args: &A) -> Result<(), JobError> {
         struct Outside {
             taken: u64,
@@ -319,7 +320,7 @@ impl Heap {
     const ALIGN: usize = 4096;
 
     fn new(bytes: usize) -> Self {
-        let layout = Layout::from_size_align(bytes, Self::ALIGN).expect("a heap that fits the address space");
+        let layout = Layout::from_size_align(bytes, Self::ALIGN).expect("the heap fits in the address space");
         // SAFETY: teams take some bytes, so the size is not 0.
         let at = unsafe { std::alloc::alloc_zeroed(layout) };
         Self { at: NonNull::new(at).unwrap_or_else(|| std::alloc::handle_alloc_error(layout)), layout }

@@ -1,9 +1,9 @@
 //! Runs grids of kernel threads on the CPU, so that a kernel can be tested without a GPU.
 //!
-//! A kernel's source is the same as on a GPU: it calls `peerweave-device`, whose host side calls
+//! A kernel has the same source as on a GPU. It calls `peerweave-device`, whose host side calls
 //! this crate for indices, barriers, shuffles, votes and shared memory. Each kernel thread is a
 //! coroutine with its own stack. The threads of a grid run one at a time on the thread that called
-//! [`run`]; PEs run concurrently, each on its own thread or process.
+//! [`run`]. PEs run concurrently, each on its own thread or process.
 //!
 //! ```text
 //!   options.rs   the shape of a grid, seed, deadline       engine.rs   whose turn it is; how a run ends
@@ -14,21 +14,21 @@
 //! ```
 //!
 //! # What it finds
-//! - **Races**: [`Options::seed`] varies the order of threads; the same seed repeats it. See
-//!   [`explore`].
-//! - **Divergence**: a barrier, shuffle or vote that not all of its threads reach is a
-//!   [`GridError::Divergent`], and so is a thread that returns while others of its block wait for
-//!   it.
+//! - **Races**: [`Options::seed`] varies the order of threads, and the same seed repeats the order.
+//!   See [`explore`].
+//! - **Divergence**: if not all threads concerned reach a barrier, shuffle or vote, the run fails
+//!   with [`GridError::Divergent`]. So it does if a thread returns while others of its block wait
+//!   for it.
 //! - **Panics**: a [`GridError::Panicked`] names the block and the thread.
 //! - **Endless waits**: a run ends by its deadline.
-//! - **Reads of uninitialised shared memory**: its first content differs by seed.
+//! - **Reads of uninitialised shared memory**: its initial content differs by seed.
 //!
 //! - **Missing fences and quiets between machines**: [`Job::machines_of`] emulates a network, on
-//!   which puts overtake each other.
+//!   which puts can overtake each other.
 //!
 //! # What it does not find
-//! Mapped memory is sequentially consistent among the threads of one grid, so a missing fence only
-//! shows on a GPU or in a model check.
+//! Mapped memory is sequentially consistent among the threads of one grid. So a missing fence is
+//! only detected on a GPU or by a model checker.
 
 mod block;
 mod context;
@@ -46,15 +46,15 @@ pub use error::{GridError, ThreadId};
 pub use job::{Job, JobError};
 pub use options::{Launch, MAX_COOPERATIVE_THREADS, MAX_SHARED_BYTES, Options, Shape};
 
-/// Runs a grid: each of its threads calls the body once. Returns when all have returned.
+/// Runs a grid: each of its threads calls the body once. Returns when all threads have returned.
 ///
 /// # Errors
-/// [`GridError::Shape`] before anything runs; otherwise the first failure of a thread, or
-/// [`GridError::Deadline`]. Threads that had not returned are unwound, so that destructors in their
+/// [`GridError::Shape`] before any thread runs; otherwise the first failure of a thread, or
+/// [`GridError::Deadline`]. Threads that have not returned are unwound, so destructors in their
 /// frames run.
 ///
 /// # Panics
-/// If it is called from inside a kernel.
+/// If called from inside a kernel.
 ///
 /// ```
 /// use peerweave_device::gpu;
@@ -76,14 +76,14 @@ pub fn run(launch: &Launch<'_>, options: &Options<'_>) -> Result<(), GridError> 
     run_together(std::slice::from_ref(launch), options)
 }
 
-/// Runs several grids whose threads share one schedule: as if several PEs ran their kernels, but
-/// reproducibly.
+/// Runs several grids whose threads share one schedule. The grids behave like kernels of several
+/// PEs, but reproducibly.
 ///
 /// At least one block of each grid runs until the grid ends, so the grids may wait for each other
 /// as PEs do.
 ///
 /// # Errors
-/// As for [`run`]; a failure in one grid ends all.
+/// As for [`run`]; a failure of one grid ends all grids.
 ///
 /// # Panics
 /// As for [`run`].
@@ -93,11 +93,11 @@ pub fn run_together(launches: &[Launch<'_>], options: &Options<'_>) -> Result<()
     engine::run(launches, options)
 }
 
-/// Calls `test` with each of the seeds `0..seeds`, and panics with the seed if one fails: for tests
-/// that look for races.
+/// Calls `test` with each of the seeds `0..seeds`, and panics with the seed if the test fails. For
+/// tests that search for races.
 ///
 /// # Panics
-/// If `test` returns an error. A panic of `test` itself continues after the seed was printed to
+/// If `test` returns an error. A panic of `test` itself is propagated after the seed was printed to
 /// standard error.
 ///
 /// ```

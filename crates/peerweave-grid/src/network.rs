@@ -1,12 +1,12 @@
-//! An emulated network among the PEs of a job, in place of NVSHMEM's device library, for PEs
-//! whose memory a context does not map.
+//! An emulated network among the PEs of a job. It replaces NVSHMEM's device library for PEs whose
+//! memory the context does not map.
 //!
-//! It is as weakly ordered as NVSHMEM allows: a put arrives late, and after later ones, unless a
-//! fence, a quiet or a signal forbids it. The source of an `nbi` put is read when the put arrives.
-//! The seed chooses the order, so that a protocol that lacks a fence or a quiet fails in a test.
+//! Its ordering is as weak as NVSHMEM allows: a put can arrive late and after later puts, unless a
+//! fence, a quiet or a signal orders it. The source of an `nbi` put is read when the put arrives.
+//! The seed determines the order, so a protocol that lacks a fence or a quiet fails in a test.
 //!
-//! Invariant: calls are made on one thread of the host, on which one PE of the job runs at a
-//! time, so that only one accesses memory.
+//! Invariant: all calls are made on one thread of the host, which runs one PE of the job at a time,
+//! so only one PE accesses memory at a time.
 
 use crate::schedule::{Random, mix};
 use peerweave_device::network::call::{Atomic, Call, Signal};
@@ -20,10 +20,10 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<Network>>> = const { RefCell::new(None) };
 }
 
-/// The network of one job.
+/// The emulated network of a job.
 #[derive(Debug)]
 pub(crate) struct Network {
-    /// Where the heap of each PE is.
+    /// Address range of each PE's heap.
     heaps: Vec<Range<u64>>,
     state: RefCell<State>,
 }
@@ -31,33 +31,33 @@ pub(crate) struct Network {
 #[derive(Debug)]
 struct State {
     random: Random,
-    /// What has not arrived, oldest first.
+    /// Messages that have not arrived, oldest first.
     pending: Vec<Message>,
-    /// How often each PE has called a fence.
+    /// Number of fences called by each PE.
     fences: Vec<u64>,
 }
 
-/// A call that has not taken effect.
+/// A call that has not taken effect yet.
 #[derive(Debug)]
 struct Message {
     from: usize,
     to: usize,
-    /// The number of fences of the sender before it.
+    /// Number of fences that the sender had called before it.
     fences: u64,
     what: What,
 }
 
 #[derive(Debug)]
 enum What {
-    /// Bytes that the call has read, for an address of the receiver.
+    /// Data read by the call, to be written to an address of the receiver.
     Data(u64, Vec<u8>, Option<(u64, Atomic)>),
-    /// Bytes at an address, which are read on arrival: to, from, length.
+    /// A copy whose source is read on arrival: target, source, length.
     Copy(u64, u64, usize, Option<(u64, Atomic)>),
-    /// A change of a word of as many bytes.
+    /// An atomic operation on a word of that many bytes.
     Change(u64, usize, Atomic),
 }
 
-/// Makes a network the one of this thread until it is dropped.
+/// Connection of this thread to a network, until it is dropped.
 pub(crate) struct Connected(());
 
 impl Drop for Connected {
@@ -66,7 +66,7 @@ impl Drop for Connected {
     }
 }
 
-/// The network of this thread, if kernels that run on it have one.
+/// Returns the network of this thread, if it is connected to one.
 pub(crate) fn current() -> Option<Rc<Network>> {
     CURRENT.with_borrow(Clone::clone)
 }
@@ -77,19 +77,19 @@ impl Network {
         Rc::new(Self { heaps, state: RefCell::new(State { random: Random::new(mix(!seed)), pending: Vec::new(), fences }) })
     }
 
-    /// Lets the kernels that run on this thread use it.
+    /// Connects this thread to the network, for the kernels that run on it.
     pub(crate) fn connect(self: &Rc<Self>) -> Connected {
         CURRENT.set(Some(Rc::clone(self)));
         Connected(())
     }
 
-    /// Everything that is under way arrives.
+    /// Delivers all pending messages.
     pub(crate) fn deliver_all(&self) {
         let pending = std::mem::take(&mut self.state.borrow_mut().pending);
         pending.into_iter().for_each(deliver);
     }
 
-    /// Carries out a call; returns what was read where it reads a word.
+    /// Executes a call. Returns the value if the call reads a word.
     pub(crate) fn call(&self, call: Call) -> u64 {
         let state = &mut *self.state.borrow_mut();
         let change = |signal: Signal, owner: usize, pe: u32| {
@@ -148,18 +148,19 @@ impl Network {
         self.heaps.iter().position(|heap| heap.start <= address && end <= heap.end)
     }
 
-    /// Returns whether memory lies in a heap.
+    /// Returns whether a memory range lies within a heap.
     fn holds(&self, address: u64, bytes: usize) -> bool {
         self.find(address, bytes).is_some()
     }
 
-    /// The PE whose heap holds an address, which is the one that calls.
+    /// Returns the PE whose heap contains an address, which is the PE that makes the call.
     fn owner(&self, address: u64, bytes: usize) -> usize {
         self.find(address, bytes)
             .unwrap_or_else(|| panic!("the network got {bytes} bytes at {address:#x}, expected a range of a symmetric heap"))
     }
 
-    /// The address at `pe` of what is at `address` in the heap of `owner`.
+    /// Returns the address in the heap of `pe` that corresponds to `address` in the heap of
+    /// `owner`.
     fn at(&self, owner: usize, address: u64, bytes: usize, pe: u32) -> u64 {
         assert_eq!(self.find(address, bytes), Some(owner), "the network was given {address:#x} and memory of another heap");
         self.heaps[pe as usize].start + (address - self.heaps[owner].start)
@@ -167,7 +168,7 @@ impl Network {
 }
 
 impl State {
-    /// A message is on its way; others may arrive now.
+    /// Adds a message to those pending, and delivers some of them as the seed determines.
     fn send(&mut self, from: usize, to: u32, what: What) {
         self.pending.push(Message { from, to: to as usize, fences: self.fences[from], what });
         while self.random.below(3) == 0 && !self.pending.is_empty() {
@@ -182,7 +183,7 @@ impl State {
         }
     }
 
-    /// The messages that `which` holds for arrive, oldest fences first.
+    /// Delivers the messages for which `which` returns true, in the order of their fences.
     fn deliver(&mut self, which: impl Fn(&Message) -> bool) {
         let (arriving, pending) = std::mem::take(&mut self.pending).into_iter().partition(|message| which(message));
         self.pending = pending;
@@ -191,7 +192,7 @@ impl State {
     }
 }
 
-/// A message takes effect.
+/// Applies the effect of a message.
 fn deliver(message: Message) {
     let signal = match message.what {
         What::Data(to, bytes, signal) => {
@@ -227,7 +228,7 @@ fn write(to: u64, data: &[u8]) {
     unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
 }
 
-/// Changes a word of 4 or 8 bytes and returns what was there.
+/// Applies an atomic operation to a word of 4 or 8 bytes. Returns the previous value.
 fn apply(word: u64, bytes: usize, operation: Atomic) -> u64 {
     let mut before = [0; 8];
     before[..bytes].copy_from_slice(&read(word, bytes));
@@ -240,7 +241,7 @@ fn apply(word: u64, bytes: usize, operation: Atomic) -> u64 {
 mod tests {
     use super::*;
 
-    /// Two heaps of 64 bytes.
+    /// Returns a network of two heaps of 64 bytes each.
     fn two(memory: &mut [[u64; 8]; 2], seed: u64) -> Rc<Network> {
         let heaps = memory.iter_mut().map(|heap| {
             let start = heap.as_mut_ptr().expose_provenance() as u64;
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn put_without_fence_overtakes_and_with_fence_does_not() {
+    fn put_overtakes_another_only_without_a_fence() {
         let mut overtaken = [0; 2];
         for (fenced, overtaken) in overtaken.iter_mut().enumerate() {
             for seed in 0..200 {

@@ -27,7 +27,7 @@ impl Shape {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
 
-    /// Sets the dynamic shared memory per block to `bytes`. Its content is not zeros.
+    /// Sets the dynamic shared memory per block to `bytes`. Its initial content is unspecified.
     #[must_use]
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = bytes;
@@ -62,7 +62,7 @@ impl<'a> Launch<'a> {
         Self { name, shape, body }
     }
 
-    /// Refuses shapes that no GPU runs.
+    /// Fails for shapes that no GPU runs.
     pub(crate) fn check(&self) -> Result<(), GridError> {
         let wrong = |what, found: String, expected: String| {
             Err(GridError::Shape { kernel: self.name.to_string(), what, found, expected })
@@ -93,20 +93,20 @@ impl fmt::Debug for Launch<'_> {
     }
 }
 
-/// The schedule and limits of a run.
+/// Schedule and limits of a run.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Options<'a> {
-    /// Selects the schedule. A run with the same seed repeats the order of its threads, as far as
-    /// it depends on no other process or clock. Seed 0 runs threads in order; other seeds differ in
-    /// preferences and in how often threads are preempted.
+    /// Selects the schedule. Runs with the same seed have the same order of threads, unless it
+    /// depends on another process or a clock. Seed 0 runs threads in order. Other seeds differ in
+    /// their preferences among threads and in the frequency of preemptions.
     pub seed: u64,
-    /// Time after which the run ends with [`GridError::Deadline`]. A thread ends at its next atomic
-    /// access, pause or synchronisation: a loop without any of these cannot be ended.
+    /// Time after which the run fails with [`GridError::Deadline`]. A thread is ended at its next
+    /// atomic access, pause or synchronisation; a loop without any of these cannot be ended.
     pub deadline: Duration,
-    /// Stack size of each thread in bytes. A thread that needs more ends the process.
+    /// Stack size of each thread in bytes. A stack overflow ends the process.
     pub stack_bytes: usize,
-    /// Approximate number of threads that run at the same time in a grid that is not cooperative.
+    /// Approximate number of threads that run at the same time, in a grid that is not cooperative.
     /// At least one block runs.
     pub resident_threads: usize,
     /// Called when every thread waits for a change of memory.
@@ -114,7 +114,8 @@ pub struct Options<'a> {
 }
 
 impl Default for Options<'_> {
-    /// Returns seed 0, 60 s, stacks of 256 KiB, 4096 threads at a time.
+    /// Returns the default options: seed 0, a deadline of 60 s, stacks of 256 KiB, 4096 threads at
+    /// a time.
     fn default() -> Self {
         Self { seed: 0, deadline: Duration::from_secs(60), stack_bytes: 256 << 10, resident_threads: 4096, on_idle: None }
     }

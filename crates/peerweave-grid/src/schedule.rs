@@ -1,6 +1,6 @@
-//! Chooses the next thread and its number of steps from one seed.
+//! Selects the next thread and its number of steps, from a seed.
 //!
-//! It does not resume threads. Invariant: the choices depend only on the seed and on the sequence
+//! Threads are resumed elsewhere. Invariant: the choices depend only on the seed and the sequence
 //! of calls.
 
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ impl Random {
         mix(self.0)
     }
 
-    /// Returns a number below `bound`, which is not 0.
+    /// Returns a number less than `bound`, which must not be 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
@@ -37,9 +37,9 @@ pub(crate) fn mix(word: u64) -> u64 {
 enum Preference {
     /// In the order in which they became runnable.
     InOrder,
-    /// The thread that became runnable last: runs one thread as long as possible.
+    /// The thread that became runnable last, so that one thread runs as long as possible.
     Newest,
-    /// All threads alike.
+    /// All threads with the same probability.
     Uniform,
     /// Some threads, chosen by the seed, run rarely.
     Starving,
@@ -54,13 +54,14 @@ pub(crate) struct Schedule {
     /// Mean number of steps between two preemptions.
     quantum: usize,
     ready: VecDeque<u32>,
-    /// Threads that wait for a change of memory: they run after the others, or now and then.
+    /// Threads that wait for a change of memory. They run when no other thread can run, and
+    /// occasionally otherwise.
     spinning: VecDeque<u32>,
 }
 
 impl Schedule {
-    /// Returns the schedule of a seed. Seed 0 runs threads in order and preempts rarely; the others
-    /// differ in all respects.
+    /// Returns the schedule of a seed. Seed 0 runs threads in order and rarely preempts them. Other
+    /// seeds differ in preference and quantum.
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let (preference, quantum) = if seed == 0 {
@@ -142,20 +143,20 @@ mod tests {
     }
 
     #[test]
-    fn schedule_same_seed_same_order() {
+    fn schedule_with_the_same_seed_repeats_the_order() {
         for seed in 0..32 {
             assert_eq!(order(seed), order(seed));
         }
     }
 
     #[test]
-    fn schedule_other_seeds_other_orders() {
+    fn schedules_with_other_seeds_have_other_orders() {
         let orders: std::collections::BTreeSet<_> = (0..32).map(order).collect();
         assert!(orders.len() >= 30, "only {} different orders of 32 seeds", orders.len());
     }
 
     #[test]
-    fn schedule_any_seed_starves_no_thread_forever() {
+    fn schedule_with_any_seed_starves_no_thread_forever() {
         for seed in 0..64 {
             let mut schedule = Schedule::new(seed);
             (0..8).for_each(|thread| schedule.add(thread));

@@ -1,4 +1,5 @@
-//! Grids without a job: indices, barriers, warps, shared memory, schedules, and how a run fails.
+//! Tests of grids without a job: indices, barriers, warps, shared memory, schedules, and failures
+//! of a run.
 
 use peerweave_device::gpu;
 use peerweave_grid::{GridError, Launch, Options, Shape, explore, run, run_together};
@@ -19,7 +20,7 @@ fn step() {
 }
 
 #[test]
-fn indices_any_shape_each_thread_once() {
+fn indices_cover_every_thread_once_for_any_shape() {
     let seen = RefCell::new(BTreeSet::new());
     let key = |index: Dim3| (index.x, index.y, index.z);
     let body = || {
@@ -36,7 +37,7 @@ fn indices_any_shape_each_thread_once() {
 }
 
 #[test]
-fn outside_of_kernels_is_one_block_of_one_thread() {
+fn calls_outside_of_kernels_act_as_one_thread() {
     go(0, 1, 1, &|| ()).unwrap();
     assert_eq!((gpu::thread_idx(), gpu::block_dim(), gpu::grid_dim()), (Dim3::ZERO, Dim3::ONE, Dim3::ONE));
     gpu::sync_threads();
@@ -46,7 +47,7 @@ fn outside_of_kernels_is_one_block_of_one_thread() {
 }
 
 #[test]
-fn barrier_any_seed_separates_before_and_after() {
+fn barrier_orders_accesses_under_any_seed() {
     explore(SEEDS, |seed| {
         let arrived = AtomicU32::new(0);
         go(seed, 1, 100, &|| {
@@ -62,7 +63,7 @@ fn barrier_any_seed_separates_before_and_after() {
 }
 
 #[test]
-fn barrier_or_is_true_for_all_where_one_is() {
+fn barrier_or_is_true_for_all_if_one_passes_true() {
     explore(SEEDS, |seed| {
         go(seed, 2, 70, &|| {
             let me = gpu::thread_idx().x;
@@ -74,7 +75,7 @@ fn barrier_or_is_true_for_all_where_one_is() {
 }
 
 #[test]
-fn warp_operations_any_seed_return_the_lanes_values() {
+fn warp_operations_return_the_lanes_values_under_any_seed() {
     explore(SEEDS, |seed| {
         // The second warp has 8 lanes.
         go(seed, 2, 40, &|| {
@@ -95,7 +96,7 @@ fn warp_operations_any_seed_return_the_lanes_values() {
 }
 
 #[test]
-fn warp_disjoint_masks_do_not_wait_for_each_other() {
+fn warp_operations_with_disjoint_masks_do_not_interfere() {
     explore(SEEDS, |seed| {
         go(seed, 1, 32, &|| {
             let half = if gpu::lane() < 16 { 0x0000_ffff } else { 0xffff_0000 };
@@ -129,7 +130,7 @@ fn dynamic_shared_memory_belongs_to_the_block() {
 }
 
 #[test]
-fn fixed_shared_memory_is_one_per_declaration_and_block() {
+fn fixed_shared_memory_is_per_declaration_and_block() {
     let places = RefCell::new(BTreeSet::new());
     let body = || {
         let one = gpu::executor().fixed_shared(1, 64, 64);
@@ -144,7 +145,7 @@ fn fixed_shared_memory_is_one_per_declaration_and_block() {
 }
 
 #[test]
-fn shared_memory_not_written_differs_by_seed() {
+fn uninitialised_shared_memory_differs_by_seed() {
     let first = |seed: u64| {
         let found = Cell::new(0);
         let body = || {
@@ -186,7 +187,7 @@ fn plain_grid_of_many_blocks_runs_in_waves() {
 }
 
 #[test]
-fn grids_together_wait_for_each_other() {
+fn grids_run_together_can_wait_for_each_other() {
     explore(SEEDS, |seed| {
         let flags = [const { AtomicU32::new(0) }; 3];
         let bodies: Vec<_> = (0..3)
@@ -234,7 +235,7 @@ fn grids_of_two_host_threads_wait_for_each_other() {
 }
 
 #[test]
-fn race_between_threads_shows_under_some_seed() {
+fn race_between_threads_is_found_under_some_seed() {
     // A counter that is read and then written loses counts where threads switch between.
     let lost = |seed: u64| {
         let counter = AtomicU32::new(0);
@@ -252,7 +253,7 @@ fn race_between_threads_shows_under_some_seed() {
 }
 
 #[test]
-fn schedule_same_seed_repeats_every_switch() {
+fn same_seed_repeats_every_switch() {
     let order = |seed: u64| {
         let order = RefCell::new(Vec::new());
         go(seed, 3, 33, &|| {
@@ -320,7 +321,7 @@ fn barrier_not_reached_by_all_is_divergent() {
 }
 
 #[test]
-fn barrier_against_warp_operation_is_divergent() {
+fn barrier_and_warp_operation_together_are_divergent() {
     explore(SEEDS, |seed| {
         let error = go(seed, 1, 32, &|| {
             if gpu::lane() == 7 {
@@ -380,7 +381,7 @@ fn wait_without_end_ends_by_the_deadline() {
 }
 
 #[test]
-fn steps_without_end_end_by_the_deadline() {
+fn endless_loop_with_steps_ends_by_the_deadline() {
     let body = || {
         loop {
             step();
@@ -392,7 +393,7 @@ fn steps_without_end_end_by_the_deadline() {
 }
 
 #[test]
-fn idle_grid_calls_back() {
+fn idle_grid_calls_on_idle() {
     let flag = AtomicBool::new(false);
     let on_idle = || flag.store(true, Ordering::Release);
     let body = || {

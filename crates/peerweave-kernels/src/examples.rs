@@ -1,9 +1,8 @@
-//! The kernels of the examples: each is launched by a program in the folder `examples` of the
-//! repository.
+//! The kernels of the examples. A program in the folder `examples` of the repository launches each.
 //!
 //! [`ring()`] is the first program of NVSHMEM4Py's documentation. In [`pipeline()`] chunks pass
-//! through all PEs in order, and each PE works on one while the next works on the one before. In
-//! [`all_gather()`] parts travel round a ring while the PEs work on them.
+//! through all PEs in order, and each PE processes one chunk while the next PE processes the
+//! previous one. In [`all_gather()`] parts are passed around a ring while the PEs process them.
 
 use peerweave_device::prelude::*;
 
@@ -16,11 +15,11 @@ pub fn ring(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
     ctx.barrier_all()
 }
 
-/// Takes `chunks` chunks of `data` from the PE before, adds this PE's number and 1 to each element,
-/// and passes them on.
+/// Receives `chunks` chunks of `data` from the previous PE, adds this PE's number and 1 to each
+/// element, and passes them on.
 ///
-/// The first PE takes what its own `data` holds; the last one keeps the result. `arrived` is one
-/// word, 0 at first: how many chunks this PE has got. One block.
+/// The first PE reads its own `data`; the last PE keeps the result. `arrived` is one word,
+/// initially 0: the number of chunks that this PE has received. Runs as one block.
 #[kernel]
 pub fn pipeline(ctx: &Context, data: SymSlice<u32>, arrived: SymSlice<u64>, chunks: u32) -> Result<(), Failed> {
     let (me, last) = (ctx.my_pe(), ctx.n_pes() - 1);
@@ -42,14 +41,14 @@ pub fn pipeline(ctx: &Context, data: SymSlice<u32>, arrived: SymSlice<u64>, chun
     Ok(())
 }
 
-/// Threads of the block: a partial sum for each fits the shared memory.
+/// Number of threads of the block. A partial sum for each fits in shared memory.
 pub(crate) const THREADS: usize = 128;
 
 /// Gathers part `r` of `parts` from PE `r` on every PE, and writes the sum of part `r` to
 /// `sums[r]`.
 ///
-/// `parts` has one part for each PE, of which this PE has filled its own. `arrived` is one word, 0
-/// at first. One block of at most 128 threads.
+/// `parts` has one part for each PE, of which this PE has filled its own. `arrived` is one word,
+/// initially 0. Runs as one block of at most 128 threads.
 #[kernel]
 pub fn all_gather(ctx: &Context, parts: SymSlice<u32>, arrived: SymSlice<u64>, sums: SymSlice<u64>) -> Result<(), Failed> {
     let (me, n) = (ctx.my_pe() as usize, ctx.n_pes() as usize);

@@ -1,11 +1,10 @@
 //! The kernels that Peerweave ships, with their PTX.
 //!
-//! Each module is a group of kernels; each kernel is a function that runs on the host too, with a
-//! `KERNEL` beside it for a launch. `cargo xtask ptx` compares the PTX in `ptx` with what the
-//! sources give.
+//! Each module is a group of kernels. Each kernel is a function that also runs on the host, with a
+//! `KERNEL` for a launch. `cargo xtask ptx` compares the PTX in `ptx` with that of the sources.
 #![no_std]
 
-/// The README, whose examples are tests.
+/// Runs the examples of the README as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

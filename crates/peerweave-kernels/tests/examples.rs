@@ -1,9 +1,9 @@
-//! The kernels of the examples among the PEs of one process, under many schedules.
+//! Tests of the example kernels among the PEs of one process, under many schedules.
 
 use peerweave_grid::{Job, JobError, explore};
 use peerweave_kernels::examples::{all_gather, pipeline, ring};
 
-/// Numbers of PEs.
+/// Numbers of PEs to test.
 const PES: [u32; 4] = [1, 2, 3, 5];
 
 #[test]

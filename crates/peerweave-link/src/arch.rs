@@ -20,8 +20,8 @@ pub struct Arch {
     pub major: u8,
     /// Minor number, such as 0.
     pub minor: u8,
-    /// `a` for only this architecture, `f` for its family, `None` for it and newer ones of the same
-    /// major number.
+    /// `a` for this architecture only, `f` for its family, `None` for this one and newer ones of
+    /// the same major number.
     pub suffix: Option<char>,
 }
 
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_and_written() {
+    fn names_are_parsed_and_formatted() {
         for (text, arch) in
             [("sm_90", Arch::new(9, 0)), ("sm_100a", Arch::new(10, 0).with_suffix('a')), ("sm_75", Arch::new(7, 5))]
         {

@@ -18,11 +18,11 @@ pub enum LinkError {
     /// A source could not be compiled.
     #[error("NVRTC {version:#} refused {name} ({status}):\n{log}")]
     Compile {
-        /// The source's name.
+        /// Name of the source.
         name: String,
         /// The compiler's version.
         version: Version,
-        /// The compiler's code and its name.
+        /// Code of the compiler, with its name.
         status: String,
         /// The compiler's whole log.
         log: String,
@@ -36,7 +36,7 @@ pub enum LinkError {
         arch: String,
         /// The linker's version.
         version: Version,
-        /// The linker's code and its name.
+        /// Code of the linker, with its name.
         status: String,
         /// The linker's whole log.
         log: String,
@@ -46,7 +46,7 @@ pub enum LinkError {
     VersionMismatch {
         /// The component.
         what: String,
-        /// Its version.
+        /// Version of the component.
         found: String,
         /// Compatible versions, with the reason.
         expected: String,
@@ -56,7 +56,7 @@ pub enum LinkError {
     UnknownArch {
         /// The library.
         what: &'static str,
-        /// Its version.
+        /// Version of the library.
         version: Version,
         /// The requested architecture.
         arch: String,
@@ -68,7 +68,7 @@ pub enum LinkError {
     NotFound {
         /// The missing component.
         what: &'static str,
-        /// What to install or to set.
+        /// Package to install or variable to set.
         remedy: &'static str,
         /// Directories searched, in order.
         tried: Vec<PathBuf>,
@@ -80,13 +80,13 @@ pub enum LinkError {
         call: &'static str,
         /// The argument.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         value: String,
         /// Description of valid values.
         expected: &'static str,
     },
-    /// A call of a library did not return in time. Its thread is abandoned, and later links fail in
-    /// the same way.
+    /// A call of a library did not return in time. Its thread is abandoned, and later links also
+    /// return this error.
     #[error("{what} did not return within {waited:?}; restart the process to link again")]
     Stuck {
         /// The library.

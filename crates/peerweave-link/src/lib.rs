@@ -29,7 +29,7 @@ pub use peerweave_dylib::{LoadError, MissingSymbol, Version};
 pub use source::{PEERWEAVE_CUH, Source, peerweave_cuh};
 pub use toolkit::{Compiled, CudaHeaders, Input, InputKind, NvJitLink, Nvrtc, Target};
 
-/// Checks at compile time that these types can be shared by threads.
+/// Checks at compile time that these types can be shared between threads.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Nvrtc>();

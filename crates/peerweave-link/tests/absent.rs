@@ -1,4 +1,4 @@
-//! What is reported where NVIDIA's libraries are absent.
+//! Tests the errors on machines without NVIDIA's libraries.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use peerweave_link::{LinkError, NvJitLink, Nvrtc};
 
 #[test]
-fn libraries_that_are_absent_are_named_with_their_variables() {
+fn missing_libraries_are_named_with_their_variables() {
     // SAFETY: nothing is loaded, since there is no such file.
     let error = unsafe { Nvrtc::open(Path::new("/nowhere/libnvrtc.so.13")) }.expect_err("it is not there");
     assert!(matches!(error, LinkError::Load(_)) && error.to_string().contains("PEERWEAVE_NVRTC_PATH"), "{error}");

@@ -1,5 +1,5 @@
-//! The header for kernels in CUDA C++ compiles, and its layouts are the host's, for every
-//! architecture that is shipped for.
+//! Tests that the header for kernels in CUDA C++ compiles, with the layouts of the host, for every
+//! supported architecture.
 #![cfg(target_os = "linux")]
 
 use peerweave_link::{Arch, Nvrtc, Source, Target, peerweave_cuh};

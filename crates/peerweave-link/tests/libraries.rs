@@ -1,5 +1,5 @@
-//! Compiles and links with NVIDIA's own libraries, under the feature `test-with-libraries`:
-//! `.ci/link` installs them.
+//! Tests of compiling and linking with NVIDIA's own libraries, under the feature
+//! `test-with-libraries`: `.ci/link` installs the libraries.
 #![cfg(target_os = "linux")]
 
 use object::{Object as _, ObjectSymbol as _};
@@ -27,7 +27,7 @@ fn twice() -> Source {
         .header("two.h", "#define TWO 2")
 }
 
-/// The names of the global symbols of a cubin, which is an ELF file.
+/// Returns the names of the global symbols of a cubin, which is an ELF file.
 fn symbols(cubin: &[u8]) -> Vec<String> {
     let file = object::File::parse(cubin).expect("a cubin is an ELF file");
     file.symbols().filter(|symbol| symbol.is_global()).filter_map(|symbol| symbol.name().ok().map(str::to_owned)).collect()
@@ -58,7 +58,7 @@ fn every_target_of_the_compiler_is_an_input_of_the_linker() {
 }
 
 #[test]
-fn refused_source_gives_the_compilers_log() {
+fn refused_source_returns_the_compilers_log() {
     let source = Source::new("wrong.cu", "__global__ void f() { undeclared = 1; }");
     let error = Linker::new(HOPPER).cache(None).source(source).link().expect_err("it is wrong");
     let LinkError::Compile { name, log, .. } = &error else { panic!("{error}") };
@@ -67,7 +67,7 @@ fn refused_source_gives_the_compilers_log() {
 }
 
 #[test]
-fn missing_function_gives_the_linkers_log() {
+fn missing_function_returns_the_linkers_log() {
     let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).link().expect_err("`twice` is nowhere");
     let LinkError::Link { inputs, log, .. } = &error else { panic!("{error}") };
     assert_eq!(inputs, "kernel");
@@ -85,7 +85,7 @@ fn ptx_newer_than_the_linker_is_a_version_mismatch() {
 }
 
 #[test]
-fn architecture_that_does_not_exist_is_refused() {
+fn unknown_architecture_is_refused() {
     let error =
         Nvrtc::load().expect("it is installed").compile(&twice(), Target::Ptx(Arch::new(9, 9))).expect_err("there is none");
     assert!(matches!(error, LinkError::UnknownArch { .. }), "{error}");
@@ -101,8 +101,8 @@ fn code_of_another_architecture_is_a_version_mismatch() {
     assert!(matches!(error, LinkError::VersionMismatch { .. }), "{error}");
 }
 
-/// nvJitLink 13.5 keeps a lock when it refuses code of a variant of the architecture, and a link by
-/// another thread then never ended. nvJitLink 13.0 and older link such code.
+/// nvJitLink 13.5 keeps a lock after it refuses code of a variant of the architecture, and a link
+/// on another thread would wait forever. nvJitLink 13.0 and older link such code.
 #[test]
 fn other_threads_link_after_a_refused_cubin() {
     let hopper_alone = HOPPER.with_suffix('a');
@@ -120,7 +120,7 @@ fn other_threads_link_after_a_refused_cubin() {
 }
 
 #[test]
-fn second_link_comes_from_the_cache_until_an_input_changes() {
+fn second_link_is_cached_until_an_input_changes() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let headers = tempfile::tempdir().expect("temporary directory");
     std::fs::write(headers.path().join("three.h"), "#define THREE 3").expect("it is ours");

@@ -1,5 +1,5 @@
-//! Compiles and links the wrappers against real releases of NVSHMEM, whose directories
-//! `PEERWEAVE_TEST_NVSHMEM` lists: `.ci/link` installs them.
+//! Tests of compiling and linking the wrappers with releases of NVSHMEM. `PEERWEAVE_TEST_NVSHMEM`
+//! lists their directories: `.ci/link` installs them.
 #![cfg(target_os = "linux")]
 
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ fn installed() -> Vec<DeviceLibrary> {
     std::env::split_paths(&list).map(beside).collect()
 }
 
-/// PTX of a kernel that calls these wrappers with zeros.
+/// Returns PTX of a kernel that calls these wrappers with zeros.
 fn caller(names: &[&str]) -> String {
     let kind = |name: &str| match name {
         "unsigned long long" => "b64",
@@ -83,7 +83,7 @@ fn second_link_from_the_cache_takes_milliseconds() {
 }
 
 #[test]
-fn host_that_is_older_than_the_device_library_is_a_mismatch() {
+fn host_older_than_the_device_library_is_a_mismatch() {
     for library in installed() {
         library.check_host(library.version).expect("the same version");
         let older = peerweave_link::Version { minor: library.version.minor - 1, ..library.version };

@@ -1,4 +1,4 @@
-//! `#[derive(KernelArg)]`.
+//! Implements `#[derive(KernelArg)]`.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
@@ -10,7 +10,7 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     let Data::Struct(data) = &input.data else {
         return Err(Error::new_spanned(
             name,
-            "KernelArg: found an enum or union, expected a struct, for which all bit patterns of the fields are valid",
+            "KernelArg: found an enum or union, expected a struct, because every bit pattern of the fields must be valid",
         ));
     };
     if input.generics.type_params().next().is_some() || input.generics.lifetimes().next().is_some() {
@@ -22,7 +22,7 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     if !has_fixed_layout(&input)? {
         return Err(Error::new_spanned(
             name,
-            "KernelArg: the layout is not fixed, expected #[repr(C)] or #[repr(transparent)], so that host and kernel agree on it",
+            "KernelArg: the layout is not fixed, expected #[repr(C)] or #[repr(transparent)], so that it is the same on host and GPU",
         ));
     }
     let fields: Vec<TokenStream> = match &data.fields {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_that_host_and_kernel_may_disagree_on_are_refused() {
+    fn layouts_that_may_differ_on_the_gpu_are_refused() {
         assert!(
             refused(quote!(
                 struct A {

@@ -1,8 +1,8 @@
-//! `#[kernel]`.
+//! Implements `#[kernel]`.
 //!
 //! On the host it generates the function and a type with the constant `KERNEL`. On the GPU it
-//! generates the function and the entry point, but entry points only for the crate for which
-//! `peerweave-build` started the second Cargo.
+//! generates the function and the entry point. Entry points are generated only for the crate for
+//! which `peerweave-build` started the second Cargo.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
@@ -17,7 +17,7 @@ const PACKAGE: &str = "PEERWEAVE_PTX_PACKAGE";
 /// File that `peerweave-build` writes into `OUT_DIR`.
 const EMBEDDED: &str = "peerweave_ptx.rs";
 
-/// Whether the crate's preamble, which PTX must have once, has been generated in this compilation.
+/// Whether this compilation has generated the crate's preamble, which PTX must contain once.
 static PREAMBLE: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
@@ -49,7 +49,7 @@ fn max_threads(attribute: TokenStream) -> Result<Option<u32>> {
         return Ok(None);
     }
     let pair: syn::MetaNameValue = parse2(attribute.clone())
-        .map_err(|_| Error::new_spanned(&attribute, "#[kernel]: expected `max_threads = N` or nothing"))?;
+        .map_err(|_| Error::new_spanned(&attribute, "#[kernel]: found other arguments, expected `max_threads = N` or none"))?;
     if !pair.path.is_ident("max_threads") {
         return Err(Error::new_spanned(&pair.path, "#[kernel]: expected `max_threads = N` or nothing"));
     }
@@ -86,7 +86,7 @@ impl Signature {
         if !signature.generics.params.is_empty() {
             return Err(Error::new_spanned(
                 &signature.generics,
-                "#[kernel]: the function is generic, expected one without type parameters; write a kernel for each type that calls a generic function",
+                "#[kernel]: the function is generic, expected no type parameters; write a kernel for each type that calls a generic function",
             ));
         }
         let mut has_context = false;
@@ -125,8 +125,8 @@ impl Signature {
         Ok(Self { has_context, types, max_threads: None })
     }
 
-    /// Generates the type whose constant describes the kernel. A type instead of a module, because
-    /// inside a function body a module could not see the names of the parameters' types.
+    /// Generates the type whose constant describes the kernel. A module cannot be used instead:
+    /// inside a function body it does not see the names of the parameters' types.
     fn host(&self, function: &ItemFn) -> TokenStream {
         let name = &function.sig.ident;
         let text = name.to_string();
@@ -134,7 +134,7 @@ impl Signature {
         let types = &self.types;
         let names: Vec<_> = (0..types.len()).map(|index| format_ident!("argument_{index}")).collect();
         let call = self.call(function, &names);
-        let doc = format!("The kernel [`{name}()`](fn@{name}), for a launch: `{name}::KERNEL`.");
+        let doc = format!("The kernel [`{name}()`](fn@{name}), to be launched as `{name}::KERNEL`.");
         let image = image();
         quote! {
             #[cfg(not(target_arch = "nvptx64"))]
@@ -146,11 +146,11 @@ impl Signature {
             #[cfg(not(target_arch = "nvptx64"))]
             #[allow(unsafe_code, unused_variables, private_interfaces, clippy::all)]
             impl #name {
-                /// The kernel, for a launch.
+                /// The kernel, to be passed to a launch.
                 pub const KERNEL: ::peerweave_device::launch::Kernel<(#(#types,)*)> = {
                     static PTX: ::peerweave_device::launch::PtxImage = #image;
                     /// # Safety
-                    /// `context` lives for as long as the call.
+                    /// `context` is valid during the call.
                     unsafe fn host(context: *const ::peerweave_device::types::KernelContext, (#(#names,)*): (#(#types,)*)) {
                         // SAFETY: the caller promises a live context.
                         let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
@@ -198,8 +198,8 @@ impl Signature {
                 #bound
 
                 /// # Safety
-                /// `context` lives until the kernel has ended; the arguments are those of the
-                /// launch.
+                /// `context` is valid until the kernel has ended, and the arguments are those of
+                /// the launch.
                 #[unsafe(export_name = #text)]
                 #[allow(unsafe_code, improper_ctypes_definitions, unused_variables, clippy::all)]
                 pub unsafe extern "ptx-kernel" fn entry(
@@ -217,7 +217,8 @@ impl Signature {
         }
     }
 
-    /// Generates the call of the function. A failure is already in the status.
+    /// Generates the call of the function. A failure is reported through the status, so the result
+    /// is ignored.
     fn call(&self, function: &ItemFn, names: &[syn::Ident]) -> TokenStream {
         let name = &function.sig.ident;
         let context = self.has_context.then(|| quote!(&context,));
@@ -241,8 +242,7 @@ fn is_context(ty: &Type) -> bool {
     reference.mutability.is_none() && path.path.segments.last().is_some_and(|segment| segment.ident == "Context")
 }
 
-/// Generates the expression for the crate's PTX, as embedded by its build script, or for its
-/// absence.
+/// Generates the expression for the PTX that the crate's build script embedded, or for missing PTX.
 fn image() -> TokenStream {
     let embedded = env::var_os("OUT_DIR").is_some_and(|out| Path::new(&out).join(EMBEDDED).is_file());
     if embedded {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_of_threads_are_numbers_that_a_block_can_have() {
+    fn thread_bounds_must_be_valid_block_sizes() {
         assert_eq!(max_threads(quote!()).unwrap(), None);
         assert_eq!(max_threads(quote!(max_threads = 1024)).unwrap(), Some(1024));
         for wrong in
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_that_are_no_kernels_are_refused() {
+    fn functions_that_cannot_be_kernels_are_refused() {
         assert!(
             refused(quote!(
                 fn k<T>(x: T) {}
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn context_is_found_by_its_last_name() {
+    fn context_parameter_is_recognised_by_its_last_name() {
         let has = |item: TokenStream| Signature::read(&parse2(item).unwrap()).unwrap().has_context;
         assert!(has(quote!(
             fn k(ctx: &Context, x: u32) {}

@@ -1,5 +1,5 @@
-//! `#[kernel]` and `#[derive(KernelArg)]`. `peerweave_device::prelude` exports them; their
-//! documentation has examples there.
+//! `#[kernel]` and `#[derive(KernelArg)]`. `peerweave_device::prelude` exports them, and documents
+//! them with examples.
 
 mod argument;
 mod kernel;
@@ -7,7 +7,7 @@ mod shared;
 
 use proc_macro::TokenStream;
 
-/// Makes a kernel of a function.
+/// Makes a function a kernel.
 ///
 /// ```ignore
 /// use peerweave_device::prelude::*;
@@ -20,31 +20,31 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// The function stays as it is and can be called by other kernels. Beside it, a type of the same
-/// name has a constant `KERNEL`, a `peerweave_device::launch::Kernel`, which a launch takes:
+/// The function is unchanged, so other kernels can call it. A type of the same name has a constant
+/// `KERNEL` of type `peerweave_device::launch::Kernel`, which is passed to a launch:
 /// `stream.launch(&shift::KERNEL, 1, 1, (&dst,))`.
 ///
 /// # What the function looks like
-/// - Its first parameter may be `&Context`. All others are of types that implement `KernelArg`:
-///   numbers, `SymSlice<T>`, `DeviceSlice<T>`, arrays, and structs with `#[derive(KernelArg)]`.
-/// - For teams it takes a `KernelTeam`, for which a launch takes `&Team`.
-/// - It returns nothing or `Result<(), Failed>`. A failure has been written to the context's status
-///   already; the host's error names it.
-/// - It is neither generic nor `async`, `const`, `unsafe` or `extern`. The names of kernels in a
-///   crate differ: they are the names of the entries in the crate's PTX.
+/// - Its first parameter may be `&Context`. All other parameters have types that implement
+///   `KernelArg`: numbers, `SymSlice<T>`, `DeviceSlice<T>`, arrays, and structs with
+///   `#[derive(KernelArg)]`.
+/// - A parameter of type `KernelTeam` is a team; the launch passes `&Team`.
+/// - It returns nothing or `Result<(), Failed>`. A failure has already been written to the
+///   context's status, and the host's error names it.
+/// - It is neither generic nor `async`, `const`, `unsafe` or `extern`. The kernels of a crate have
+///   different names, which are the names of the entries in the crate's PTX.
 ///
 /// # PTX
-/// Where the crate's build script calls `peerweave_build::kernels()`, `KERNEL` holds the crate's
-/// PTX. Elsewhere it holds none, and runs on the host alone. `#[kernel(max_threads = 1024)]` bounds
-/// the threads of a block, so that the assembler gives each thread few enough registers for that
-/// many. Without it a kernel that needs many registers is refused at the launch where the block is
-/// large.
+/// If the crate's build script calls `peerweave_build::kernels()`, `KERNEL` contains the crate's
+/// PTX. Otherwise the kernel runs only on the host. `#[kernel(max_threads = 1024)]` bounds the
+/// threads of a block, so that the assembler limits the registers of each thread accordingly.
+/// Without it, a launch with a large block is refused if the kernel needs too many registers.
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-/// Returns a declaration of shared memory its symbol: a step of `peerweave_device::shared_array!`.
+/// Gives a declaration of shared memory its symbol. Part of `peerweave_device::shared_array!`.
 #[doc(hidden)]
 #[proc_macro]
 pub fn name_shared_array(declaration: TokenStream) -> TokenStream {

@@ -1,7 +1,7 @@
-//! Symbols of shared memory: the same in every build of the same declarations.
+//! Symbols of shared memory, which are the same in every build of the same declarations.
 //!
-//! Invariant: a compiler expands the macros of a crate in one order, so that the number of a
-//! declaration depends on the declarations of the same name before it, and on nothing else.
+//! Invariant: a compiler expands the macros of a crate in a fixed order, so the number of a
+//! declaration depends only on the declarations of the same name before it.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::quote;
@@ -10,10 +10,10 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use syn::parse::{ParseStream, Parser};
 use syn::{Ident, Token};
 
-/// How many declarations of a name there were in the crate that is compiled.
+/// Number of declarations of each name so far, in the crate being compiled.
 static NUMBERS: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(Mutex::default);
 
-/// `$crate, NAME, [type; length]` becomes the declaration with its symbol.
+/// Expands `$crate, NAME, [type; length]` to the declaration with its symbol.
 pub(crate) fn expand(declaration: TokenStream) -> syn::Result<TokenStream> {
     let parse = |input: ParseStream<'_>| {
         let home: Vec<TokenTree> = [input.parse()?].into();
@@ -36,7 +36,8 @@ fn number(name: &str) -> u32 {
     *next - 1
 }
 
-/// A symbol of PTX has letters, digits and `_`; a name in Rust may have others.
+/// Returns a symbol with only letters, digits and `_`, as PTX requires. A name in Rust may have
+/// other characters.
 fn symbol(package: &str, name: &str, number: u32) -> String {
     let plain = |text: &str| -> String {
         let plain = |letter: char| {
@@ -56,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn symbols_differ_by_name_and_number_not_by_place() {
+    fn symbols_depend_on_name_and_number_only() {
         let first = expanded("there, TILE, [f32; 4]");
         let moved = expanded("\n\n\n        there, TILE, [f32; 4]");
         let other = expanded("there, ROW, [f32; 4]");

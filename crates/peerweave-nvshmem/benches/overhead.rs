@@ -1,10 +1,11 @@
-//! What a call costs on the CPU beyond the bare call of C: in a loop, against the fake library in
+//! Measures the CPU time of a call beyond the bare call of C: in a loop, with the fake library in
 //! its mode without work.
 //!
-//! The driver is asked two questions before each call (which context is current, is the stream
-//! being captured); they are measured too, and told apart. What they cost is the fake driver's time
-//! here, which is about the real one's. Nothing here says anything about a GPU. Fails if a call did
-//! not reach the library. With `ONLY` in the environment, only the rows whose names contain that.
+//! Before each call the driver is queried twice: for the current context, and for whether the
+//! stream is being captured. The two queries are also measured separately. They use the fake
+//! driver, whose time is close to that of the real one. The results do not apply to GPUs. Fails if
+//! a call did not reach the library. The variable `ONLY` selects the rows whose names contain its
+//! value.
 
 use std::ffi::{CString, c_int, c_void};
 use std::hint::black_box;
@@ -51,10 +52,10 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// A function of the library by its name.
+/// Returns a function of the library by its name.
 ///
 /// # Safety
-/// `F` is the type of a pointer to it.
+/// `F` is the type of a pointer to the function.
 unsafe fn function<F: Copy>(name: &str) -> F {
     let path = Nvshmem::load().expect("the fake is there").path().to_str().expect("UTF-8");
     let (path, name) = (CString::new(path).expect("no zero byte"), CString::new(name).expect("no zero byte"));
@@ -108,7 +109,7 @@ fn measure() {
     let added = Signal { word: &word, value: 1, op: SignalOp::Add };
 
     println!(
-        "nanoseconds of a call, medians of {ROUNDS} rounds of {CALLS} calls; beyond: the bare call, that and the two questions"
+        "nanoseconds per call, medians of {ROUNDS} rounds of {CALLS} calls; overhead: over the bare call, and over the bare call with both queries"
     );
     println!("{:<36} {:>6} {:>10} {:>7} {:>8} {:>8}", "", "bare", "questions", "ours", "beyond", "beyond");
     let bench = Bench { counted: &counted, ask };
@@ -139,17 +140,17 @@ fn measure() {
     // SAFETY: as above.
     let bare = || assert_eq!(unsafe { reduce(WORLD, to, black_box(from), 1, on) }, 0);
     bench.row("reduce", bare, || world.reduce(&target, black_box(&source), ReduceOp::Sum, &stream));
-    println!("\nwith what else they do");
+    println!("\nwith additional work");
     // SAFETY: as above.
     let bare = || unsafe { put(to, black_box(own), BYTES, 0, on) };
     bench.row("put of device memory", bare, || context.put(&target, black_box(&private), pe, &stream));
-    bench.row("put of a slice of cudarc's", bare, || context.put(&target, black_box(&slice), pe, &stream));
+    bench.row("put of a cudarc slice", bare, || context.put(&target, black_box(&slice), pe, &stream));
     // SAFETY: as above.
     let bare = || unsafe {
         put_nbi(to, black_box(from), BYTES, 0, on);
         quiet(on);
     };
-    bench.row("put_nbi with its quiet", bare, || {
+    bench.row("put_nbi and its quiet", bare, || {
         context.put_nbi(&target, black_box(&source), pe, &stream).and_then(|()| context.quiet(&stream))
     });
     drop((added, into));
@@ -163,8 +164,8 @@ struct Bench<'a, A> {
 }
 
 impl<A: Fn()> Bench<'_, A> {
-    /// Measures the bare call, that after the two questions, and ours; in turn, so that what else
-    /// the machine does meets all three.
+    /// Measures the bare call, the bare call after the two queries, and the wrapped call, in turn,
+    /// so that other load on the machine affects all three equally.
     fn row(&self, name: &str, bare: impl Fn(), mut ours: impl FnMut() -> Result<(), NvshmemError>) {
         if std::env::var("ONLY").is_ok_and(|only| !name.contains(&only)) {
             return;
@@ -183,7 +184,7 @@ impl<A: Fn()> Bench<'_, A> {
         println!("{name:<36} {bare:>6.1} {asked:>10.1} {ours:>7.1} {:>8.1} {:>8.1}", beyond[0], beyond[1]);
     }
 
-    /// Nanoseconds of one call. Every call has to reach the library.
+    /// Returns the nanoseconds of one call. Every call has to reach the library.
     fn round(&self, name: &str, mut call: impl FnMut()) -> f64 {
         let (before, start) = ((self.counted)(), Instant::now());
         for _ in 0..CALLS {

@@ -1,7 +1,7 @@
-//! What NVSHMEM is on this machine, as far as can be told without a GPU: where, which version, what
-//! it lacks, and whether PEs could meet by an id.
+//! Prints the properties of this machine's NVSHMEM that are known without a GPU: its path, its
+//! version, missing functions, and whether ids can be created.
 //!
-//! It prints, for the wheel of 3.8.0:
+//! Output with the wheel of 3.8.0:
 //!
 //! ```text
 //! NVSHMEM 3.8.0 (.../nvidia/nvshmem/lib/libnvshmem_host.so.3)
@@ -19,6 +19,6 @@ fn main() -> Result<(), NvshmemError> {
     println!("name {}, OpenSHMEM {major}.{minor}, {:?}", nvshmem.name()?, nvshmem.status()?);
     let missing: Vec<_> = nvshmem.missing().iter().map(|symbol| format!("{} ({})", symbol.name, symbol.since)).collect();
     println!("lacks {}", if missing.is_empty() { "nothing".to_owned() } else { missing.join(", ") });
-    println!("an id was made: {:?}", Context::unique_id(&Settings::default())?);
+    println!("created an id: {:?}", Context::unique_id(&Settings::default())?);
     Ok(())
 }

@@ -1,16 +1,17 @@
-//! Prints what the Rust side believes of one version of NVSHMEM: sizes, offsets, constants,
+//! Prints this crate's declarations of one version of NVSHMEM: sizes, offsets, constants,
 //! functions.
 //!
-//! Loads nothing. `cargo xtask abi-nvshmem` compares it with the headers and the library of that
-//! version.
+//! Loads no library. `cargo xtask abi-nvshmem` compares the output with the headers and the library
+//! of that version.
 
 use clap::Parser;
 use peerweave_nvshmem::{Nvshmem, Version, sys};
 
-/// Prints what this crate believes of one version of NVSHMEM: sizes, offsets, constants, functions.
+/// Prints this crate's declarations of one version of NVSHMEM: sizes, offsets, constants,
+/// functions.
 #[derive(Parser)]
 struct Arguments {
-    /// Such as 3.4.5
+    /// The version, such as 3.4.5
     version: Version,
 }
 

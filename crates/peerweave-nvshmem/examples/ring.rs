@@ -1,16 +1,16 @@
-//! The classic first program: every PE puts its numbers to the next one, all wait for each other,
-//! and everybody looks at what came.
+//! A first program: every PE puts its number to the next PE, all PEs synchronise, and each one
+//! checks the data that it received.
 //!
-//! Start it on one machine with `peerweave run -n 2 -- ring`, or by `mpirun`, `srun`, `torchrun`;
-//! alone it is a job of one PE. It prints, for two PEs:
+//! Start it on one machine with `peerweave run -n 2 -- ring`, or by `mpirun`, `srun` or `torchrun`.
+//! Without a launcher it is a job of one PE. Its output with two PEs:
 //!
 //! ```text
 //! PE 0 of 2: from PE 1 came 1024 times 1
 //! PE 1 of 2: from PE 0 came 1024 times 0
 //! ```
 //!
-//! The same through the portable API of `peerweave` is `examples/09-put-to-next`, which runs on the
-//! host backend: there is no `World` over NVSHMEM.
+//! `examples/09-put-to-next` is the same program with the portable API of `peerweave`, which runs
+//! on the host backend: NVSHMEM is not a backend of `World`.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -51,8 +51,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     nvshmem.world().barrier(stream)?;
 
     let came = target.to_vec(stream)?;
-    assert_eq!(came, [previous.get() as f32; COUNT], "what the previous PE put");
-    println!("{} of {n_pes}: from {previous} came {COUNT} times {}", nvshmem.pe(), came[0]);
+    assert_eq!(came, [previous.get() as f32; COUNT], "the data of the previous PE");
+    println!("{} of {n_pes}: received from {previous} {COUNT} times {}", nvshmem.pe(), came[0]);
 
     nvshmem.free(source)?;
     nvshmem.free(target)?;

@@ -1,4 +1,4 @@
-//! The caller's handle of the NVSHMEM that runs in this process, and the state of NVSHMEM in this
+//! The caller's handle of the NVSHMEM running in this process, and the state of NVSHMEM in this
 //! process.
 //!
 //! `ops` and `team` have the operations of a context; `startup` starts and ends it.
@@ -17,11 +17,11 @@ use crate::heap::Heap;
 use crate::heap::limits::Limits;
 use crate::library::{Nvshmem, Settings, Status};
 
-/// NVSHMEM, running in this process. Clones are handles of the same context; it ends when the last
-/// handle is passed to [`finalize`](Self::finalize).
+/// NVSHMEM, running in this process. Clones are handles of the same context. NVSHMEM is finalised
+/// when the last handle is passed to [`finalize`](Self::finalize).
 ///
-/// Dropping a handle is local and ends nothing. A process that only drops its context leaves
-/// NVSHMEM running, and [`current`](Self::current) returns it again.
+/// Dropping a handle is local and does not finalise NVSHMEM. If a process only drops its context,
+/// NVSHMEM keeps running, and [`current`](Self::current) returns the context again.
 pub struct Context {
     pub(crate) comm: Arc<Comm>,
     pub(crate) heap: Arc<Heap>,
@@ -36,17 +36,17 @@ pub(crate) struct Running {
     handles: AtomicUsize,
 }
 
-/// How PEs were brought together: the kind, and its number.
+/// The kind of bootstrap, and a number that identifies it.
 pub(crate) type BootstrapKey = (&'static str, u64);
 
-/// The arguments of an initialisation, which a second initialisation is compared with.
+/// The arguments of an initialisation, with which those of a second one are compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arguments {
-    /// The kind: a rendezvous, an id, MPI, a launcher.
+    /// The kind of bootstrap: a rendezvous, an id, MPI, a launcher.
     pub(crate) way: &'static str,
     /// This PE and the number of PEs, if the kind specifies them.
     pub(crate) place: Option<(u32, u32)>,
-    /// Identifies the id, rendezvous or communicator, as far as one number can.
+    /// Number that identifies the id, rendezvous or communicator, as far as possible.
     pub(crate) which: u64,
     pub(crate) device: usize,
     pub(crate) settings: Settings,
@@ -62,13 +62,13 @@ impl Arguments {
 pub(crate) enum ProcessState {
     /// Not started.
     Idle,
-    /// A thread initialises it, with this kind.
+    /// A thread is initialising it, with this kind of bootstrap.
     Starting(BootstrapKey),
-    /// It runs.
+    /// Running.
     Live(Arc<Running>),
-    /// A thread passes the last handle to `finalize`.
+    /// A thread has passed the last handle to `finalize`.
     Ending(Arc<Running>),
-    /// It cannot be started again.
+    /// NVSHMEM cannot be started again.
     Over(DeadState),
 }
 
@@ -97,10 +97,10 @@ impl Context {
         Self { comm, heap, running: Arc::clone(running) }
     }
 
-    /// Returns a closure that returns `true` once nothing of this context is left: no handle of it,
-    /// of its memory or of its teams, also not in threads. From then on it does not hold the
-    /// rendezvous. A context that has not been [finalized](Self::finalize) stays until the process
-    /// ends.
+    /// Returns a closure that returns `true` once all handles of this context, of its memory and of
+    /// its teams are gone, including those held by threads. From then on the context does not hold
+    /// the rendezvous. A context that has not been [finalized](Self::finalize) stays until the
+    /// process ends.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let alive = Arc::downgrade(&self.comm.alive);
         move || alive.strong_count() == 0
@@ -119,7 +119,7 @@ impl Context {
         }
     }
 
-    /// Returns this PE.
+    /// Returns the number of this PE.
     pub fn pe(&self) -> Pe {
         self.comm.pe
     }
@@ -129,12 +129,12 @@ impl Context {
         self.comm.n_pes
     }
 
-    /// Returns the library.
+    /// Returns the library that runs.
     pub fn library(&self) -> Nvshmem {
         self.comm.nvshmem
     }
 
-    /// Returns how far NVSHMEM is initialised.
+    /// Returns the state of NVSHMEM's initialisation.
     ///
     /// # Errors
     /// As for [`Nvshmem::status`].
@@ -142,7 +142,7 @@ impl Context {
         self.comm.nvshmem.status()
     }
 
-    /// Returns the device's context in which NVSHMEM works.
+    /// Returns the CUDA context used by NVSHMEM.
     pub fn device(&self) -> &Arc<CudaContext> {
         &self.comm.context
     }
@@ -152,7 +152,7 @@ impl Context {
         &self.comm.stream
     }
 
-    /// Returns the maximum time of a setup call or a blocking call.
+    /// Returns the time limit of a setup call or a blocking call.
     pub fn deadline(&self) -> Duration {
         self.comm.deadline
     }
@@ -178,8 +178,8 @@ impl Context {
         }
     }
 
-    /// Ends NVSHMEM on all PEs as soon as possible, with an exit status. Only some bootstraps
-    /// support it; a unique id does not.
+    /// Ends the processes of all PEs as soon as possible, with an exit status. Only some bootstraps
+    /// support this; a unique id does not.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`], [`NvshmemError::Timeout`].
@@ -215,18 +215,18 @@ impl fmt::Debug for Context {
 pub struct Info {
     /// The library, its version and its file.
     pub library: Nvshmem,
-    /// This PE.
+    /// Number of this PE.
     pub pe: Pe,
     /// Number of PEs.
     pub n_pes: u32,
-    /// The device's ordinal.
+    /// Ordinal of the device.
     pub device: usize,
-    /// How the PEs were brought together.
+    /// The kind of bootstrap.
     pub bootstrap: &'static str,
     /// Settings of the initialisation, including those that this crate added.
     pub settings: Settings,
     /// Number of allocations of symmetric memory that are not freed.
     pub allocations: usize,
-    /// Their size in bytes.
+    /// Size of these allocations in bytes.
     pub allocated_bytes: usize,
 }

@@ -1,7 +1,7 @@
 //! Safe host API of NVSHMEM, loaded at run time. One binary works with NVSHMEM 3.3 to 3.8, and on
-//! machines without it.
+//! machines without NVSHMEM.
 //!
-//! It has no kernels, no network transport of its own and no tensors.
+//! This crate has no kernels, no network transport of its own and no tensors.
 //!
 //! ```text
 //!  Nvshmem           the library: where it is, its version, what it lacks, its plug-ins

@@ -1,5 +1,5 @@
-//! Set-up calls: everybody calls NVSHMEM, or nobody, whatever threads do meanwhile; and nobody is
-//! blamed who came.
+//! Tests of setup calls: either all PEs call NVSHMEM or none does, whatever other threads do, and
+//! no PE that arrived is reported as missing.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -68,7 +68,7 @@ fn setup_calls_in_the_same_order_wait_for_each_other() {
 }
 
 #[test]
-fn expired_wait_for_a_turn_leaves_the_earlier_call_intact() {
+fn timed_out_wait_for_a_turn_leaves_the_other_call_intact() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let first = if child.rank == 0 {
@@ -91,7 +91,7 @@ fn expired_wait_for_a_turn_leaves_the_earlier_call_intact() {
 }
 
 #[test]
-fn pe_that_cannot_enter_after_meeting_blocks_no_other() {
+fn pe_that_cannot_enter_after_agreeing_blocks_no_other() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
         let here = start_within(&child, Duration::from_secs(3));
         let memory = here.context.alloc::<u32>(128).expect("memory");
@@ -119,7 +119,7 @@ fn pe_that_cannot_enter_after_meeting_blocks_no_other() {
 }
 
 #[test]
-fn a_team_that_some_pes_make_by_an_id_is_no_child_of_the_world() {
+fn team_created_by_an_id_does_not_count_as_a_child() {
     fakes().run_many(3, |child| {
         let here = start_within(&child, Duration::from_secs(2));
         if child.rank < 2 {
@@ -134,7 +134,7 @@ fn a_team_that_some_pes_make_by_an_id_is_no_child_of_the_world() {
 }
 
 #[test]
-fn teams_of_a_second_life_do_not_read_the_keys_of_the_first() {
+fn teams_after_a_restart_do_not_read_earlier_keys() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         for life in 0..2 {
@@ -157,7 +157,7 @@ fn teams_of_a_second_life_do_not_read_the_keys_of_the_first() {
 }
 
 #[test]
-fn another_id_is_another_job() {
+fn start_by_another_id_is_refused() {
     fakes().run(|| {
         let quiet = || settings(DEADLINE);
         let (one, other) = (Context::unique_id(&quiet()).expect("an id"), Context::unique_id(&quiet()).expect("an id"));

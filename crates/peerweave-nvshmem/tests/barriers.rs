@@ -1,5 +1,5 @@
-//! Barriers complete what was put before, whoever put it and by which way; and teams that are
-//! counted down.
+//! Tests of barriers, which complete earlier puts of every kind; and of teams with a negative
+//! stride.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -10,12 +10,13 @@ use common::{SHORT, by_network, fakes, misuse, start, start_within};
 use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, TeamConfig};
 use peerweave_types::Pe;
 
-/// What the host puts over the network arrives by a quiet, or much later.
+/// Returns fakes whose network delivers puts of the host at a quiet, or much later.
 fn slow_network() -> peerweave_fakes::Fakes {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_NETWORK_DELAY_MS", "10000")
 }
 
-/// PE 0 puts from the host, all meet by a barrier, and each PE has what was put to it.
+/// PE 0 puts from the host, all PEs call a barrier, and each PE compares the data that was put to
+/// it.
 fn put_is_seen_after(child: &peerweave_fakes::Child, barrier: impl Fn(&Context)) {
     let here = by_network(child);
     let (target, source) = (here.context.alloc_zeroed::<u64>(8), here.context.alloc::<u64>(8));
@@ -74,7 +75,7 @@ fn barrier_of_all_completes_nbi_puts_of_streams() {
 }
 
 #[test]
-fn barrier_of_all_ends_by_the_deadline_where_a_pe_is_missing() {
+fn barrier_of_all_times_out_if_a_pe_is_missing() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         if child.rank == 0 {
@@ -89,7 +90,7 @@ fn barrier_of_all_ends_by_the_deadline_where_a_pe_is_missing() {
 }
 
 #[test]
-fn team_with_a_negative_stride_is_counted_down() {
+fn team_with_a_negative_stride_counts_down() {
     fakes().run_many(4, |child| {
         let here = start(&child);
         let world = here.context.world();

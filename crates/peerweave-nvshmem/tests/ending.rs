@@ -1,4 +1,4 @@
-//! The end comes after all that was enqueued, and nothing comes after it.
+//! Tests of finalising: it comes after all enqueued work, and no call comes after it.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -61,7 +61,7 @@ fn call_of_another_thread_is_refused_while_the_end_waits() {
 }
 
 #[test]
-fn end_that_fails_lets_others_in_again() {
+fn failed_end_allows_other_calls_again() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let (memory, team) = (here.context.alloc_zeroed::<u64>(1).expect("memory"), here.context.world());
@@ -75,7 +75,7 @@ fn end_that_fails_lets_others_in_again() {
 }
 
 #[test]
-fn of_last_handles_that_go_at_once_one_ends_nvshmem() {
+fn last_handles_released_together_end_nvshmem_once() {
     fakes().limit(Duration::from_secs(120)).run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         for round in 0..400 {

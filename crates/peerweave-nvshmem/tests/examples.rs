@@ -1,4 +1,4 @@
-//! The example programs `ring` and `check_start`, over the fake libraries.
+//! Tests of the example programs `ring` and `check_start`, over the fake libraries.
 #![cfg(target_os = "linux")]
 
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use peerweave_bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
 use peerweave_fakes::Fakes;
 
-/// A program, which `cargo test` builds beside the tests.
+/// Returns the path of a program that `cargo test` builds together with the tests.
 fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test has a file");
     let directory = test.ancestors().nth(2).expect("tests are in `deps` of the profile's directory");
@@ -66,7 +66,7 @@ fn launcher_service_and_id_file_start_a_job() {
 }
 
 #[test]
-fn start_that_fails_names_its_cause() {
+fn failed_start_names_its_cause() {
     let nowhere = "/there/is/no/mpi/here";
     fakes().env("PEERWEAVE_MPI_PATH", nowhere).env_remove("PEERWEAVE_FAKE_NVSHMEM_DIR").run(|| {
         let causes = [
@@ -82,7 +82,7 @@ fn start_that_fails_names_its_cause() {
     });
 }
 
-/// Runs a program as each PE of a job; returns what each printed.
+/// Runs a program as each PE of a job. Returns the output of each.
 fn launch(n_pes: u32, name: &str) -> Vec<String> {
     let token = Token::random().expect("random numbers");
     let endpoint = Endpoint::random_unix().expect("a name");

@@ -1,5 +1,5 @@
-//! What others of the process, of the device or of the job left, hold or did wrong costs nobody
-//! more than an error.
+//! Tests that errors or pending work of other code in the process, on the device or in the job
+//! cause at most an error.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -15,7 +15,7 @@ use peerweave_types::{Compare, Pe, SignalOp};
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
-/// A function of the fake driver that takes a number or a handle.
+/// Calls a function of the fake driver that takes a number or a handle.
 fn ask_driver(name: &std::ffi::CStr, argument: usize) {
     // SAFETY: the driver is loaded, by this very name.
     let address =
@@ -30,13 +30,13 @@ fn ask_driver(name: &std::ffi::CStr, argument: usize) {
 const BLOCK: &std::ffi::CStr = c"peerweave_fake_stream_block";
 const UNBLOCK: &std::ffi::CStr = c"peerweave_fake_stream_unblock";
 
-/// As some other object's destructor does that could not free what it had.
+/// Records an error in the context, like the destructor of another object.
 fn leave_an_error(here: &Arc<peerweave_driver::CudaContext>) {
     here.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_LAUNCH_FAILED)));
 }
 
 #[test]
-fn pending_context_error_stops_no_call_on_one_pe_alone() {
+fn pending_context_error_stops_no_call_on_one_pe_only() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(child.rank);
@@ -75,7 +75,7 @@ fn pending_context_error_stops_no_call_on_one_pe_alone() {
 }
 
 #[test]
-fn new_memory_is_zero_though_the_default_stream_is_busy() {
+fn new_memory_is_zero_even_if_the_default_stream_is_busy() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -210,7 +210,7 @@ fn module_init_completes_within_the_deadline_or_fails() {
 }
 
 #[test]
-fn a_module_stays_while_nvshmem_is_stuck_with_it() {
+fn module_stays_loaded_while_nvshmem_is_stuck_with_it() {
     let stuck =
         fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_cumodule_init");
     stuck.run_many(1, |child| {
@@ -235,7 +235,7 @@ fn module_that_cannot_be_finalized_is_never_unloaded() {
 }
 
 #[test]
-fn expired_wait_for_the_gate_is_not_taken_for_finalize() {
+fn timed_out_wait_for_the_gate_is_not_reported_as_finalize() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=400").run_many(1, |child| {
         let here = start_within(&child, Duration::from_millis(600));
         let memory = here.context.alloc::<u32>(128).expect("memory");
@@ -282,7 +282,7 @@ fn call_after_finalize_is_an_error() {
 }
 
 #[test]
-fn a_launcher_s_job_needs_no_plugin_for_ids() {
+fn job_of_a_launcher_needs_no_plugin_for_ids() {
     let place = tempfile::tempdir().expect("a directory");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "1").env("PMI_RANK", "0").run_many(1, |child| {
         let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
@@ -386,7 +386,7 @@ fn sizes_that_overflow_are_refused() {
 }
 
 #[test]
-fn setup_call_is_not_made_after_one_pe_gave_up() {
+fn setup_call_is_not_made_after_one_pe_timed_out() {
     const PATIENCE: Duration = Duration::from_millis(1000);
     fakes().run_many(3, |child| {
         let meeting = rendezvous(&child, PATIENCE * if child.rank == 0 { 1 } else { 4 });

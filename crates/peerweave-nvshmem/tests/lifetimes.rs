@@ -1,5 +1,5 @@
-//! What NVSHMEM, a stream or another PE still has is kept, and what blocks inside of NVSHMEM is not
-//! called: faults on demand by the fake.
+//! Tests that resources still used by NVSHMEM, a stream or another PE are kept, and that no call
+//! blocks inside NVSHMEM, with faults of the fake library.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -16,7 +16,7 @@ use peerweave_types::{Compare, Pe, SignalOp};
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
-/// Memory whose owners can be counted: who keeps it has a clone of `owner`.
+/// Memory with counted owners: every owner has a clone of `owner`.
 struct Counted<B> {
     memory: B,
     owner: Arc<()>,
@@ -49,7 +49,7 @@ unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
 }
 
 #[test]
-fn outside_memory_stays_while_its_registration_is_stuck_inside() {
+fn outside_memory_stays_while_its_registration_is_stuck() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_buffer_register_symmetric").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let memory = Counted { memory: mapped(&here, 1), owner: Arc::default() };
@@ -76,7 +76,7 @@ fn failed_unregister_leaks_memory_and_finalize_succeeds() {
 }
 
 #[test]
-fn memory_that_one_pe_did_not_get_is_an_error_on_all() {
+fn memory_missing_on_one_pe_is_an_error_on_all() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:2").run_many(3, |child| {
         let here = common::start_with(&child, settings(DEADLINE).disable_cuda_vmm(true));
         let first = here.context.alloc::<u8>(100).expect("memory");
@@ -91,7 +91,7 @@ fn memory_that_one_pe_did_not_get_is_an_error_on_all() {
 }
 
 #[test]
-fn failed_allocation_of_a_fixed_heap_breaks_nothing() {
+fn failed_allocation_of_a_fixed_heap_is_harmless() {
     fakes().run_many(2, |child| {
         let here = common::start_with(&child, settings(DEADLINE).disable_cuda_vmm(true));
         let error = here.context.alloc::<u8>(1 << 30).expect_err("the heap is smaller");
@@ -103,7 +103,7 @@ fn failed_allocation_of_a_fixed_heap_breaks_nothing() {
 }
 
 #[test]
-fn a_word_is_looked_at_whatever_the_default_stream_waits_for() {
+fn signal_fetch_does_not_wait_for_the_default_stream() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -122,7 +122,7 @@ fn a_word_is_looked_at_whatever_the_default_stream_waits_for() {
 }
 
 #[test]
-fn a_capture_of_another_thread_neither_refuses_nor_is_spoilt() {
+fn capture_of_another_thread_is_neither_refused_nor_broken() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let captured = here.new_stream();
@@ -188,7 +188,7 @@ fn slow_malloc_times_out_and_ends_the_context() {
 }
 
 #[test]
-fn a_team_that_a_graph_uses_is_not_destroyed() {
+fn team_that_a_graph_uses_is_not_destroyed() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let make = || here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect("split").expect("a member");
@@ -249,7 +249,7 @@ fn memory_that_a_graph_uses_stays_as_long_as_the_graph() {
 }
 
 #[test]
-fn a_graph_alone_keeps_its_memory_from_being_freed() {
+fn graph_alone_keeps_its_memory_from_being_freed() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let [source, target] = [8, 8].map(|len| here.context.alloc_zeroed::<u32>(len).expect("memory"));
@@ -318,7 +318,7 @@ fn unreleasable_memory_does_not_stop_finalize() {
     });
 }
 
-/// Counts who was dropped, and panics.
+/// Counts its drops, and panics in each.
 struct Bomb(Arc<AtomicUsize>);
 
 impl Drop for Bomb {
@@ -328,7 +328,7 @@ impl Drop for Bomb {
     }
 }
 
-/// Calls NVSHMEM when it is dropped, and says whether that came back.
+/// Calls NVSHMEM when it is dropped, and records whether the call returned.
 struct Quiet(Context, Arc<CudaStream>, Arc<AtomicUsize>);
 
 impl Drop for Quiet {
@@ -370,7 +370,7 @@ fn destructor_of_a_keeper_may_panic_or_call_nvshmem() {
 }
 
 #[test]
-fn memory_dropped_in_use_lives_until_its_stream_has_passed() {
+fn memory_dropped_in_use_lives_until_its_stream_completes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_putmem_on_stream=400").run_many(2, |child| {
         let here = start(&child);
         let source = here.context.alloc_zeroed::<u32>(64).expect("memory");

@@ -1,4 +1,4 @@
-//! Memory that somebody may still use is neither freed nor given back.
+//! Tests that memory in use is neither freed nor unregistered.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -19,7 +19,7 @@ const FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags::CUDA_GRAPH_INS
 const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
 #[test]
-fn weak_handle_makes_none_once_free_has_counted() {
+fn weak_handle_cannot_be_upgraded_after_free_has_counted() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -85,7 +85,7 @@ fn borrowed_memory_is_not_registered() {
 }
 
 #[test]
-fn copy_that_fails_reads_the_callers_slice_no_more() {
+fn failed_copy_does_not_read_the_callers_slice_later() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let count = 1 << 22;
@@ -198,7 +198,7 @@ fn memory_is_free_as_soon_as_its_graph_is_gone() {
     });
 }
 
-/// What is freed while a transfer that another stream took over may still use it.
+/// Memory that is released while a transfer taken over by another stream may still use it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Freed {
     Source,
@@ -275,7 +275,7 @@ fn quiet_and_barrier_refuse_capture_with_pending_nbi() {
 }
 
 #[test]
-fn a_flush_that_the_library_lacks_takes_nothing_over() {
+fn flush_that_the_library_lacks_takes_over_no_transfers() {
     let old = Fakes::new().cuda().nvshmem_of("3.4.5").env("PEERWEAVE_MULTICAST", "off");
     old.env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "5000").run_many(1, |child| {
         let here = start(&child);
@@ -298,7 +298,7 @@ fn a_flush_that_the_library_lacks_takes_nothing_over() {
 }
 
 #[test]
-fn finished_streams_are_not_kept_by_their_memory() {
+fn completed_streams_are_not_kept_by_their_memory() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let buffer = here.context.alloc_zeroed::<u32>(64).expect("memory");

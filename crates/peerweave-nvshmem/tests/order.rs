@@ -1,5 +1,5 @@
-//! The collectives of a team come one after the other, whatever streams they are on: the fake ends
-//! a process that has two in flight in no order.
+//! Tests that the collectives of a team run one after the other, on any streams. The fake library
+//! ends a process that has two unordered collectives in flight.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -90,7 +90,7 @@ fn blocking_call_waits_for_the_teams_last_stream() {
 }
 
 #[test]
-fn the_end_waits_for_the_collectives_of_every_team() {
+fn end_waits_for_the_collectives_of_every_team() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let part = here.context.world().split_2d(1, TeamConfig::default()).expect("it is split").1;
@@ -103,7 +103,7 @@ fn the_end_waits_for_the_collectives_of_every_team() {
 }
 
 #[test]
-fn expired_wait_for_the_last_stream_can_be_retried() {
+fn timed_out_wait_for_the_last_stream_can_be_retried() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
@@ -147,7 +147,7 @@ fn split_teams_have_separate_orders() {
 }
 
 #[test]
-fn nvshmem_s_own_teams_have_one_order() {
+fn predefined_teams_share_one_order() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let (one, other) = (here.new_stream(), here.new_stream());
@@ -258,7 +258,7 @@ fn captured_collective_waits_on_the_host_for_earlier_work() {
 }
 
 #[test]
-fn a_stream_that_is_another_one_on_each_thread_is_refused() {
+fn per_thread_stream_is_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let stream = here.context.device().per_thread_stream();

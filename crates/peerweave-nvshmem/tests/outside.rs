@@ -1,5 +1,5 @@
-//! Memory that is not NVSHMEM's own, and more of its own than there can be: refused before NVSHMEM
-//! finds out, and kept for as long as it is needed.
+//! Tests of memory from outside the heap and of oversized requests: they are refused before NVSHMEM
+//! is called, or kept for as long as needed.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -14,7 +14,7 @@ use peerweave_nvshmem::{MisuseKind, NvshmemError};
 const A_WHILE: Duration = Duration::from_millis(200);
 
 #[test]
-fn network_registration_ends_after_its_stream_has_passed() {
+fn network_registration_ends_after_its_stream_completes() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);
@@ -128,7 +128,7 @@ fn registration_in_use_lives_until_the_call_is_enqueued() {
 }
 
 #[test]
-fn a_registration_that_a_graph_uses_stays_as_long_as_the_graph() {
+fn registration_that_a_graph_uses_lives_as_long_as_it() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
         let target = here.context.alloc::<u32>(64).expect("memory");

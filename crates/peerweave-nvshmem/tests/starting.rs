@@ -1,5 +1,5 @@
-//! Starting NVSHMEM where something is wrong: typed errors within the deadline, on every PE; and
-//! starting it twice.
+//! Tests of failed starts of NVSHMEM: typed errors within the deadline on every PE; and of second
+//! starts.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -14,7 +14,7 @@ use peerweave_nvshmem::{
 };
 use peerweave_types::Pe;
 
-/// The error of starting, which comes long before the deadline.
+/// Returns the error of a start, which must be returned well before the deadline.
 #[track_caller]
 fn start_error(child: &Child, ordinal: usize, settings: Settings) -> NvshmemError {
     let rendezvous = rendezvous(child, DEADLINE);
@@ -26,14 +26,14 @@ fn start_error(child: &Child, ordinal: usize, settings: Settings) -> NvshmemErro
     error
 }
 
-/// A variable of this child alone, before anything reads it.
+/// Sets a variable in this child process only, before it is read.
 fn set(name: &str, value: &str) {
     // SAFETY: the child has one thread that reads the environment through C, this one.
     unsafe { std::env::set_var(name, value) };
 }
 
 #[test]
-fn without_the_library_every_path_that_was_tried_is_named() {
+fn missing_library_error_lists_every_path_tried() {
     let nowhere = Fakes::new().cuda().env("PEERWEAVE_NVSHMEM_PATH", "/nowhere/at/all");
     nowhere.run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE));
@@ -76,19 +76,19 @@ fn library_without_its_plugins_is_an_error() {
         let error = start_error(&child, child.rank, settings(DEADLINE));
         assert!(matches!(error, NvshmemError::Plugin(_)), "{error}");
         let directory = alone.to_string_lossy().into_owned();
-        says(Context::unique_id(&Settings::default()), &["nvshmem_bootstrap_uid.so.3", &directory, "no such plug-in"]);
+        says(Context::unique_id(&Settings::default()), &["nvshmem_bootstrap_uid.so.3", &directory, "no file of this plug-in"]);
         // A transport of another version would be found by NVSHMEM, and end the process.
         let plugin = alone.join("nvshmem_bootstrap_uid.so.3");
         std::fs::write(&plugin, "").expect("a file");
         std::fs::write(alone.join("nvshmem_transport_ibrc.so.2"), "").expect("a file");
         let nvshmem = Nvshmem::load().expect("it is there");
-        says(nvshmem.check_plugins("ibrc"), &["nvshmem_transport_ibrc.so.7", "of another version"]);
+        says(nvshmem.check_plugins("ibrc"), &["nvshmem_transport_ibrc.so.7", "another version"]);
         nvshmem.check_plugins("none").expect("none is asked for");
     });
 }
 
 #[test]
-fn a_library_that_is_too_old_is_refused_with_its_version() {
+fn library_that_is_too_old_is_refused_with_its_version() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_VERSION", "3.2.5").run_many(1, |_| {
         let error = says(Nvshmem::load(), &["needs NVSHMEM 3.3.0, found 3.2.5"]);
         assert!(matches!(error, NvshmemError::Unsupported(_)), "{error}");
@@ -177,7 +177,7 @@ fn missing_pe_at_start_is_named_at_the_deadline() {
 }
 
 #[test]
-fn missing_pe_at_start_by_id_expires_at_the_deadline() {
+fn missing_pe_at_start_by_id_times_out() {
     fakes().run_many(1, |_| {
         let id = Context::unique_id(&settings(SHORT)).expect("an id");
         let began = Instant::now();
@@ -192,7 +192,7 @@ fn missing_pe_at_start_by_id_expires_at_the_deadline() {
 }
 
 #[test]
-fn an_initialisation_that_fails_on_one_pe_is_an_error_on_both() {
+fn failed_initialisation_on_one_pe_is_an_error_on_both() {
     let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_hostlib_init_attr@1:1=5");
     fails.run_many(2, |child| {
         let rendezvous = rendezvous(&child, DEADLINE);
@@ -263,7 +263,7 @@ fn restart_after_finalize_shares_no_state_with_the_first() {
 }
 
 #[test]
-fn arguments_that_cannot_be_are_refused_before_anything_happens() {
+fn invalid_arguments_are_refused_before_any_effect() {
     fakes().run_many(1, |_| {
         let own = device(0);
         let id = UniqueId::from_bytes([0; 128]);
@@ -297,7 +297,7 @@ fn launcher_bootstrap_without_a_launcher_is_an_error() {
 }
 
 #[test]
-fn a_launcher_s_job_starts_without_a_rendezvous() {
+fn job_of_a_launcher_starts_without_a_rendezvous() {
     let place = tempfile::tempdir().expect("a directory");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "2").run_many(2, |child| {
         set("PMI_RANK", &child.rank.to_string());
@@ -318,7 +318,7 @@ fn a_launcher_s_job_starts_without_a_rendezvous() {
 }
 
 #[test]
-fn an_id_that_the_caller_carries_starts_a_job() {
+fn id_distributed_by_the_caller_starts_a_job() {
     fakes().run_many(2, |child| {
         if child.rank == 0 {
             child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("an id").to_bytes());
@@ -360,7 +360,7 @@ fn call_in_a_forked_child_names_the_parent() {
 }
 
 #[test]
-fn an_interface_that_is_not_there_is_named_with_those_that_are() {
+fn missing_interface_is_named_with_the_existing_ones() {
     fakes().run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE).bootstrap_interface("=wrong0"));
         let is_it = |inner: &PreflightError| matches!(inner, PreflightError::Interface { asked, .. } if asked == "=wrong0");
@@ -370,7 +370,7 @@ fn an_interface_that_is_not_there_is_named_with_those_that_are() {
 }
 
 #[test]
-fn gpus_that_do_not_reach_each_other_need_a_network() {
+fn gpus_without_peer_access_need_a_network() {
     fakes().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1,1-0").run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE));
         assert!(
@@ -452,7 +452,7 @@ fn pe_with_another_context_is_reported_to_all_at_once() {
 }
 
 #[test]
-fn settings_by_which_collectives_are_done_must_be_equal() {
+fn settings_that_affect_collectives_must_be_equal() {
     fakes().run_many(2, |child| {
         let own = match child.rank {
             0 => settings(DEADLINE).disable_nccl(true).debug_file("one"),
@@ -466,7 +466,7 @@ fn settings_by_which_collectives_are_done_must_be_equal() {
 }
 
 #[test]
-fn equal_sizes_that_are_written_in_other_units_are_equal() {
+fn equal_sizes_written_in_different_units_are_equal() {
     fakes().run_many(2, |child| {
         let size = if child.rank == 0 { "64M" } else { "67108864" };
         let own =
@@ -551,7 +551,7 @@ fn start_refused_for_settings_leaves_them_unread() {
 }
 
 #[test]
-fn another_place_than_was_asked_for_is_no_success() {
+fn unexpected_pe_number_is_an_error() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmem_n_pes=3").run_many(1, |_| {
         let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
         let started = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE));

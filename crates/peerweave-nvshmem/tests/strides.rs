@@ -1,5 +1,5 @@
-//! Strides that NVSHMEM, or a copy of CUDA's under it, has no number for are refused before it is
-//! called.
+//! Tests that strides beyond the limits of NVSHMEM, or of a copy of CUDA inside it, are refused
+//! before the call.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -8,7 +8,7 @@ use common::{DEADLINE, device, fakes, misuse, rendezvous, settings, start};
 use peerweave_nvshmem::{Context, MisuseKind, Strides, TeamConfig};
 
 #[test]
-fn steps_that_c_has_no_number_for() {
+fn strides_beyond_a_c_integer_are_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let buffer = here.context.alloc::<u64>(4).expect("memory");
@@ -37,7 +37,7 @@ fn steps_that_c_has_no_number_for() {
 }
 
 #[test]
-fn steps_that_a_copy_of_cuda_s_does_not_take_are_refused() {
+fn strides_beyond_a_cuda_copy_are_refused() {
     fakes().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", "17179869184").run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let own = settings(DEADLINE).symmetric_size_bytes(6 << 30);

@@ -1,8 +1,8 @@
-//! Updates of signal words, and comparisons for waits on them.
+//! Operations on signal words, and comparisons for waits on them.
 
 use core::fmt;
 
-/// How a signal changes its word.
+/// The operation of a signal on its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SignalOp {

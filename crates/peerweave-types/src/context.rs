@@ -1,17 +1,17 @@
-//! The context that a kernel receives: tables for reaching peers, and words for reporting failures.
+//! The context that a kernel receives: tables for accessing peers, and words for reporting
+//! failures.
 //!
-//! Plain data with a fixed layout: the host writes it to device memory, where the kernel reads it.
-//! Addresses are 64-bit numbers; no pointer is dereferenced here. Invariant:
-//! [`KernelContext::version`] changes whenever any layout in this file does, and both sides compare
-//! it.
+//! Plain data with a fixed layout: the host writes it to device memory, and the kernel reads it
+//! there. Addresses are 64-bit numbers; this module dereferences no pointer. Invariant:
+//! [`KernelContext::version`] changes with every layout in this file, and both sides compare it.
 
 use crate::{Pe, SymOffset};
 
-/// The context of a kernel: its PE, how it reaches each PE, its teams, its deadline, and where it
-/// reports failures.
+/// The context of a kernel: its PE, the tables of peers and teams, its deadline, and the words for
+/// reporting failures.
 ///
-/// It lies in device memory, so that a replayed graph reads its current content. All addresses are
-/// valid in kernels on that device. Kernels must not write it.
+/// It lies in device memory, so a replayed graph reads its current content. All addresses are valid
+/// in kernels on that device. Kernels must not write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct KernelContext {
@@ -30,7 +30,7 @@ pub struct KernelContext {
     pub n_teams: u32,
     /// Capabilities of the device and the job: the sum of `KernelContext::CAN_*`.
     pub capabilities: u32,
-    /// Not used; 0.
+    /// Unused; 0.
     pub reserved: u32,
     /// Size of the symmetric heap of each PE, in bytes.
     pub heap_bytes: u64,
@@ -48,7 +48,7 @@ pub struct KernelContext {
     /// Address of the heap's multicast mapping, through which one store reaches the heaps of all
     /// PEs; 0 without one.
     pub multicast: u64,
-    /// Not used; 0.
+    /// Unused; 0.
     pub reserved_words: [u64; 1],
 }
 
@@ -64,12 +64,12 @@ impl KernelContext {
     pub const CAN_NETWORK: u32 = 1;
 }
 
-/// How a kernel reaches one PE.
+/// The access of a kernel to a PE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct PeerEntry {
-    /// Address at which this device reaches the PE's symmetric heap; 0 if it is not mapped. Never 0
-    /// for this PE itself.
+    /// Address of the PE's symmetric heap on this device; 0 if it is not mapped. Never 0 for this
+    /// PE itself.
     pub base: u64,
     /// Index of the PE on its node.
     pub node_pe: u32,
@@ -80,21 +80,22 @@ pub struct PeerEntry {
 impl PeerEntry {
     /// [`Self::transport`]: the PE cannot be reached.
     pub const UNREACHABLE: u32 = 0;
-    /// [`Self::transport`]: loads and stores at [`Self::base`].
+    /// [`Self::transport`]: the PE is accessed by loads and stores at [`Self::base`].
     pub const MAPPED: u32 = 1;
-    /// [`Self::transport`]: NVSHMEM's device library.
+    /// [`Self::transport`]: the PE is accessed through NVSHMEM's device library.
     pub const NETWORK: u32 = 2;
 }
 
 /// A team in the context of a kernel.
 ///
 /// `sync` is the offset, in every member's heap, of `slots * size` lines of
-/// [`KernelContext::SIGNAL_LINE_BYTES`]. In slot `s`, rank `r` writes line `r` and the owner of the
-/// heap waits on it. Block `s` of each member uses slot `s`. The words are initially zero.
+/// [`KernelContext::SIGNAL_LINE_BYTES`]. In slot `s`, rank `r` writes line `r`, and the owner of
+/// the heap waits for that line. Block `s` of each member uses slot `s`. The words are initially
+/// zero.
 ///
-/// `epochs` is the address of `slots` words in private memory of this device: the number of
-/// synchronisations that each slot has completed. They are initially zero; the host never writes
-/// them between launches.
+/// `epochs` is the address of `slots` words in private memory of this device: for each slot, the
+/// number of completed synchronisations. They are initially zero, and the host never writes them
+/// between launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct TeamEntry {
@@ -114,7 +115,7 @@ pub struct TeamEntry {
     pub nvshmem_team: i32,
     /// 1 if every member is mapped, else 0.
     pub all_mapped: u32,
-    /// Not used; 0.
+    /// Unused; 0.
     pub reserved: u32,
 }
 
@@ -130,7 +131,7 @@ impl TeamEntry {
         size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
     }
 
-    /// Returns the offset of the line that `rank` writes for `slot` in a member's heap.
+    /// Returns the offset, in a member's heap, of the line that `rank` writes for `slot`.
     #[inline]
     pub const fn line(&self, slot: u32, rank: u32) -> SymOffset {
         SymOffset(self.sync.0 + (slot as u64 * self.size as u64 + rank as u64) * KernelContext::SIGNAL_LINE_BYTES)
@@ -139,17 +140,17 @@ impl TeamEntry {
 
 /// Report of a kernel's first failure. The host can read it while the kernel runs.
 ///
-/// The thread that fails first swaps `claimed` from 0 to 1, writes the other fields, and stores
+/// The first thread that fails swaps `claimed` from 0 to 1, writes the other fields, and stores
 /// `kind` last with release order. After reading the report, the host clears all fields, `claimed`
 /// last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct KernelStatus {
-    /// The [`FailureKind`] as a number; 0 while nothing has failed.
+    /// The [`FailureKind`] as a number; 0 while no thread has failed.
     pub kind: u32,
     /// The [`KernelOp`] that failed, as a number.
     pub operation: u32,
-    /// The PE that is missing or cannot be reached, or `u32::MAX`.
+    /// The PE that is missing or unreachable, or `u32::MAX`.
     pub pe: u32,
     /// The number of the team, or `u32::MAX`.
     pub team: u32,
@@ -163,7 +164,7 @@ pub struct KernelStatus {
     pub thread: u32,
     /// Not 0 once a thread has started to write the report.
     pub claimed: u32,
-    /// Not used; 0.
+    /// Unused; 0.
     pub reserved: u32,
 }
 
@@ -178,8 +179,8 @@ impl KernelStatus {
     }
 }
 
-/// Declares an enum whose values kernels write as 32-bit numbers, starting at 1, with the
-/// conversion back.
+/// Declares an enum whose values kernels write as 32-bit numbers, starting at 1, and the conversion
+/// from a number.
 macro_rules! numbered {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
         $(#[$doc])*
@@ -214,7 +215,7 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// Why an operation of a kernel failed.
+    /// The reason why an operation of a kernel failed.
     FailureKind {
         /// A wait lasted longer than the context's deadline.
         Deadline = 1, "deadline passed";
@@ -232,7 +233,7 @@ numbered! {
         Version = 7, "context has another version";
         /// Lengths of a checked call differ.
         LengthMismatch = 8, "lengths differ";
-        /// The kernel failed by its own decision, with a code: `Context::exit`.
+        /// The kernel called `Context::exit` with a code.
         Exit = 9, "the kernel's own failure";
     }
 }
@@ -299,7 +300,7 @@ mod tests {
     use core::mem::{align_of, offset_of};
 
     #[test]
-    fn layouts_are_those_that_kernels_were_built_with() {
+    fn struct_layouts_are_unchanged() {
         assert_eq!((size_of::<KernelContext>(), align_of::<KernelContext>()), (96, 16));
         assert_eq!(offset_of!(KernelContext, version), 0);
         assert_eq!(offset_of!(KernelContext, heap_bytes), 32);
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_reports_name_their_value() {
+    fn report_numbers_convert_back_to_their_value() {
         for kind in FailureKind::ALL {
             assert_eq!(FailureKind::from_number(*kind as u32), Some(*kind));
         }

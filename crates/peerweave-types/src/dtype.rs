@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// The type of an element as a run-time value, for backends, which have no type parameter `T`.
+/// The type of an element as a run-time value, for backends, which are not generic over `T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]

@@ -9,13 +9,13 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type whose values Peerweave moves between PEs.
+/// A type whose values Peerweave transfers between PEs.
 ///
 /// # Safety
-/// Sealed; implemented only here. An implementation guarantees: **\[E1\]** every bit pattern of
-/// `size_of::<Self>()` bytes is a valid value, so that memory which a peer writes at any moment can
-/// be read without undefined behaviour in the value; **\[E2\]** there is no padding; **\[E3\]**
-/// size and meaning are those of [`Self::DTYPE`]; **\[E4\]** it is `Copy` and has no pointer in it.
+/// Sealed; implemented only in this crate. An implementation guarantees: **\[E1\]** every bit
+/// pattern of `size_of::<Self>()` bytes is a valid value, so memory that a peer may write at any
+/// time can be read without undefined behaviour; **\[E2\]** the type has no padding; **\[E3\]** its
+/// size and meaning are those of [`Self::DTYPE`]; **\[E4\]** it is `Copy` and contains no pointer.
 pub unsafe trait Element: sealed::Sealed + Copy + Default + PartialEq + Send + Sync + core::fmt::Debug + 'static {
     /// The run-time name of this type.
     const DTYPE: DType;
@@ -23,7 +23,8 @@ pub unsafe trait Element: sealed::Sealed + Copy + Default + PartialEq + Send + S
 
 /// An element on which reductions are defined.
 pub trait Number: Element {
-    /// Returns the bits of the value, zero-extended, as scalars are stored in an erased operation.
+    /// Returns the bits of the value, zero-extended: the form of scalars in a type-erased
+    /// operation.
     fn to_word(self) -> u64;
     /// Returns the value whose bits are the low bits of `word`.
     fn from_word(word: u64) -> Self;
@@ -110,6 +111,6 @@ mod tests {
         assert_eq!(u64::from_word(u64::MAX.to_word()), u64::MAX);
         assert_eq!(f32::from_word((-0.0f32).to_word()).to_bits(), (-0.0f32).to_bits());
         assert_eq!(bf16::from_word(bf16::from_f32(1.5).to_word()), bf16::from_f32(1.5));
-        assert_eq!((-1i32).to_word(), 0xffff_ffff, "zero-extended, never sign-extended");
+        assert_eq!((-1i32).to_word(), 0xffff_ffff, "zero-extended, not sign-extended");
     }
 }

@@ -1,4 +1,4 @@
-//! The 8-bit floats. Peerweave moves them but does no arithmetic on them.
+//! The 8-bit floats. Peerweave transfers them but does no arithmetic on them.
 
 macro_rules! fp8 {
     ($(#[$doc:meta])* $name:ident) => {
@@ -24,13 +24,13 @@ macro_rules! fp8 {
 }
 
 fp8!(
-    /// An 8-bit float with 4 exponent and 3 mantissa bits (OCP E4M3), as a bit pattern. Equality is
-    /// of bits.
+    /// An 8-bit float with 4 exponent and 3 mantissa bits (OCP E4M3), as a bit pattern. Equality
+    /// compares bits.
     F8E4M3
 );
 
 fp8!(
-    /// An 8-bit float with 5 exponent and 2 mantissa bits (OCP E5M2), as a bit pattern. Equality is
-    /// of bits.
+    /// An 8-bit float with 5 exponent and 2 mantissa bits (OCP E5M2), as a bit pattern. Equality
+    /// compares bits.
     F8E5M2
 );

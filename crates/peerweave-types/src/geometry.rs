@@ -1,8 +1,8 @@
-//! Where things lie in the symmetric heap: plain data with a fixed layout.
+//! Addresses in the symmetric heap: plain data with a fixed layout.
 //!
-//! No pointer is dereferenced here. Invariant: the segments of all PEs are mapped into one
-//! reservation at equal strides, so that a peer's address is arithmetic, in every process with a
-//! base of its own.
+//! This module dereferences no pointer. Invariant: the segments of all PEs are mapped into one
+//! reservation at equal strides. So a peer's address is computed by arithmetic, in each process
+//! from its own base.
 
 use crate::Pe;
 
@@ -12,7 +12,7 @@ use crate::Pe;
 pub struct SymOffset(pub u64);
 
 impl SymOffset {
-    /// Returns the offset `bytes` further.
+    /// Returns this offset plus `bytes`.
     #[inline]
     pub const fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_places_are_inverse() {
+    fn address_and_location_are_inverse() {
         let heap = HeapGeometry { base: 1 << 40, stride: 1 << 30, heap_start: 4096, heap_bytes: 1 << 20, my_pe: 1, n_pes: 4 };
         for pe in 0..4 {
             for offset in [0, 1, 4096, (1 << 30) - 1] {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_geometry_has_a_fixed_layout() {
+    fn geometry_has_a_fixed_layout() {
         assert_eq!(size_of::<HeapGeometry>(), 40);
     }
 }

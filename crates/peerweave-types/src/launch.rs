@@ -2,7 +2,7 @@
 
 use crate::{DeviceSlice, Plain, SymOffset, SymSlice};
 
-/// Three dimensions of a grid or block, or a position in one.
+/// Three dimensions of a grid or block, or a position in a grid or block.
 ///
 /// ```
 /// use peerweave_types::Dim3;
@@ -87,9 +87,9 @@ impl From<(u32, u32, u32)> for Dim3 {
     }
 }
 
-/// A team, as kernels name it: its number in the context's table. [`KernelTeam::WORLD`] is always
-/// there; the host gives the number of each other team: `peerweave_core::Team::kernel_team`,
-/// `peerweave_cuda::Team::kernel_team`.
+/// A team as a kernel argument: its number in the context's table. [`KernelTeam::WORLD`] always
+/// exists. `peerweave_core::Team::kernel_team` and `peerweave_cuda::Team::kernel_team` return the
+/// number of another team.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct KernelTeam(u32);
@@ -118,7 +118,7 @@ pub trait ArgVisitor {
     /// Visits a range of every PE's symmetric heap.
     fn symmetric(&mut self, offset: SymOffset, bytes: u64);
 
-    /// Visits memory that the device reaches at this address.
+    /// Visits memory at an address that the device can access.
     fn device(&mut self, address: u64, bytes: u64);
 
     /// Visits a team.
@@ -134,8 +134,8 @@ pub trait ArgVisitor {
 ///
 /// # Safety
 /// The layout of the type is the same on the host and in the kernel (`repr(C)` or a primitive
-/// number), it holds no reference and no pointer of the host, its alignment is at most 16, and
-/// [`Self::visit`] reports every view of memory and every team in it.
+/// number). The type contains no reference and no pointer of the host. Its alignment is at most 16
+/// bytes. [`Self::visit`] reports every view of memory and every team in it.
 pub unsafe trait KernelArg: Copy + Send + Sync + 'static {
     /// Passes each view of memory and each team in this argument to the visitor, in order.
     fn visit(&self, visitor: &mut dyn ArgVisitor) {
@@ -208,7 +208,7 @@ unsafe impl<T: Plain> KernelArg for DeviceSlice<T> {
 /// All arguments of a kernel: a tuple of up to 16 [`KernelArg`]s.
 ///
 /// # Safety
-/// Implemented only for tuples: [`Self::each`] passes every element once, in order, with its
+/// Implemented only for tuples. [`Self::each`] passes every element once, in order, with its
 /// address, size and alignment.
 pub unsafe trait KernelArgs: Copy + Send + Sync + 'static {
     /// Number of arguments.
@@ -271,7 +271,7 @@ tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, 
 mod tests {
     use super::*;
 
-    /// Records what it visits.
+    /// Records the visited values.
     #[derive(Default)]
     struct Seen([(bool, u64, u64); 4], usize);
 
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_given_in_order_with_their_memory() {
+    fn arguments_are_visited_in_order_with_their_memory() {
         // SAFETY: never handed to a kernel.
         let (sym, device) = unsafe { (SymSlice::<i32>::from_raw(SymOffset(8), 3), DeviceSlice::<u8>::from_raw(16, 5)) };
         let args = (1u8, sym, [device; 2], 2.5f64);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_and_numbers_are_inverse() {
+    fn linear_indices_convert_back_to_positions() {
         let shape = Dim3::from((3, 4, 5));
         for linear in 0..60 {
             assert_eq!(shape.linear(shape.index(linear)), linear);

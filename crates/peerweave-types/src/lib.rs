@@ -1,8 +1,8 @@
-//! Plain data that the host and kernels share: PEs, ranks, element types, reductions, the geometry
+//! Plain data shared by the host and kernels: PEs, ranks, element types, reductions, the geometry
 //! of the symmetric heap.
 //!
-//! Nothing here communicates, allocates or depends on an operating system. Types passed to kernels
-//! are `repr(C)`.
+//! This crate neither communicates nor allocates, and does not depend on an operating system. Types
+//! passed to kernels are `repr(C)`.
 //!
 //! ```
 //! use peerweave_types::{DType, Element, Pe};

@@ -5,13 +5,12 @@ use core::fmt;
 
 /// A reduction as a run-time value.
 ///
-/// Integers wrap. 16-bit floats are accumulated in f32 and rounded once. `Min` and `Max` of floats
-/// ignore a NaN unless all are NaN.
+/// Passes each view of memory and each team in this argument to the visitor, in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum ReduceOp {
-    /// The sum: the default.
+    /// The sum; the default.
     #[default]
     Sum = 0,
     /// The product.

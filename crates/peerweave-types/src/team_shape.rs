@@ -6,7 +6,7 @@
 pub struct TeamShape {
     /// The first rank.
     pub start: u32,
-    /// Distance between members; can be negative or larger than the team, but not 0 with two or
+    /// Distance between members. It can be negative or larger than the team, but not 0 with two or
     /// more members.
     pub stride: i32,
     /// Number of members.
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_counted_forward_and_backward() {
+    fn members_are_counted_in_both_directions() {
         let odd = TeamShape { start: 1, stride: 2, size: 3 };
         assert!(odd.fits(6) && !odd.fits(5));
         assert_eq!([odd.member(0), odd.member(2), odd.member(3)], [Some(1), Some(5), None]);

@@ -1,18 +1,18 @@
 //! Views of memory shared by host and kernels: position and number of elements.
 //!
-//! A view is plain data and keeps nothing alive. A launch checks that the memory exists and keeps
-//! it alive until the kernel has ended. `peerweave-device` reads and writes elements.
+//! A view is plain data and keeps no memory alive. A launch checks that the memory exists, and
+//! keeps it alive until the kernel has ended. `peerweave-device` reads and writes elements.
 
 use crate::SymOffset;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::{Bound, RangeBounds};
 
-/// A type whose values can be moved between PEs as bytes.
+/// A type whose values can be transferred between PEs as bytes.
 ///
 /// # Safety
-/// An implementation guarantees that every bit pattern of `size_of::<Self>()` bytes is a valid
-/// value, that there is no padding, and that the type holds no pointer or reference.
+/// Every bit pattern of `size_of::<Self>()` bytes is a valid value. The type has no padding, and
+/// contains no pointer or reference.
 pub unsafe trait Plain: Copy + Send + Sync + 'static {}
 
 macro_rules! plain {
@@ -49,7 +49,8 @@ pub struct SymSlice<T> {
     element: PhantomData<fn() -> T>,
 }
 
-/// `len` elements at an address that this device reaches: its own memory, or a mapped peer's.
+/// `len` elements at an address that this device can access: its own memory, or mapped memory of a
+/// peer.
 ///
 /// ```
 /// use peerweave_types::DeviceSlice;
@@ -90,7 +91,7 @@ macro_rules! view {
             /// Returns a view of a range of indices.
             ///
             /// # Panics
-            /// If the range ends before it starts, or beyond the view. In a kernel on a GPU, a
+            /// If the range ends before it starts, or exceeds the view. In a kernel on a GPU, a
             /// panic is a trap; [`Self::get`] does not panic.
             #[inline]
             #[track_caller]
@@ -102,7 +103,7 @@ macro_rules! view {
             }
 
             /// Returns a view of a range of indices; `None` if the range ends before it starts, or
-            /// beyond the view.
+            /// exceeds the view.
             #[inline]
             pub fn get(self, range: impl RangeBounds<usize>) -> Option<Self> {
                 let start = match range.start_bound() {
@@ -137,8 +138,7 @@ macro_rules! view {
                 self.part(0, self.len.min(len as u64))
             }
 
-            /// Returns part `index` of `parts` parts of equal length. The remainder belongs to no
-            /// part.
+            /// Returns part `index` of `parts` parts of equal length. The remainder is in no part.
             ///
             /// # Panics
             /// If `index >= parts`.
@@ -184,7 +184,7 @@ impl<T> SymSlice<T> {
     ///
     /// # Safety
     /// If the view is passed to a kernel: the elements lie within the symmetric heap of every PE,
-    /// belong to the caller and stay allocated until the kernel has ended, and the offset is a
+    /// belong to the caller, and stay allocated until the kernel has ended. The offset is a
     /// multiple of the alignment of `T`.
     #[inline]
     pub const unsafe fn from_raw(offset: SymOffset, len: usize) -> Self {
@@ -207,8 +207,8 @@ impl<T> SymSlice<T> {
         Self { offset: self.offset.plus(start * size_of::<T>() as u64), len, element: PhantomData }
     }
 
-    /// Returns the same memory as elements of another type with the same or a smaller alignment.
-    /// Drops the remainder at the end.
+    /// Returns the same memory as elements of another type, whose alignment must not be larger. A
+    /// remainder at the end is dropped.
     #[inline]
     pub fn cast<U: Plain>(self) -> SymSlice<U>
     where
@@ -223,10 +223,10 @@ impl<T> DeviceSlice<T> {
     /// Creates a view of `len` elements at an address.
     ///
     /// # Safety
-    /// If the view is passed to a kernel: the elements lie in memory that its device reaches at
-    /// this address, belong to the caller, stay allocated until the kernel has ended and are
-    /// accessed by nothing else meanwhile unless by atomic or volatile accesses, and the address is
-    /// a multiple of the alignment of `T`.
+    /// If the view is passed to a kernel: the elements lie in memory that the device can access at
+    /// this address, belong to the caller, and stay allocated until the kernel has ended. Until
+    /// then all other accesses to them are atomic or volatile. The address is a multiple of the
+    /// alignment of `T`.
     #[inline]
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
         Self { address, len: len as u64, element: PhantomData }
@@ -265,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_those_of_slices() {
+    fn valid_ranges_yield_the_elements_of_a_slice() {
         let ten = sym(10);
         assert_eq!(ten.slice(..), ten);
         assert_eq!(ten.slice(2..=4), ten.slice(2..5));
         assert_eq!(ten.slice(2..5).offset(), SymOffset(72));
         assert_eq!(ten.slice(10..).len(), 0);
         assert_eq!(ten.get(11..), None);
-        #[expect(clippy::reversed_empty_ranges, reason = "that is what is tested")]
+        #[expect(clippy::reversed_empty_ranges, reason = "the test checks this")]
         let reversed = ten.get(3..2);
         assert_eq!(reversed, None);
         assert_eq!(ten.get(0..=usize::MAX), None);

@@ -1,8 +1,8 @@
-//! One round of agreement in a collective call of the heap or of a multicast object, with this
+//! A round of agreement in a collective call of the heap or of a multicast object, with this
 //! crate's errors.
 //!
-//! [`peerweave_bootstrap::agree`] implements the round. Invariant: after a [`Disagreement::Known`]
-//! all PEs undo the call, so that none waits for the deadline.
+//! [`peerweave_bootstrap::agree`] implements the round. Invariant: after [`Disagreement::Known`]
+//! all PEs undo the call, so no PE waits for the deadline.
 
 use peerweave_bootstrap::agree::{self, Failure, Members};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
@@ -10,11 +10,11 @@ use peerweave_types::Pe;
 
 use crate::error::{Misuse, PeerCause, VmmError};
 
-/// Why a round did not succeed.
+/// The reason why a round failed.
 pub(crate) enum Disagreement {
-    /// All PEs know, and all undo the call.
+    /// All PEs know the failure and undo the call.
     Known(VmmError),
-    /// The round itself failed: the PEs may have come to different results.
+    /// The round itself failed: the PEs may have reached different decisions.
     Unknown(VmmError),
 }
 
@@ -26,9 +26,9 @@ impl From<Disagreement> for VmmError {
     }
 }
 
-/// Takes part in a round. `call` names the call with its arguments and the state that it started
-/// from; it must be the same on all PEs. `outcome` is the blob of this PE for the others, or its
-/// error, which is then the result.
+/// Takes part in a round. `call` names the call with its arguments and the state in which it
+/// started; it must be the same on all PEs. `outcome` is this PE's blob for the others, or its
+/// error; an error is also the result.
 ///
 /// Returns the blobs of all PEs of the job.
 pub(crate) fn agree(
@@ -37,8 +37,8 @@ pub(crate) fn agree(
     call: &str,
     outcome: Result<Vec<u8>, VmmError>,
 ) -> Result<Vec<Vec<u8>>, Disagreement> {
-    let is_heard = |error: &VmmError| matches!(error, VmmError::Peer { .. });
-    let said = outcome.as_deref().map_err(|error| Failure { reason: error.to_string(), is_heard: is_heard(error) });
+    let is_consequence = |error: &VmmError| matches!(error, VmmError::Peer { .. });
+    let said = outcome.as_deref().map_err(|error| Failure { reason: error.to_string(), is_consequence: is_consequence(error) });
     let diverged = |call: String, one, one_has, other, other_has| {
         Disagreement::Known(Misuse::Diverged { call, one, one_has, other, other_has }.into())
     };
@@ -51,7 +51,7 @@ pub(crate) fn agree(
             if let Err(own) = outcome {
                 // The caller gets the error of the round, which is worse: other PEs may not know of
                 // this PE's failure.
-                tracing::warn!(call, error = %own, "failed, and other PEs may not know it");
+                tracing::warn!(call, error = %own, "failed, and other PEs may not have been notified");
             }
             Disagreement::Unknown(error.into())
         }

@@ -1,4 +1,4 @@
-//! Errors, sorted by cause.
+//! Errors of this crate, grouped by cause.
 //!
 //! Invariant: every error names the call, the value and what was expected, or the PE at fault.
 
@@ -15,17 +15,17 @@ use peerweave_types::Pe;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmmError {
-    /// An argument is invalid, or the call is not possible at this point: a bug in the caller.
+    /// An argument is invalid, or the call is not possible in this state: a bug in the caller.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The driver, the device or the machine does not support it.
+    /// The driver, the device or the machine does not support a feature.
     #[error("{feature} is not supported: it needs {needs}, found {found}")]
     Unsupported {
         /// The feature.
         feature: &'static str,
-        /// What it needs.
+        /// The requirement of the feature.
         needs: String,
-        /// What was found.
+        /// The value found instead.
         found: String,
     },
     /// Multicast objects are disabled in this process. The driver was not called.
@@ -34,7 +34,7 @@ pub enum VmmError {
     /// The driver is missing, is too old, or returned an error.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The rendezvous failed, and no particular PE is the cause.
+    /// The rendezvous failed, and no single PE is the cause.
     #[error(transparent)]
     Bootstrap(BootstrapError),
     /// Another PE failed in the same collective call, or was lost.
@@ -44,7 +44,7 @@ pub enum VmmError {
         call: String,
         /// The PE at fault.
         pe: Pe,
-        /// What happened to it.
+        /// The cause of the failure.
         cause: PeerCause,
     },
     /// The deadline passed.
@@ -54,18 +54,17 @@ pub enum VmmError {
         call: String,
         /// The time waited.
         waited: Duration,
-        /// The PEs that did not arrive; empty if work of this PE's device did not complete.
+        /// The PEs that did not arrive; empty if this PE's own device did not complete its work.
         missing: Vec<Pe>,
     },
-    /// A device should have access to another's memory, but the data that arrived is wrong or
-    /// missing.
+    /// The driver reports peer access, but the transferred data is wrong or missing.
     #[error("peer access from {from} to {to} is broken: {what}")]
     BrokenPeer {
         /// The device or PE that accesses the memory.
         from: String,
         /// The device or PE that has the memory.
         to: String,
-        /// What was found.
+        /// The wrong or missing data.
         what: String,
     },
 }
@@ -76,13 +75,13 @@ impl fmt::Debug for VmmError {
     }
 }
 
-/// What happened to another PE.
+/// How another PE failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCause {
-    /// It was lost.
+    /// The PE was lost.
     Lost(Loss),
-    /// It failed in this call, with this error.
+    /// The PE failed in this call, with this error.
     Failed(String),
 }
 
@@ -100,7 +99,7 @@ impl std::fmt::Display for PeerCause {
 #[non_exhaustive]
 pub enum Misuse {
     /// A length or an offset that is not a multiple of the granularity, or is zero.
-    #[error("{call}: {what} is {value} bytes, expected a multiple of {multiple} above 0")]
+    #[error("{call}: {what} is {value} bytes, expected a positive multiple of {multiple}")]
     Unaligned {
         /// The call.
         call: &'static str,
@@ -212,7 +211,7 @@ pub enum Misuse {
 }
 
 impl VmmError {
-    /// Returns whether the device has too little memory.
+    /// Returns whether the error means that the device is out of memory.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Driver(DriverError::Cuda(error)) if error.is_out_of_memory())
     }
@@ -228,13 +227,13 @@ impl VmmError {
         }
     }
 
-    /// Returns whether another PE is lost or did not arrive: it takes no part in later rounds of
-    /// the call.
+    /// Returns whether the error means that another PE was lost or did not arrive, so that it takes
+    /// no part in later rounds of the call.
     pub(crate) fn is_loss(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Peer { cause: PeerCause::Lost(_), .. })
     }
 
-    /// Returns whether it is an error of the driver with one of these codes.
+    /// Returns whether this is an error of the driver with one of these codes.
     pub(crate) fn is_code(&self, codes: &[CudaCode]) -> bool {
         matches!(self, Self::Driver(DriverError::Cuda(error)) if codes.iter().any(|code| error.is(*code)))
     }
@@ -267,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lost_pe_and_an_expired_wait_keep_their_names() {
+    fn lost_pe_and_timeout_are_reported_by_the_call() {
         let lost = BootstrapError::PeLost { call: "barrier".into(), pe: Pe::new(3), cause: Loss::Disconnected };
         let error = VmmError::from(lost);
         assert_eq!(error.to_string(), "barrier: PE 3 is lost: its connection closed unexpectedly");

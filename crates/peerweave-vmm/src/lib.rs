@@ -1,5 +1,5 @@
-//! GPU memory shared among PEs: safe virtual memory management of CUDA, a symmetric heap over
-//! NVLink, multicast objects.
+//! GPU memory shared among PEs: safe wrappers of CUDA's virtual memory management, a symmetric heap
+//! over NVLink, multicast objects.
 #![doc = include_str!("../README.md")]
 
 mod agree;
@@ -13,7 +13,7 @@ mod raw;
 mod share;
 
 pub use error::{Misuse, PeerCause, VmmError};
-pub use heap::chunk::Way;
+pub use heap::chunk::HeapTransport;
 pub use heap::multicast::HeapMulticast;
 pub use heap::pads::SignalPad;
 pub use heap::symmetric::{PeerMemory, SymmetricMemory};
@@ -30,7 +30,7 @@ pub use peerweave_driver::{MulticastDisabled, multicast_switch};
 pub use share::ipc::{IpcHandle, IpcMemory, IpcPeerMemory};
 pub use share::{FabricHandle, SharedMemory};
 
-/// Checks at compile time that these types can be shared by threads.
+/// Checks at compile time that these types can be shared between threads.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<PhysicalMemory>();

@@ -1,6 +1,6 @@
-//! Peer access between devices: what the driver reports, and tests of it.
+//! Peer access between devices: the driver's answers, and tests of it.
 //!
-//! Invariant: a pair counts as working only after data moved in both directions was compared.
+//! Invariant: a pair counts as working only after data transferred in both directions was compared.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,33 +15,33 @@ use crate::memory::physical::{Exportable, Granularity, PhysicalMemory};
 use crate::memory::reservation::Reservation;
 use crate::raw::{self, Attribute};
 
-/// Support of a device for shared memory.
+/// Features of a device for shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Its ordinal in this process.
+    /// Ordinal of the device in this process.
     pub ordinal: usize,
     /// Its name.
     pub name: String,
-    /// Its address on the PCI bus: the same in every process, whatever the ordinals are.
+    /// PCI address of the device: the same in every process, even if the ordinals differ.
     pub pci_address: String,
-    /// Virtual memory management.
+    /// Whether the device has virtual memory management.
     pub vmm: bool,
-    /// Its handle types for export; fabric handles by the attribute alone.
+    /// Handle types for export; for fabric handles by the attribute alone.
     pub exportable: Exportable,
-    /// Multicast objects, by the attribute.
+    /// Whether the device supports multicast objects, by the attribute.
     pub multicast: bool,
 }
 
-/// What the driver reports of one device's access to another's memory.
+/// The driver's answers about the access of one device to the memory of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PairInfo {
-    /// Whether it has access.
+    /// Whether the device has access.
     pub access: bool,
     /// Whether all atomic operations are supported.
     pub native_atomics: bool,
-    /// The driver's performance rank; lower is faster.
+    /// Performance rank given by the driver; lower is faster.
     pub performance_rank: i32,
 }
 
@@ -51,7 +51,7 @@ pub struct PairInfo {
 pub struct PeerMatrix {
     /// The devices, by ordinal.
     pub devices: Vec<DeviceInfo>,
-    /// `pairs[from][to]`; `None` on the diagonal.
+    /// `pairs[from][to]`; `None` if both are the same device.
     pub pairs: Vec<Vec<Option<PairInfo>>>,
 }
 
@@ -87,7 +87,7 @@ impl PeerMatrix {
     }
 }
 
-/// Returns what the driver reports of `from`'s access to the memory of `to`.
+/// Returns the driver's answers about `from`'s access to the memory of `to`.
 ///
 /// # Errors
 /// Errors of the driver.
@@ -109,8 +109,8 @@ pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
     })
 }
 
-/// Returns the context `from` access to plain allocations of the context `to` (mappings have rights
-/// of their own). Calling it again is not an error.
+/// Gives the context `from` access to plain allocations of the context `to`. (Mappings have rights
+/// of their own.) Repeating the call is not an error.
 ///
 /// # Errors
 /// [`VmmError::Unsupported`] if the devices cannot access each other; errors of the driver.
@@ -122,7 +122,7 @@ pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmE
         Err(error) if error.is_code(&[CudaCode::PEER_ACCESS_UNSUPPORTED, CudaCode::INVALID_DEVICE]) => {
             Err(VmmError::Unsupported {
                 feature: "peer access",
-                needs: format!("that device {} reaches the memory of device {}", from.ordinal(), to.ordinal()),
+                needs: format!("access of device {} to the memory of device {}", from.ordinal(), to.ordinal()),
                 found: error.to_string(),
             })
         }
@@ -130,16 +130,15 @@ pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmE
     }
 }
 
-/// Writes and reads memory of device `to` from device `from`, and compares every word with what was
-/// sent.
+/// Writes and reads memory of device `to` from device `from`, and compares every word with the
+/// written data.
 ///
-/// A driver can report peer access on a machine where data arrives wrong or not at all: this
-/// detects it.
+/// Detects machines on which the driver reports peer access, but data is wrong or does not arrive.
 ///
 /// # Errors
-/// [`VmmError::BrokenPeer`] for data that differ or do not arrive by the deadline;
-/// [`VmmError::Timeout`] for a device that cannot access even its own memory by then;
-/// [`VmmError::Unsupported`] if the devices cannot access each other; errors of the driver.
+/// [`VmmError::BrokenPeer`] for data that differs or does not arrive by the deadline.
+/// [`VmmError::Timeout`] for a device that cannot even access its own memory by then.
+/// [`VmmError::Unsupported`] if the devices cannot access each other. Errors of the driver.
 pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Instant) -> Result<(), VmmError> {
     let (near, far) = (from.ordinal(), to.ordinal());
     if near != far && !pair(near, far)?.access {
@@ -151,7 +150,7 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
     }
     let broken = |what: String| VmmError::BrokenPeer { from: format!("device {near}"), to: format!("device {far}"), what };
     let judged = |result: Result<(), VmmError>| match result {
-        Err(VmmError::Timeout { call, waited, .. }) => Err(broken(format!("{call} did not end within {waited:.1?}"))),
+        Err(VmmError::Timeout { call, waited, .. }) => Err(broken(format!("{call} timed out after {waited:.1?}"))),
         result => result,
     };
     let own = scratch(from, &[near])?;
@@ -160,13 +159,13 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
     let mut there: MappedMemory<u64> = theirs.memory(far)?;
     // Waits for no other work of the devices.
     let (near_stream, far_stream) = (PrivateStream::new(from)?, PrivateStream::new(to)?);
-    let compare = |found: Vec<u64>, expected: &[u64], way: &str| match found
+    let compare = |found: Vec<u64>, expected: &[u64], direction: &str| match found
         .iter()
         .zip(expected)
         .position(|(found, expected)| found != expected)
     {
         None => Ok(()),
-        Some(at) => Err(broken(format!("{way}: word {at} is {:#018x}, expected {:#018x}", found[at], expected[at]))),
+        Some(at) => Err(broken(format!("{direction}: word {at} is {:#018x}, expected {:#018x}", found[at], expected[at]))),
     };
     let put = pattern((1 + near as u64) << 32 | far as u64, source.len());
     // First each device's access to its own memory, without the path between them.
@@ -194,12 +193,12 @@ fn scratch(context: &Arc<CudaContext>, devices: &[usize]) -> Result<Mapping, Vmm
     Ok(mapping)
 }
 
-/// Returns pseudo-random words without a period (splitmix64).
+/// Returns pseudo-random words (splitmix64).
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u64> {
     (0..len).map(|index| pattern_word(seed, index)).collect()
 }
 
-/// Returns one word of a pattern.
+/// Returns the word of the pattern at `index`.
 pub(crate) fn pattern_word(seed: u64, index: usize) -> u64 {
     let mut z = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

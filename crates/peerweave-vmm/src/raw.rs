@@ -1,7 +1,7 @@
-//! Structs of the driver as plain data, and the one place that converts its codes to errors.
+//! Structs of the driver as plain data, and the conversion of its codes to errors.
 //!
-//! Declared here because cudarc's structs depend on the version of CUDA that a program is built
-//! for, while the driver's do not. Invariant: each struct has the size and layout of its
+//! They are declared here because cudarc's structs depend on the CUDA version for which a program
+//! is built, and the driver's do not. Invariant: each struct has the size and layout of its
 //! counterpart in the driver's header, checked below against cudarc's.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -17,8 +17,8 @@ use peerweave_dylib::MissingSymbol;
 use crate::VmmError;
 
 peerweave_dylib::bindings! {
-    /// Functions that `peerweave_driver::Api` lacks, or declares with an enumeration that lacks
-    /// values if built for an older CUDA.
+    /// Functions that `peerweave_driver::Api` lacks, or that it declares with an enumeration
+    /// without the newer values.
     pub(crate) struct Extra {
         /// The name of a device.
         "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
@@ -82,7 +82,7 @@ fn text_of(text: &[c_char]) -> String {
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// Returns a Boolean attribute. An attribute that the driver does not know is false.
+/// Returns a Boolean attribute; `false` if the driver does not know it.
 pub(crate) fn has(ordinal: usize, attribute: Attribute) -> Result<bool, VmmError> {
     let extra = extra()?;
     let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);

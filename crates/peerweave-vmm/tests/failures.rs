@@ -1,5 +1,5 @@
-//! The symmetric heap after a failure: which PEs are notified, how soon, and that the heap still
-//! works; over the fake driver.
+//! Tests of the symmetric heap after a failure, over the fake driver: the PEs that are notified,
+//! the delay, and later calls.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -10,7 +10,9 @@ use common::{Calls, LONG, Me, cuda, fail, hold, process, process_within, settle,
 use peerweave_driver::DeviceMemory;
 use peerweave_fakes::Fakes;
 use peerweave_types::Pe;
-use peerweave_vmm::{Exportable, Granularity, HeapOptions, Misuse, PeerCause, PhysicalMemory, SymmetricHeap, VmmError, Way};
+use peerweave_vmm::{
+    Exportable, Granularity, HeapOptions, HeapTransport, Misuse, PeerCause, PhysicalMemory, SymmetricHeap, VmmError,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -19,7 +21,7 @@ fn heap(me: &Me) -> SymmetricHeap {
 }
 
 #[test]
-fn a_growth_that_fails_leaves_room_for_the_next_one_at_once() {
+fn failed_growth_frees_addresses_for_the_next() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me);
@@ -55,7 +57,7 @@ fn failed_ipc_growth_frees_unopened_memory_at_once() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
-        assert_eq!(heap.way(), Way::Ipc);
+        assert_eq!(heap.transport(), HeapTransport::Ipc);
         let mut memory = heap.alloc::<u64>(64).expect("room");
         hold(&me.stream, true);
         peerweave_vmm::zero(&me.stream, &mut memory).expect("enqueued");
@@ -132,7 +134,7 @@ fn pe_out_of_descriptors_is_reported_and_the_heap_survives() {
             }
             let start = Instant::now();
             let error = heap.grow(MIB).expect_err("one PE takes no descriptors");
-            assert!(start.elapsed() < LONG / 2, "told only after {:?}: {error}", start.elapsed());
+            assert!(start.elapsed() < LONG / 2, "message_of only after {:?}: {error}", start.elapsed());
             let says_so = |text: &str| ["descriptors", "open files", "OPERATING_SYSTEM"].iter().any(|word| text.contains(word));
             if me.pe == victim {
                 assert!(says_so(&error.to_string()), "{room}: {error}");
@@ -206,7 +208,7 @@ fn ipc_heap_end_waits_only_for_its_own_device() {
 }
 
 #[test]
-fn memory_that_a_pe_could_not_close_is_not_freed_under_it() {
+fn memory_that_a_pe_could_not_close_is_not_freed() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -267,7 +269,7 @@ fn growth_of_unknown_outcome_keeps_its_memory() {
 }
 
 #[test]
-fn the_end_of_a_heap_waits_for_the_work_on_its_memory() {
+fn end_of_a_heap_waits_for_work_on_its_memory() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me);
@@ -305,8 +307,8 @@ fn pe_that_sends_an_invalid_blob_is_named_to_all() {
                 return;
             }
             // As a version of this crate that has more to tell would.
-            let told = me.rendezvous.exchange("peerweave-vmm/new", &statement(&call, &[7; 80])).expect("a round");
-            let id = u64::from_le_bytes(told[0][5 + call.len()..][..8].try_into().expect("8 bytes"));
+            let message_of = me.rendezvous.exchange("peerweave-vmm/new", &statement(&call, &[7; 80])).expect("a round");
+            let id = u64::from_le_bytes(message_of[0][5 + call.len()..][..8].try_into().expect("8 bytes"));
             let start = Instant::now();
             let chunk = me.rendezvous.exchange(&format!("peerweave-vmm/{id:016x}/0/chunk"), &statement(&call, &[]));
             let chunk = chunk.expect("PE 0 tells");
@@ -331,7 +333,7 @@ fn settle_waits_until_a_dropped_mapping_is_gone() {
 }
 
 #[test]
-fn a_heap_that_is_broken_makes_no_multicast_objects() {
+fn broken_heap_creates_no_multicast_objects() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(3);
         let is_over = std::sync::Barrier::new(2);

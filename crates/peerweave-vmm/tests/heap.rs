@@ -1,4 +1,4 @@
-//! The symmetric heap, with PEs as threads and as processes, over the fake driver.
+//! Tests of the symmetric heap with PEs as threads and as processes, over the fake driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -9,7 +9,7 @@ use common::{Calls, Me, cuda, fail, free_bytes, hold, process, settle, soon, thr
 use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_fakes::Fakes;
 use peerweave_types::{Pe, Rank};
-use peerweave_vmm::{Growth, HeapOptions, Misuse, PeerCause, Sharing, SymmetricHeap, SymmetricMemory, VmmError, Way};
+use peerweave_vmm::{Growth, HeapOptions, HeapTransport, Misuse, PeerCause, Sharing, SymmetricHeap, SymmetricMemory, VmmError};
 
 const MIB: usize = 1 << 20;
 
@@ -25,7 +25,7 @@ fn words(from: u32, to: u32, len: usize) -> Vec<u64> {
     (0..len as u64).map(|word| u64::from(from) << 40 | u64::from(to) << 32 | word).collect()
 }
 
-/// Everybody writes to everybody, and reads back what all wrote to all.
+/// Writes to every PE, and compares the data that every PE wrote.
 fn all_to_all(me: &Me, heap: &SymmetricHeap, len: usize) {
     let mailbox: SymmetricMemory<u64> = heap.alloc(len * me.n as usize).expect("room");
     let slot = |of: u32| of as usize * len..(of as usize + 1) * len;
@@ -45,12 +45,12 @@ fn all_to_all(me: &Me, heap: &SymmetricHeap, len: usize) {
     heap.free(mailbox).expect("all free it");
 }
 
-/// Everything that works, once.
-fn whole_life(me: &Me, options: HeapOptions, way: Way) {
+/// Runs a heap through every call once.
+fn whole_life(me: &Me, options: HeapOptions, transport: HeapTransport) {
     let free = free_bytes(&me.context);
     me.barrier("measured");
     let heap = heap(me, options);
-    assert_eq!((heap.way(), heap.bytes(), heap.members().len()), (way, 4 * MIB as u64, me.n as usize));
+    assert_eq!((heap.transport(), heap.bytes(), heap.members().len()), (transport, 4 * MIB as u64, me.n as usize));
     all_to_all(me, &heap, 1000);
     heap.grow(1).expect("there is room");
     assert_eq!(heap.bytes(), 6 * MIB as u64);
@@ -62,7 +62,7 @@ fn whole_life(me: &Me, options: HeapOptions, way: Way) {
         let view = first.view().expect("arithmetic");
         assert_eq!(view.address(Rank::new(me.pe), peerweave_types::SymOffset(0)), first.address());
     } else {
-        assert_eq!(way, Way::Ipc);
+        assert_eq!(transport, HeapTransport::Ipc);
     }
     heap.free(first).expect("all free it");
     let pad = heap.signal_pad(5).expect("room");
@@ -81,11 +81,11 @@ fn whole_life(me: &Me, options: HeapOptions, way: Way) {
 }
 
 #[test]
-fn threads_reach_each_others_memory_and_nothing_stays_behind() {
+fn threads_share_memory_and_release_everything() {
     Fakes::new().cuda().run(|| {
         for n in [1, 2, 5] {
             threads(n, |me| {
-                whole_life(&me, options(), Way::Process);
+                whole_life(&me, options(), HeapTransport::Process);
                 me.leave();
             });
             Calls::now().assert_balanced(&format!("{n} threads"));
@@ -94,10 +94,10 @@ fn threads_reach_each_others_memory_and_nothing_stays_behind() {
 }
 
 #[test]
-fn processes_reach_each_others_memory_and_nothing_stays_behind() {
+fn processes_share_memory_and_release_everything() {
     Fakes::new().cuda().run_many(4, |child| {
         let me = process(&child);
-        whole_life(&me, options(), Way::FileDescriptor);
+        whole_life(&me, options(), HeapTransport::FileDescriptor);
         Calls::now().assert_balanced("one of four processes");
         me.leave();
     });
@@ -107,14 +107,14 @@ fn processes_reach_each_others_memory_and_nothing_stays_behind() {
 fn processes_without_virtual_memory_share_by_legacy_ipc() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(3, |child| {
         let me = process(&child);
-        whole_life(&me, options(), Way::Ipc);
+        whole_life(&me, options(), HeapTransport::Ipc);
         Calls::now().assert_balanced("one of three processes");
         me.leave();
     });
 }
 
 #[test]
-fn a_failure_of_one_pe_leaves_no_memory_lent_by_legacy_ipc() {
+fn failure_of_one_pe_leaves_no_ipc_memory_open() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let free = free_bytes(&me.context);
@@ -125,7 +125,7 @@ fn a_failure_of_one_pe_leaves_no_memory_lent_by_legacy_ipc() {
         fail("");
         settle();
         assert_eq!(free_bytes(&me.context), free, "what nobody opened is freed");
-        whole_life(&me, options(), Way::Ipc);
+        whole_life(&me, options(), HeapTransport::Ipc);
         me.leave();
     });
 }
@@ -153,35 +153,39 @@ fn memory_kept_for_a_graph_is_not_freed() {
 #[test]
 fn threads_without_virtual_memory_enable_peer_access_instead() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
-        threads(3, |me| whole_life(&me, options().sharing(Sharing::Ipc), Way::Ipc));
+        threads(3, |me| whole_life(&me, options().sharing(Sharing::Ipc), HeapTransport::Ipc));
     });
 }
 
 #[test]
-fn fabric_handles_are_used_or_fell_back_says_why() {
+fn fabric_handles_are_used_or_the_reason_is_returned() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let fabric = || Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path());
-    let fell_back = |me: &Me| {
+    let fallback_reason = |me: &Me| {
         let heap = heap(me, options().sharing(Sharing::PreferFabric));
-        let told = (heap.way(), heap.fell_back().map(str::to_owned));
+        let message_of = (heap.transport(), heap.fallback_reason().map(str::to_owned));
         heap.finalize().expect("all end it");
         settle();
         me.barrier("gone");
-        told
+        message_of
     };
     fabric().run_many(2, |child| {
         let me = process(&child);
-        assert_eq!(fell_back(&me), (Way::Fabric, None));
-        whole_life(&me, options().sharing(Sharing::PreferFabric), Way::Fabric);
+        assert_eq!(fallback_reason(&me), (HeapTransport::Fabric, None));
+        whole_life(&me, options().sharing(Sharing::PreferFabric), HeapTransport::Fabric);
         let plain = heap(&me, options());
-        assert_eq!((plain.way(), plain.fell_back()), (Way::FileDescriptor, None), "nobody wished for fabric handles");
+        assert_eq!(
+            (plain.transport(), plain.fallback_reason()),
+            (HeapTransport::FileDescriptor, None),
+            "nobody wished for fabric handles"
+        );
         plain.finalize().expect("all end it");
         me.leave();
     });
     // Threads of one process, which need no handles, take them where they are wished for.
     fabric().run(|| {
         threads(2, |me| {
-            assert_eq!(fell_back(&me), (Way::Fabric, None));
+            assert_eq!(fallback_reason(&me), (HeapTransport::Fabric, None));
             me.leave();
         });
     });
@@ -198,29 +202,29 @@ fn fabric_handles_are_used_or_fell_back_says_why() {
                     fail(orders);
                 }
                 me.barrier("refused");
-                let (way, why) = fell_back(&me);
+                let (transport, why) = fallback_reason(&me);
                 fail("");
-                assert_eq!(way, Way::FileDescriptor);
+                assert_eq!(transport, HeapTransport::FileDescriptor);
                 let why = why.expect("it is no fabric handle");
                 assert!(why.starts_with(&format!("PE {}: ", refused.start)) && why.contains(call), "{why}");
-                me.barrier("told");
+                me.barrier("message_of");
             }
-            whole_life(&me, options().sharing(Sharing::PreferFabric), Way::Fabric);
+            whole_life(&me, options().sharing(Sharing::PreferFabric), HeapTransport::Fabric);
             me.leave();
         });
     }
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
-        let (way, why) = fell_back(&me);
-        assert_eq!(way, Way::FileDescriptor);
+        let (transport, why) = fallback_reason(&me);
+        assert_eq!(transport, HeapTransport::FileDescriptor);
         assert!(why.as_ref().is_some_and(|why| why.contains("HANDLE_TYPE_FABRIC_SUPPORTED")), "{why:?}");
-        whole_life(&me, options().sharing(Sharing::PreferFabric), Way::FileDescriptor);
+        whole_life(&me, options().sharing(Sharing::PreferFabric), HeapTransport::FileDescriptor);
         me.leave();
     });
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
-        let (way, why) = fell_back(&me);
-        assert_eq!((way, why.as_deref()), (Way::Ipc, Some("PE 0: device 0 lacks virtual memory management")));
+        let (transport, why) = fallback_reason(&me);
+        assert_eq!((transport, why.as_deref()), (HeapTransport::Ipc, Some("PE 0: device 0 lacks virtual memory management")));
         me.leave();
     });
 }
@@ -246,7 +250,7 @@ fn heap_grows_automatically_up_to_its_limit() {
 }
 
 #[test]
-fn pes_that_call_differently_all_hear_of_it_and_go_on() {
+fn diverging_calls_are_an_error_on_all_pes_and_recoverable() {
     Fakes::new().cuda().run(|| {
         let all = threads(3, |me| {
             let heap = heap(&me, options());
@@ -271,7 +275,7 @@ fn pes_that_call_differently_all_hear_of_it_and_go_on() {
 }
 
 #[test]
-fn memory_with_another_handle_is_not_freed_under_it() {
+fn memory_with_another_handle_is_not_freed() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me, options());
@@ -394,13 +398,13 @@ fn failed_heap_creation_is_reported_to_all_and_leaks_nothing() {
             }
         }
         // The rendezvous is as good as before.
-        whole_life(&me, options(), Way::FileDescriptor);
+        whole_life(&me, options(), HeapTransport::FileDescriptor);
         me.leave();
     });
 }
 
 #[test]
-fn a_failure_while_a_heap_grows_leaves_the_heap_as_it_was() {
+fn failed_growth_leaves_the_heap_unchanged() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());
@@ -442,7 +446,7 @@ fn too_little_memory_on_one_device_is_an_error_on_all() {
 fn devices_without_peer_access_are_named() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1,1-0").run(|| {
         threads(2, |me| {
-            let error = SymmetricHeap::new(&me.rendezvous, &me.context, options()).map(drop).expect_err("no way");
+            let error = SymmetricHeap::new(&me.rendezvous, &me.context, options()).map(drop).expect_err("no transport");
             let text = error.to_string();
             assert!(text.contains("peer access"), "{text}");
         });
@@ -506,7 +510,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn a_thousand_rounds_of_allocation_lose_nothing() {
+fn thousand_allocations_leak_nothing() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let free = free_bytes(&me.context);

@@ -1,4 +1,4 @@
-//! Physical memory, addresses and mappings of one process, and out of it, over the fake driver.
+//! Tests of physical memory, addresses, mappings and sharing of one process, over the fake driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -17,7 +17,7 @@ fn step() -> usize {
     Granularity::of_device(0, Exportable::NOWHERE).expect("the fake has VMM").minimum
 }
 
-/// Everything once: make, reserve, map, allow, use, drop.
+/// Creates, reserves, maps, allows, uses and drops memory once.
 fn sequence(context: &Arc<CudaContext>) -> Result<(), VmmError> {
     let bytes = Granularity::of_device(context.ordinal(), Exportable::FILE_DESCRIPTOR)?.recommended;
     let memory = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
@@ -86,7 +86,7 @@ fn dropped_mapping_is_unmapped_after_its_streams() {
 }
 
 #[test]
-fn streams_that_are_through_are_not_kept_for_ever() {
+fn completed_streams_are_not_kept() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
@@ -127,7 +127,7 @@ fn impossible_arguments_are_refused_before_the_driver_call() {
         let unaligned = PhysicalMemory::create(&context, step + 1, Exportable::NOWHERE).map(drop).map_err(text);
         assert_eq!(
             unaligned,
-            Err(format!("PhysicalMemory::create: bytes is {} bytes, expected a multiple of {step} above 0", step + 1))
+            Err(format!("PhysicalMemory::create: bytes is {} bytes, expected a positive multiple of {step}", step + 1))
         );
         assert!(matches!(Reservation::new(&context, 0, step), Err(VmmError::Misuse(Misuse::Value { what: "bytes", .. }))));
         assert!(matches!(
@@ -251,7 +251,7 @@ fn device_without_virtual_memory_is_unsupported() {
 }
 
 #[test]
-fn a_driver_that_lacks_a_function_names_it() {
+fn driver_that_lacks_a_function_names_it() {
     for function in ["cuMemCreate", "cuMemAddressReserve", "cuMemSetAccess"] {
         Fakes::new().cuda().without(function).env("LACKS", function).run(|| {
             let lacks = std::env::var("LACKS").expect("set above");

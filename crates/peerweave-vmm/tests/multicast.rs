@@ -1,4 +1,5 @@
-//! Multicast objects over the fake driver, whose stores replicate. Never on a real one.
+//! Tests of multicast objects over the fake driver, whose stores replicate. They never run on a
+//! real driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -22,7 +23,7 @@ fn bytes() -> usize {
     MulticastProperties::new(2, 2 * MIB).granularity().expect("the fake has multicast").recommended
 }
 
-/// Memory of a device, mapped for it.
+/// Returns memory of a device, mapped for it.
 fn memory(context: &Arc<CudaContext>, bytes: usize) -> Result<(PhysicalMemory, Mapping), VmmError> {
     let memory = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
     let mapping = Reservation::new(context, bytes, 2 * MIB)?.map(0, &memory, bytes)?;
@@ -36,7 +37,8 @@ fn team(contexts: &[Arc<CudaContext>], bytes: usize) -> Result<Team, VmmError> {
     building.complete()
 }
 
-/// The whole sequence in one process: half of the devices bind memory, the others mapped memory.
+/// Runs the whole sequence in one process: half of the devices bind physical memory, the others
+/// mapped memory.
 fn sequence(contexts: &[Arc<CudaContext>], bytes: usize) -> Result<(Vec<Mapping>, MulticastMapping), VmmError> {
     let team = team(contexts, bytes)?;
     let mut own = Vec::new();
@@ -67,17 +69,17 @@ fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
 }
 
 #[test]
-fn a_store_reaches_every_device_of_the_team_from_one_process() {
+fn store_of_one_process_reaches_every_device_of_the_team() {
     Fakes::new().cuda().run(|| {
         for n in 1..=devices() {
             let contexts = contexts(n);
             let free = free_bytes(&contexts[0]);
             let (own, mapping) = sequence(&contexts, bytes()).expect("without faults");
             for (round, context) in contexts.iter().enumerate() {
-                let told = [round as u8 + 1, 2, 3, 4, 5, 6, 7, 8];
-                multicast_store(context, mapping.address() + 4096, &told).expect("mapped for every device");
+                let message_of = [round as u8 + 1, 2, 3, 4, 5, 6, 7, 8];
+                multicast_store(context, mapping.address() + 4096, &message_of).expect("mapped for every device");
                 for (context, own) in contexts.iter().zip(&own) {
-                    assert_eq!(seen(context, own, 4096, 8), told, "{n} devices");
+                    assert_eq!(seen(context, own, 4096, 8), message_of, "{n} devices");
                 }
             }
             drop((own, mapping));
@@ -88,7 +90,7 @@ fn a_store_reaches_every_device_of_the_team_from_one_process() {
     });
 }
 
-/// PEs put an object together, bind their memory, and see each other's stores.
+/// The PEs create an object together, bind their memory, and read each other's stores.
 fn whole_life(me: &Me) {
     let members: Vec<Pe> = (0..me.n).map(Pe::new).collect();
     let bytes = bytes();
@@ -117,7 +119,7 @@ fn whole_life(me: &Me) {
 }
 
 #[test]
-fn a_store_reaches_every_pe_where_they_are_threads() {
+fn store_reaches_every_pe_that_is_a_thread() {
     Fakes::new().cuda().run(|| {
         for n in [2, 3, 8] {
             threads(n, |me| whole_life(&me));
@@ -139,7 +141,7 @@ fn multicast_store_reaches_the_pes_of_all_processes() {
 }
 
 #[test]
-fn groups_of_pes_have_an_object_each_and_complete_them_together() {
+fn groups_of_pes_create_and_complete_separate_objects() {
     Fakes::new().cuda().run(|| {
         // As on several machines, the last with a PE less.
         threads(5, |me| {
@@ -159,7 +161,7 @@ fn groups_of_pes_have_an_object_each_and_complete_them_together() {
             }
             me.barrier("stored");
             assert_eq!(seen(&me.context, &own, 0, 4), [members[0].get() as u8 + 1; 4], "what the first of the group stored");
-            // One that holds another object than the rest of its group is told to all, whatever it
+            // One that holds another object than the rest of its group is message_of to all, whatever it
             // has bound.
             let team = collective(&me.rendezvous, &me.context, members, "again", bytes).expect("all add their devices");
             let other = collective(&me.rendezvous, &me.context, members, "other", bytes).expect("all add their devices");
@@ -176,7 +178,7 @@ fn groups_of_pes_have_an_object_each_and_complete_them_together() {
     });
 }
 
-/// A heap, its growth included, at multicast addresses.
+/// Tests a heap, including its growth, at multicast addresses.
 fn heap(me: &Me) {
     let options = HeapOptions::new(16 * MIB).max_bytes(256 * MIB);
     let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap");
@@ -213,7 +215,7 @@ fn heap(me: &Me) {
 }
 
 #[test]
-fn a_heap_has_multicast_addresses_for_threads_and_processes() {
+fn heap_has_multicast_addresses_for_threads_and_processes() {
     Fakes::new().cuda().run(|| {
         threads(3, |me| heap(&me));
         Calls::now().assert_balanced("three threads");
@@ -227,7 +229,7 @@ fn a_heap_has_multicast_addresses_for_threads_and_processes() {
 }
 
 #[test]
-fn with_the_switch_no_function_of_the_driver_is_reached() {
+fn disabled_multicast_calls_no_driver_function() {
     for (variable, value) in [("PEERWEAVE_MULTICAST", "off"), ("NCCL_NVLS_ENABLE", "0"), ("NVSHMEM_DISABLE_NVLS", "1")] {
         Fakes::new().cuda().env(variable, value).env("FORBIDS", variable).run(|| {
             let forbids = std::env::var("FORBIDS").expect("set above");
@@ -533,7 +535,7 @@ fn multicast_team_is_complete_when_all_devices_are_added() {
 }
 
 #[test]
-fn an_object_that_is_taken_for_memory_is_not_mapped_as_memory() {
+fn multicast_object_imported_as_memory_is_not_mapped() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let building = Building::create(&contexts[0], MulticastProperties::new(1, bytes())).expect("room");
@@ -550,7 +552,7 @@ fn an_object_that_is_taken_for_memory_is_not_mapped_as_memory() {
 }
 
 #[test]
-fn old_driver_or_device_error_says_what_is_needed() {
+fn old_driver_or_device_error_names_the_requirement() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_VERSION", "12000").run(|| {
         let error = Building::create(&context(0), MulticastProperties::new(2, 16 * MIB)).map(drop).expect_err("too old");
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Multicast objects where what is handed over, switched or awaited is not what it should be. Over
-//! the fake driver, never a real one.
+//! Tests of multicast objects with wrong arguments, disabled multicast and missing PEs. Over the
+//! fake driver, never a real one.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -89,8 +89,8 @@ fn pe_that_gives_up_leaves_its_memory_bound() {
                     // Its rendezvous lives on, so that nobody takes it for lost.
                     std::thread::sleep(Duration::from_millis(3500));
                 }
-                (_, told) => {
-                    let bound = told.expect("the other one said that its memory is bound");
+                (_, message_of) => {
+                    let bound = message_of.expect("the other one said that its memory is bound");
                     let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("addresses");
                     let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("mapped");
                     assert_eq!(multicast_store(&me.context, mapping.address(), &[1; 8]), Ok(()));
@@ -129,7 +129,7 @@ fn pe_that_gives_up_after_mapping_leaves_its_memory_bound() {
                 }
             }
         });
-        assert!(ends[0] != ends[1], "one gave up, the other one was told that all is well: {ends:?}");
+        assert!(ends[0] != ends[1], "one gave up, the other one was message_of that all is well: {ends:?}");
     });
 }
 
@@ -167,7 +167,7 @@ fn bound_range_is_taken_until_it_is_unbound() {
 }
 
 #[test]
-fn memory_that_was_imported_is_bound_where_it_was_made() {
+fn imported_memory_is_bound_only_by_its_creator() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let bytes = bytes();
@@ -194,7 +194,7 @@ fn memory_that_was_imported_is_bound_where_it_was_made() {
 }
 
 #[test]
-fn devices_of_different_objects_are_no_team() {
+fn devices_of_different_objects_form_no_team() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let mut building = Building::create(&me.context, MulticastProperties::new(2, bytes())).expect("room");
@@ -222,8 +222,8 @@ fn fabric_object_refuses_memory_without_fabric_handles() {
             me.rendezvous.exchange("handle", &[&handle.0[..], &id.0[..]].concat()).expect("the other comes");
             building
         } else {
-            let told = me.rendezvous.exchange("handle", &[]).expect("the first gives it").swap_remove(0);
-            let (handle, id) = told.split_at(64);
+            let message_of = me.rendezvous.exchange("handle", &[]).expect("the first gives it").swap_remove(0);
+            let (handle, id) = message_of.split_at(64);
             let handle = FabricHandle(handle.try_into().expect("64 bytes"));
             let id = MulticastId(id.try_into().expect("16 bytes"));
             // SAFETY: PE 0 exported a multicast object with these properties and this id.
@@ -256,7 +256,7 @@ fn fabric_object_refuses_memory_without_fabric_handles() {
 }
 
 #[test]
-fn members_are_each_once_and_the_same_for_all_members() {
+fn member_lists_must_be_unique_and_equal() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let start = Instant::now();
@@ -276,7 +276,7 @@ fn members_are_each_once_and_the_same_for_all_members() {
 }
 
 #[test]
-fn pes_on_one_device_are_no_team_and_create_nothing() {
+fn pes_on_one_device_are_refused_and_create_nothing() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let members = [0, 1, 2].map(Pe::new);
@@ -382,11 +382,11 @@ fn pe_that_cannot_import_is_named_at_once() {
             let error = collective(&me.rendezvous, &me.context, &members, "full", bytes).map(drop).expect_err("no room");
             let took = start.elapsed();
             drop(held);
-            assert!(took < Duration::from_secs(8), "PE {}: told only after {took:?}: {error}", me.pe);
+            assert!(took < Duration::from_secs(8), "PE {}: message_of only after {took:?}: {error}", me.pe);
             if me.pe != full {
                 assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == full), "PE {}: {error}", me.pe);
             }
-            me.barrier("told");
+            me.barrier("message_of");
         }
         settle();
         Calls::now().assert_balanced("nothing is kept");
@@ -395,7 +395,7 @@ fn pe_that_cannot_import_is_named_at_once() {
 }
 
 #[test]
-fn memory_of_another_heap_has_no_multicast_address_in_this_one() {
+fn memory_of_another_heap_has_no_multicast_address() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = || SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
@@ -411,7 +411,7 @@ fn memory_of_another_heap_has_no_multicast_address_in_this_one() {
 }
 
 #[test]
-fn a_heap_does_one_collective_call_at_a_time() {
+fn collective_calls_of_a_heap_are_serialised() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
@@ -433,7 +433,7 @@ fn a_heap_does_one_collective_call_at_a_time() {
 }
 
 #[test]
-fn multicast_switch_stops_steps_begun_before_it() {
+fn disabling_multicast_stops_steps_begun_before() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let contexts = contexts(2);

@@ -1,5 +1,5 @@
-//! Multicast objects beside calls of the driver that this crate does not make: handles, foreign
-//! memory, explicit unbinding, lengths that the driver recommends.
+//! Tests of multicast objects with driver calls that this crate does not make: raw handles, memory
+//! of other libraries, explicit unbinding, recommended lengths.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -14,7 +14,7 @@ use peerweave_vmm::multicast::{Building, MulticastProperties, Team};
 use peerweave_vmm::{Exportable, HeapOptions, Mapping, Misuse, PhysicalMemory, Reservation, Rights, SymmetricHeap, VmmError};
 
 const MIB: usize = 1 << 20;
-/// What the fake recommends; it demands 2 MiB.
+/// The granularity that the fake driver recommends; it requires 2 MiB.
 const RECOMMENDED: usize = 16 * MIB;
 
 fn team(contexts: &[Arc<CudaContext>], bytes: usize) -> Team {
@@ -24,7 +24,7 @@ fn team(contexts: &[Arc<CudaContext>], bytes: usize) -> Team {
     building.complete().expect("all are added")
 }
 
-/// Memory of a device, mapped for it.
+/// Returns memory of a device, mapped for it.
 fn mapped(context: &Arc<CudaContext>, bytes: usize) -> (PhysicalMemory, Mapping) {
     let memory = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR).expect("room");
     let addresses = Reservation::new(context, bytes, 2 * MIB).expect("addresses");
@@ -47,7 +47,7 @@ fn misuse<R>(result: Result<R, VmmError>) -> Misuse {
 }
 
 #[test]
-fn foreign_memory_that_is_bound_is_reached_by_stores() {
+fn foreign_memory_that_is_bound_receives_stores() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0), context(1)];
         let bytes = 2 * MIB;
@@ -143,7 +143,7 @@ fn bound_object_that_is_in_use_is_not_unbound() {
 }
 
 #[test]
-fn memory_bound_by_the_raw_handle_is_unbound_by_its_range() {
+fn memory_bound_by_the_raw_handle_is_unbound_by_range() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 4 * MIB);
@@ -172,7 +172,7 @@ fn memory_bound_by_the_raw_handle_is_unbound_by_its_range() {
 }
 
 #[test]
-fn length_is_rounded_up_to_the_recommended_step() {
+fn length_is_rounded_up_to_the_recommended_granularity() {
     Fakes::new().cuda().run(|| {
         let rounded = |bytes| MulticastProperties::new(2, bytes).rounded_up().map(|properties| properties.bytes);
         assert_eq!(rounded(0).ok(), Some(RECOMMENDED));
@@ -183,7 +183,7 @@ fn length_is_rounded_up_to_the_recommended_step() {
 }
 
 #[test]
-fn heap_for_multicast_has_the_granularity_it_recommends() {
+fn heap_for_multicast_has_the_recommended_granularity() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             for (multicast, expected) in [(true, RECOMMENDED as u64), (false, 4 * MIB as u64)] {

@@ -1,5 +1,5 @@
-//! Memory of this crate on streams of all kinds, over the fake driver: which are kept, which are
-//! refused, and whose errors are whose.
+//! Tests of memory on all kinds of streams, over the fake driver: streams that are recorded,
+//! streams that are refused, and the errors of each.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -88,7 +88,7 @@ fn default_stream_work_stays_with_its_device() {
 }
 
 #[test]
-fn default_stream_is_noted_once_under_all_its_handles() {
+fn default_stream_is_recorded_once_under_all_its_handles() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("a heap");
@@ -124,7 +124,7 @@ fn per_thread_streams_are_refused_by_heap_memory() {
     });
 }
 
-/// Returns whether what is dropped by another thread is unmapped.
+/// Drops memory on another thread, and returns whether it is unmapped.
 fn drop_elsewhere<T: Send>(kept: T) -> bool {
     let before = Calls::now().good("cuMemUnmap");
     std::thread::scope(|scope| scope.spawn(move || drop(kept)).join().expect("no panic"));
@@ -207,7 +207,7 @@ fn host_copies_on_a_stuck_stream_meet_their_deadline() {
 }
 
 #[test]
-fn heap_creation_and_growth_spoil_no_capture() {
+fn heap_creation_and_growth_do_not_break_a_capture() {
     for no_vmm in ["0", "1"] {
         Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", no_vmm).run_many(2, |child| {
             let me = common::process(&child);
@@ -281,7 +281,7 @@ fn pending_context_errors_of_others_fail_no_call() {
 }
 
 #[test]
-fn memory_for_legacy_ipc_is_freed_while_other_streams_are_stuck() {
+fn memory_for_legacy_ipc_is_freed_while_others_are_stuck() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stuck = context.new_stream().expect("a stream");

@@ -1,5 +1,5 @@
-//! Settings of a world from environment variables. Variables of launchers are read by
-//! `peerweave-bootstrap`.
+//! Settings of a world from environment variables. `peerweave-bootstrap` reads the variables of
+//! launchers.
 
 use peerweave_bootstrap::{BootstrapError, Job};
 use peerweave_core::{Error, Misuse, MisuseKind};
@@ -17,12 +17,12 @@ pub mod names {
     /// Size of the symmetric heap of each PE in bytes, with suffix K, M, G or T for powers of 1024.
     /// Default: the machine's memory.
     pub const HEAP_BYTES: &str = "PEERWEAVE_HEAP_BYTES";
-    /// `off` copies private buffers through shared memory instead of reading them out of other
-    /// processes.
+    /// `off` copies private buffers through shared memory, instead of reading them directly from
+    /// other processes.
     pub const CROSS_MEMORY_ATTACH: &str = "PEERWEAVE_CROSS_MEMORY_ATTACH";
-    /// Order in which the threads of kernels run on the host backend: any number. 0 is the default
-    /// and means in order; any other number varies the order from launch to launch, and repeats it
-    /// in the next run. Errors of kernels report it.
+    /// Number that selects the order in which the threads of kernels run on the host backend. 0,
+    /// the default, runs them in order. Any other number varies the order from launch to launch,
+    /// and repeats the same orders in the next run. Errors of kernels report it.
     pub const KERNEL_SEED: &str = "PEERWEAVE_KERNEL_SEED";
     /// Log filter of the `peerweave` command, in the syntax of `tracing-subscriber`, such as
     /// `debug`.
@@ -94,7 +94,7 @@ impl Settings {
     }
 }
 
-/// Returns the job that the environment describes.
+/// Returns the job described by the environment.
 pub(crate) fn job() -> Result<Job, Error> {
     Job::from_env().map_err(|error: BootstrapError| Error::setup("World::from_env", error))
 }
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn unset_variables_give_defaults() {
+    fn unset_variables_have_default_values() {
         assert_eq!(read(&[]).unwrap(), Settings::default());
         assert_eq!(read(&[(names::DEADLINE, "")]).unwrap(), Settings::default());
     }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_value_error_names_variable_value_and_expectation() {
+    fn invalid_value_error_names_variable_and_expectation() {
         let bad = [
             (names::BACKEND, "gpu"),
             (names::DEADLINE, "soon"),

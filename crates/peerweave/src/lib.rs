@@ -41,12 +41,12 @@
 //! Start several PEs with `peerweave run -n 4 -- PROGRAM`, `torchrun`, `mpirun` or `srun`. In a
 //! test, run them as threads with [`on_threads`].
 
-/// The example of the project's README, as a test.
+/// Runs the example of the project's README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Project;
 
-/// The example of this crate's README, as a test.
+/// Runs the example of this crate's README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -62,8 +62,8 @@ pub use world::{World, WorldBuilder};
 /// Runs `program` on `n_pes` PEs of the host backend, each on its own thread. For tests and for
 /// learning.
 ///
-/// Returns the results in the order of PEs. A PE that panics leaves the job, so that the others get
-/// an error that names it. Its panic resumes on the calling thread when all PEs have ended.
+/// Returns the results in the order of PEs. If a PE panics it leaves the job, and the others get an
+/// error that names it. The panic resumes on the calling thread when all PEs have ended.
 ///
 /// # Errors
 /// [`Error::Setup`] if the shared memory cannot be created. Errors inside `program` are part of its

@@ -1,4 +1,4 @@
-//! Creation of a world, from the environment or by a builder. `peerweave-core` has its operations.
+//! This PE's handle to the job. It creates teams, streams and symmetric memory.
 
 use crate::environment::{self, Settings};
 use peerweave_bootstrap::Job;
@@ -9,7 +9,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// This PE's handle to the job: creates teams, streams and symmetric memory.
+/// Adds constructors to [`peerweave_core::World`], to which it dereferences.
 ///
 /// Adds constructors to [`peerweave_core::World`], to which it derefs.
 ///
@@ -34,11 +34,11 @@ impl World {
     /// variables of [`environment::names`].
     ///
     /// # Collective
-    /// Every PE of the job must call it.
+    /// Every PE of the job must call this.
     ///
     /// # Errors
     /// - [`Error::Setup`] if the launcher's variables contradict each other, or if PEs are missing
-    ///   at the deadline (it names them).
+    ///   at the deadline. The error names the missing PEs.
     /// - [`Error::Misuse`] if one of Peerweave's variables has an invalid value.
     pub fn from_env() -> Result<Self, Error> {
         Self::builder().build()
@@ -52,7 +52,7 @@ impl World {
     /// Ends this PE's part in the job; see [`peerweave_core::World::finalize`].
     ///
     /// # Collective
-    /// Every PE of the job must call it.
+    /// Every PE of the job must call this.
     ///
     /// # Errors
     /// Those of [`peerweave_core::World::finalize`].
@@ -60,7 +60,7 @@ impl World {
         self.0.finalize()
     }
 
-    /// Returns the world of `peerweave-core` inside.
+    /// Returns the `peerweave-core` world that this value contains.
     pub fn into_core(self) -> peerweave_core::World {
         self.0
     }
@@ -80,8 +80,8 @@ impl Deref for World {
     }
 }
 
-/// Builds a [`World`]. Settings that are not given are read from the environment; those not set
-/// there have defaults.
+/// Builds a [`World`]. A setting that is not given is read from the environment; if it is not set
+/// there, it has its default.
 #[derive(Debug, Default)]
 pub struct WorldBuilder {
     backend: Option<Arc<dyn Backend>>,
@@ -94,7 +94,7 @@ pub struct WorldBuilder {
 }
 
 impl WorldBuilder {
-    /// Sets a backend that was created elsewhere. The other settings of this builder and the
+    /// Sets a backend that the caller created. The other settings of this builder and the
     /// environment are then ignored.
     #[must_use]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
@@ -102,7 +102,7 @@ impl WorldBuilder {
         self
     }
 
-    /// Sets the job to join, instead of the one that the environment describes.
+    /// Sets the job to join, instead of the job described by the environment.
     #[must_use]
     pub fn job(mut self, job: Job) -> Self {
         self.job = Some(job);
@@ -140,9 +140,9 @@ impl WorldBuilder {
         self
     }
 
-    /// Chooses the order in which the threads of kernels run on the host backend
-    /// (`PEERWEAVE_KERNEL_SEED`; 0, the plain order). Every other number varies it from launch to
-    /// launch, so that races show up, and gives the same orders again.
+    /// Sets the order in which the threads of kernels run on the host backend
+    /// (`PEERWEAVE_KERNEL_SEED`; default 0, in order). Any other number varies the order from
+    /// launch to launch, so that races are found, and repeats the same orders in the next run.
     #[must_use]
     pub fn kernel_seed(mut self, seed: u64) -> Self {
         self.kernel_seed = Some(seed);
@@ -152,7 +152,7 @@ impl WorldBuilder {
     /// Joins the job.
     ///
     /// # Collective
-    /// Every PE of the job must call it with the same settings.
+    /// Every PE of the job must call this with the same settings.
     ///
     /// # Errors
     /// Those of [`World::from_env`].

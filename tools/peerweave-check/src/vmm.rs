@@ -2,7 +2,7 @@
 //! [--rounds N]`.
 //!
 //! N processes (or threads) map one heap all to all; every pair is written and read with patterns;
-//! the heap grows; many rounds of allocation leave no memory behind. The line `way: ...` names the
+//! the heap grows; many rounds of allocation leave no memory behind. The line `transport: ...` names the
 //! transport that the memory really uses; with `--fabric` it holds `FELL BACK` and the reason where
 //! fabric handles are not available. With `--kill` one process is killed while its memory is
 //! mapped, and the others must get an error that names it. Before the last line, `OK ...` or
@@ -18,8 +18,8 @@ use peerweave_driver::{CudaContext, CudaStream, Driver};
 use peerweave_types::Pe;
 use peerweave_vmm::probe::{Method, Moved, Probe};
 use peerweave_vmm::{
-    Exportable, Granularity, HeapOptions, Misuse, PeerMatrix, PhysicalMemory, Reservation, Rights, Sharing, SymmetricHeap,
-    SymmetricMemory, VmmError, Way, peer,
+    Exportable, Granularity, HeapOptions, HeapTransport, Misuse, PeerMatrix, PhysicalMemory, Reservation, Rights, Sharing,
+    SymmetricHeap, SymmetricMemory, VmmError, peer,
 };
 
 use crate::table::Table;
@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
     /// Share by legacy IPC
     #[arg(long, conflicts_with = "fabric")]
     ipc: bool,
-    /// Share by fabric handles where they are to be had; the line `way:` says FELL BACK and why
+    /// Share by fabric handles where they are to be had; the line `transport:` says FELL BACK and why
     /// where they are not
     #[arg(long)]
     fabric: bool,
@@ -305,16 +305,18 @@ fn options(pes: &Pes) -> HeapOptions {
 }
 
 /// Says how the memory really goes, and whether that is how it was to go.
-fn say_way(pes: &Pes, heap: &SymmetricHeap) -> Result<(), Failure> {
-    let way = heap.way();
-    match (pes.sharing, way, heap.fell_back()) {
-        (Sharing::PreferFabric, Way::Fabric, None) => pes.say("way: Fabric, as asked"),
-        (Sharing::PreferFabric, way, Some(why)) if way != Way::Fabric => {
-            pes.say(&format!("way: {way:?}. FELL BACK: fabric was asked for and is NOT used: {why}"));
+fn report_transport(pes: &Pes, heap: &SymmetricHeap) -> Result<(), Failure> {
+    let transport = heap.transport();
+    match (pes.sharing, transport, heap.fallback_reason()) {
+        (Sharing::PreferFabric, HeapTransport::Fabric, None) => pes.say("transport: Fabric, as asked"),
+        (Sharing::PreferFabric, transport, Some(why)) if transport != HeapTransport::Fabric => {
+            pes.say(&format!("transport: {transport:?}. FELL BACK: fabric was asked for and is NOT used: {why}"));
         }
-        (Sharing::Ipc, Way::Ipc, None) => pes.say("way: Ipc, as asked"),
-        (Sharing::Auto, way, None) => pes.say(&format!("way: {way:?}")),
-        (asked, way, why) => return Err(format!("asked for {asked:?}, and the memory goes by {way:?} ({why:?})").into()),
+        (Sharing::Ipc, HeapTransport::Ipc, None) => pes.say("transport: Ipc, as asked"),
+        (Sharing::Auto, transport, None) => pes.say(&format!("transport: {transport:?}")),
+        (asked, transport, why) => {
+            return Err(format!("asked for {asked:?}, and the memory goes by {transport:?} ({why:?})").into());
+        }
     }
     Ok(())
 }
@@ -323,7 +325,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     let start = Instant::now();
     let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
     pes.say(&format!("heap of {} bytes on each PE, {:.1?}", heap.bytes(), start.elapsed()));
-    say_way(pes, &heap)?;
+    report_transport(pes, &heap)?;
     if let Ok(geometry) = heap.geometry() {
         for place in 0..pes.n {
             let expected = geometry.base + u64::from(place) * geometry.stride + 4096;
@@ -452,7 +454,7 @@ fn probe(pes: &Pes, contexts: &[Arc<CudaContext>]) -> Result<(), Failure> {
     }
     let ring: Vec<_> = (0..contexts.len()).map(|from| (from, (from + 1) % contexts.len())).collect();
     for method in methods {
-        let run = |ways: &[(usize, usize)]| probe.bandwidth(method, ways, 10, (132, 512), soon());
+        let run = |paths: &[(usize, usize)]| probe.bandwidth(method, paths, 10, (132, 512), soon());
         let (pair, all) = (run(&[(0, last)])?, run(&ring)?);
         let least = all.iter().map(Moved::gigabytes_per_second).fold(f64::INFINITY, f64::min);
         let one = pair[0].gigabytes_per_second();
@@ -469,7 +471,7 @@ fn probe(pes: &Pes, contexts: &[Arc<CudaContext>]) -> Result<(), Failure> {
 fn killed(pes: &Pes) -> Result<(), Failure> {
     let victim = Pe::new(pes.n - 1);
     let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
-    say_way(pes, &heap)?;
+    report_transport(pes, &heap)?;
     let mut memory: SymmetricMemory<u64> = heap.alloc(1 << 20)?;
     let mine = words(pes.me, pes.me, 3, 1 << 20);
     peerweave_vmm::write(&pes.stream, &mut memory, &mine, soon())?;

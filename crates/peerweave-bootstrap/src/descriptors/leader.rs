@@ -1,8 +1,8 @@
-//! The leader, the first member of a call that passes descriptors: it listens, collects and
-//! distributes. [`super`] has the other members.
+//! The first member of a call, the leader: it listens, collects the descriptors and distributes
+//! them. The other members are in [`super`].
 //!
-//! Invariant: a connection is a member's only after its hello; until then it holds a few bytes and
-//! at most one message of descriptors, for a limited time.
+//! Invariant: a connection belongs to a member only after its hello. Until then it stores a few
+//! bytes and at most one message of descriptors, for a limited time.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::message::{PER_MESSAGE, receive, send};
-use super::{Call, GIVEN, HELLO_LEN_BYTES, LATE, LOOK_AROUND, MAGIC, no_room, wait};
+use super::{CHECK_INTERVAL, Call, DESCRIPTORS, HELLO_LEN_BYTES, MAGIC, MISSING, descriptor_limit, wait};
 use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
 use crate::socket::{Listener, may_speak};
@@ -24,45 +24,46 @@ use crate::token::Token;
 
 /// Maximum number of unidentified connections beyond one for each member. The oldest is dropped
 /// first.
-const MAX_STRANGERS: usize = 32;
-/// Time for which the leader continues without free descriptors. Other threads may close some.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_UNIDENTIFIED: usize = 32;
+/// Time for which the leader waits for a free descriptor, which another thread may close.
+const DESCRIPTOR_WAIT: Duration = Duration::from_secs(1);
 /// Maximum number of connections accepted between two checks of the members and the clock.
 const MAX_ACCEPTS: usize = 32;
 /// Time within which a connection must send its hello.
-const HELLO_WITHIN: Duration = Duration::from_secs(5);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Direction of the transfer.
+/// The direction in which descriptors are passed.
 #[derive(Clone, Copy)]
-pub(super) enum Hand<'fd> {
-    /// The leader's descriptor goes to all members.
-    Out(BorrowedFd<'fd>),
-    /// Every member sends one and receives all.
-    Around(BorrowedFd<'fd>),
+pub(super) enum Transfer<'fd> {
+    /// The leader sends its descriptor to all members.
+    Share(BorrowedFd<'fd>),
+    /// Every member sends one descriptor and receives the descriptors of all.
+    Exchange(BorrowedFd<'fd>),
 }
 
-struct Stranger {
+struct Unidentified {
     stream: UnixStream,
     hello: Vec<u8>,
     fds: Vec<OwnedFd>,
     until: Instant,
 }
 
-/// A member that has connected, in the order of the call.
-struct Guest {
+/// A member that has connected. Its index is its place in the call.
+struct Member {
     stream: UnixStream,
     fd: Option<OwnedFd>,
-    /// Number of descriptors sent to it.
-    given: usize,
+    /// Number of descriptors sent to the member.
+    sent: usize,
 }
 
 impl Call<'_> {
-    /// Waits for all other members and serves them. Returns their descriptors, in their order.
-    pub(super) fn lead(&self, hand: Hand<'_>) -> Result<Vec<OwnedFd>, BootstrapError> {
+    /// Waits for all other members, and passes the descriptors. Returns the descriptors of the
+    /// other members, in their order.
+    pub(super) fn lead(&self, transfer: Transfer<'_>) -> Result<Vec<OwnedFd>, BootstrapError> {
         if self.members.len() == 1 {
             return Ok(Vec::new());
         }
-        let led = self.lead_all(hand);
+        let led = self.lead_all(transfer);
         match &led {
             // All have read the key, or no member can be served any more.
             Ok(_) | Err(BootstrapError::Timeout { .. } | BootstrapError::PeLost { .. }) => {
@@ -71,7 +72,7 @@ impl Call<'_> {
             Err(error) => {
                 // A member that has failed has already reported it.
                 if !matches!(error, BootstrapError::PeFailed { .. }) {
-                    self.tell(&error.to_string());
+                    self.notify_failure(&error.to_string());
                 }
                 let mut calls = self.rendezvous.descriptor_calls.lock().unwrap_or_else(PoisonError::into_inner);
                 calls.entry(self.members.to_vec()).or_default().stale_key = Some(self.key.clone());
@@ -80,61 +81,62 @@ impl Call<'_> {
         led
     }
 
-    fn lead_all(&self, hand: Hand<'_>) -> Result<Vec<OwnedFd>, BootstrapError> {
-        let mut guests: Vec<Option<Guest>> = self.members[1..].iter().map(|_| None).collect();
+    fn lead_all(&self, transfer: Transfer<'_>) -> Result<Vec<OwnedFd>, BootstrapError> {
+        let mut connected: Vec<Option<Member>> = self.members[1..].iter().map(|_| None).collect();
         let token = Token::random()?;
         let endpoint = Endpoint::random_unix()?;
-        let (Listener::Unix(door), _) = Listener::bind(&endpoint, None)? else { return Err(self.wrong("endpoint")) };
-        door.set_nonblocking(true).map_err(|error| BootstrapError::io(self.name, &error))?;
+        let (Listener::Unix(listener), _) = Listener::bind(&endpoint, None)? else { return Err(self.wrong("endpoint")) };
+        listener.set_nonblocking(true).map_err(|error| BootstrapError::io(self.name, &error))?;
         if let Endpoint::Unix(name) = &endpoint {
             self.rendezvous.put(&self.key, format!("{name} {}", token.to_hex()).as_bytes())?;
         }
 
-        let mut strangers: Vec<Stranger> = Vec::new();
-        let mut look_around_at = self.start + LOOK_AROUND;
+        let mut unidentified: Vec<Unidentified> = Vec::new();
+        let mut check_at = self.start + CHECK_INTERVAL;
         // Start of the time without free descriptors.
         let mut full_since: Option<Instant> = None;
         loop {
-            let served = serve(&mut guests, hand).map_err(|error| BootstrapError::io(self.name, &error))?;
-            if served {
-                return Ok(guests.into_iter().flatten().filter_map(|guest| guest.fd).collect());
+            let is_complete =
+                send_descriptors(&mut connected, transfer).map_err(|error| BootstrapError::io(self.name, &error))?;
+            if is_complete {
+                return Ok(connected.into_iter().flatten().filter_map(|member| member.fd).collect());
             }
             let now = Instant::now();
             // The others may have connected, but this PE cannot accept them.
-            if full_since.is_some_and(|since| now >= self.deadline || now >= since + PATIENCE) {
-                return Err(BootstrapError::io(self.name, &no_room()));
+            if full_since.is_some_and(|since| now >= self.deadline || now >= since + DESCRIPTOR_WAIT) {
+                return Err(BootstrapError::io(self.name, &descriptor_limit()));
             }
             if now >= self.deadline {
-                let absent = self.members[1..].iter().zip(&guests).filter(|(_, guest)| guest.is_none());
+                let absent = self.members[1..].iter().zip(&connected).filter(|(_, member)| member.is_none());
                 let missing: Vec<Pe> = absent.map(|(pe, _)| *pe).collect();
-                guests.iter().flatten().for_each(|guest| apologise(guest, &missing));
+                connected.iter().flatten().for_each(|member| report_missing(member, &missing));
                 return Err(self.timeout(missing));
             }
             // All have connected, but one has not read yet, or too many descriptors are in flight:
             // wait briefly.
-            let all_there = guests.iter().all(Option::is_some);
-            let pause = if all_there { Duration::from_millis(1) } else { LOOK_AROUND };
-            let mut sockets: Vec<PollFd<'_>> = vec![PollFd::new(&door, PollFlags::IN)];
-            sockets.extend(strangers.iter().map(|stranger| PollFd::new(&stranger.stream, PollFlags::IN)));
+            let all_there = connected.iter().all(Option::is_some);
+            let pause = if all_there { Duration::from_millis(1) } else { CHECK_INTERVAL };
+            let mut sockets: Vec<PollFd<'_>> = vec![PollFd::new(&listener, PollFlags::IN)];
+            sockets.extend(unidentified.iter().map(|connection| PollFd::new(&connection.stream, PollFlags::IN)));
             wait(&mut sockets, pause.min(self.deadline - now)).map_err(|error| BootstrapError::io(self.name, &error))?;
             drop(sockets);
-            if now >= look_around_at {
-                self.look_around()?;
-                if let Some(told) = self.rendezvous.try_get_by(&self.key, self.answer_by())? {
-                    self.place_told(&told)?;
+            if now >= check_at {
+                self.check_for_losses()?;
+                if let Some(value) = self.rendezvous.try_get_by(&self.key, self.answer_by())? {
+                    self.parse_address(&value)?;
                 }
-                look_around_at = now + LOOK_AROUND;
+                check_at = now + CHECK_INTERVAL;
             }
-            let here = guests.iter().flatten().count();
-            let mut is_full = !self.welcome(&door, &mut strangers);
-            let is_cut = !self.listen(&mut strangers, &token, hand, &mut guests);
+            let here = connected.iter().flatten().count();
+            let mut is_full = !self.accept(&listener, &mut unidentified);
+            let is_cut = !self.read_hellos(&mut unidentified, &token, transfer, &mut connected);
             if is_full {
                 // Drops the oldest unidentified connection to free a descriptor; does not spin
                 // otherwise.
-                is_full = strangers.drain(..strangers.len().min(1)).next().is_none();
+                is_full = unidentified.drain(..unidentified.len().min(1)).next().is_none();
                 thread::sleep(Duration::from_millis(5));
             }
-            if guests.iter().flatten().count() > here {
+            if connected.iter().flatten().count() > here {
                 full_since = None;
             } else if is_full || is_cut {
                 full_since.get_or_insert(now);
@@ -142,11 +144,11 @@ impl Call<'_> {
         }
     }
 
-    /// Accepts pending connections, up to a limit per turn. Returns `false` if no descriptor is
-    /// free for one.
-    fn welcome(&self, door: &std::os::unix::net::UnixListener, strangers: &mut Vec<Stranger>) -> bool {
+    /// Accepts pending connections, up to a limit per turn. Returns `false` if this process has no
+    /// free descriptor for a connection.
+    fn accept(&self, listener: &std::os::unix::net::UnixListener, unidentified: &mut Vec<Unidentified>) -> bool {
         for _ in 0..MAX_ACCEPTS {
-            let stream = match door.accept() {
+            let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => continue,
@@ -160,57 +162,67 @@ impl Call<'_> {
             if !trusted || stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            if strangers.len() >= MAX_STRANGERS + self.members.len() {
-                strangers.remove(0);
+            if unidentified.len() >= MAX_UNIDENTIFIED + self.members.len() {
+                unidentified.remove(0);
             }
-            let until = Instant::now() + HELLO_WITHIN;
-            strangers.push(Stranger { stream, hello: Vec::new(), fds: Vec::new(), until });
+            let until = Instant::now() + HELLO_TIMEOUT;
+            unidentified.push(Unidentified { stream, hello: Vec::new(), fds: Vec::new(), until });
         }
         true
     }
 
-    /// Collects the members that have sent a complete hello. Other connections stay unidentified
-    /// until their time limit. Returns `false` if no descriptor was free for that of a member.
-    fn listen(&self, strangers: &mut Vec<Stranger>, token: &Token, hand: Hand<'_>, guests: &mut [Option<Guest>]) -> bool {
+    /// Reads hellos, and records the members that have sent a complete one. Other connections stay
+    /// unidentified until their time limit. Returns `false` if this process had no free descriptor
+    /// for the descriptor of a member.
+    fn read_hellos(
+        &self,
+        unidentified: &mut Vec<Unidentified>,
+        token: &Token,
+        transfer: Transfer<'_>,
+        connected: &mut [Option<Member>],
+    ) -> bool {
         let now = Instant::now();
         let mut has_room = true;
-        for mut stranger in std::mem::take(strangers) {
+        for mut connection in std::mem::take(unidentified) {
             let mut buffer = [0; HELLO_LEN_BYTES];
-            let room = HELLO_LEN_BYTES - stranger.hello.len();
-            match receive(stranger.stream.as_fd(), &mut buffer[..room], &mut stranger.fds) {
-                Ok(len_bytes) if len_bytes > 0 => stranger.hello.extend_from_slice(&buffer[..len_bytes]),
+            let room = HELLO_LEN_BYTES - connection.hello.len();
+            match receive(connection.stream.as_fd(), &mut buffer[..room], &mut connection.fds) {
+                Ok(len_bytes) if len_bytes > 0 => connection.hello.extend_from_slice(&buffer[..len_bytes]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 _ => continue,
             }
-            let n_fds = match hand {
-                Hand::Out(_) => 0,
-                Hand::Around(_) => 1,
+            let n_fds = match transfer {
+                Transfer::Share(_) => 0,
+                Transfer::Exchange(_) => 1,
             };
             // A member sends its hello and its descriptor in one message.
-            let hopeless = stranger.fds.len() > n_fds || now >= stranger.until;
-            if stranger.hello.len() < HELLO_LEN_BYTES {
-                if !hopeless {
-                    strangers.push(stranger);
+            let is_invalid = connection.fds.len() > n_fds || now >= connection.until;
+            if connection.hello.len() < HELLO_LEN_BYTES {
+                if !is_invalid {
+                    unidentified.push(connection);
                 }
                 continue;
             }
-            let place = self.place_of(&stranger.hello, token).and_then(|place| guests.get_mut(place - 1));
+            let place = self.place_of(&connection.hello, token).and_then(|place| connected.get_mut(place - 1));
             match place {
-                Some(seat @ None) if stranger.fds.len() == n_fds => {
-                    *seat = Some(Guest { stream: stranger.stream, fd: stranger.fds.pop(), given: 0 });
+                Some(seat @ None) if connection.fds.len() == n_fds => {
+                    *seat = Some(Member { stream: connection.stream, fd: connection.fds.pop(), sent: 0 });
                 }
                 // It sent one, but the kernel drops descriptors that exceed the limit of the
                 // process. The member connects again.
-                Some(None) if stranger.fds.len() < n_fds => has_room = false,
+                Some(None) if connection.fds.len() < n_fds => has_room = false,
                 _ => {
-                    tracing::debug!(call = self.name, "dropped a connection that is not a member's, or a second one of a member")
+                    tracing::debug!(
+                        call = self.name,
+                        "dropped a connection that sent no valid hello, or a second connection of a member"
+                    )
                 }
             }
         }
         has_room
     }
 
-    /// Returns the member that sent this hello, if any.
+    /// Returns the index of the member that sent this hello; `None` if the hello is invalid.
     fn place_of(&self, hello: &[u8], token: &Token) -> Option<usize> {
         let (magic, rest) = hello.split_first_chunk::<{ MAGIC.len() }>()?;
         let (shown, pe) = rest.split_first_chunk()?;
@@ -220,40 +232,41 @@ impl Call<'_> {
     }
 }
 
-/// Sends connected members the available descriptors. Returns `true` when all members have all of
-/// them.
-fn serve(guests: &mut [Option<Guest>], hand: Hand<'_>) -> io::Result<bool> {
-    let fds: Vec<BorrowedFd<'_>> = match hand {
-        Hand::Out(fd) => vec![fd],
-        Hand::Around(_) if guests.iter().any(Option::is_none) => return Ok(false),
-        Hand::Around(fd) => {
-            let brought = guests.iter().flatten().filter_map(|guest| guest.fd.as_ref());
-            std::iter::once(fd).chain(brought.map(AsFd::as_fd)).collect()
+/// Sends connected members the available descriptors. Returns `true` when all members have received
+/// all descriptors.
+fn send_descriptors(connected: &mut [Option<Member>], transfer: Transfer<'_>) -> io::Result<bool> {
+    let fds: Vec<BorrowedFd<'_>> = match transfer {
+        Transfer::Share(fd) => vec![fd],
+        Transfer::Exchange(_) if connected.iter().any(Option::is_none) => return Ok(false),
+        Transfer::Exchange(fd) => {
+            let received = connected.iter().flatten().filter_map(|member| member.fd.as_ref());
+            std::iter::once(fd).chain(received.map(AsFd::as_fd)).collect()
         }
     };
-    let mut progress: Vec<Option<usize>> = Vec::with_capacity(guests.len());
-    for guest in guests.iter() {
-        progress.push(match guest {
+    let mut progress: Vec<Option<usize>> = Vec::with_capacity(connected.len());
+    for member in connected.iter() {
+        progress.push(match member {
             None => None,
-            Some(guest) => Some(give(guest, &fds)?),
+            Some(member) => Some(send_outstanding(member, &fds)?),
         });
     }
     let n_fds = fds.len();
     drop(fds);
-    for (guest, given) in guests.iter_mut().zip(&progress) {
-        if let (Some(guest), Some(given)) = (guest, given) {
-            guest.given = *given;
+    for (member, sent) in connected.iter_mut().zip(&progress) {
+        if let (Some(member), Some(sent)) = (member, sent) {
+            member.sent = *sent;
         }
     }
-    Ok(progress.iter().all(|given| *given == Some(n_fds)))
+    Ok(progress.iter().all(|sent| *sent == Some(n_fds)))
 }
 
-/// Sends a member its missing descriptors without blocking. Returns the number that it has then.
-fn give(guest: &Guest, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let mut given = guest.given;
-    for chunk in fds[given..].chunks(PER_MESSAGE) {
-        match send(guest.stream.as_fd(), &[GIVEN, chunk.len() as u8], chunk) {
-            Ok(_) => given += chunk.len(),
+/// Sends a member its outstanding descriptors without blocking. Returns the number of descriptors
+/// sent to the member so far.
+fn send_outstanding(member: &Member, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut sent = member.sent;
+    for chunk in fds[sent..].chunks(PER_MESSAGE) {
+        match send(member.stream.as_fd(), &[DESCRIPTORS, chunk.len() as u8], chunk) {
+            Ok(_) => sent += chunk.len(),
             Err(error) if is_full(&error) => break,
             // The member has died; the rendezvous reports that to all.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe || error.kind() == io::ErrorKind::ConnectionReset => {
@@ -262,19 +275,20 @@ fn give(guest: &Guest, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
             Err(error) => return Err(error),
         }
     }
-    Ok(given)
+    Ok(sent)
 }
 
-/// Returns whether the socket's buffer is full, or too many descriptors of this user are in flight.
+/// Returns whether the error means that the socket's buffer is full, or that too many descriptors
+/// of this user are in flight.
 fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error())
 }
 
-/// Sends a member the list of missing members. If this fails, the member finds out at its own
+/// Sends a member the list of missing members. If sending fails, the member times out at its own
 /// deadline.
-fn apologise(guest: &Guest, missing: &[Pe]) {
-    let mut message = vec![LATE, 0];
+fn report_missing(member: &Member, missing: &[Pe]) {
+    let mut message = vec![MISSING, 0];
     message.extend((missing.len() as u32).to_le_bytes());
     message.extend(missing.iter().flat_map(|pe| pe.get().to_le_bytes()));
-    let _ = send(guest.stream.as_fd(), &message, &[]);
+    let _ = send(member.stream.as_fd(), &message, &[]);
 }

@@ -1,6 +1,6 @@
 //! Sends and receives bytes with descriptors in one message of a Unix socket. Never blocks.
 //!
-//! Invariant: every received descriptor is owned at once, so that one that is not used is closed.
+//! Invariant: every received descriptor is owned at once, so an unused one is closed.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,8 +13,8 @@ use rustix::net::{
 /// Maximum number of descriptors in one message. The kernel's limit is 253.
 pub(super) const PER_MESSAGE: usize = 64;
 
-/// Sends bytes with up to [`PER_MESSAGE`] descriptors, which go with the first byte. Returns the
-/// number of bytes sent.
+/// Sends bytes with up to [`PER_MESSAGE`] descriptors, which are attached to the first byte.
+/// Returns the number of bytes sent.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PER_MESSAGE))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -24,7 +24,8 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
 }
 
-/// Receives bytes, and appends the descriptors sent with them. `WouldBlock` if there are none.
+/// Receives bytes, and appends the descriptors sent with them to `fds`. Returns an error of kind
+/// `WouldBlock` if there are no bytes.
 pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PER_MESSAGE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

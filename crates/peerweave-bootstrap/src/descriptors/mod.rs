@@ -5,8 +5,8 @@
 //! token. The leader collects the descriptors, if each member has one, and then distributes them.
 //!
 //! Invariants: [1] a descriptor is sent only to a process of this user (or the superuser) that has
-//! sent the token; [2] from other processes at most a hello is read, and the descriptors that they
-//! send are closed; [3] nothing has a name in a file system.
+//! sent the token; [2] from any other process at most a hello is read, and descriptors sent by it
+//! are closed; [3] no object has a name in a file system.
 
 use std::collections::HashSet;
 use std::io;
@@ -28,39 +28,39 @@ use crate::token::{TOKEN_LEN_BYTES, Token, fingerprint};
 mod leader;
 mod message;
 
-use leader::Hand;
+use leader::Transfer;
 use message::{receive, send};
 
 const MAGIC: [u8; 8] = *b"peerw-fd";
 const HELLO_LEN_BYTES: usize = MAGIC.len() + TOKEN_LEN_BYTES + 4;
-/// First byte of a message with descriptors, whose number is the second byte.
-const GIVEN: u8 = 1;
+/// First byte of a message with descriptors. The second byte is their number.
+const DESCRIPTORS: u8 = 1;
 /// First byte of the message with the members that did not connect by the deadline.
-const LATE: u8 = 2;
-/// First character of the value that a failed member stores in place of the leader's address: its
-/// number and its message follow.
+const MISSING: u8 = 2;
+/// First character of the value that a failed member stores instead of the leader's address. The
+/// member's number and message follow.
 const FAILED: char = '!';
 /// Interval at which a waiting member checks for lost PEs.
-const LOOK_AROUND: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Time after its deadline for which a member waits for the leader's list of missing members.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Rendezvous {
-    /// Passes a descriptor of the first member to all members, which get descriptors of the same
-    /// open file.
+    /// Passes a descriptor of the first member to all members. Each member gets a descriptor of the
+    /// same open file.
     ///
     /// `members` are PEs of this machine, the same list on each of them. The first member passes
     /// the descriptor and gets it back; the others pass `None`. The returned descriptor is closed
     /// on exec.
     ///
     /// # Collective
-    /// All `members`, in the same order of such calls for the same members.
+    /// All `members`. Calls for the same members must have the same order on each of them.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] names the members that did not arrive,
-    /// [`BootstrapError::PeLost`] a PE that was lost meanwhile, [`BootstrapError::PeFailed`] a
-    /// member that failed; [`BootstrapError::Misuse`] for a list without this PE, or a descriptor
-    /// where none or one was expected.
+    /// [`BootstrapError::Timeout`] names the members that did not arrive.
+    /// [`BootstrapError::PeLost`] names a PE that was lost meanwhile, [`BootstrapError::PeFailed`]
+    /// a member that failed. [`BootstrapError::Misuse`] if the list lacks this PE, or if the first
+    /// member passes no descriptor, or another member passes one.
     ///
     /// ```
     /// use std::os::fd::OwnedFd;
@@ -95,15 +95,15 @@ impl Rendezvous {
             expected: expected.to_owned(),
         };
         match (call.leads(), fd) {
-            (true, None) => Err(misuse("none", "a descriptor, from the first member")),
-            (false, Some(_)) => Err(misuse("a descriptor", "none, except from the first member")),
+            (true, None) => Err(misuse("none", "a descriptor on the first member")),
+            (false, Some(_)) => Err(misuse("a descriptor", "None on every member but the first")),
             (true, Some(fd)) => {
-                call.lead(Hand::Out(fd.as_fd()))?;
+                call.lead(Transfer::Share(fd.as_fd()))?;
                 Ok(fd)
             }
             (false, None) => {
-                let mut given = call.follow(None, 1)?;
-                given.pop().ok_or_else(|| call.wrong("count"))
+                let mut sent = call.follow(None, 1)?;
+                sent.pop().ok_or_else(|| call.wrong("count"))
             }
         }
     }
@@ -113,26 +113,26 @@ impl Rendezvous {
     /// exec.
     ///
     /// # Collective
-    /// As [`share_descriptor`](Self::share_descriptor).
+    /// As for [`share_descriptor`](Self::share_descriptor).
     ///
     /// # Errors
     /// As for [`share_descriptor`](Self::share_descriptor); also [`BootstrapError::Io`] if the
-    /// limit of open descriptors is reached: each member needs as many as there are members, and
-    /// the first one twice that. The others then get [`BootstrapError::PeFailed`], unless they
-    /// already have all descriptors.
+    /// limit of open descriptors is reached. Each member needs as many descriptors as there are
+    /// members, and the first member twice as many. The other members then get
+    /// [`BootstrapError::PeFailed`], unless they already have all descriptors.
     pub fn exchange_descriptors(&self, members: &[Pe], fd: OwnedFd) -> Result<Vec<OwnedFd>, BootstrapError> {
         let call = Call::new(self, "exchange_descriptors", members, self.deadline())?;
         if call.leads() {
-            let collected = call.lead(Hand::Around(fd.as_fd()))?;
+            let collected = call.lead(Transfer::Exchange(fd.as_fd()))?;
             return Ok(std::iter::once(fd).chain(collected).collect());
         }
-        let mut given = call.follow(Some(fd.as_fd()), members.len())?;
-        given[call.place] = fd;
-        Ok(given)
+        let mut sent = call.follow(Some(fd.as_fd()), members.len())?;
+        sent[call.place] = fd;
+        Ok(sent)
     }
 }
 
-/// One collective call, as one member sees it.
+/// One collective call on one member.
 struct Call<'a> {
     rendezvous: &'a Rendezvous,
     name: &'static str,
@@ -145,8 +145,8 @@ struct Call<'a> {
     deadline: Instant,
 }
 
-/// The leader's answer to a member.
-struct Given {
+/// The leader's answer: descriptors, or the list of missing members.
+struct Answer {
     fds: Vec<OwnedFd>,
     missing: Option<Vec<Pe>>,
 }
@@ -191,29 +191,29 @@ impl<'a> Call<'a> {
             BootstrapError::Timeout { .. } => self.timeout(vec![self.members[0]]),
             error => error,
         })?;
-        let (mut name, mut token) = self.place_told(&place)?;
+        let (mut name, mut token) = self.parse_address(&place)?;
         // A connection that ends early was dropped in favour of newer ones, unless the leader has
         // died.
         loop {
-            let given = match self.come(&name, &token, fd) {
-                Ok(stream) => self.take(&stream, n_fds),
-                Err(error) if is_worth_another_try(&error) => Err(error),
+            let sent = match self.connect(&name, &token, fd) {
+                Ok(stream) => self.receive_answer(&stream, n_fds),
+                Err(error) if is_retryable(&error) => Err(error),
                 Err(error) => {
-                    self.tell(&error.to_string());
+                    self.notify_failure(&error.to_string());
                     return Err(BootstrapError::io(self.name, &error));
                 }
             };
-            match given {
-                Ok(Given { missing: Some(missing), .. }) => return Err(self.timeout(missing)),
-                Ok(Given { fds, .. }) => return Ok(fds),
-                Err(error) if is_worth_another_try(&error) => {
-                    self.look_around()?;
+            match sent {
+                Ok(Answer { missing: Some(missing), .. }) => return Err(self.timeout(missing)),
+                Ok(Answer { fds, .. }) => return Ok(fds),
+                Err(error) if is_retryable(&error) => {
+                    self.check_for_losses()?;
                     if Instant::now() >= self.deadline {
                         return Err(self.timeout(vec![self.members[0]]));
                     }
                     thread::sleep((self.start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(20)));
                     if let Some(place) = self.rendezvous.try_get_by(&self.key, self.answer_by())? {
-                        (name, token) = self.place_told(&place)?;
+                        (name, token) = self.parse_address(&place)?;
                     }
                 }
                 // The others already have this PE's descriptor, so they are not delayed.
@@ -222,13 +222,13 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Parses the value under the key: the leader's address with the token, or the failure of a
-    /// member.
-    fn place_told(&self, told: &[u8]) -> Result<(String, Token), BootstrapError> {
-        let told = str::from_utf8(told).map_err(|_| self.wrong("place"))?;
-        match told.strip_prefix(FAILED) {
+    /// Parses the value stored under the key: the leader's address with the token, or the failure
+    /// of a member.
+    fn parse_address(&self, value: &[u8]) -> Result<(String, Token), BootstrapError> {
+        let value = str::from_utf8(value).map_err(|_| self.wrong("place"))?;
+        match value.strip_prefix(FAILED) {
             None => {
-                let (name, token) = told.split_once(' ').ok_or_else(|| self.wrong("place"))?;
+                let (name, token) = value.split_once(' ').ok_or_else(|| self.wrong("place"))?;
                 Ok((name.to_owned(), token.parse()?))
             }
             Some(failure) => {
@@ -240,15 +240,15 @@ impl<'a> Call<'a> {
     }
 
     /// Notifies all waiting members that this PE has failed.
-    fn tell(&self, why: &str) {
-        let told = format!("{FAILED}{} {}", self.rendezvous.pe().get(), cut(why));
-        if let Err(error) = self.rendezvous.put_by(&self.key, told.as_bytes(), self.answer_by()) {
+    fn notify_failure(&self, why: &str) {
+        let value = format!("{FAILED}{} {}", self.rendezvous.pe().get(), cut(why));
+        if let Err(error) = self.rendezvous.put_by(&self.key, value.as_bytes(), self.answer_by()) {
             tracing::warn!(call = self.name, %error, "cannot notify the others of a failure");
         }
     }
 
     /// Connects to the leader and sends a hello.
-    fn come(&self, name: &str, token: &Token, fd: Option<BorrowedFd<'_>>) -> io::Result<UnixStream> {
+    fn connect(&self, name: &str, token: &Token, fd: Option<BorrowedFd<'_>>) -> io::Result<UnixStream> {
         let stream = connect_unix(name, self.deadline)?;
         let mut hello = MAGIC.to_vec();
         hello.extend(token.as_bytes());
@@ -261,34 +261,34 @@ impl<'a> Call<'a> {
     }
 
     /// Receives the leader's answer.
-    fn take(&self, stream: &UnixStream, n_fds: usize) -> io::Result<Given> {
-        let mut given = Given { fds: Vec::with_capacity(n_fds), missing: None };
-        while given.fds.len() < n_fds {
+    fn receive_answer(&self, stream: &UnixStream, n_fds: usize) -> io::Result<Answer> {
+        let mut sent = Answer { fds: Vec::with_capacity(n_fds), missing: None };
+        while sent.fds.len() < n_fds {
             let mut head = [0; 2];
             let fds = self.read(stream, &mut head)?;
             match head {
-                [LATE, _] => {
+                [MISSING, _] => {
                     let mut count = [0; 4];
                     self.read(stream, &mut count)?;
                     let count = u32::from_le_bytes(count).min(MAX_PES);
                     let mut missing = vec![0; 4 * count as usize];
                     self.read(stream, &mut missing)?;
                     let (words, _) = missing.as_chunks::<4>();
-                    given.missing = Some(words.iter().map(|word| Pe::new(u32::from_le_bytes(*word))).collect());
-                    return Ok(given);
+                    sent.missing = Some(words.iter().map(|word| Pe::new(u32::from_le_bytes(*word))).collect());
+                    return Ok(sent);
                 }
                 // The kernel drops descriptors that exceed the limit of the process.
-                [GIVEN, n] if usize::from(n) > fds.len() => return Err(no_room()),
-                [GIVEN, n] if usize::from(n) == fds.len() && n > 0 && given.fds.len() + fds.len() <= n_fds => {
-                    given.fds.extend(fds)
+                [DESCRIPTORS, n] if usize::from(n) > fds.len() => return Err(descriptor_limit()),
+                [DESCRIPTORS, n] if usize::from(n) == fds.len() && n > 0 && sent.fds.len() + fds.len() <= n_fds => {
+                    sent.fds.extend(fds)
                 }
                 _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "the first member sent something else")),
             }
         }
-        Ok(given)
+        Ok(sent)
     }
 
-    /// Fills `buffer`, and returns the descriptors sent with it.
+    /// Fills `buffer`, and returns the descriptors sent with the bytes.
     fn read(&self, stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
         let mut fds = Vec::new();
         let mut filled = 0;
@@ -301,9 +301,9 @@ impl<'a> Call<'a> {
                     if left.is_zero() {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
-                    let ready = wait(&mut [PollFd::new(stream, PollFlags::IN)], left.min(LOOK_AROUND))?;
+                    let ready = wait(&mut [PollFd::new(stream, PollFlags::IN)], left.min(CHECK_INTERVAL))?;
                     // A PE is lost, so the leader does not wait for all members either.
-                    if !ready && self.look_around().is_err() {
+                    if !ready && self.check_for_losses().is_err() {
                         return Err(io::ErrorKind::ConnectionAborted.into());
                     }
                 }
@@ -313,18 +313,18 @@ impl<'a> Call<'a> {
         Ok(fds)
     }
 
-    /// Returns an error if a PE is lost. A slow answer of the server is not an error.
-    fn look_around(&self) -> Result<(), BootstrapError> {
+    /// Fails if a PE is lost. A timeout of the server is not an error.
+    fn check_for_losses(&self) -> Result<(), BootstrapError> {
         match self.rendezvous.check_by(self.answer_by()) {
             Err(BootstrapError::Timeout { .. }) => Ok(()),
             outcome => outcome,
         }
     }
 
-    /// Returns the time limit for an answer of the server: the deadline, but never zero, which
-    /// would end the connection.
+    /// Returns the deadline of a request to the server. It is always in the future, because a
+    /// request without time would close the connection.
     fn answer_by(&self) -> Instant {
-        self.deadline.max(Instant::now() + LOOK_AROUND)
+        self.deadline.max(Instant::now() + CHECK_INTERVAL)
     }
 
     fn timeout(&self, missing: Vec<Pe>) -> BootstrapError {
@@ -337,7 +337,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Waits until one of them is ready; `false` if none became so in time.
+/// Waits until one of the sockets is ready; returns `false` at the time limit.
 fn wait(sockets: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
     let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
     match poll(sockets, Some(&limit)) {
@@ -347,11 +347,11 @@ fn wait(sockets: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
     }
 }
 
-fn no_room() -> io::Error {
-    io::Error::other("the limit of open descriptors of this process is reached, expected a higher `ulimit -n`")
+fn descriptor_limit() -> io::Error {
+    io::Error::other("the process has reached its limit of open descriptors; raise it with `ulimit -n`")
 }
 
-fn is_worth_another_try(error: &io::Error) -> bool {
+fn is_retryable(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
     matches!(
         error.kind(),

@@ -1,7 +1,8 @@
-//! Reads launchers' environments. Each launcher has its own module; this one selects the launcher
-//! and parses values.
+//! Reads the environment variables of launchers. Each launcher has its own module; this one selects
+//! the launcher and parses values.
 //!
-//! Invariant: a variable with an invalid value is an error that names it, never a silent default.
+//! Invariant: a variable with an invalid value causes an error that names it, never a silent
+//! default.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -26,14 +27,14 @@ mod slurm;
 pub(crate) mod starter;
 mod torchrun;
 
-/// A source of environment variables. Any `Fn(&str) -> Option<String>` is one, so that tests do not
-/// need the process environment.
+/// A source of environment variables. Any `Fn(&str) -> Option<String>` implements it, so tests do
+/// not need the process environment.
 pub trait Vars {
     /// Returns the value of a variable; `None` if it is not set.
     fn var(&self, name: &str) -> Option<String>;
 
-    /// Identifies the process that started this one with this variable. Equal for all processes
-    /// that it started; `None` if unknown, as in tests.
+    /// Identifies the process that set this variable for this one, such as a launcher. The result
+    /// is the same in all processes that it started; `None` if unknown, as in tests.
     fn starter(&self, _name: &str) -> Option<String> {
         None
     }
@@ -45,8 +46,8 @@ impl<F: Fn(&str) -> Option<String>> Vars for F {
     }
 }
 
-/// The environment of this process. Bytes that are not valid UTF-8 are replaced, so that parsing
-/// them fails with an error.
+/// The environment of this process. Bytes that are not valid UTF-8 are replaced, so parsing the
+/// value fails with an error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessEnvironment;
 
@@ -72,24 +73,25 @@ struct Place {
     n_machines: u32,
     /// Distinguishes this job from all others of this user.
     identity: String,
-    /// Address of PE 0 if the job spans machines; or the variable that should have it, and its
-    /// expected form.
+    /// Address of PE 0 if the job spans machines. If the launcher did not set it: the variable that
+    /// should have it, and the expected form.
     across: Result<Endpoint, (&'static str, &'static str)>,
 }
 
 impl Job {
     /// Reads the environment of this process.
     ///
-    /// Peerweave's own variables precede those of torchrun, Open MPI, MPICH and Slurm, in this
-    /// order; see [`names`].
+    /// Peerweave's own variables take precedence over those of torchrun, Open MPI, MPICH and Slurm,
+    /// in this order; see [`names`].
     ///
-    /// A process with only variables of an unsupported launcher becomes a job of one PE, as without
-    /// a launcher. It warns about that once, because N separate jobs of one PE are rarely intended.
-    /// The warning is logged through `tracing`, or printed to standard error without a subscriber.
+    /// If only variables of an unsupported launcher are set, the process becomes a job of one PE,
+    /// as without a launcher. A warning is logged once, because N separate jobs of one PE are
+    /// rarely intended. It is logged through `tracing`, or printed to standard error if there is no
+    /// subscriber.
     ///
     /// # Errors
-    /// [`BootstrapError::Environment`] with the variable that is missing, malformed or contradicts
-    /// another one.
+    /// [`BootstrapError::Environment`] names the variable that is missing, is malformed or
+    /// contradicts another one.
     pub fn from_env() -> Result<Self, BootstrapError> {
         let job = Self::from_vars(&ProcessEnvironment)?;
         if job.launcher == Launcher::Single
@@ -111,7 +113,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Reads variables from any source, as if they were the environment.
+    /// Reads the position from any source of variables.
     ///
     /// # Errors
     /// As for [`from_env`](Self::from_env).
@@ -121,8 +123,8 @@ impl Job {
         Ok(job)
     }
 
-    /// Returns the variables that a launcher sets for this PE. [`from_vars`](Self::from_vars) reads
-    /// them back as the same position, with [`Launcher::Peerweave`].
+    /// Returns the variables that a launcher sets for this PE. [`from_vars`](Self::from_vars)
+    /// parses them to the same position, with [`Launcher::Peerweave`].
     ///
     /// The value of `PEERWEAVE_TOKEN` is a secret: pass it in the environment, never on a command
     /// line.
@@ -143,7 +145,7 @@ impl Job {
 }
 
 /// Warns, once per process, that the token of the job at `endpoint` is derived from public values.
-/// Logs through `tracing`, or prints to standard error without a subscriber.
+/// The warning is logged through `tracing`, or printed to standard error if there is no subscriber.
 pub fn warn_of_public_token(endpoint: &Endpoint) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !matches!(endpoint, Endpoint::Tcp(..)) || SAID.swap(true, Ordering::Relaxed) {
@@ -218,8 +220,8 @@ fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
 const TOKEN_EXPECTED: &str = "64 hexadecimal digits";
 const TOKEN_REQUIRED: &str = "64 hexadecimal digits, since PEERWEAVE_REQUIRE_TOKEN is 1";
 
-/// Derives the same name on all PEs of one machine. Jobs of one user differ in their identity; the
-/// credentials of the socket distinguish users.
+/// Derives the same socket name on all PEs of one machine. Jobs of one user differ in their
+/// identity; the credentials of the socket distinguish users.
 #[cfg(target_os = "linux")]
 fn local_endpoint(identity: &str) -> Endpoint {
     let user = rustix::process::geteuid().as_raw();
@@ -251,7 +253,7 @@ impl Reader<'_> {
         self.text(name).is_some()
     }
 
-    /// Returns an error about the value of a variable.
+    /// Returns an error that names the variable, its value and the expected value.
     fn wrong(&self, variable: &'static str, expected: impl Display) -> BootstrapError {
         // A token is secret even if it is malformed.
         let value = match variable {
@@ -287,13 +289,13 @@ impl Reader<'_> {
         self.number(name, min, max)?.ok_or_else(missing)
     }
 
-    /// Parses an index and the count that it is below; both are required.
+    /// Parses an index and a count; both are required, and the index must be less than the count.
     fn index_of(&self, index: &'static str, count: &'static str) -> Result<(u32, u32), BootstrapError> {
         let n = self.required(count, 1, MAX_PES)?;
         let i = self.required(index, 0, MAX_PES - 1)?;
         match i < n {
             true => Ok((i, n)),
-            false => Err(self.wrong(index, format!("less than {count}, which is {n}"))),
+            false => Err(self.wrong(index, format!("less than {count} (the value of {n})"))),
         }
     }
 

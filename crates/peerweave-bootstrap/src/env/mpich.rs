@@ -1,10 +1,10 @@
 //! `mpiexec` of MPICH (Hydra) and Intel MPI, and other PMI-1 launchers.
 //!
 //! The PMI connection is not used, because it belongs to the program's MPI library, if any. The
-//! environment has index and count of the job, and with MPICH those of the machine. The job is
-//! identified by the process that started its PEs on this machine.
+//! environment has the index of the PE and the number of PEs; with MPICH also those on this
+//! machine. The process that started the PEs on this machine identifies the job.
 //!
-//! Invariant: a missing count is an error that asks for it; it is never guessed.
+//! Invariant: a missing count is an error that names the variable to set; it is never guessed.
 
 use super::{Place, Reader, names};
 use crate::error::BootstrapError;
@@ -21,7 +21,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     let local_n_pes = match vars.number(count, 1, n_pes)? {
         Some(local_n_pes) => local_n_pes,
         None if n_pes == 1 => 1,
-        None => return Err(vars.wrong(count, format!("how many of the {n_pes} PEs are on this machine"))),
+        None => return Err(vars.wrong(count, format!("the number of PEs on this machine (the job has {n_pes})"))),
     };
     let local_pe = match vars.number(index, 0, local_n_pes - 1)? {
         Some(local_pe) => local_pe,
@@ -41,7 +41,10 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     // Each machine has its own starter, so a job on several machines needs a given address.
     let starter = if n_machines == 1 { vars.0.starter(names::PMI_RANK) } else { None };
     let Some(starter) = starter.or_else(|| (n_pes == 1 || vars.is_set(names::RENDEZVOUS)).then(String::new)) else {
-        return Err(vars.wrong(names::RENDEZVOUS, "unix:@NAME or tcp:HOST:PORT, since this launcher names neither job nor host"));
+        return Err(vars.wrong(
+            names::RENDEZVOUS,
+            "unix:@NAME or tcp:HOST:PORT, because this launcher provides neither a job name nor a host",
+        ));
     };
     Ok(Some(Place {
         launcher: Launcher::Mpich,
@@ -52,13 +55,13 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         machine,
         n_machines,
         identity: format!("pmi {starter} {n_pes}"),
-        across: Err((names::RENDEZVOUS, "tcp:HOST:PORT on the machine of PE 0, since this launcher names no host")),
+        across: Err((names::RENDEZVOUS, "tcp:HOST:PORT on the machine of PE 0, because this launcher provides no host")),
     }))
 }
 
-/// Returns whether `srun` set these variables: its PMI plug-ins number PEs like its own variables,
-/// which have more information. Hydra inside an allocation starts one process of Slurm on each
-/// machine, which has another number.
+/// Returns whether `srun` set these variables. If so, Slurm's own variables are used: they have the
+/// same numbering and more information. Hydra inside an allocation starts one Slurm task on each
+/// machine, so the numbers differ.
 fn is_slurms(vars: &Reader<'_>) -> bool {
     let same = |name, other: &[&str]| {
         let value = vars.text(name);

@@ -1,18 +1,18 @@
-//! Names of the variables that describe the position of a PE: Peerweave's own and those of
-//! supported launchers.
+//! Names of the environment variables that describe the position of a PE: Peerweave's own and those
+//! of supported launchers.
 //!
 //! If several launchers have set variables (an `mpirun` inside a Slurm allocation), Peerweave's own
 //! take precedence, then those of torchrun, Open MPI, MPICH and Slurm. An empty variable counts as
-//! not set.
+//! unset.
 //!
-//! Without [`TOKEN`] the token is derived from the identity of the job. That keeps jobs from
-//! connecting to each other by accident, but does not keep out a process that knows the identity.
-//! On one machine the kernel confirms the user of the other process; between machines set [`TOKEN`]
-//! if the network is not trusted.
+//! Without [`TOKEN`] the token is derived from the identity of the job. A derived token keeps jobs
+//! from connecting to each other by accident, but does not exclude a process that knows the
+//! identity. On one machine the kernel confirms the user of the other process. Between machines set
+//! [`TOKEN`] if the network is not trusted.
 
-/// Index of this PE in the job, from 0. Set by `peerweave run`, as the next eight.
+/// Index of this PE in the job, from 0. Set by `peerweave run`, like the next eight variables.
 pub const PE: &str = "PEERWEAVE_PE";
-/// Number of PEs of the job. Needed with a plain PMIx launcher, which does not set it.
+/// Number of PEs of the job. Set it with a plain PMIx launcher, which does not.
 pub const N_PES: &str = "PEERWEAVE_N_PES";
 /// Index of this PE on its machine.
 pub const LOCAL_PE: &str = "PEERWEAVE_LOCAL_PE";
@@ -22,34 +22,34 @@ pub const LOCAL_N_PES: &str = "PEERWEAVE_LOCAL_N_PES";
 pub const MACHINE: &str = "PEERWEAVE_MACHINE";
 /// Number of machines of the job.
 pub const N_MACHINES: &str = "PEERWEAVE_N_MACHINES";
-/// Address of the rendezvous server: `unix:@NAME` or `tcp:HOST:PORT`. With another launcher than
-/// `peerweave run`, the address at which PE 0 runs the server.
+/// Address of the rendezvous server: `unix:@NAME` or `tcp:HOST:PORT`. With a launcher other than
+/// `peerweave run`, PE 0 runs the server at this address.
 pub const RENDEZVOUS: &str = "PEERWEAVE_RENDEZVOUS";
 /// The secret of the job, 64 hexadecimal digits.
 pub const TOKEN: &str = "PEERWEAVE_TOKEN";
-/// `1` makes a job of several PEs without [`TOKEN`] an error. Otherwise a token is derived from
-/// public values.
+/// `1` makes a job of several PEs without [`TOKEN`] an error. Any other value allows a token
+/// derived from public values.
 pub const REQUIRE_TOKEN: &str = "PEERWEAVE_REQUIRE_TOKEN";
-/// Network interface to listen on, by name or address.
+/// Network interface of the job, by name or address.
 pub const INTERFACE: &str = "PEERWEAVE_INTERFACE";
 
 /// torchrun: index of this PE.
 pub const RANK: &str = "RANK";
 /// torchrun: number of PEs.
 pub const WORLD_SIZE: &str = "WORLD_SIZE";
-/// torchrun: index on this machine.
+/// torchrun: index of this PE on its machine.
 pub const LOCAL_RANK: &str = "LOCAL_RANK";
-/// torchrun: PEs of this machine.
+/// torchrun: number of PEs on this machine.
 pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
-/// torchrun: index of this machine's agent.
+/// torchrun: index of the agent of this machine.
 pub const GROUP_RANK: &str = "GROUP_RANK";
 /// torchrun: number of agents, one on each machine.
 pub const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
 /// torchrun: the host of PE 0.
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
-/// torchrun: a port of that host, used by torchrun; Peerweave uses the next one.
+/// torchrun: a port of that host, used by torchrun itself. Peerweave uses the next port.
 pub const MASTER_PORT: &str = "MASTER_PORT";
-/// torchrun: the job.
+/// torchrun: identifier of the job.
 pub const TORCHELASTIC_RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 /// torchrun: number of restarts of the job.
 pub const TORCHELASTIC_RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
@@ -58,37 +58,37 @@ pub const TORCHELASTIC_RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 pub const OMPI_COMM_WORLD_RANK: &str = "OMPI_COMM_WORLD_RANK";
 /// Open MPI: number of PEs.
 pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
-/// Open MPI: index on this machine.
+/// Open MPI: index of this PE on its machine.
 pub const OMPI_COMM_WORLD_LOCAL_RANK: &str = "OMPI_COMM_WORLD_LOCAL_RANK";
-/// Open MPI: PEs of this machine.
+/// Open MPI: number of PEs on this machine.
 pub const OMPI_COMM_WORLD_LOCAL_SIZE: &str = "OMPI_COMM_WORLD_LOCAL_SIZE";
-/// Open MPI 4 and older: the job.
+/// Open MPI 4 and older: identifier of the job.
 pub const OMPI_MCA_ESS_BASE_JOBID: &str = "OMPI_MCA_ess_base_jobid";
 /// PMIx: index of this PE.
 pub const PMIX_RANK: &str = "PMIX_RANK";
-/// PMIx: the job.
+/// PMIx: identifier of the job.
 pub const PMIX_NAMESPACE: &str = "PMIX_NAMESPACE";
 
 /// PMI-1 (MPICH, Intel MPI and others): index of this PE.
 pub const PMI_RANK: &str = "PMI_RANK";
 /// PMI-1: number of PEs.
 pub const PMI_SIZE: &str = "PMI_SIZE";
-/// MPICH and Intel MPI: index on this machine.
+/// MPICH and Intel MPI: index of this PE on its machine.
 pub const MPI_LOCALRANKID: &str = "MPI_LOCALRANKID";
-/// MPICH and Intel MPI: PEs of this machine.
+/// MPICH and Intel MPI: number of PEs on this machine.
 pub const MPI_LOCALNRANKS: &str = "MPI_LOCALNRANKS";
-/// Other starters that speak PMI-1: index on this machine.
+/// Other PMI-1 launchers: index of this PE on its machine.
 pub const PMI_LOCAL_RANK: &str = "PMI_LOCAL_RANK";
-/// Other starters that speak PMI-1: PEs of this machine.
+/// Other PMI-1 launchers: number of PEs on this machine.
 pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
 
-/// Variables of unsupported launchers, with the launcher. A process with one of them and none of a
-/// supported launcher becomes a job of one PE and warns: see
+/// Variables of unsupported launchers, each with the launcher's name. A process with one of them,
+/// and without variables of a supported launcher, becomes a job of one PE and logs a warning: see
 /// [`Job::from_env`](crate::Job::from_env).
 pub const NOT_UNDERSTOOD: [(&str, &str); 9] = [
-    (RANK, "torchrun, which sets WORLD_SIZE too"),
-    (WORLD_SIZE, "torchrun, which sets RANK too"),
-    (PMI_SIZE, "MPICH, which sets PMI_RANK too"),
+    (RANK, "torchrun (which also sets WORLD_SIZE)"),
+    (WORLD_SIZE, "torchrun (which also sets RANK)"),
+    (PMI_SIZE, "MPICH (which also sets PMI_RANK)"),
     ("MV2_COMM_WORLD_RANK", "MVAPICH2"),
     ("MPT_MPI_RANK", "HPE MPT"),
     ("JSM_NAMESPACE_RANK", "IBM's jsrun"),
@@ -102,25 +102,25 @@ pub const NOT_UNDERSTOOD: [(&str, &str); 9] = [
 pub const SLURM_PROCID: &str = "SLURM_PROCID";
 /// Slurm: number of PEs of the step.
 pub const SLURM_STEP_NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
-/// Slurm: number of PEs, if the variable of the step is not set.
+/// Slurm: number of PEs of the job, used if [`SLURM_STEP_NUM_TASKS`] is not set.
 pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
-/// Slurm: index on this machine.
+/// Slurm: index of this PE on its machine.
 pub const SLURM_LOCALID: &str = "SLURM_LOCALID";
-/// Slurm: PEs of each machine, as `4(x2),3`.
+/// Slurm: number of PEs on each machine, such as `4(x2),3`.
 pub const SLURM_STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
-/// Slurm: the same, if the variable of the step is not set.
+/// Slurm: number of PEs on each machine, used if [`SLURM_STEP_TASKS_PER_NODE`] is not set.
 pub const SLURM_TASKS_PER_NODE: &str = "SLURM_TASKS_PER_NODE";
 /// Slurm: index of this machine.
 pub const SLURM_NODEID: &str = "SLURM_NODEID";
 /// Slurm: number of machines of the step.
 pub const SLURM_STEP_NUM_NODES: &str = "SLURM_STEP_NUM_NODES";
-/// Slurm: number of machines, if the variable of the step is not set.
+/// Slurm: number of machines of the job, used if [`SLURM_STEP_NUM_NODES`] is not set.
 pub const SLURM_NNODES: &str = "SLURM_NNODES";
-/// Slurm: the machines of the step, as `gpu[01-03,7],login`.
+/// Slurm: the machines of the step, such as `gpu[01-03,7],login`.
 pub const SLURM_STEP_NODELIST: &str = "SLURM_STEP_NODELIST";
-/// Slurm: the machines, if the variable of the step is not set.
+/// Slurm: the machines of the job, used if [`SLURM_STEP_NODELIST`] is not set.
 pub const SLURM_JOB_NODELIST: &str = "SLURM_JOB_NODELIST";
-/// Slurm: the job.
+/// Slurm: identifier of the job.
 pub const SLURM_JOB_ID: &str = "SLURM_JOB_ID";
-/// Slurm: the step of the job.
+/// Slurm: identifier of the step in its job.
 pub const SLURM_STEP_ID: &str = "SLURM_STEP_ID";

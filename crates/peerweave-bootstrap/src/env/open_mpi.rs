@@ -1,8 +1,9 @@
 //! Open MPI's `mpirun` and other PMIx launchers (`prterun`, `srun --mpi=pmix`).
 //!
-//! PMIx is not called. Its environment has the index and the job; only Open MPI adds the counts.
+//! PMIx is not called. Its environment has the index of the PE and the identifier of the job; only
+//! Open MPI adds the counts.
 //!
-//! Invariant: a missing count is an error that asks for it; it is never guessed.
+//! Invariant: a missing count is an error that names the variable to set; it is never guessed.
 
 use super::{Place, Reader, names};
 use crate::error::BootstrapError;
@@ -17,7 +18,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         (true, _) => (names::OMPI_COMM_WORLD_RANK, names::OMPI_COMM_WORLD_SIZE),
         (_, true) if vars.is_set(names::OMPI_COMM_WORLD_SIZE) => (names::PMIX_RANK, names::OMPI_COMM_WORLD_SIZE),
         (_, true) if vars.is_set(names::N_PES) => (names::PMIX_RANK, names::N_PES),
-        (_, true) => return Err(vars.wrong(names::N_PES, "the number of PEs, which PMIx does not put into the environment")),
+        (_, true) => return Err(vars.wrong(names::N_PES, "the number of PEs, because PMIx does not put it into the environment")),
         _ => return Ok(None),
     };
     let (pe, n_pes) = vars.index_of(index, count)?;
@@ -26,7 +27,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         && !vars.is_set(names::SLURM_PROCID)
         && other != pe
     {
-        return Err(vars.wrong(names::PMIX_RANK, format!("{pe}, the value of {index}")));
+        return Err(vars.wrong(names::PMIX_RANK, format!("{pe} (the value of {index})")));
     }
     let local_n_pes = match vars.number(names::OMPI_COMM_WORLD_LOCAL_SIZE, 1, n_pes)? {
         Some(local_n_pes) => local_n_pes,
@@ -35,7 +36,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             None if n_pes == 1 => 1,
             None => {
                 let variable = if by_open_mpi { names::OMPI_COMM_WORLD_LOCAL_SIZE } else { names::LOCAL_N_PES };
-                return Err(vars.wrong(variable, format!("how many of the {n_pes} PEs are on this machine")));
+                return Err(vars.wrong(variable, format!("the number of PEs on this machine (the job has {n_pes})")));
             }
         },
     };
@@ -60,7 +61,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     };
     let job = vars.text(names::PMIX_NAMESPACE).or_else(|| vars.text(names::OMPI_MCA_ESS_BASE_JOBID));
     let Some(job) = job.or_else(|| (n_pes == 1 || vars.is_set(names::RENDEZVOUS)).then(String::new)) else {
-        return Err(vars.wrong(names::PMIX_NAMESPACE, "the name of the job"));
+        return Err(vars.wrong(names::PMIX_NAMESPACE, "the identifier of the job"));
     };
     Ok(Some(Place {
         launcher: Launcher::OpenMpi,
@@ -71,6 +72,6 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         machine,
         n_machines,
         identity: format!("pmix {job:?} {n_pes}"),
-        across: Err((names::RENDEZVOUS, "tcp:HOST:PORT on the machine of PE 0, since this launcher names no host")),
+        across: Err((names::RENDEZVOUS, "tcp:HOST:PORT on the machine of PE 0, because this launcher provides no host")),
     }))
 }

@@ -1,7 +1,7 @@
-//! Variables of `peerweave run`, which also runs the server.
+//! The variables of `peerweave run`, which also runs the server.
 //!
-//! Not here: the same names as additions to another launcher's, see [`super::read`]. Invariant:
-//! [`names::PE`] decides.
+//! [`names::PE`] selects this module. [`super::read`] handles the same variables set in addition to
+//! those of another launcher.
 
 use peerweave_types::Pe;
 

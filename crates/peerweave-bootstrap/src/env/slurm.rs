@@ -1,8 +1,8 @@
-//! Slurm's `srun`, and its two list notations.
+//! The variables of Slurm's `srun`, and the two list notations of Slurm.
 //!
-//! A shell of `salloc` or a batch script has a job but no index (`SLURM_PROCID`); it is not a PE,
-//! and the result is `None`. A batch script of `sbatch` has `SLURM_PROCID=0` and no step, or a
-//! special one; it is not a PE either.
+//! A shell of `salloc` or a batch script has a job identifier but no index (`SLURM_PROCID`): it is
+//! not a PE, and the result is `None`. A batch script of `sbatch` has `SLURM_PROCID=0` and no step,
+//! or a special step: it is not a PE either.
 //!
 //! Invariant: variables of the step take precedence over those of the job, because a step may use
 //! part of the job.
@@ -45,12 +45,12 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             let right = |tasks: &Vec<u32>| {
                 tasks.len() == n_machines as usize && tasks.iter().map(|n| u64::from(*n)).sum::<u64>() == u64::from(n_pes)
             };
-            let expected = || format!("{n_machines} numbers such as 4(x2),3 that add up to {n_pes}");
+            let expected = || format!("{n_machines} numbers that add up to {n_pes}, such as 4(x2),3");
             tasks.filter(right).ok_or_else(|| vars.wrong(variable, expected()))?[machine as usize]
         }
     };
     if local_pe >= local_n_pes {
-        return Err(vars.wrong(names::SLURM_LOCALID, format!("less than {local_n_pes}, the PEs of machine {machine}")));
+        return Err(vars.wrong(names::SLURM_LOCALID, format!("less than {local_n_pes} (the number of PEs on machine {machine})")));
     }
 
     let Some(job) = vars.text(names::SLURM_JOB_ID) else {
@@ -65,7 +65,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     Ok(Some(Place { launcher: Launcher::Slurm, pe, n_pes, local_pe, local_n_pes, machine, n_machines, identity, across }))
 }
 
-/// Reads `4(x2),3` as `[4, 4, 3]`.
+/// Parses `4(x2),3` as `[4, 4, 3]`.
 fn tasks_per_machine(text: &str) -> Option<Vec<u32>> {
     let mut tasks = Vec::new();
     for item in text.trim().split(',') {
@@ -87,8 +87,8 @@ fn number(text: &str) -> Option<u32> {
     digits.then(|| text.parse().ok())?
 }
 
-/// The first host of a list in Slurm's notation: `gpu[01-03,7],login` is `gpu01`, `r[1-2]n[5,6]` is
-/// `r1n5`.
+/// Returns the first host of a list in Slurm's notation: `gpu[01-03,7],login` gives `gpu01`,
+/// `r[1-2]n[5,6]` gives `r1n5`.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list.trim();
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_hosts_begin_with_their_first_host() {
+    fn host_list_returns_its_first_host() {
         for (list, first) in [
             ("node1", "node1"),
             ("gpu[01-03,7],login", "gpu01"),

@@ -1,14 +1,14 @@
-//! Finds the process that started this one with a variable: the launcher, even with shells and
-//! wrappers in between. Reads `/proc`. Invariant: processes that were started by one launcher with
-//! the same variable get the same answer, unless one of them set the variable itself.
+//! Finds the process that set a variable for this one: the launcher, even with shells and wrappers
+//! in between. Reads `/proc`. Invariant: processes that one launcher started with the same variable
+//! get the same answer, unless one of them set the variable itself.
 
 use std::fs;
 
 /// Maximum number of ancestors to examine.
 const MAX_GENERATIONS: usize = 64;
 
-/// Identifies the nearest ancestor without `name` in its environment, or the last one, by its
-/// process ID and start time.
+/// Identifies the nearest ancestor without `name` in its environment by its process ID and start
+/// time. Without such an ancestor, identifies the last one.
 pub(super) fn of_variable(name: &str) -> Option<String> {
     let (process, _) = ancestor_without(name)?;
     Some(format!("{} {}", process.pid, process.started))
@@ -19,8 +19,8 @@ pub(crate) fn agent_of_variable(name: &str) -> Option<Process> {
     ancestor_without(name).and_then(|(process, lacks_it)| lacks_it.then_some(process))
 }
 
-/// The nearest ancestor that does not have `name` in its environment, or the last one, and whether
-/// it does not.
+/// Returns the nearest ancestor without `name` in its environment and `true`. Without such an
+/// ancestor, returns the last one and `false`.
 fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
     for _ in 0..MAX_GENERATIONS {
@@ -44,7 +44,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Returns the process that has this ID now, unless it has ended.
+    /// Returns the process that currently has this ID, unless it has ended.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let stat = Stat::of(pid).filter(|stat| !stat.has_ended)?;
         Some(Self { pid, started: stat.started })
@@ -55,12 +55,12 @@ impl Process {
     }
 }
 
-/// Fields of `/proc/PID/stat`.
+/// The fields of `/proc/PID/stat` that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
     parent: i32,
     started: u64,
-    /// It waits to be reaped, and none of its threads lives on without the first one.
+    /// Whether the process waits to be reaped, and all of its threads have ended.
     has_ended: bool,
 }
 
@@ -69,8 +69,8 @@ impl Stat {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// Reads the third, the fourth, the twentieth and the twenty-second field. The second is a name
-    /// in parentheses, which may hold anything.
+    /// Parses fields 3, 4, 20 and 22. Field 2 is a name in parentheses, which may contain any
+    /// character.
     fn parse(stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let state = fields.next()?;
@@ -81,12 +81,13 @@ impl Stat {
     }
 }
 
-/// Returns the parent of a process.
+/// Returns the process ID of a process's parent.
 pub(crate) fn parent_of(pid: i32) -> Option<i32> {
     Stat::of(pid).map(|stat| stat.parent)
 }
 
-/// The value of a variable in a block of `NAME=value`, each ended by a zero byte.
+/// Returns the value of a variable in a block of `NAME=value` entries, each terminated by a zero
+/// byte.
 pub(crate) fn value<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let mut entries = environment.split(|&byte| byte == 0);
     entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn process_that_has_ended_lives_no_more() {
+    fn ended_process_is_not_alive() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let process = Process::of(child.id() as i32).unwrap();
         assert!(process.lives());

@@ -1,11 +1,11 @@
-//! Environments as the launchers set them, in a table; the process's own environment is never
-//! touched.
+//! Tests with the environments that launchers set, in a table. The environment of the process
+//! itself is never changed.
 
 use std::collections::HashMap;
 
 use super::*;
 
-/// Reads `NAME=value NAME=value ..`.
+/// Parses `NAME=value NAME=value ..` and returns the job.
 fn job(environment: &str) -> Result<Job, BootstrapError> {
     let vars: HashMap<String, String> = environment
         .split_whitespace()
@@ -172,7 +172,7 @@ fn contradictory_environment_names_the_variable() {
 }
 
 #[test]
-fn variables_of_other_launchers_are_noticed() {
+fn variables_of_unsupported_launchers_are_detected() {
     let found = |environment: &str| {
         let vars: HashMap<String, String> = environment
             .split_whitespace()
@@ -229,7 +229,7 @@ fn slurm_with_its_pmix_plugin_is_read_as_slurm() {
 }
 
 #[test]
-fn pes_of_one_job_agree_and_those_of_another_do_not() {
+fn pes_of_one_job_agree_and_other_jobs_differ() {
     let pe = |rank: u32, port: u32, restart: u32| {
         job(&format!(
             "RANK={rank} WORLD_SIZE=2 LOCAL_RANK={rank} LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port} \
@@ -246,7 +246,7 @@ fn pes_of_one_job_agree_and_those_of_another_do_not() {
 }
 
 #[test]
-fn our_token_and_rendezvous_win_over_the_derived_ones() {
+fn explicit_token_and_rendezvous_override_the_derived() {
     let environment = format!(
         "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=x MASTER_PORT=1 PEERWEAVE_TOKEN={HEX} \
          PEERWEAVE_RENDEZVOUS=unix:@mine"
@@ -258,7 +258,7 @@ fn our_token_and_rendezvous_win_over_the_derived_ones() {
 }
 
 #[test]
-fn variables_of_a_launcher_are_read_back() {
+fn variables_written_for_a_pe_parse_back() {
     let mut original = Job::on_one_machine(2, 4, Endpoint::Unix("x".into()), Token::random().unwrap());
     original.interface = Some("eth0".into());
     let vars: HashMap<_, _> = original.to_vars().into_iter().collect();

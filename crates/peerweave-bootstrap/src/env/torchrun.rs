@@ -43,7 +43,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         // Set by hand, without torchrun. A loopback address is this machine's alone.
         None if is_loopback(&host) => n_pes,
         None => {
-            let expected = format!("how many of the {n_pes} PEs are on this machine");
+            let expected = format!("the number of PEs on this machine (the job has {n_pes})");
             return Err(vars.wrong(names::LOCAL_WORLD_SIZE, expected));
         }
     };
@@ -53,7 +53,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         None => return Err(vars.wrong(names::LOCAL_RANK, format!("the index of PE {pe} on its machine"))),
     };
     if local_pe > pe {
-        return Err(vars.wrong(names::LOCAL_RANK, format!("at most {}, which is {pe}", names::RANK)));
+        return Err(vars.wrong(names::LOCAL_RANK, format!("at most {} (the index of PE {pe})", names::RANK)));
     }
     let (machine, n_machines) = match local_n_pes == n_pes {
         true => (0, 1),

@@ -1,7 +1,7 @@
 //! Encodes and decodes frames.
 //!
-//! Invariant: untrusted bytes pass only through `decode`. It reads through `Reader`, which checks
-//! every length first.
+//! Invariant: untrusted bytes are parsed only by `decode`, through `Reader`, which checks every
+//! length first.
 
 use super::{
     Collective, Fault, Frame, HELLO_FRAME_LEN_BYTES, Hello, MAGIC, MAX_BLOB_LEN_BYTES, MAX_DETAIL_LEN_BYTES, MAX_FRAME_LEN_BYTES,
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::token::Token;
 
-/// Appends a frame without its length.
+/// Appends the encoding of a frame without its length prefix.
 pub(super) fn encode(frame: &Frame, out: &mut Vec<u8>) {
     encode_body(frame, &mut Writer(out));
 }
@@ -17,8 +17,8 @@ pub(super) fn encode(frame: &Frame, out: &mut Vec<u8>) {
 /// Decodes the frame at the start of `bytes`. Returns the frame and its length, or `None` if more
 /// bytes are needed.
 ///
-/// Refuses invalid data as early as possible: an unknown kind at its byte, a hello with wrong magic
-/// at its first wrong byte.
+/// Refuses invalid data as early as possible: an unknown kind at the byte of the kind, a wrong
+/// magic number at its first wrong byte.
 ///
 /// ```
 /// use peerweave_bootstrap::proto::{Frame, decode};
@@ -31,7 +31,7 @@ pub(super) fn encode(frame: &Frame, out: &mut Vec<u8>) {
 /// ```
 ///
 /// # Errors
-/// [`ProtocolError`] if no continuation of `bytes` begins with a frame.
+/// [`ProtocolError`] if no continuation of `bytes` can be a valid frame.
 pub fn decode(bytes: &[u8]) -> Result<Option<(Frame, usize)>, ProtocolError> {
     let Some((prefix, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
     let len_bytes = u32::from_le_bytes(*prefix);
@@ -320,7 +320,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A length-prefixed slice of at most `limit_bytes`.
+    /// Reads a length-prefixed slice of at most `limit_bytes`.
     fn slice(&mut self, field: &'static str, limit_bytes: usize) -> Result<&'a [u8], ProtocolError> {
         let len_bytes = self.u32(field)? as usize;
         if len_bytes > limit_bytes || len_bytes > self.0.len() {
@@ -344,7 +344,7 @@ impl<'a> Reader<'a> {
         self.text("key", MAX_KEY_LEN_BYTES)
     }
 
-    /// A list of PEs, strictly ascending.
+    /// Reads a list of PEs; fails unless it is strictly ascending.
     fn pes(&mut self, field: &'static str) -> Result<Vec<u32>, ProtocolError> {
         let count = self.u32(field)? as usize;
         if count > MAX_PES as usize || 4 * count > self.0.len() {

@@ -1,11 +1,11 @@
 //! Wire format of the rendezvous: length-prefixed frames, and their decoder for untrusted data.
 //!
-//! Without input or output: see [`Server`](crate::Server) and [`Rendezvous`](crate::Rendezvous). A
-//! frame is a `u32` length of the rest, one byte of kind, then the kind's fields; integers are
-//! little-endian, text and blobs have a `u32` length prefix.
+//! This module has no input or output: see [`Server`](crate::Server) and
+//! [`Rendezvous`](crate::Rendezvous). A frame is a `u32` length of the rest, one byte of kind, then
+//! the fields of the kind. Integers are little-endian; text and blobs have a `u32` length prefix.
 //!
-//! Invariant: the decoder allocates nothing beyond the limits below, never panics, and is
-//! canonical: what it accepts encodes back to the same bytes.
+//! Invariant: the decoder allocates no more than the limits allow, never panics, and is canonical:
+//! a decoded frame encodes to the same bytes.
 
 use peerweave_types::Pe;
 
@@ -19,13 +19,12 @@ pub use codec::decode;
 pub use crate::error::{ProtocolError, Refusal};
 pub use crate::limits::*;
 
-/// Length of a whole hello in bytes, the only data that the server reads from an unidentified
-/// connection.
+/// Length of a complete hello in bytes. The server reads no more from an unidentified connection.
 pub const HELLO_FRAME_LEN_BYTES: usize = 4 + 1 + MAGIC.len() + 2 + 4 + 4 + 4 + TOKEN_LEN_BYTES;
 
-/// The request that completes when all PEs have joined.
+/// Number of the request that completes when all PEs have joined.
 pub const JOIN_REQUEST: u64 = 0;
-/// Set in the request of a collective call, whose other bits are the number of the round.
+/// Flag in the number of a collective request; the other bits are the number of the round.
 pub const ROUND_BIT: u64 = 1 << 63;
 
 /// The first frame of a connection, which identifies the PE.
@@ -33,9 +32,9 @@ pub const ROUND_BIT: u64 = 1 << 63;
 pub struct Hello {
     /// The PE that connects.
     pub pe: u32,
-    /// Its number of PEs of the job.
+    /// Number of PEs of the job, as known to this PE.
     pub n_pes: u32,
-    /// Its process ID in its own namespace.
+    /// Process ID of the PE in its own namespace.
     pub pid: u32,
     /// The job's secret.
     pub token: Token,
@@ -51,7 +50,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// Returns the name of the client's call.
+    /// Returns the name of the public method.
     pub fn name(self) -> &'static str {
         match self {
             Self::Barrier => "barrier",
@@ -60,42 +59,42 @@ impl Collective {
     }
 }
 
-/// Why a request fails.
+/// The reason why a request fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A PE's connection closed unexpectedly.
     Disconnected {
-        /// The PE.
+        /// The PE that was lost.
         pe: u32,
     },
     /// A PE has left.
     Left {
-        /// The PE.
+        /// The PE that left.
         pe: u32,
     },
     /// The launcher reported that a PE is lost.
     Reported {
-        /// The PE.
+        /// The PE that was lost.
         pe: u32,
         /// The launcher's message.
         why: String,
     },
     /// A PE left after its own wait expired.
     GaveUp {
-        /// The PE.
+        /// The PE that left.
         pe: u32,
-        /// The PEs that it waited for, ascending.
+        /// PEs that it waited for, ascending.
         missing: Vec<u32>,
     },
     /// Two PEs made different calls.
     Mismatch {
-        /// The first.
+        /// The first of the two PEs.
         one: u32,
-        /// Its call.
+        /// The call of `one`.
         one_call: String,
-        /// The second.
+        /// The second of the two PEs.
         other: u32,
-        /// Its call.
+        /// The call of `other`.
         other_call: String,
     },
     /// The server's store is full.
@@ -105,7 +104,7 @@ pub enum Fault {
         /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// The owner of the server stops it.
+    /// The owner of the server is stopping it.
     Closing,
 }
 
@@ -132,117 +131,117 @@ impl Fault {
 /// One message of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Client: joins.
+    /// Client: joins the job.
     Hello(Hello),
-    /// Client: a collective call, answered by `Part`s and `Done`.
+    /// Client: enters a collective call. Answered by `Part`s and `Done`.
     Enter {
-        /// The round, with [`ROUND_BIT`].
+        /// Number of the round, with [`ROUND_BIT`].
         request: u64,
-        /// The call.
+        /// Kind of the collective call.
         collective: Collective,
-        /// Its label, the same on every PE.
+        /// Label of the call, the same on every PE.
         label: String,
-        /// This PE's blob; empty in a barrier.
+        /// Blob of this PE; empty in a barrier.
         blob: Vec<u8>,
     },
-    /// Client: store a value, answered by `Done`.
+    /// Client: stores a value. Answered by `Done`.
     Put {
-        /// Chosen by the client.
+        /// Number of the request, chosen by the client.
         request: u64,
         /// The key.
         key: String,
         /// The value.
         value: Vec<u8>,
     },
-    /// Client: read a value, answered by `Value`, or by `Absent` if it does not wait.
+    /// Client: reads a value. Answered by `Value`; also by `Absent` if `wait` is false.
     Get {
-        /// Chosen by the client.
+        /// Number of the request, chosen by the client.
         request: u64,
         /// The key.
         key: String,
-        /// Whether to answer only once there is a value.
+        /// Whether to wait until the key has a value.
         wait: bool,
     },
-    /// Client: removes a key and its value, answered by `Done` even if there is none.
+    /// Client: removes a key and its value. Answered by `Done`, even if the key does not exist.
     Remove {
-        /// Chosen by the client.
+        /// Number of the request, chosen by the client.
         request: u64,
         /// The key.
         key: String,
     },
     /// Client: asks whether a PE is lost. Answered by `Done` or `Failed`.
     Check {
-        /// Chosen by the client.
+        /// Number of the request, chosen by the client.
         request: u64,
     },
-    /// Client: cancels a request whose deadline has passed. Answered by `Late`, unless the answer
+    /// Client: cancels a request whose deadline has passed. Answered by `Late`, unless an answer
     /// was already sent.
     Cancel {
-        /// The request that waits.
+        /// Number of the request to cancel.
         request: u64,
     },
-    /// Client: names the PE to report as the cause if this connection closes.
+    /// Client: names the PE that is reported as the cause if this connection closes.
     Blame {
-        /// That PE.
+        /// The PE that is the cause.
         pe: u32,
     },
-    /// Client: leaves.
+    /// Client: leaves the job.
     Leave,
     /// Server: accepts a hello.
     Welcome,
     /// Server: refuses a hello.
     Refused {
-        /// Why.
+        /// The reason.
         reason: Refusal,
     },
     /// Server: the blob of one PE in an exchange, in the order of the PEs.
     Part {
-        /// The round.
+        /// Number of the round.
         request: u64,
-        /// Its blob.
+        /// Blob of that PE.
         blob: Vec<u8>,
     },
     /// Server: the request is complete.
     Done {
-        /// The request.
+        /// Number of the request.
         request: u64,
     },
-    /// Server: the value under the key.
+    /// Server: the value of a key.
     Value {
-        /// The request.
+        /// Number of the request.
         request: u64,
         /// The value.
         value: Vec<u8>,
     },
-    /// Server: there is no such key yet.
+    /// Server: the key has no value yet.
     Absent {
-        /// The request.
+        /// Number of the request.
         request: u64,
     },
-    /// Server: the request is cancelled, and these PEs were what it waited for.
+    /// Server: the request is cancelled.
     Late {
-        /// The request.
+        /// Number of the request.
         request: u64,
-        /// The PEs that had not arrived, ascending.
+        /// PEs that had not arrived, ascending.
         missing: Vec<u32>,
     },
     /// Server: the request cannot complete.
     Failed {
-        /// The request.
+        /// Number of the request.
         request: u64,
-        /// Why.
+        /// The reason.
         fault: Fault,
     },
-    /// Server: a PE is lost. Sent to all PEs without a request, so that they know it even after the
-    /// server has died.
+    /// Server: a PE is lost. Sent to all PEs without a request, so that they have the reason even
+    /// if the server dies.
     Lost {
-        /// The PE, and how it was lost.
+        /// The PE and the cause of its loss.
         fault: Fault,
     },
 }
 
 impl Frame {
-    /// Returns the name of the kind, for messages.
+    /// Returns the name of the kind for messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Hello(_) => "hello",
@@ -269,7 +268,7 @@ impl Frame {
     /// Appends the frame to `out`.
     ///
     /// # Panics
-    /// If the frame is longer than [`MAX_FRAME_LEN_BYTES`]; callers check lengths before.
+    /// If the frame is longer than [`MAX_FRAME_LEN_BYTES`]; callers check the length first.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend([0; 4]);

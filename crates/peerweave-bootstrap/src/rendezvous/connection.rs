@@ -1,12 +1,12 @@
 //! A PE's connection to the server, shared by the threads of its process.
 //!
-//! It matches answers to requests; [`super`] interprets them. There is no reader thread:
-//! one of the waiting threads reads for all (`reading`), and when it has its answer another one
-//! takes over.
+//! Matches answers to requests; [`super`] interprets them. There is no reader thread: one of the
+//! waiting threads reads for all of them (`reading`). When it has its own answer, another waiting
+//! thread continues reading.
 //!
-//! Invariants: [1] a pending request has a slot in `Desk::slots`, and frames for other requests are
-//! dropped; [2] while `Desk::reading` is set exactly one thread reads from the stream, so that
-//! bytes are appended in their order.
+//! Invariants: [1] a pending request has an entry in `State::slots`, and frames for other requests
+//! are dropped; [2] while `State::reading` is set exactly one thread reads from the stream, so
+//! bytes are appended in order.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,44 +21,44 @@ use crate::socket::{Stream, is_time_over};
 /// Outcome of a request.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// Complete, with the blobs of an exchange.
+    /// The request is complete, with the blobs of an exchange.
     Done(Vec<Vec<u8>>),
     Value(Vec<u8>),
     Absent,
-    /// The deadline passed; these PEs were missing.
+    /// The deadline passed while these PEs were missing.
     Late(Vec<u32>),
     Failed(Fault),
-    /// The connection closed first.
+    /// The connection closed before the answer.
     Closed(Closed),
 }
 
-/// Why a connection closed.
+/// The reason why a connection closed.
 #[derive(Clone, Debug)]
 pub(crate) enum Closed {
-    /// The server closed it or has died.
+    /// The server closed the connection or died.
     ByServer,
-    /// An error on this side.
+    /// Sending or receiving failed in this process.
     Broken(BootstrapError),
 }
 
 pub(crate) struct Connection {
     stream: Stream,
-    /// One thread writes at a time.
+    /// Held while a thread writes a frame.
     writer: Mutex<()>,
-    desk: Mutex<Desk>,
-    news: Condvar,
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
-struct Desk {
+struct State {
     slots: HashMap<u64, Slot>,
     closed: Option<Closed>,
-    /// Losses that the server has reported by itself, in their order. They may explain why the
-    /// server has died.
+    /// Losses reported by the server without a request, in their order. They may explain why the
+    /// server died.
     lost: Vec<Fault>,
     reading: bool,
     /// Bytes read but not yet decoded.
     inbox: Vec<u8>,
-    /// Lent to the thread that reads.
+    /// Buffer of the thread that reads.
     scratch: Vec<u8>,
     next_request: u64,
     next_round: u64,
@@ -73,11 +73,11 @@ struct Slot {
 /// Outcome of an attempt to join.
 pub(crate) enum Attempt {
     Joined(Box<Connection>),
-    /// No server, or it closed the connection before it answered: try again.
+    /// No server answered, or it closed the connection without an answer: try again.
     Again(io::Error),
 }
 
-/// Time for a live server to name the missing PEs after a deadline has passed.
+/// Time after a deadline within which a live server names the missing PEs.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Connection {
@@ -91,7 +91,7 @@ impl Connection {
         if let Err(error) = stream.write_all_by(&Frame::Hello(*hello).to_bytes(), deadline) {
             return Ok(Attempt::Again(error));
         }
-        let desk = Desk {
+        let state = State {
             slots: HashMap::from([(JOIN_REQUEST, Slot::default())]),
             closed: None,
             lost: Vec::new(),
@@ -101,7 +101,7 @@ impl Connection {
             next_request: JOIN_REQUEST + 1,
             next_round: 0,
         };
-        let connection = Self { stream, writer: Mutex::new(()), desk: Mutex::new(desk), news: Condvar::new() };
+        let connection = Self { stream, writer: Mutex::new(()), state: Mutex::new(state), changed: Condvar::new() };
         // The welcome arrives at once, or this is not a server of ours.
         let mut inbox = Vec::new();
         let mut buffer = [0; 256];
@@ -129,49 +129,49 @@ impl Connection {
             }
         }
         {
-            let mut desk = connection.lock();
-            desk.inbox = inbox;
-            desk.dispatch();
+            let mut state = connection.lock();
+            state.inbox = inbox;
+            state.dispatch();
         }
         Ok(Attempt::Joined(Box::new(connection)))
     }
 
     /// Returns a number for the next request that is not collective.
     pub(crate) fn next_request(&self) -> u64 {
-        let mut desk = self.lock();
-        desk.next_request += 1;
-        desk.next_request - 1
+        let mut state = self.lock();
+        state.next_request += 1;
+        state.next_request - 1
     }
 
     /// Returns the number of the next collective request.
     pub(crate) fn next_round(&self) -> u64 {
-        let mut desk = self.lock();
-        desk.next_round += 1;
-        (desk.next_round - 1) | ROUND_BIT
+        let mut state = self.lock();
+        state.next_round += 1;
+        (state.next_round - 1) | ROUND_BIT
     }
 
-    /// Sends a request and waits for its outcome, until `deadline` plus some time to get the
-    /// missing PEs.
-    pub(crate) fn ask(&self, request: u64, frame: &Frame, deadline: Instant) -> Answer {
+    /// Sends a request and waits for its outcome, until `deadline` plus the time in which the
+    /// server names the missing PEs.
+    pub(crate) fn request(&self, request: u64, frame: &Frame, deadline: Instant) -> Answer {
         self.lock().slots.insert(request, Slot::default());
         // If sending fails, the connection is closed; earlier frames of the server are still read.
         self.send(frame, deadline);
         self.wait(request, deadline)
     }
 
-    /// Sends a request that depends only on the server, and waits for its outcome until `deadline`.
-    pub(crate) fn ask_server(&self, request: u64, frame: &Frame, deadline: Instant) -> Answer {
+    /// Sends a request that depends only on the server, and waits until `deadline` for its outcome.
+    pub(crate) fn request_of_server(&self, request: u64, frame: &Frame, deadline: Instant) -> Answer {
         self.lock().slots.insert(request, Slot::default());
         self.send(frame, deadline);
         self.wait_with(request, deadline, Duration::ZERO)
     }
 
     /// Sends a frame without waiting for an answer.
-    pub(crate) fn tell(&self, frame: &Frame, deadline: Instant) {
+    pub(crate) fn send_only(&self, frame: &Frame, deadline: Instant) {
         self.send(frame, deadline);
     }
 
-    /// Waits for the outcome of a request that was sent.
+    /// Waits for the outcome of a request that has been sent.
     pub(crate) fn wait(&self, request: u64, deadline: Instant) -> Answer {
         self.wait_with(request, deadline, GRACE)
     }
@@ -196,15 +196,15 @@ impl Connection {
     /// Waits until `until` for the outcome of a request. Without an outcome the request stays
     /// pending.
     pub(crate) fn wait_until(&self, request: u64, until: Instant) -> Option<Answer> {
-        let mut desk = self.lock();
+        let mut state = self.lock();
         loop {
-            if let Some(answer) = desk.slots.get_mut(&request).and_then(|slot| slot.answer.take()) {
-                desk.slots.remove(&request);
+            if let Some(answer) = state.slots.get_mut(&request).and_then(|slot| slot.answer.take()) {
+                state.slots.remove(&request);
                 return Some(answer);
             }
-            if let Some(closed) = desk.closed.clone() {
-                desk.slots.remove(&request);
-                return Some(match (closed, desk.lost.first()) {
+            if let Some(closed) = state.closed.clone() {
+                state.slots.remove(&request);
+                return Some(match (closed, state.lost.first()) {
                     // The server died after the loss, perhaps because of it.
                     (Closed::ByServer, Some(fault)) => Answer::Failed(fault.clone()),
                     (closed, _) => Answer::Closed(closed),
@@ -213,18 +213,18 @@ impl Connection {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return None;
-            } else if desk.reading {
-                desk = self.news.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+            } else if state.reading {
+                state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             } else {
-                desk.reading = true;
-                let mut scratch = std::mem::take(&mut desk.scratch);
-                drop(desk);
+                state.reading = true;
+                let mut scratch = std::mem::take(&mut state.scratch);
+                drop(state);
                 let result = self.stream.read_by(&mut scratch, until);
-                desk = self.lock();
-                desk.take_in(&scratch, result);
-                desk.scratch = scratch;
-                desk.reading = false;
-                self.news.notify_all();
+                state = self.lock();
+                state.take_in(&scratch, result);
+                state.scratch = scratch;
+                state.reading = false;
+                self.changed.notify_all();
             }
         }
     }
@@ -232,16 +232,16 @@ impl Connection {
     /// Returns the losses reported so far, in their order, and whether the server has died. Does
     /// not wait.
     pub(crate) fn losses(&self) -> (Vec<Fault>, bool) {
-        let mut desk = self.lock();
+        let mut state = self.lock();
         // A reading thread records them too.
-        if !desk.reading && desk.closed.is_none() {
-            let mut scratch = std::mem::take(&mut desk.scratch);
+        if !state.reading && state.closed.is_none() {
+            let mut scratch = std::mem::take(&mut state.scratch);
             let result = self.stream.read_now(&mut scratch);
-            desk.take_in(&scratch, result);
-            desk.scratch = scratch;
-            self.news.notify_all();
+            state.take_in(&scratch, result);
+            state.scratch = scratch;
+            self.changed.notify_all();
         }
-        (desk.lost.clone(), matches!(desk.closed, Some(Closed::ByServer)))
+        (state.lost.clone(), matches!(state.closed, Some(Closed::ByServer)))
     }
 
     fn send(&self, frame: &Frame, deadline: Instant) {
@@ -256,18 +256,18 @@ impl Connection {
         if let Err(error) = result
             && !is_gone(&error)
         {
-            let mut desk = self.lock();
-            desk.closed.get_or_insert(Closed::Broken(BootstrapError::io("send", &error)));
-            self.news.notify_all();
+            let mut state = self.lock();
+            state.closed.get_or_insert(Closed::Broken(BootstrapError::io("send", &error)));
+            self.changed.notify_all();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Desk {
+impl State {
     fn take_in(&mut self, scratch: &[u8], result: io::Result<usize>) {
         match result {
             Ok(0) => self.closed = Some(Closed::ByServer),
@@ -281,7 +281,7 @@ impl Desk {
         }
     }
 
-    /// Passes every complete frame of the inbox to its request.
+    /// Decodes every complete frame of the inbox and handles it.
     fn dispatch(&mut self) {
         let mut used = 0;
         loop {
@@ -332,13 +332,13 @@ impl Desk {
     }
 }
 
-/// Returns whether the other side has closed the connection.
+/// Returns whether the error means that the peer has closed the connection.
 fn is_gone(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
 }
 
-/// Returns whether another attempt to connect would fail in the same way.
+/// Returns whether another attempt to connect would fail with the same error.
 fn is_final(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)

@@ -1,9 +1,9 @@
-//! Joining: starts the server of PE 0, connects, and watches the processes of PEs that have not
-//! joined.
+//! Joining a job: starts the server of PE 0, connects, and watches the processes of PEs that have
+//! not joined.
 //!
 //! [`super`] has the requests, [`super::siblings`] finds the process of each PE.
 //!
-//! Invariant: everything here ends by the deadline of the join.
+//! Invariant: every function of this module returns by the deadline of the join.
 
 use std::net::Ipv4Addr;
 use std::thread;
@@ -23,12 +23,12 @@ use crate::proto::{Hello, JOIN_REQUEST};
 use crate::server::{Server, ServerOptions};
 use crate::socket::is_loopback_only;
 
-/// Interval at which the PE with the server looks for processes that ended before they joined.
+/// Interval at which the PE with the server checks for processes that ended before they joined.
 #[cfg(target_os = "linux")]
 const LOOK_AT_SIBLINGS: Duration = Duration::from_millis(10);
 
-/// Time for which the address of the server may be in use, by an earlier run of this job that is
-/// ending.
+/// Time for which binding the server's address is retried, because an earlier run of this job may
+/// still use it.
 const ADDRESS_TAKEN: Duration = Duration::from_secs(3);
 
 /// Starts the server of PE 0.
@@ -62,7 +62,7 @@ pub(super) fn serve(
     }
 }
 
-/// Processes of the PEs that have not joined, if they can be watched.
+/// The processes of PEs that have not joined, if they can be watched.
 pub(super) struct WatchedSiblings {
     #[cfg(target_os = "linux")]
     found: Option<Siblings>,
@@ -78,7 +78,7 @@ impl WatchedSiblings {
         }
     }
 
-    /// Returns the PEs whose processes have ended since the last call, with the reason.
+    /// Returns the PEs whose processes have ended since the last call, each with the reason.
     fn ended(&mut self, awaited: &[Pe]) -> Vec<(Pe, String)> {
         #[cfg(target_os = "linux")]
         if let Some(found) = &mut self.found {
@@ -89,8 +89,8 @@ impl WatchedSiblings {
         Vec::new()
     }
 
-    /// Waits for the join of the PE with the server to complete, and reports PEs whose processes
-    /// end before they join.
+    /// Waits until the PE with the server has joined, and reports PEs whose processes end before
+    /// they join.
     pub(super) fn report_while_waiting(&mut self, server: &Server, connection: &Connection, deadline: Instant) -> Answer {
         #[cfg(target_os = "linux")]
         while self.found.is_some() && Instant::now() < deadline {
@@ -136,7 +136,7 @@ pub(super) fn connect(
 }
 
 /// Returns the time to sleep before the next attempt: short at first, because all PEs start at
-/// about the same time, and at most an eighth of the time passed.
+/// about the same time, and at most an eighth of the elapsed time.
 pub(super) fn pause(start: Instant) -> Duration {
     (start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(50))
 }

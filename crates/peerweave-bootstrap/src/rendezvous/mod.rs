@@ -2,8 +2,8 @@
 //!
 //! [`connection`] has the sockets, [`crate::server`] the server.
 //!
-//! Invariant: every call ends within a second after its deadline (the server needs that time to
-//! name missing PEs), and fails in a forked child of the process that joined.
+//! Invariant: every call returns within a second after its deadline, a time that the server needs
+//! to name missing PEs. Every call fails in a forked child of the process that joined.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -52,8 +52,8 @@ impl Default for Options {
 
 /// The membership of this process in its job. Threads can share it.
 ///
-/// To end it, call [`leave`](Self::leave). Dropping it instead only closes the connection: PEs that
-/// wait for this one then get an error that it is lost.
+/// To end the membership, call [`leave`](Self::leave). Dropping it instead only closes the
+/// connection: PEs that wait for this one then get an error that it is lost.
 ///
 /// ```
 /// use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -74,26 +74,26 @@ pub struct Rendezvous {
     served: Served,
     /// Process ID of the process that joined.
     pid: u32,
-    /// Declared before the server, so that it is dropped first: the server of PE 0 then sees PE 0
-    /// leave before it stops.
+    /// Declared before the server, so that it is dropped first: the server of PE 0 then detects
+    /// that PE 0 has left before it stops.
     link: Link,
     server: Option<Server>,
     #[cfg(target_os = "linux")]
     pub(crate) descriptor_calls: Mutex<HashMap<Vec<Pe>, DescriptorCalls>>,
 }
 
-/// Calls that pass descriptors among the same members.
+/// The calls that pass descriptors among one list of members.
 #[cfg(target_os = "linux")]
 #[derive(Debug, Default)]
 pub(crate) struct DescriptorCalls {
     /// Number of calls so far.
     pub(crate) count: u64,
-    /// Key of a call that failed, which members may still have to read. The next call removes it.
+    /// Key of a failed call, which members may still have to read. The next call removes it.
     pub(crate) stale_key: Option<String>,
 }
 
 enum Link {
-    /// A job of one PE: only the key-value store is used, among the threads of this PE.
+    /// A job of one PE: only the key-value store is used, by the threads of this PE.
     Alone {
         store: Mutex<HashMap<String, Vec<u8>>>,
         news: Condvar,
@@ -111,7 +111,7 @@ impl Rendezvous {
     /// rendezvous at a time; a program that needs it in several places must share it.
     ///
     /// With torchrun's variables on one machine, a PE whose process ends before it has joined is
-    /// also reported as lost, half a second later, if its process was seen in `/proc` by then. The
+    /// also reported as lost, half a second later, if its process was found in `/proc` before. The
     /// README of the crate describes which processes are watched.
     ///
     /// # Collective
@@ -119,8 +119,8 @@ impl Rendezvous {
     ///
     /// # Errors
     /// [`BootstrapError::Timeout`] names the PEs that did not arrive, [`BootstrapError::PeLost`] a
-    /// PE that was lost meanwhile; [`BootstrapError::Refused`] if the server belongs to another
-    /// job, [`BootstrapError::Misuse`] for a job with inconsistent fields.
+    /// PE that was lost meanwhile. [`BootstrapError::Refused`] if the server belongs to another
+    /// job. [`BootstrapError::Misuse`] for a job with inconsistent fields.
     pub fn join(job: &Job, options: Options) -> Result<Self, BootstrapError> {
         let start = Instant::now();
         // Practically unlimited, but still a valid time.
@@ -178,7 +178,7 @@ impl Rendezvous {
         }
     }
 
-    /// Returns this PE.
+    /// Returns the number of this PE.
     pub fn pe(&self) -> Pe {
         self.pe
     }
@@ -201,13 +201,13 @@ impl Rendezvous {
     /// Sends a blob to all PEs and returns the blobs of all PEs, in their order.
     ///
     /// # Collective
-    /// All PEs must call it, in the same order of collective calls and with the same label. The
+    /// All PEs must call this, in the same order of collective calls and with the same label. The
     /// blobs can have different lengths of up to 1 MiB.
     ///
     /// # Errors
     /// - [`BootstrapError::Mismatch`] on every PE if the labels or calls differ.
     /// - [`BootstrapError::PeLost`] as soon as a PE is lost.
-    /// - [`BootstrapError::Timeout`] with the PEs that did not call it.
+    /// - [`BootstrapError::Timeout`] with the PEs that did not call in time.
     /// - [`BootstrapError::TooLarge`] for a blob or label above the limit.
     pub fn exchange(&self, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         self.collective(Collective::Exchange, label, blob, self.deadline)
@@ -242,7 +242,7 @@ impl Rendezvous {
         self.collective(Collective::Barrier, label, &[], within.min(self.deadline)).map(|_| ())
     }
 
-    /// Returns the process ID of each PE, in the order of the PEs. Each is valid in the PID
+    /// Returns the process ID of each PE, in the order of the PEs. A process ID is valid in the PID
     /// namespace of its PE.
     ///
     /// # Collective
@@ -257,11 +257,11 @@ impl Rendezvous {
         pids.into_iter().map(|blob| read(blob).map_err(wrong)).collect()
     }
 
-    /// Stores a value under a key and replaces an existing value.
+    /// Stores a value under a key, replacing an existing value.
     ///
     /// # Errors
     /// - [`BootstrapError::TooLarge`] for a key of more than 256 bytes, a value of more than 1 MiB,
-    ///   or if the server's store is full.
+    ///   or a full store of the server.
     /// - [`BootstrapError::PeLost`] if PE 0 ran the server and is lost.
     pub fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
         self.put_by(key, value, Instant::now() + self.deadline)
@@ -282,7 +282,7 @@ impl Rendezvous {
                 let start = Instant::now();
                 let request = connection.next_request();
                 let frame = Frame::Put { request, key: key.to_owned(), value: value.to_owned() };
-                match connection.ask(request, &frame, deadline) {
+                match connection.request(request, &frame, deadline) {
                     Answer::Done(_) => Ok(()),
                     answer => Err(self.error(call(), answer, start)),
                 }
@@ -294,7 +294,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// - [`BootstrapError::Timeout`] if no PE stored a value in time.
-    /// - [`BootstrapError::PeLost`] as soon as a PE is lost while there is no value.
+    /// - [`BootstrapError::PeLost`] if a PE is lost while the key has no value.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, BootstrapError> {
         self.get_by(key, Instant::now() + self.deadline)
     }
@@ -316,7 +316,7 @@ impl Rendezvous {
             Link::Joined { connection, .. } => {
                 let request = connection.next_request();
                 let frame = Frame::Get { request, key: key.to_owned(), wait: true };
-                match connection.ask(request, &frame, deadline) {
+                match connection.request(request, &frame, deadline) {
                     Answer::Value(value) => Ok(value),
                     answer => Err(self.error(call(), answer, start)),
                 }
@@ -324,7 +324,7 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the value of a key, or `None` if there is none now.
+    /// Returns the current value of a key; `None` if it has none.
     ///
     /// # Errors
     /// As for [`put`](Self::put).
@@ -342,7 +342,7 @@ impl Rendezvous {
                 let start = Instant::now();
                 let request = connection.next_request();
                 let frame = Frame::Get { request, key: key.to_owned(), wait: false };
-                match connection.ask(request, &frame, deadline) {
+                match connection.request(request, &frame, deadline) {
                     Answer::Value(value) => Ok(Some(value)),
                     Answer::Absent => Ok(None),
                     answer => Err(self.error(call(), answer, start)),
@@ -352,7 +352,7 @@ impl Rendezvous {
     }
 
     /// Removes a key and its value. A missing key is not an error. Callers that wait for the key
-    /// continue to wait.
+    /// keep waiting.
     ///
     /// # Errors
     /// As for [`put`](Self::put).
@@ -368,7 +368,7 @@ impl Rendezvous {
             Link::Joined { connection, .. } => {
                 let start = Instant::now();
                 let request = connection.next_request();
-                match connection.ask(request, &Frame::Remove { request, key: key.to_owned() }, start + self.deadline) {
+                match connection.request(request, &Frame::Remove { request, key: key.to_owned() }, start + self.deadline) {
                     Answer::Done(_) => Ok(()),
                     answer => Err(self.error(call(), answer, start)),
                 }
@@ -376,21 +376,21 @@ impl Rendezvous {
         }
     }
 
-    /// Removes a key without waiting for the answer. The server handles it before later requests of
-    /// this PE.
+    /// Removes a key without waiting for the answer. The server processes the removal before later
+    /// requests of this PE.
     #[cfg(target_os = "linux")]
     pub(crate) fn remove_soon(&self, key: &str) {
         if let Link::Joined { connection, .. } = &self.link {
             let request = connection.next_request();
-            connection.tell(&Frame::Remove { request, key: key.to_owned() }, Instant::now() + LEAVE_TIMEOUT);
+            connection.send_only(&Frame::Remove { request, key: key.to_owned() }, Instant::now() + LEAVE_TIMEOUT);
         }
     }
 
-    /// Returns the PEs that are known to be lost, in the order of their losses. Does not wait; the
-    /// server reports each loss by itself.
+    /// Returns the PEs known to be lost, in the order of their losses. Does not wait: the server
+    /// sends each loss without a request.
     ///
-    /// For callers that wait for peers by other means. A PE that called [`leave`](Self::leave) is
-    /// not lost.
+    /// Use it in a wait for peers by other means. A PE that called [`leave`](Self::leave) is not
+    /// lost.
     ///
     /// ```
     /// use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -413,13 +413,13 @@ impl Rendezvous {
         losses
     }
 
-    /// Checks that no PE is lost, with one round trip to the server. For callers that wait for
-    /// peers by other means.
+    /// Checks with one round trip to the server that no PE is lost. Use it in a wait for peers by
+    /// other means.
     ///
     /// A PE that called [`leave`](Self::leave) is not lost.
     ///
     /// # Errors
-    /// [`BootstrapError::PeLost`] with the PE that was lost first.
+    /// [`BootstrapError::PeLost`] names the PE that was lost first.
     pub fn check(&self) -> Result<(), BootstrapError> {
         self.check_by(Instant::now() + self.deadline)
     }
@@ -438,14 +438,14 @@ impl Rendezvous {
         let Link::Joined { connection, .. } = &self.link else { return Ok(()) };
         let start = Instant::now();
         let request = connection.next_request();
-        match connection.ask_server(request, &Frame::Check { request }, deadline) {
+        match connection.request_of_server(request, &Frame::Check { request }, deadline) {
             Answer::Done(_) => Ok(()),
             answer => Err(self.error("check".to_owned(), answer, start)),
         }
     }
 
-    /// Records that this PE is about to end because of `pe`. If it then drops its [`Rendezvous`] or
-    /// exits, PEs that wait for it get `pe` as the cause. Does not wait.
+    /// Records that this PE is about to end because of `pe`. If this PE then drops its
+    /// [`Rendezvous`] or exits, PEs that wait for it get `pe` as the cause. Does not wait.
     ///
     /// ```
     /// use peerweave_bootstrap::{Job, Options, Pe, Rendezvous};
@@ -458,13 +458,13 @@ impl Rendezvous {
         if let Link::Joined { connection, .. } = &self.link
             && self.check_process("blame").is_ok()
         {
-            connection.tell(&Frame::Blame { pe: pe.get() }, Instant::now() + LEAVE_TIMEOUT);
+            connection.send_only(&Frame::Blame { pe: pe.get() }, Instant::now() + LEAVE_TIMEOUT);
         }
     }
 
     /// Leaves the job, so that other PEs do not report this one as crashed.
     ///
-    /// A PE 0 that runs the server waits until the other PEs have left or are lost, since their
+    /// If PE 0 runs the server, it waits until the other PEs have left or are lost, since their
     /// calls need the server.
     ///
     /// # Errors
@@ -505,7 +505,7 @@ impl Rendezvous {
         let request = connection.next_round();
         let frame = Frame::Enter { request, collective, label: label.to_owned(), blob: blob.to_owned() };
         let n_blobs = if collective == Collective::Exchange { self.n_pes as usize } else { 0 };
-        match connection.ask(request, &frame, start + within) {
+        match connection.request(request, &frame, start + within) {
             Answer::Done(blobs) if blobs.len() == n_blobs => Ok(blobs),
             answer => Err(self.error(call(), answer, start)),
         }
@@ -525,7 +525,7 @@ impl Rendezvous {
             let request = connection.next_request();
             // The answer is the end of the connection. A late answer or an error does not matter
             // any more.
-            let _ = connection.ask(request, &Frame::Leave, deadline);
+            let _ = connection.request(request, &Frame::Leave, deadline);
         }
     }
 
@@ -573,11 +573,11 @@ impl fmt::Debug for Rendezvous {
     }
 }
 
-/// Maximum time for a notification that this PE leaves: the server only has to read it.
+/// Time limit for notifying the server that this PE leaves. The server only has to read the frame.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Time for which PE 0, after its join has failed, continues to serve PEs that have not connected
-/// yet, so that they get the reason. Such a PE was started with this one, or starts soon.
+/// Time for which PE 0, after a failed join, still serves PEs that have not connected yet, so that
+/// they get the reason. Such PEs start at about the same time as PE 0.
 const LATECOMERS: Duration = Duration::from_millis(1500);
 
 fn check_len(

@@ -1,18 +1,18 @@
 //! Watches the processes of a job of torchrun on one machine, because torchrun does not report a
 //! process that ends.
 //!
-//! A PE that dies before it connects leaves no trace at the rendezvous. If all PEs are children of
-//! one agent, its processes can be watched instead. Reads `/proc` and starts nothing; [`super`]
-//! gets the reports.
+//! A PE that dies before it connects does not reach the rendezvous. If all PEs are children of one
+//! agent, their processes can be watched instead. This module reads `/proc` and starts no process;
+//! [`super`] receives its reports.
 //!
-//! Invariants. [1] A process has rank `n` if this user runs it in this PID namespace, its
+//! Invariants. [1] A process belongs to rank `n` if this user runs it in this PID namespace, its
 //! environment has rank `n` of this job, and so do the environments of its ancestors up to the
-//! agent, which also started this PE's rank. [2] A rank has ended only if one of its processes ran
-//! this program, every process of it that was seen has ended, and for [`GRACE`] no process of this
-//! machine has had its number. So a shell that becomes the program by `exec`, helpers, forks, and a
-//! program that continues in its child are not deaths. [3] A process is identified by its process
-//! ID and start time, because process IDs are reused. [4] A process that cannot be read, or was
-//! never seen, is not reported.
+//! agent, which also started this PE. [2] A rank has ended only if one of its processes ran this
+//! program, every process seen of the rank has ended, and no process of this machine has had the
+//! rank for [`GRACE`]. So a shell that replaces itself by `exec`, a helper, a fork, and a program
+//! that continues in its child are not reported. [3] A process is identified by its process ID and
+//! start time, because process IDs are reused. [4] A process that cannot be read, or was never
+//! seen, is not reported.
 
 use std::collections::HashSet;
 use std::fs;
@@ -24,12 +24,12 @@ use crate::env::names;
 use crate::env::starter::{Process, agent_of_variable, parent_of, value};
 use crate::job::{Job, Launcher, Served};
 
-/// Time for which no process may have a rank whose processes have ended: an agent may start one
-/// after the other.
+/// Time after the end of a rank's processes before the rank is reported: an agent may start the
+/// next process of the rank meanwhile.
 const GRACE: Duration = Duration::from_millis(500);
-/// Interval between two checks, at first and later.
+/// Interval between two checks, during [`AT_FIRST`] and afterwards.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
-/// When later begins.
+/// Duration of the first phase of checks.
 const AT_FIRST: Duration = Duration::from_secs(2);
 /// Maximum number of watched processes of one rank; a rank with more is not reported.
 const MAX_MEMBERS: usize = 64;
@@ -43,7 +43,7 @@ const IDENTITY: [&str; 5] =
 pub(crate) struct Siblings {
     agent: Process,
     own_rank: u32,
-    /// The environment of this process, as it was started.
+    /// The environment with which this process was started.
     environment: Vec<u8>,
     /// Device and inode of the program that this process runs.
     program: (u64, u64),
@@ -57,15 +57,16 @@ pub(crate) struct Siblings {
 #[derive(Debug, Default)]
 struct Rank {
     members: Vec<Process>,
-    /// One of its processes ran this program.
+    /// Whether one of the rank's processes ran this program.
     ran: bool,
     gone_since: Option<Instant>,
     is_over: bool,
 }
 
 impl Siblings {
-    /// Finds the processes of this job. `None` if the launcher itself reports PEs that end, the PEs
-    /// are on several machines, or this process was not started with the variables of this job.
+    /// Finds the processes of this job. Returns `None` if the launcher itself reports PEs that end,
+    /// the PEs are on several machines, or this process was not started with the variables of this
+    /// job.
     pub(crate) fn of(job: &Job) -> Option<Self> {
         if job.launcher != Launcher::Torchrun || job.served != Served::ByPe0 || !job.is_on_one_machine() {
             return None;
@@ -90,7 +91,7 @@ impl Siblings {
     }
 
     /// Checks the ranks that have not joined, if the interval has passed. Returns each rank that
-    /// has ended once, with the reason.
+    /// has ended, once, with the reason.
     pub(crate) fn look(&mut self, awaited: &[u32]) -> Vec<(u32, String)> {
         let now = Instant::now();
         let every = if now - self.since < AT_FIRST { LOOK_EVERY.0 } else { LOOK_EVERY.1 };
@@ -111,7 +112,7 @@ impl Siblings {
         awaited.into_iter().filter_map(|rank| self.judge(rank, now).map(|what| (rank, what))).collect()
     }
 
-    /// Returns the reason if a rank has ended.
+    /// Returns the reason if the rank has ended.
     fn judge(&mut self, index: u32, now: Instant) -> Option<String> {
         let rank = &mut self.ranks[index as usize];
         if rank.is_over || !rank.ran || rank.members.len() >= MAX_MEMBERS || rank.members.iter().any(|member| member.lives()) {
@@ -157,8 +158,8 @@ impl Siblings {
         }
     }
 
-    /// Returns the rank of this job in the initial environment of a process of this user and PID
-    /// namespace.
+    /// Returns the rank of a process in this job, from its initial environment. The process must
+    /// belong to this user and PID namespace.
     fn rank_of(&self, pid: i32) -> Option<u32> {
         let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
         let rank = number(&environment, names::RANK)?;
@@ -172,13 +173,13 @@ impl Siblings {
 }
 
 impl Rank {
-    /// Its process runs this program, and lives: nothing new is to be found out.
+    /// Whether a process of the rank runs this program and is alive, so that no check is needed.
     fn is_known_to_live(&self) -> bool {
         self.ran && self.members.iter().any(|member| member.lives())
     }
 }
 
-/// Returns the children of a process.
+/// Returns the process IDs of a process's children.
 fn children(pid: i32) -> Vec<i32> {
     let threads: Vec<i32> = numbers(&PathBuf::from(format!("/proc/{pid}/task"))).collect();
     let lists = threads.iter().map(|thread| fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")));

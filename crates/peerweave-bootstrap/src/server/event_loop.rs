@@ -1,8 +1,8 @@
 //! The poll loop of the server. [`super::board`] interprets frames, and [`super::wire`] moves their
 //! bytes.
 //!
-//! Invariant: a connection is in `connections` exactly while its socket is open and registered; the
-//! seat of a PE is released in the same step in which its connection is removed.
+//! Invariant: a connection is in `connections` exactly while its socket is open and registered. The
+//! seat of a PE is released in the step that removes its connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,17 +15,17 @@ use mio::{Events, Interest, Poll, Token as PollToken};
 use crate::error::Refusal;
 use crate::proto::{self, Frame, HELLO_FRAME_LEN_BYTES, ProtocolError};
 use crate::server::board::{Action, Link};
-use crate::server::wire::{Connection, Door, Who};
+use crate::server::wire::{Acceptor, Connection, Phase};
 use crate::server::{Command, Inbox, ServerOptions, Shared};
 use crate::socket::Listener;
 
-const DOOR: PollToken = PollToken(0);
+const LISTENER: PollToken = PollToken(0);
 pub(super) const WAKER: PollToken = PollToken(1);
-/// Links count from here: a connection polls as `2 * link`, its process as `2 * link + 1`.
+/// The first connection's number. Connection `n` has poll token `2 * n`, its process `2 * n + 1`.
 const FIRST_LINK: Link = 1;
-/// Time for which a closing connection may read its last answers.
-const FAREWELL: Duration = Duration::from_millis(500);
-/// Pause between attempts to accept when the process has no free descriptor.
+/// Time for which a closing connection may still read its last answers.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Pause before the next attempt to accept a connection when the process has no free descriptor.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(10);
 /// Maximum number of connections accepted between two checks of the PEs, the commands and the
 /// clock.
@@ -38,7 +38,7 @@ const MAX_LAST_READS: usize = 4096;
 
 pub(super) struct EventLoop {
     poll: Poll,
-    door: Door,
+    acceptor: Acceptor,
     shared: Arc<Shared>,
     inbox: Inbox,
     options: ServerOptions,
@@ -46,16 +46,17 @@ pub(super) struct EventLoop {
     n_joined: usize,
     connections: HashMap<Link, Connection>,
     next_link: Link,
-    /// Undecided connections in the order of their arrival; those that are decided since are
-    /// skipped.
-    strangers: VecDeque<Link>,
-    n_strangers: usize,
-    /// Closing connections with answers left, in the order of their deadlines.
+    /// Unidentified connections in the order of their arrival, and some that have identified
+    /// themselves since, which are skipped.
+    unidentified: VecDeque<Link>,
+    n_unidentified: usize,
+    /// Closing connections with unsent answers, in the order of their deadlines.
     leaving: VecDeque<Link>,
-    retry_door_at: Option<Instant>,
-    /// More connections are pending than were accepted in one turn. There is no new event for them.
-    crowd_at_door: bool,
-    /// Connections that had more to say than is read in one turn. They do not ring again for it.
+    retry_accept_at: Option<Instant>,
+    /// Whether more connections are pending than were accepted in the last turn; they cause no new
+    /// event.
+    more_to_accept: bool,
+    /// Connections with more data than was read in the last turn; the data causes no new event.
     unfinished: Vec<Link>,
     scratch: Box<[u8]>,
 }
@@ -69,11 +70,11 @@ impl EventLoop {
         options: ServerOptions,
         n_pes: u32,
     ) -> io::Result<Self> {
-        let mut door = Door::open(listener)?;
-        poll.registry().register(door.source(), DOOR, Interest::READABLE)?;
+        let mut acceptor = Acceptor::open(listener)?;
+        poll.registry().register(acceptor.source(), LISTENER, Interest::READABLE)?;
         Ok(Self {
             poll,
-            door,
+            acceptor,
             shared,
             inbox,
             options,
@@ -81,11 +82,11 @@ impl EventLoop {
             n_joined: 0,
             connections: HashMap::new(),
             next_link: FIRST_LINK,
-            strangers: VecDeque::new(),
-            n_strangers: 0,
+            unidentified: VecDeque::new(),
+            n_unidentified: 0,
             leaving: VecDeque::new(),
-            retry_door_at: None,
-            crowd_at_door: false,
+            retry_accept_at: None,
+            more_to_accept: false,
             unfinished: Vec::new(),
             scratch: vec![0; 64 << 10].into_boxed_slice(),
         })
@@ -99,141 +100,142 @@ impl EventLoop {
                 if error.kind() == io::ErrorKind::Interrupted {
                     continue;
                 }
-                tracing::error!(%error, "the rendezvous cannot poll and ends");
+                tracing::error!(%error, "the rendezvous server stops, because polling failed");
                 break Duration::ZERO;
             }
-            let mut orders = false;
-            let mut at_door = self.crowd_at_door;
+            let mut has_commands = false;
+            let mut accepts = self.more_to_accept;
             for link in std::mem::take(&mut self.unfinished) {
-                self.attend(link, true);
+                self.read_and_write(link, true);
             }
             for event in &events {
                 match event.token() {
                     // Last, so that events of joined PEs are handled before new connections.
-                    DOOR => at_door = true,
-                    WAKER => orders = true,
+                    LISTENER => accepts = true,
+                    WAKER => has_commands = true,
                     PollToken(token) => {
                         let link = (token / 2) as Link;
                         if token % 2 == 1 {
                             self.process_ended(link);
                         } else {
-                            self.attend(link, event.is_readable() || event.is_read_closed() || event.is_error());
+                            self.read_and_write(link, event.is_readable() || event.is_read_closed() || event.is_error());
                         }
                     }
                 }
             }
-            if orders && let Some(linger) = self.obey() {
+            if has_commands && let Some(linger) = self.run_commands() {
                 break linger;
             }
-            if at_door {
-                self.welcome();
+            if accepts {
+                self.accept_pending();
             }
-            self.look_at_the_clock();
+            self.check_deadlines();
         };
         self.finish(linger, &mut events);
         self.shared.ended.store(true, Ordering::Release);
     }
 
-    /// Until when nothing has to be done unless something happens.
+    /// Returns the time until the next deadline; `None` if there is none.
     fn sleep(&mut self) -> Option<Duration> {
-        if self.crowd_at_door || !self.unfinished.is_empty() {
+        if self.more_to_accept || !self.unfinished.is_empty() {
             return Some(Duration::ZERO);
         }
         // Skip those that are decided since, so that the front is the next to expire.
-        while let Some(link) = self.strangers.front() {
+        while let Some(link) = self.unidentified.front() {
             match self.connections.get(link) {
-                Some(Connection { who: Who::Stranger(_), .. }) => break,
-                _ => self.strangers.pop_front(),
+                Some(Connection { phase: Phase::Unidentified(_), .. }) => break,
+                _ => self.unidentified.pop_front(),
             };
         }
-        let due = |link: Option<&Link>| match self.connections.get(link?)?.who {
-            Who::Stranger(by) | Who::Leaving(by) => Some(by),
-            Who::Pe(_) => None,
+        let due = |link: Option<&Link>| match self.connections.get(link?)?.phase {
+            Phase::Unidentified(by) | Phase::Closing(by) => Some(by),
+            Phase::Pe(_) => None,
         };
-        let next = [due(self.strangers.front()), due(self.leaving.front()), self.retry_door_at].into_iter().flatten().min()?;
+        let next =
+            [due(self.unidentified.front()), due(self.leaving.front()), self.retry_accept_at].into_iter().flatten().min()?;
         // Rounded up, since the system's polling counts in whole milliseconds and would spin
         // through the last one.
         Some(next.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
-    fn look_at_the_clock(&mut self) {
+    fn check_deadlines(&mut self) {
         let now = Instant::now();
-        while let Some(link) = self.strangers.front().copied() {
-            match self.connections.get(&link).map(|connection| &connection.who) {
-                Some(Who::Stranger(by)) if *by > now => break,
-                Some(Who::Stranger(_)) => self.turn_away(link, "it did not identify itself in time"),
+        while let Some(link) = self.unidentified.front().copied() {
+            match self.connections.get(&link).map(|connection| &connection.phase) {
+                Some(Phase::Unidentified(by)) if *by > now => break,
+                Some(Phase::Unidentified(_)) => self.drop_connection(link, "it did not identify itself in time"),
                 _ => {}
             }
-            self.strangers.pop_front();
+            self.unidentified.pop_front();
         }
         while let Some(link) = self.leaving.front().copied() {
-            match self.connections.get(&link).map(|connection| &connection.who) {
-                Some(Who::Leaving(by)) if *by > now => break,
+            match self.connections.get(&link).map(|connection| &connection.phase) {
+                Some(Phase::Closing(by)) if *by > now => break,
                 Some(_) => self.remove(link),
                 None => {}
             }
             self.leaving.pop_front();
         }
-        if self.retry_door_at.is_some_and(|at| at <= now) {
-            self.retry_door_at = None;
-            self.welcome();
+        if self.retry_accept_at.is_some_and(|at| at <= now) {
+            self.retry_accept_at = None;
+            self.accept_pending();
         }
     }
 
     /// Accepts pending connections, up to the limit per turn.
-    fn welcome(&mut self) {
-        self.crowd_at_door = false;
+    fn accept_pending(&mut self) {
+        self.more_to_accept = false;
         for _ in 0..MAX_ACCEPTS {
-            match self.door.accept() {
+            match self.acceptor.accept() {
                 Ok(Some((pipe, pid))) => {
                     let hello_by = Instant::now() + self.options.hello_within;
                     self.admit(Connection::new(pipe, pid, hello_by));
                 }
-                Ok(None) => self.count_dropped("it is another user's"),
+                Ok(None) => self.count_dropped("the peer belongs to another user"),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset => {}
                     // Probably no descriptor is free: drop a connection, and try again later,
                     // because there is no new event.
                     _ => {
-                        tracing::warn!(%error, "the rendezvous cannot accept a connection");
-                        self.drop_oldest_stranger();
-                        self.retry_door_at = Some(Instant::now() + NO_DESCRIPTORS);
+                        tracing::warn!(%error, "the rendezvous server cannot accept a connection");
+                        self.drop_oldest_unidentified();
+                        self.retry_accept_at = Some(Instant::now() + NO_DESCRIPTORS);
                         return;
                     }
                 },
             }
         }
-        self.crowd_at_door = true;
+        self.more_to_accept = true;
     }
 
     fn admit(&mut self, mut connection: Connection) {
-        if self.n_strangers >= self.options.max_strangers + self.n_pes.saturating_sub(self.n_joined) {
-            self.drop_oldest_stranger();
+        if self.n_unidentified >= self.options.max_unidentified + self.n_pes.saturating_sub(self.n_joined) {
+            self.drop_oldest_unidentified();
         }
         let link = self.next_link;
         self.next_link += 1;
         if let Err(error) = connection.pipe.register(self.poll.registry(), PollToken(2 * link as usize)) {
-            tracing::warn!(%error, "the rendezvous cannot watch a connection");
+            tracing::warn!(%error, "the rendezvous server cannot watch a connection");
             return;
         }
         self.connections.insert(link, connection);
-        self.strangers.push_back(link);
-        self.n_strangers += 1;
+        self.unidentified.push_back(link);
+        self.n_unidentified += 1;
         // The hello of a local PE is usually there already.
-        self.attend(link, true);
+        self.read_and_write(link, true);
     }
 
-    fn drop_oldest_stranger(&mut self) {
-        while let Some(link) = self.strangers.pop_front() {
-            if matches!(self.connections.get(&link), Some(Connection { who: Who::Stranger(_), .. })) {
-                return self.turn_away(link, "too many connections have not identified themselves");
+    fn drop_oldest_unidentified(&mut self) {
+        while let Some(link) = self.unidentified.pop_front() {
+            if matches!(self.connections.get(&link), Some(Connection { phase: Phase::Unidentified(_), .. })) {
+                return self.drop_connection(link, "too many connections have not identified themselves");
             }
         }
     }
 
     /// Reads and writes without blocking.
-    fn attend(&mut self, link: Link, readable: bool) {
+    fn read_and_write(&mut self, link: Link, readable: bool) {
         if readable {
             self.read(link, MAX_READS);
         }
@@ -243,9 +245,9 @@ impl EventLoop {
     fn read(&mut self, link: Link, limit: usize) {
         for _ in 0..limit {
             let Some(connection) = self.connections.get_mut(&link) else { return };
-            let room = match connection.who {
-                Who::Stranger(_) => HELLO_FRAME_LEN_BYTES - connection.inbox.len(),
-                Who::Pe(_) | Who::Leaving(_) => self.scratch.len(),
+            let room = match connection.phase {
+                Phase::Unidentified(_) => HELLO_FRAME_LEN_BYTES - connection.inbox.len(),
+                Phase::Pe(_) | Phase::Closing(_) => self.scratch.len(),
             };
             let scratch = &mut self.scratch[..room];
             match connection.pipe.read(scratch) {
@@ -256,7 +258,7 @@ impl EventLoop {
                     return self.remove(link);
                 }
                 Ok(Some(len_bytes)) => {
-                    if !matches!(connection.who, Who::Leaving(_)) {
+                    if !matches!(connection.phase, Phase::Closing(_)) {
                         connection.inbox.extend_from_slice(&scratch[..len_bytes]);
                         self.decode(link);
                     }
@@ -266,7 +268,7 @@ impl EventLoop {
         self.unfinished.push(link);
     }
 
-    /// Hands every whole frame of the inbox to the board.
+    /// Passes every complete frame of the inbox to the board.
     fn decode(&mut self, link: Link) {
         let mut used = 0;
         let mut out = Vec::new();
@@ -279,7 +281,7 @@ impl EventLoop {
                 }
                 Ok(None) => {
                     // A hello has exactly this length, so the data can never become a frame.
-                    if matches!(connection.who, Who::Stranger(_)) && connection.inbox.len() >= HELLO_FRAME_LEN_BYTES {
+                    if matches!(connection.phase, Phase::Unidentified(_)) && connection.inbox.len() >= HELLO_FRAME_LEN_BYTES {
                         self.misbehaved(link, ProtocolError::OutOfPlace { kind: "long" });
                     } else {
                         connection.inbox.drain(..used);
@@ -288,15 +290,15 @@ impl EventLoop {
                 }
                 Err(error) => return self.misbehaved(link, error),
             };
-            match connection.who {
-                Who::Leaving(_) => return,
-                Who::Stranger(_) => {
+            match connection.phase {
+                Phase::Closing(_) => return,
+                Phase::Unidentified(_) => {
                     let Frame::Hello(hello) = frame else {
                         return self.misbehaved(link, ProtocolError::OutOfPlace { kind: frame.kind() });
                     };
-                    connection.who = Who::Pe(hello.pe);
+                    connection.phase = Phase::Pe(hello.pe);
                     let answer = self.shared.board().hello(link, &hello, &mut out);
-                    self.n_strangers -= 1;
+                    self.n_unidentified -= 1;
                     match answer {
                         Ok(()) => self.seated(link, hello.pe),
                         Err(reason) => {
@@ -305,7 +307,7 @@ impl EventLoop {
                         }
                     }
                 }
-                Who::Pe(pe) => {
+                Phase::Pe(pe) => {
                     let answer = self.shared.board().frame(pe, frame, &mut out);
                     if let Err(error) = answer {
                         return self.misbehaved(link, error);
@@ -331,33 +333,33 @@ impl EventLoop {
         // Its last frames may not have been read.
         self.read(link, MAX_LAST_READS);
         if let Some(connection) = self.connections.get(&link) {
-            tracing::debug!(pid = connection.pid, "the process of a PE has ended, its socket lives on in another process");
+            tracing::debug!(pid = connection.pid, "the process of a PE has ended, but another process keeps its socket open");
             self.remove(link);
         }
     }
 
     fn misbehaved(&mut self, link: Link, error: ProtocolError) {
-        match self.connections.get(&link).map(|connection| &connection.who) {
-            Some(Who::Pe(pe)) => {
-                tracing::warn!(pe, %error, "a PE does not speak the protocol: its connection is closed");
+        match self.connections.get(&link).map(|connection| &connection.phase) {
+            Some(Phase::Pe(pe)) => {
+                tracing::warn!(pe, %error, "a PE sent invalid data; its connection is closed");
                 self.remove(link);
             }
-            Some(Who::Stranger(_)) if matches!(error, ProtocolError::Version { .. }) => {
-                self.n_strangers -= 1;
+            Some(Phase::Unidentified(_)) if matches!(error, ProtocolError::Version { .. }) => {
+                self.n_unidentified -= 1;
                 self.count_dropped(&error.to_string());
                 self.refuse(link, Refusal::Version);
             }
-            _ => self.turn_away(link, &error.to_string()),
+            _ => self.drop_connection(link, &error.to_string()),
         }
     }
 
-    /// Sends the reason, and closes.
+    /// Sends the reason and closes the connection.
     fn refuse(&mut self, link: Link, reason: Refusal) {
         let refused = Frame::Refused { reason }.to_bytes().into();
         self.perform(vec![Action::Send(link, refused), Action::Close(link)]);
     }
 
-    fn turn_away(&mut self, link: Link, why: &str) {
+    fn drop_connection(&mut self, link: Link, why: &str) {
         if self.connections.contains_key(&link) {
             self.count_dropped(why);
             self.remove(link);
@@ -365,11 +367,11 @@ impl EventLoop {
     }
 
     fn count_dropped(&self, why: &str) {
-        self.shared.strangers_dropped.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!(why, "the rendezvous drops a connection");
+        self.shared.dropped_connections.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(why, "the rendezvous server dropped a connection");
     }
 
-    /// Executes the board's actions, and their consequences: a connection that breaks meanwhile is
+    /// Executes the board's actions and their consequences: a connection that fails meanwhile is
     /// another loss.
     fn perform(&mut self, mut out: Vec<Action>) {
         let mut touched: Vec<Link> = Vec::new();
@@ -383,7 +385,7 @@ impl EventLoop {
                 match bytes {
                     Some(bytes) => connection.outbox.push(bytes),
                     None => {
-                        connection.who = Who::Leaving(Instant::now() + FAREWELL);
+                        connection.phase = Phase::Closing(Instant::now() + CLOSE_TIMEOUT);
                         self.leaving.push_back(link);
                     }
                 }
@@ -405,12 +407,12 @@ impl EventLoop {
         }
     }
 
-    /// Sends without blocking. `false` if the connection must be closed.
+    /// Sends without blocking. Returns `false` if the connection must be closed.
     fn sends(&mut self, link: Link) -> bool {
         let Some(connection) = self.connections.get_mut(&link) else { return true };
         let sent = connection.outbox.flush(&mut connection.pipe).is_ok();
         let reads = connection.outbox.own_len_bytes() <= self.options.max_unread_bytes;
-        let stays = !(matches!(connection.who, Who::Leaving(_)) && connection.outbox.is_empty());
+        let stays = !(matches!(connection.phase, Phase::Closing(_)) && connection.outbox.is_empty());
         sent && reads && stays
     }
 
@@ -420,16 +422,16 @@ impl EventLoop {
         self.perform(out);
     }
 
-    /// Closes a connection; its PE, if it was one and had not left, is lost.
+    /// Closes a connection. If it belonged to a PE that had not left, the PE is lost.
     fn close(&mut self, link: Link, out: &mut Vec<Action>) {
         let Some(mut connection) = self.connections.remove(&link) else { return };
         // Explicitly, because a process forked from this one may hold copies that would keep
         // ringing.
         connection.unregister(self.poll.registry());
-        match connection.who {
-            Who::Stranger(_) => self.n_strangers -= 1,
-            Who::Leaving(_) => {}
-            Who::Pe(pe) => {
+        match connection.phase {
+            Phase::Unidentified(_) => self.n_unidentified -= 1,
+            Phase::Closing(_) => {}
+            Phase::Pe(pe) => {
                 if let Some(fault) = self.shared.board().closed(pe, out) {
                     tracing::info!(pe, why = %fault.loss(), "a PE is lost");
                 }
@@ -437,8 +439,9 @@ impl EventLoop {
         }
     }
 
-    /// Executes commands. Returns how long to linger if one of them ends the server.
-    fn obey(&mut self) -> Option<Duration> {
+    /// Executes commands. If one of them stops the server, returns the time for which PEs may read
+    /// their answers.
+    fn run_commands(&mut self) -> Option<Duration> {
         let mut end = None;
         let mut out = Vec::new();
         while let Ok(command) = self.inbox.try_recv() {
@@ -455,7 +458,7 @@ impl EventLoop {
         end
     }
 
-    /// Fails all pending requests, and gives the PEs `linger` to read the answers.
+    /// Fails all pending requests, and gives the PEs the time `linger` to read the answers.
     fn finish(&mut self, linger: Duration, events: &mut Events) {
         // Frames sent before the end count: PE 0 may just have given up, and the others need its
         // reason. A PE of this process is read last: if it ends because another one was lost, that
@@ -463,7 +466,7 @@ impl EventLoop {
         let mut links: Vec<Link> = self.connections.keys().copied().collect();
         let own = Some(std::process::id());
         links.sort_by_key(|link| self.connections.get(link).is_some_and(|connection| connection.pid == own));
-        links.into_iter().for_each(|link| self.attend(link, true));
+        links.into_iter().for_each(|link| self.read_and_write(link, true));
         let mut out = Vec::new();
         self.shared.board().end(&mut out);
         self.perform(out);
@@ -479,7 +482,7 @@ impl EventLoop {
     }
 }
 
-/// Watches a PE's process: a child that it forked may hold the socket open after its death.
+/// Watches a PE's process, because a child that it forked may hold the socket open after its death.
 #[cfg(target_os = "linux")]
 fn watch(registry: &mio::Registry, link: Link, pid: Option<u32>) -> Option<std::os::fd::OwnedFd> {
     use std::os::fd::AsRawFd;

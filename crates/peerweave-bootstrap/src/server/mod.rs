@@ -1,9 +1,9 @@
 //! The server of a rendezvous: one thread with one poll loop for all connections. [`board`]
 //! interprets the frames.
 //!
-//! Invariants: [1] a connection that has not joined can store at most [`HELLO_FRAME_LEN_BYTES`] for
-//! at most [`ServerOptions::hello_within`], and there are at most [`ServerOptions::max_strangers`]
-//! such connections beyond one for each missing PE; [2] no connection can delay another one.
+//! Invariants: [1] a connection that has not joined stores at most [`HELLO_FRAME_LEN_BYTES`] for at
+//! most [`ServerOptions::hello_within`], and there are at most [`ServerOptions::max_unidentified`]
+//! such connections beyond one for each missing PE; [2] no connection delays another one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -35,7 +35,7 @@ use crate::proto::HELLO_FRAME_LEN_BYTES;
 /// ```
 /// use peerweave_bootstrap::ServerOptions;
 ///
-/// let options = ServerOptions { max_strangers: 8, ..ServerOptions::default() };
+/// let options = ServerOptions { max_unidentified: 8, ..ServerOptions::default() };
 /// assert_eq!(options.hello_within.as_secs(), 5);
 /// ```
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub struct ServerOptions {
     pub hello_within: Duration,
     /// Maximum number of unidentified connections beyond one for each missing PE. The oldest is
     /// dropped first.
-    pub max_strangers: usize,
+    pub max_unidentified: usize,
     /// Maximum size of the key-value store and pending exchanges together, in bytes.
     pub max_stored_bytes: usize,
     /// Maximum size of unread answers to a PE, in bytes; above it the connection is dropped.
@@ -57,7 +57,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             hello_within: Duration::from_secs(5),
-            max_strangers: 64,
+            max_unidentified: 64,
             max_stored_bytes: 1 << 30,
             max_unread_bytes: 64 << 20,
             bind_address: None,
@@ -65,8 +65,8 @@ impl Default for ServerOptions {
     }
 }
 
-/// State of the PEs, as the server sees it. Every PE is in exactly one of the four lists, in
-/// ascending order.
+/// The state of the PEs on the server. Every PE is in exactly one of the four lists, in ascending
+/// order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerState {
@@ -76,14 +76,14 @@ pub struct ServerState {
     pub joined: Vec<Pe>,
     /// PEs that have called [`Rendezvous::leave`](crate::Rendezvous::leave).
     pub left: Vec<Pe>,
-    /// PEs that were lost, and how.
+    /// PEs that were lost, each with the cause.
     pub lost: Vec<(Pe, Loss)>,
     /// Number of connections dropped because of invalid data or because they did not identify
     /// themselves in time.
-    pub strangers_dropped: u64,
+    pub dropped_connections: u64,
 }
 
-/// The server that the PEs of a job connect to, running on its own thread.
+/// The server to which the PEs of a job connect, running on its own thread.
 ///
 /// The launcher or PE 0 runs it. Dropping it stops the thread at once; waiting PEs get an error
 /// that the server was stopped.
@@ -119,7 +119,8 @@ pub struct Server {
     shared: Arc<Shared>,
     commands: Sender<Command>,
     thread: Option<JoinHandle<()>>,
-    /// The process with the thread; a forked child has no such thread.
+    /// Process ID of the process that has the server's thread; a forked child does not have the
+    /// thread.
     pid: u32,
 }
 
@@ -135,7 +136,7 @@ enum Command {
 struct Shared {
     board: Mutex<Board>,
     waker: Waker,
-    strangers_dropped: AtomicU64,
+    dropped_connections: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -171,7 +172,7 @@ impl Server {
         let shared = Arc::new(Shared {
             board: Mutex::new(Board::new(token, n_pes, options.max_stored_bytes)),
             waker: Waker::new(poll.registry(), WAKER).map_err(failed)?,
-            strangers_dropped: AtomicU64::new(0),
+            dropped_connections: AtomicU64::new(0),
             ended: AtomicBool::new(false),
         });
         let (commands, inbox) = mpsc::channel();
@@ -194,8 +195,10 @@ impl Server {
 
     /// Returns the state of the PEs.
     pub fn state(&self) -> ServerState {
-        let mut state =
-            ServerState { strangers_dropped: self.shared.strangers_dropped.load(Ordering::Relaxed), ..ServerState::default() };
+        let mut state = ServerState {
+            dropped_connections: self.shared.dropped_connections.load(Ordering::Relaxed),
+            ..ServerState::default()
+        };
         let board = self.shared.board();
         for (pe, seat) in (0..).map(Pe::new).zip(board.seats()) {
             match seat {
@@ -210,8 +213,8 @@ impl Server {
 
     /// Returns the PE that was lost first, and how; `None` while no PE is lost.
     ///
-    /// Handles earlier events first: a PE whose connection closed before another PE's process ended
-    /// was lost before that one. Waits for the server's thread for up to 200 ms.
+    /// Earlier events are handled first: if the connection of one PE closed before the process of
+    /// another ended, that PE was lost first. Waits for the server's thread for up to 200 ms.
     pub fn first_loss(&self) -> Option<(Pe, Loss)> {
         let (answer, answered) = mpsc::channel();
         self.command(Command::Sync(answer));
@@ -220,19 +223,18 @@ impl Server {
     }
 
     /// Reports that the process of a PE has ended. Current and later waits of all PEs fail with
-    /// [`BootstrapError::PeLost`] and `why`. Has no effect for a PE that has left or is already
-    /// lost.
+    /// [`BootstrapError::PeLost`] and `why`. Does nothing if the PE has left or is already lost.
     pub fn report_lost(&self, pe: Pe, why: &str) {
         self.command(Command::ReportLost(pe, why.to_owned()));
     }
 
-    /// Returns whether the thread has ended because polling failed, which it logs.
+    /// Returns whether the thread has ended because polling failed. The thread logs the error.
     pub fn has_ended(&self) -> bool {
         self.shared.ended.load(Ordering::Acquire)
     }
 
-    /// Stops the server after its last frames have been sent, or after half a second. Waiting PEs
-    /// get an error.
+    /// Stops the server when its last frames have been sent, but after half a second at the latest.
+    /// Waiting PEs get an error.
     pub fn shutdown(mut self) {
         self.end(Self::LINGER);
     }

@@ -1,4 +1,4 @@
-//! Non-blocking sockets of the server, and one connection's buffers. Decides nothing: see
+//! Non-blocking sockets of the server, and the buffers of a connection. Decisions are made in
 //! [`super::event_loop`].
 //!
 //! Invariant: the bytes of an `Outbox` are sent in the order in which they were pushed, each once.
@@ -13,7 +13,7 @@ use mio::{Interest, Registry, Token as PollToken, net};
 
 use crate::socket::{self, Listener};
 
-pub(super) enum Door {
+pub(super) enum Acceptor {
     #[cfg(target_os = "linux")]
     Unix(net::UnixListener),
     Tcp(net::TcpListener),
@@ -25,7 +25,7 @@ pub(super) enum Pipe {
     Tcp(net::TcpStream),
 }
 
-impl Door {
+impl Acceptor {
     pub(super) fn open(listener: Listener) -> io::Result<Self> {
         match listener {
             #[cfg(target_os = "linux")]
@@ -40,8 +40,8 @@ impl Door {
         }
     }
 
-    /// Accepts the next connection and returns it with the process on its other side, if the system
-    /// reports it. `None` in place of the connection: it belonged to another user and is closed.
+    /// Accepts the next connection. Returns it with the process ID of the peer, if the system
+    /// reports it. Returns `None` for a connection of another user, which is closed.
     pub(super) fn accept(&self) -> io::Result<Option<(Pipe, Option<u32>)>> {
         match self {
             #[cfg(target_os = "linux")]
@@ -88,7 +88,7 @@ impl Pipe {
         }
     }
 
-    /// `None`: nothing there at present.
+    /// Reads available bytes; returns `None` if there are none.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             let result = match self {
@@ -105,7 +105,7 @@ impl Pipe {
         }
     }
 
-    /// `None`: no room at present.
+    /// Writes bytes; returns `None` if the socket's buffer is full.
     fn write(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
         loop {
             let result = match self {
@@ -128,9 +128,9 @@ impl Pipe {
 #[derive(Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
-    /// Number of sent bytes of the front.
+    /// Number of bytes sent of the first element.
     sent_len_bytes: usize,
-    /// Bytes in the queue that belong to this connection alone; shared bytes cost no more.
+    /// Number of bytes in the queue that are not shared with other connections.
     own_len_bytes: usize,
 }
 
@@ -150,7 +150,7 @@ impl Outbox {
         self.own_len_bytes
     }
 
-    /// Sends without blocking.
+    /// Sends as much as possible without blocking.
     pub(super) fn flush(&mut self, pipe: &mut Pipe) -> io::Result<()> {
         while let Some(front) = self.queue.front() {
             let Some(sent) = pipe.write(&front[self.sent_len_bytes..])? else { return Ok(()) };
@@ -166,23 +166,25 @@ impl Outbox {
 }
 
 /// The state of a connection.
-pub(super) enum Who {
-    /// It has not identified itself, and must by then.
-    Stranger(Instant),
+pub(super) enum Phase {
+    /// The peer has not identified itself; it must do so by this time.
+    Unidentified(Instant),
     Pe(u32),
-    /// Its frames are ignored; it closes when its outbox is empty, or then.
-    Leaving(Instant),
+    /// The connection is closing: its frames are ignored, and it closes when its outbox is empty,
+    /// at the latest at this time.
+    Closing(Instant),
 }
 
 pub(super) struct Connection {
     pub(super) pipe: Pipe,
-    pub(super) who: Who,
-    /// The process, if the system reports it.
+    pub(super) phase: Phase,
+    /// Process ID of the peer, if the system reports it.
     pub(super) pid: Option<u32>,
-    /// Bytes that are read and not decoded.
+    /// Bytes that have been read and not decoded.
     pub(super) inbox: Vec<u8>,
     pub(super) outbox: Outbox,
-    /// Readable once the process has ended, even if a forked child keeps the socket open.
+    /// Pidfd of the peer's process: becomes readable when the process ends, even if a forked child
+    /// keeps the socket open.
     #[cfg(target_os = "linux")]
     pub(super) process: Option<std::os::fd::OwnedFd>,
 }
@@ -191,7 +193,7 @@ impl Connection {
     pub(super) fn new(pipe: Pipe, pid: Option<u32>, hello_by: Instant) -> Self {
         Self {
             pipe,
-            who: Who::Stranger(hello_by),
+            phase: Phase::Unidentified(hello_by),
             pid,
             inbox: Vec::new(),
             outbox: Outbox::default(),
@@ -200,7 +202,7 @@ impl Connection {
         }
     }
 
-    /// Ends the polling of the socket and of the process.
+    /// Stops polling the socket and the process.
     pub(super) fn unregister(&mut self, registry: &Registry) {
         // A failure means that the system does not watch it, which is the goal.
         let _ = self.pipe.unregister(registry);

@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
 
-/// Long enough for a loaded machine, so that what expires in a test expires on purpose.
+/// A deadline that no test reaches by accident, even on a loaded machine.
 pub const LONG: Duration = Duration::from_secs(30);
-/// Within this a loss has to be known, on a machine on which other programs keep all processors
-/// busy: long before [`LONG`] is over.
+/// Time within which a loss must be reported on a loaded machine; much shorter than [`LONG`].
 pub const SOON: Duration = Duration::from_secs(8);
 
-/// A server and what PEs need to come to it.
+/// A server, and the values that PEs need to join it.
 pub struct Party {
     pub server: Server,
     pub token: Token,
@@ -40,7 +39,7 @@ impl Party {
         Rendezvous::join(&self.job(pe), Options { deadline, ..Options::default() })
     }
 
-    /// Runs `body` on a thread for each of the PEs in `pes`; the results in their order.
+    /// Runs `body` on a thread for each PE in `pes`. Returns the results in the same order.
     pub fn run<T: Send>(&self, pes: impl IntoIterator<Item = u32>, body: impl Fn(Rendezvous) -> T + Sync) -> Vec<T> {
         self.try_run(pes, LONG, |joined| body(joined.unwrap()))
     }
@@ -58,7 +57,7 @@ impl Party {
         })
     }
 
-    /// Waits until the server sees what `seen` looks for.
+    /// Waits until `seen` returns `true` for the server's state.
     pub fn until(&self, seen: impl Fn(&peerweave_bootstrap::ServerState) -> bool) {
         eventually("the server's state", || seen(&self.server.state()));
     }

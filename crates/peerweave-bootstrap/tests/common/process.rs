@@ -1,4 +1,4 @@
-//! PEs that are processes: copies of the test, told by a variable what to do.
+//! PEs that are processes: copies of the test program, controlled by an environment variable.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -7,10 +7,11 @@ use peerweave_bootstrap::BootstrapError;
 
 use super::eventually;
 
-/// What a copy of the test does. The test itself has no such variable.
+/// Name of the variable that selects the role of a copy of the test program. It is not set in the
+/// test itself.
 pub const ROLE: &str = "TEST_ROLE";
 
-/// A PE in a process of its own, killed when the scenario is over.
+/// A PE in its own process, which is killed when this value is dropped.
 pub struct Process {
     pub child: Child,
     output: BufReader<ChildStdout>,
@@ -34,13 +35,13 @@ impl Process {
         line.trim_end().to_owned()
     }
 
-    /// Tells it to go on, where it waits for that.
+    /// Writes a line to the process, which waits for it.
     pub fn tell(&mut self) {
         writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
     }
 
-    /// Stops it. Its threads stop one after the other, each when it next runs: returns when all
-    /// have.
+    /// Stops the process with SIGSTOP. Returns when all of its threads have stopped: each stops
+    /// only when it next runs.
     pub fn stop(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
@@ -64,8 +65,7 @@ impl Drop for Process {
     }
 }
 
-/// The variables of torchrun for one PE of a job on this machine, with a port that tells jobs
-/// apart.
+/// Returns torchrun's variables for one PE of a job on this machine. The port distinguishes jobs.
 pub fn torchrun(pe: u32, n_pes: u32, port: u32) -> Vec<(&'static str, String)> {
     vec![
         ("RANK", pe.to_string()),

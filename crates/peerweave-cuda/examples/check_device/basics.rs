@@ -1,4 +1,4 @@
-//! Launch, heap, context and waits with the smallest kernels.
+//! Checks launch, heap, context and waits with the smallest kernels.
 
 use peerweave_cuda::{CudaError, Gpu, LaunchConfig};
 use peerweave_driver::DriverError;
@@ -17,12 +17,12 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
     table.check("teams of all PEs backwards, of one PE, of each parity", || teams(gpu));
 }
 
-/// Whether two values are the same.
+/// Returns an error unless two values are equal.
 pub(crate) fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, expected: T) -> Outcome {
     if found == expected { Ok(()) } else { Err(format!("{what}: found {found:?}, expected {expected:?}").into()) }
 }
 
-/// A kernel that needs no other PE.
+/// Launches a kernel that does not communicate.
 pub(crate) fn local(gpu: &Gpu) -> Outcome {
     let (memory, stream) = (gpu.alloc::<u64>(100_000)?, gpu.stream()?);
     stream.launch(&count_up::KERNEL, 8, 128, (memory.slice(), 5))?;

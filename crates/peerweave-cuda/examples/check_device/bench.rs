@@ -1,5 +1,5 @@
-//! Measurements from inside kernels, in the rows of a table that the same machine's limits are
-//! printed in: PE 0 towards PE 1, the others wait.
+//! Measurements inside kernels, with the rows of the table of the machine's limits: PE 0
+//! communicates with PE 1, the other PEs wait.
 
 use peerweave_cuda::{Gpu, LaunchConfig, Local, Stream};
 use peerweave_device::launch::Kernel;
@@ -10,9 +10,9 @@ use crate::Outcome;
 
 const ITERATIONS: u32 = 500;
 const BANDWIDTH_BYTES: usize = 32 << 20;
-/// Bytes of shared memory that a block of the bulk copies has.
+/// Shared memory of a block of the bulk copies, in bytes.
 const BULK_BYTES: u32 = 128 << 10;
-/// Bytes of heap that the measurements need.
+/// Heap size that the measurements need, in bytes.
 pub(crate) const HEAP_BYTES: usize = 3 * BANDWIDTH_BYTES;
 
 type Copy = Kernel<(SymSlice<u64>, SymSlice<u64>, u32, u32, DeviceSlice<u64>)>;
@@ -25,7 +25,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Microseconds of one repetition, as the kernel's first block wrote them.
+    /// Returns the microseconds of one repetition, as written by the kernel's first block.
     fn time<A: KernelArgs>(&self, kernel: &Kernel<A>, config: LaunchConfig, args: A) -> Result<f64, Box<dyn std::error::Error>> {
         self.stream.launch_with(kernel, config, args)?;
         Ok(self.result.read(&self.stream)?[0] as f64 * 1e-3)

@@ -1,4 +1,4 @@
-//! Every function that kernels call, by the kernels of `peerweave-check-kernels`.
+//! Checks every function that kernels call, with the kernels of `peerweave-check-kernels`.
 
 use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
 use peerweave_cuda::{Gpu, LaunchConfig, Symmetric};
@@ -8,11 +8,11 @@ use peerweave_types::{KernelArgs, KernelTeam, bf16, f16};
 use crate::Outcome;
 use crate::table::Table;
 
-/// Two full warps and a part of a third.
+/// Number of threads: two full warps and a part of a third.
 const THREADS: u32 = 72;
 
-/// Runs a kernel on all PEs and compares what it wrote. Where one PE fails, this is an error on
-/// all: so all go on with the same memory.
+/// Runs a kernel on all PEs and compares the values that it wrote. A failure on one PE is an error
+/// on all, so that all PEs continue with the same memory.
 fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symmetric<u64>, args: A) -> Outcome {
     let loaded = gpu.load(kernel).map(drop);
     gpu.barrier("loaded")?;

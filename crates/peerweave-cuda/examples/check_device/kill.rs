@@ -1,5 +1,5 @@
-//! A PE ends itself while kernels of the others wait for it: each of them gets an error that names
-//! it, and its GPU stays usable.
+//! A PE ends itself while kernels of the others wait for it. Each of them must get an error that
+//! names it, and its GPU must stay usable.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,9 @@
-//! Checks on GPUs that kernels communicate: one process for each GPU, started by `peerweave run`.
+//! Checks on GPUs that kernels communicate. `peerweave run` starts one process for each GPU.
 //!
-//! `check_device` alone: kernels by direct access. `--transport nvshmem` or `network`: over
-//! NVSHMEM's heap, the latter never by direct access. `--part checks`: every function that kernels
-//! call. `--kill PE`: that PE ends itself while the kernels of the others wait for it. Every wait
-//! is bounded; the last lines are a table.
+//! `check_device` alone tests kernels by direct access. `--transport nvshmem` and `--transport
+//! network` use NVSHMEM's heap; the latter never by direct access. `--part checks` tests every
+//! function that kernels call. With `--kill PE`, that PE ends itself while kernels of the others
+//! wait for it. Every wait has a deadline. The output ends with a table.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -24,33 +24,33 @@ use table::Table;
 #[derive(Parser)]
 #[command(about = "Checks on GPUs that kernels communicate; one process for each GPU")]
 struct Arguments {
-    /// How kernels reach the other PEs.
+    /// The transport to other PEs.
     #[arg(long, value_enum, default_value_t = Kind::Mapped)]
     transport: Kind,
-    /// What to do.
+    /// The part to run.
     #[arg(long, value_enum, default_value_t = Part::Basics)]
     part: Part,
-    /// This PE ends itself while kernels of the others wait for it.
+    /// PE that ends itself while kernels of the others wait for it.
     #[arg(long)]
     kill: Option<u32>,
-    /// How long a wait lasts at most, in seconds.
+    /// Time limit of a wait, in seconds.
     #[arg(long, default_value_t = 10)]
     deadline: u64,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Kind {
-    /// Virtual memory, mapped all to all.
+    /// Virtual memory, mapped on all PEs.
     Mapped,
-    /// NVSHMEM's heap, by direct access where it is mapped.
+    /// NVSHMEM's heap, by direct access to PEs whose memory is mapped.
     Nvshmem,
-    /// NVSHMEM's device library, also where memory is mapped.
+    /// NVSHMEM's device library, even for PEs whose memory is mapped.
     Network,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Part {
-    /// Launch, heap, context, waits.
+    /// Launch, heap, context and waits.
     Basics,
     /// Every function that kernels call.
     Checks,

@@ -1,4 +1,4 @@
-//! What was checked, and how it went.
+//! The table of checks and their results.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use peerweave_cuda::Gpu;
 
 use crate::Outcome;
 
-/// Rows of one PE.
+/// The rows of a PE.
 pub(crate) struct Table {
     title: String,
     rows: Vec<(String, Result<f64, String>)>,
@@ -19,7 +19,7 @@ impl Table {
         Self { title, rows: Vec::new(), start }
     }
 
-    /// Runs a check; whether it passed.
+    /// Runs a check. Returns whether it passed.
     pub(crate) fn check(&mut self, name: &str, check: impl FnOnce() -> Outcome) -> bool {
         let start = Instant::now();
         let outcome = check().map_err(|error| error.to_string());
@@ -28,7 +28,8 @@ impl Table {
         passed
     }
 
-    /// Prints the table of PE 0, and the failures of every PE; whether all passed here.
+    /// Prints the table of PE 0 and the failures of every PE. Returns whether all checks passed on
+    /// this PE.
     pub(crate) fn print(&self, gpu: &Gpu) -> bool {
         let failed = self.rows.iter().filter(|(_, outcome)| outcome.is_err()).count();
         for (name, outcome) in &self.rows {

@@ -1,8 +1,8 @@
-//! The status block and the abort word: how a kernel that failed is heard, and how one that waits
-//! is ended.
+//! The status block and the abort word: a failed kernel reports through the one, and the host ends
+//! waiting kernels through the other.
 //!
-//! Both are in pinned memory, so that neither side needs the other's progress. Invariant: the
-//! layout of the words is that of `KernelStatus`.
+//! Both are in pinned memory, so that host and kernel can access them independently of each other's
+//! progress. Invariant: the layout of the words is that of `KernelStatus`.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use peerweave_types::{FailureKind, KernelOp, KernelStatus, Pe};
 use crate::error::KernelFailure;
 
 const STATUS_WORDS: usize = size_of::<KernelStatus>() / 4;
-/// In a line of its own: waits read it often.
+/// Index of the abort word. It has its own cache line, because waits read it often.
 const ABORT: usize = 32;
 const WORDS: usize = 64;
 
-/// Status block and abort word of one GPU.
+/// Status block and abort word of a GPU.
 #[derive(Clone, Debug)]
 pub(crate) struct Report(MappedWords);
 
@@ -35,22 +35,22 @@ impl Report {
         Ok(Self(MappedWords::new(context, WORDS)?))
     }
 
-    /// Where kernels write the status.
+    /// Returns the address of the status block.
     pub(crate) fn status_address(&self) -> u64 {
         self.0.device_address(0)
     }
 
-    /// Where kernels read whether they are to end.
+    /// Returns the address of the abort word.
     pub(crate) fn abort_address(&self) -> u64 {
         self.0.device_address(ABORT)
     }
 
-    /// Has all waits of kernels fail, now and later, until [`clear`](Self::clear).
+    /// Makes all present and later waits of kernels fail, until [`clear`](Self::clear).
     pub(crate) fn abort(&self) {
         self.0.word(ABORT).store(1, Ordering::SeqCst);
     }
 
-    /// What the first kernel that failed wrote, if it has written all of it.
+    /// Returns the report of the first kernel that failed, if it is complete.
     pub(crate) fn failure(&self) -> Option<KernelFailure> {
         // Written last, by a release.
         let kind = self.0.word(word_of!(kind)).load(Ordering::Acquire);
@@ -72,7 +72,7 @@ impl Report {
         })
     }
 
-    /// Forgets a failure and lets waits wait again. No kernel of this GPU may run.
+    /// Clears the report and the abort word. No kernel of this GPU may run.
     pub(crate) fn clear(&self) {
         let claimed = word_of!(claimed);
         (0..STATUS_WORDS).filter(|index| *index != claimed).for_each(|index| self.0.word(index).store(0, Ordering::Relaxed));

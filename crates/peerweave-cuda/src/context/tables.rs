@@ -1,31 +1,31 @@
-//! The kernel context in memory of the device, and the tables that it leads to.
+//! The kernel context in device memory, and its tables.
 //!
-//! Built once, with room for all teams that there may be; a team is then written in place.
-//! Invariant: what a kernel reaches through the context lives as long as this value, which graphs
-//! keep.
+//! The tables are created once, with space for the maximum number of teams; an entry of a team is
+//! later written in place. Invariant: all memory that a kernel accesses through the context lives
+//! as long as this value, which graphs keep alive.
 
 use std::sync::Arc;
 
 use peerweave_driver::{CudaStream, DeviceBuffer as _, DeviceMemory, DriverError, Keep};
 use peerweave_types::{KernelContext, PeerEntry, Plain, SymOffset, TeamEntry};
 
-/// All that kernels of one GPU read about the job.
+/// The tables that kernels of a GPU read.
 #[derive(Debug)]
 pub(crate) struct Tables {
     context: DeviceMemory<u64>,
     peers: DeviceMemory<u64>,
     teams: DeviceMemory<u64>,
-    /// For each team, as many as there are PEs.
+    /// One row for each team, with one entry for each PE.
     members: DeviceMemory<u32>,
-    /// For each team, one for each slot.
+    /// One row for each team, with one entry for each slot.
     epochs: DeviceMemory<u64>,
     contents: Contents,
 }
 
-/// Words of an entry in the table of teams.
+/// Number of words of an entry in the table of teams.
 const TEAM_WORDS: usize = size_of::<TeamEntry>() / 8;
 
-/// Inputs of the tables.
+/// The values from which the tables are created.
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub(crate) my_pe: u32,
@@ -33,10 +33,10 @@ pub(crate) struct Contents {
     pub(crate) node_n_pes: u32,
     pub(crate) heap_bytes: u64,
     pub(crate) peers: Vec<PeerEntry>,
-    /// Where the lines of teams are in the heap, one team's after the other's.
+    /// Offset in the heap of the synchronisation lines of all teams, ordered by team number.
     pub(crate) sync: SymOffset,
     pub(crate) slots: u32,
-    /// How many teams there may be, that of all PEs included.
+    /// Maximum number of teams, including the team of all PEs.
     pub(crate) n_teams: u32,
     /// NVSHMEM's handle of the team of all PEs.
     pub(crate) nvshmem_team: i32,
@@ -47,7 +47,7 @@ pub(crate) struct Contents {
     pub(crate) multicast: u64,
 }
 
-/// A struct without padding whose size is a multiple of 8, as words.
+/// Returns a struct as words. Its size is a multiple of 8, and it has no padding.
 ///
 /// # Safety
 /// `T` is `repr(C)` and has no padding.
@@ -60,7 +60,7 @@ unsafe fn words<T: Copy>(value: &T) -> Vec<u64> {
 }
 
 impl Tables {
-    /// Builds the tables in the context of `stream`, and waits until they are there.
+    /// Creates the tables in the context of `stream`, and waits until they are written.
     pub(crate) fn new(stream: &Arc<CudaStream>, contents: Contents) -> Result<Self, DriverError> {
         let (n_pes, n_teams) = (contents.peers.len() as u32, contents.n_teams as usize);
         // SAFETY: entries are `repr(C)` of fields that fill them.
@@ -98,20 +98,21 @@ impl Tables {
         Ok(tables)
     }
 
-    /// Bytes from one team's lines to the next one's: enough for a team of all PEs.
+    /// Returns the distance in bytes between the lines of two teams: sufficient for a team of all
+    /// PEs.
     pub(crate) fn sync_stride(n_pes: u32, slots: u32) -> u64 {
         TeamEntry::sync_bytes(n_pes, slots)
     }
 
-    /// Where the lines of a team are among those of all.
+    /// Returns the range of a team's lines among those of all teams.
     pub(crate) fn lines_of(&self, number: u32) -> std::ops::Range<usize> {
         let stride = Self::sync_stride(self.contents.peers.len() as u32, self.contents.slots) as usize;
         let start = number as usize * stride;
         start..start + stride
     }
 
-    /// Writes the entry of a team of which this PE is a member, with its epochs at zero, and waits
-    /// until it is there. No kernel uses the team's number meanwhile.
+    /// Writes the entry of a team of which this PE is a member, with zero epochs, and waits until
+    /// it is written. No kernel may use the team's number meanwhile.
     pub(crate) fn write_team(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -143,18 +144,18 @@ impl Tables {
         self.teams.slice(at * TEAM_WORDS..(at + 1) * TEAM_WORDS)?.copy_from(stream, &words)
     }
 
-    /// Sets the epochs of all slots of all teams to zero, in the order of the stream.
+    /// Enqueues setting the epochs of all slots of all teams to zero.
     pub(crate) fn forget_epochs(&mut self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         let zeros = vec![0; self.epochs.len()];
         self.epochs.copy_from(stream, &zeros)
     }
 
-    /// The address that a kernel is launched with.
+    /// Returns the address of the context, which is passed to kernels.
     pub(crate) fn address(&self) -> u64 {
         self.context.address()
     }
 
-    /// Notes that a kernel which reads the tables is about to be enqueued.
+    /// Records that a kernel that reads the tables is about to be enqueued.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         for memory in [&self.context, &self.peers, &self.teams, &self.epochs] {
             drop(memory.read(stream));
@@ -168,13 +169,13 @@ impl Tables {
     }
 }
 
-/// Elements as bytes.
+/// Returns elements as bytes.
 pub(crate) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
     // SAFETY: a plain type has no padding, so that all bytes of the slice are initialised.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Bytes as elements; bytes that make no whole element are left out.
+/// Returns bytes as elements. Drops an incomplete element at the end.
 pub(crate) fn elements_of<T: Plain>(bytes: &[u8]) -> Vec<T> {
     let element = |bytes: &[u8]| {
         // SAFETY: there are as many bytes as an element has, and every pattern of them is a valid

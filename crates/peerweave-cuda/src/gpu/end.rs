@@ -1,9 +1,8 @@
-//! The end of a GPU: its parts are given back, and the threads that free them have let go of the
-//! rendezvous.
+//! The end of a GPU: its parts are released, and no thread holds the rendezvous any more.
 //!
-//! Streams free memory on threads of their own after the work that used it, and what those threads
-//! hold holds the rendezvous too. Invariant: [`Gone`] is the last field of what it waits for, so
-//! that the parts have been dropped before it waits.
+//! Threads of other crates free memory after the streams that used it have completed, and such
+//! memory holds the rendezvous. Invariant: [`Gone`] is the last field of the struct whose parts it
+//! waits for, so the parts have been dropped before it waits.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -15,12 +14,13 @@ use super::{Gpu, Inner};
 use crate::error::{CudaError, misuse};
 use crate::heap::Question;
 
-/// How often the parts are asked whether they are gone.
+/// Interval at which the parts are checked.
 const LOOK: Duration = Duration::from_micros(200);
-/// How long a GPU that is dropped waits for them.
+/// Time for which dropping a GPU waits for its parts.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Parts that threads may hold for a moment after the GPU is gone. Dropping it waits for them.
+/// Parts that threads may hold for a short time after the GPU is dropped. Dropping this value waits
+/// for them.
 pub(crate) struct Gone(Vec<Question>);
 
 impl Gone {
@@ -28,7 +28,7 @@ impl Gone {
         Self(parts)
     }
 
-    /// Waits until all parts are gone. Returns whether they are.
+    /// Waits until all parts are released. Returns `false` at the time limit.
     fn wait(&mut self, longest: Duration) -> bool {
         let end = deadline_after(longest);
         loop {
@@ -56,23 +56,24 @@ impl fmt::Debug for Gone {
 }
 
 impl Gpu {
-    /// Ends the GPU: waits for its work and for all PEs, gives heap, modules and context back, and
-    /// waits until no thread of this process holds the rendezvous for it, each at most for the
-    /// deadline. Then [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave) can be called.
-    /// On NVSHMEM's heap it ends NVSHMEM too, unless the process has other handles of it.
+    /// Ends the GPU. Waits for its work and for all PEs, releases heap, modules and context, and
+    /// waits until no thread of this process holds the rendezvous for it. Each wait has the
+    /// deadline of the GPU. [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave) can be
+    /// called afterwards. On NVSHMEM's heap this also finalises NVSHMEM, unless the process has
+    /// other handles of it.
     ///
-    /// Dropping the last handle does the same without the other PEs: it waits for threads at most 2
-    /// s, reports nothing, and leaves NVSHMEM running.
+    /// Dropping the last handle releases the same parts without the other PEs. It waits for threads
+    /// for at most 2 s, reports no errors, and does not finalise NVSHMEM.
     ///
     /// # Collective
     /// All PEs, each with its last handle.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] while there are other handles: clones, streams, memory, teams; nothing
-    /// has ended then. All others after everything of this PE has been given back that can be:
-    /// [`CudaError::PeLost`] and [`CudaError::Kernel`] for a failure of a kernel,
-    /// [`CudaError::Bootstrap`] names a PE that did not come, [`CudaError::Stuck`] where work or
-    /// threads do not end, those of the heap.
+    /// [`CudaError::Misuse`] while there are other handles (clones, streams, memory, teams);
+    /// nothing has ended then. All other errors are returned after this PE has released everything
+    /// that it can. [`CudaError::PeLost`] and [`CudaError::Kernel`] for a failure of a kernel.
+    /// [`CudaError::Bootstrap`] names a PE that did not arrive. [`CudaError::Stuck`] if work or
+    /// threads do not end. Those of the heap.
     ///
     /// ```no_run
     /// # use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! One GPU of a job: heap, context, modules. Launches and waits: `launch/`; allocation: `memory/`.
+//! A GPU of a job: heap, context, modules. `launch/` has launches and waits, `memory/` has
+//! allocation.
 
 mod end;
 mod modules;
@@ -28,14 +29,14 @@ use end::Gone;
 
 pub use options::{GpuOptions, Transport};
 
-/// One GPU of a job, set up for kernels that reach the GPUs of the other PEs. Clones are handles of
-/// the same.
+/// A GPU of a job, set up for kernels that access the GPUs of other PEs. Clones are handles of the
+/// same GPU.
 ///
 /// # Collective
 /// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`split`](Self::split),
 /// [`barrier`](Self::barrier), [`recover`](Self::recover) and [`end`](Self::end) are called by all
-/// PEs in the same order with the same arguments. They end by the deadline of the rendezvous, and
-/// name the PEs that did not arrive.
+/// PEs in the same order with the same arguments. Each call returns by the deadline of the
+/// rendezvous, and its error names the PEs that did not arrive.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -56,28 +57,28 @@ pub struct Gpu(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(crate) context: Arc<CudaContext>,
-    /// For set-up and copies: nobody else has it.
+    /// Private stream for set-up and copies.
     pub(crate) stream: PrivateStream,
     pub(crate) heap: Heap,
     pub(crate) arch: Arch,
-    /// Whether kernels are of the flavour that calls NVSHMEM.
+    /// Whether the variant of kernels that calls NVSHMEM is used.
     pub(crate) network: bool,
     pub(crate) report: Report,
     pub(crate) tables: Mutex<Tables>,
     pub(crate) teams: Teams,
-    /// The lines of all teams that there may be.
+    /// The synchronisation lines of all teams.
     pub(crate) sync: Block,
     pub(crate) deadline: Duration,
     pub(crate) modules: Modules,
     pub(crate) kernels: Mutex<HashMap<(usize, &'static str), LoadedKernel>>,
-    /// By their offsets.
+    /// Allocations of the heap by their offsets.
     allocations: Mutex<BTreeMap<u64, Weak<Block>>>,
-    /// Memory of this GPU alone, by its address.
+    /// Allocations of this GPU's own memory by their addresses.
     locals: Mutex<BTreeMap<u64, Weak<DeviceMemory<u8>>>>,
     /// The first failure since the start or the last recovery.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
-    /// The last field: it waits for what the fields before it leave to threads.
+    /// The last field: waits for threads that hold parts of the fields above.
     pub(crate) gone: Gone,
 }
 
@@ -88,7 +89,7 @@ impl Gpu {
     /// All PEs of the rendezvous.
     ///
     /// # Errors
-    /// Those of the heap; [`CudaError::Misuse`] for options that cannot be; what the driver says.
+    /// Those of the heap; [`CudaError::Misuse`] for invalid options; errors of the driver.
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: GpuOptions) -> Result<Self, CudaError> {
         const CALL: &str = "Gpu::new";
         let attribute = |attribute| Ok::<_, CudaError>(Driver::get()?.attribute(context.ordinal(), attribute)?.unsigned_abs());
@@ -164,58 +165,58 @@ impl Gpu {
         })))
     }
 
-    /// This PE.
+    /// Returns the number of this PE.
     pub fn pe(&self) -> Pe {
         self.0.rendezvous.pe()
     }
 
-    /// Number of PEs.
+    /// Returns the number of PEs.
     pub fn n_pes(&self) -> u32 {
         self.0.rendezvous.n_pes()
     }
 
-    /// The rendezvous by which the PEs meet.
+    /// Returns the rendezvous of the PEs.
     pub fn rendezvous(&self) -> &Arc<Rendezvous> {
         &self.0.rendezvous
     }
 
-    /// The context that the GPU is used in.
+    /// Returns the context of the GPU.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
     }
 
-    /// The architecture of the device.
+    /// Returns the architecture of the device.
     pub fn arch(&self) -> Arch {
         self.0.arch
     }
 
-    /// Whether kernels are linked with NVSHMEM's device library.
+    /// Returns whether kernels are linked with NVSHMEM's device library.
     pub fn uses_network(&self) -> bool {
         self.0.network
     }
 
-    /// The longest wait of a kernel and of the host.
+    /// Returns the time limit of waits, for kernels and for the host.
     pub fn deadline(&self) -> Duration {
         self.0.deadline
     }
 
-    /// Waits on the host until all PEs are here. Work on the device is not waited for.
+    /// Waits on the host until all PEs have called it. Does not wait for work on the device.
     ///
     /// # Errors
-    /// [`CudaError::Bootstrap`] names who did not arrive.
+    /// [`CudaError::Bootstrap`] names the PEs that did not arrive.
     pub fn barrier(&self, label: &str) -> Result<(), CudaError> {
         Ok(self.0.rendezvous.barrier(&format!("peerweave-cuda/barrier/{label}"))?)
     }
 
-    /// Makes the GPU usable for communication again after a kernel failed: the words by which teams
-    /// synchronise are as at the start. Symmetric memory keeps its content. Not possible after a PE
-    /// is lost: then set up a job without it.
+    /// Makes the GPU usable for communication after a kernel failed: resets the words by which
+    /// teams synchronise. Symmetric memory keeps its content. Recovery is not possible after a PE
+    /// is lost; create a job without it instead.
     ///
     /// # Collective
     /// All PEs. No kernel of this GPU may run.
     ///
     /// # Errors
-    /// [`CudaError::Bootstrap`] names a PE that is lost or does not arrive; what the driver says.
+    /// [`CudaError::Bootstrap`] names a PE that is lost or did not arrive; errors of the driver.
     pub fn recover(&self) -> Result<(), CudaError> {
         let mut recoveries = self.0.recoveries.lock().unwrap_or_else(PoisonError::into_inner);
         let barrier = |step: &str| self.0.rendezvous.barrier(&format!("peerweave-cuda/recover/{recoveries}/{step}"));
@@ -245,8 +246,8 @@ impl Inner {
         locals
     }
 
-    /// The live memory of this GPU alone that an address lies in; `None` for memory that somebody
-    /// else allocated.
+    /// Returns this GPU's own allocation that contains an address; `None` for memory of another
+    /// allocator.
     pub(crate) fn local(&self, address: u64) -> Option<Arc<DeviceMemory<u8>>> {
         let (_, memory) = self.locals().range(..=address).next_back().map(|(at, memory)| (*at, memory.clone()))?;
         let memory = memory.upgrade()?;
@@ -257,7 +258,7 @@ impl Inner {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The live allocation that a range lies in.
+    /// Returns the allocation that contains a range.
     pub(crate) fn allocation(&self, offset: SymOffset, bytes: u64) -> Option<Arc<Block>> {
         let (_, block) = self.allocations().range(..=offset.0).next_back().map(|(at, block)| (*at, block.clone()))?;
         let block = block.upgrade()?;
@@ -277,7 +278,8 @@ fn arena(
     Ok(Heap::Nvshmem(Arena::new(nvshmem, rendezvous, bytes, multicast)?))
 }
 
-/// The node of each PE, and its number there, by what the kernel of its machine calls this boot.
+/// Returns the node of each PE and its index on that node. A node is identified by the boot ID of
+/// its operating system.
 fn nodes(rendezvous: &Rendezvous) -> Result<Vec<(Vec<u8>, u32)>, CudaError> {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let all = rendezvous.exchange("peerweave-cuda/node", &boot)?;

@@ -1,4 +1,4 @@
-//! Kernels' crates loaded on this GPU: each once, in the variant for the device.
+//! The crates of kernels loaded on this GPU: each is loaded once, in the variant for the device.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,19 +11,19 @@ use peerweave_nvshmem::ModuleGuard;
 use super::Inner;
 use crate::error::CudaError;
 
-/// By the address of the crate's image.
+/// Loaded crates by the address of the crate's image.
 #[derive(Default)]
 pub(crate) struct Modules(Mutex<HashMap<usize, Loaded>>);
 
 struct Loaded {
     module: Module,
-    /// NVSHMEM forgets the module before it is unloaded.
+    /// Unregisters the module from NVSHMEM before it is unloaded.
     _guard: Option<ModuleGuard>,
 }
 
 impl Inner {
-    /// A kernel of a crate, loaded. The first one of a crate loads, and where NVSHMEM is called
-    /// links, all of its kernels.
+    /// Returns a kernel of a crate. The first call for a crate loads all of its kernels, and links
+    /// them if they call NVSHMEM.
     pub(crate) fn kernel(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
         let key = std::ptr::from_ref(image).addr();
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +60,8 @@ impl Inner {
     }
 }
 
-/// Links PTX that calls NVSHMEM with the device library of the NVSHMEM that runs in this process.
+/// Links PTX that calls NVSHMEM with the device library of the NVSHMEM version loaded in this
+/// process.
 fn link(nvshmem: &peerweave_nvshmem::Context, arch: Arch, ptx: &str) -> Result<Linked, CudaError> {
     let files = peerweave_link::nvshmem::DeviceLibrary::beside(nvshmem.library().path())?;
     files.check_host(nvshmem.library().version())?;

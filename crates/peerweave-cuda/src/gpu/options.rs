@@ -1,75 +1,74 @@
-//! How a GPU of a job is set up.
+//! Options of a GPU of a job.
 
 use std::time::Duration;
 
-/// How kernels reach the PEs of a job.
+/// The transport by which kernels access the PEs of a job.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Transport {
-    /// Virtual memory, mapped all to all on each machine. PEs of another machine are not reached.
+    /// Virtual memory, mapped on all PEs of a machine. PEs of other machines are unreachable.
     #[default]
     Mapped,
-    /// NVSHMEM's heap: PEs whose memory it maps are reached directly, all others by its device
-    /// library.
+    /// NVSHMEM's heap. PEs whose memory NVSHMEM maps are accessed directly, all others through its
+    /// device library.
     Nvshmem(peerweave_nvshmem::Settings),
-    /// NVSHMEM's device library for every PE but the own one, also where memory is mapped: for
-    /// tests.
+    /// NVSHMEM's device library for every other PE, even if its memory is mapped. For tests.
     Network(peerweave_nvshmem::Settings),
 }
 
-/// How a GPU of a job is set up: the same on all PEs.
+/// Options of a GPU of a job, the same on all PEs.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GpuOptions {
-    /// Bytes of symmetric heap on each PE.
+    /// Size of the symmetric heap of each PE, in bytes.
     pub heap_bytes: usize,
-    /// How kernels reach the other PEs.
+    /// The transport by which kernels access other PEs.
     pub transport: Transport,
-    /// How long one wait of a kernel lasts at most, and how long the host waits for a stream.
+    /// Time limit of a wait of a kernel, and of a wait of the host for a stream.
     pub deadline: Duration,
-    /// How many blocks of a kernel may synchronise with other PEs at a time; `None` for one on each
-    /// multiprocessor.
+    /// Number of blocks of a kernel that may synchronise with other PEs at a time; `None` for one
+    /// per SM.
     pub slots: Option<u32>,
-    /// How many teams there may be at a time besides the team of all PEs: at most 63.
+    /// Maximum number of teams besides the team of all PEs: at most 63.
     pub teams: u32,
     /// Whether kernels get a multicast address of the heap, by which one access reaches all GPUs of
-    /// the machine. It needs multicast objects of CUDA, or NVSHMEM's; `PEERWEAVE_MULTICAST=off`
-    /// forbids them.
+    /// the machine. Needs multicast objects of CUDA or NVSHMEM. `PEERWEAVE_MULTICAST=off` disables
+    /// them.
     pub multicast: bool,
 }
 
 impl GpuOptions {
-    /// A heap of so many bytes on each PE, mapped all to all, with a deadline of 60 s, 15 teams and
-    /// no multicast.
+    /// Returns options for a heap of `heap_bytes` on each PE, with mapped memory, a deadline of 60
+    /// s, 15 teams and no multicast address.
     pub fn new(heap_bytes: usize) -> Self {
         let deadline = Duration::from_secs(60);
         Self { heap_bytes, transport: Transport::default(), deadline, slots: None, teams: 15, multicast: false }
     }
 
-    /// With this transport.
+    /// Sets the transport.
     #[must_use]
     pub fn transport(self, transport: Transport) -> Self {
         Self { transport, ..self }
     }
 
-    /// With this deadline.
+    /// Sets the deadline.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
-    /// With so many slots.
+    /// Sets the number of slots.
     #[must_use]
     pub fn slots(self, slots: u32) -> Self {
         Self { slots: Some(slots), ..self }
     }
-    /// With room for so many teams besides that of all PEs.
+    /// Sets the maximum number of teams besides the team of all PEs.
     #[must_use]
     pub fn teams(self, teams: u32) -> Self {
         Self { teams, ..self }
     }
 
-    /// With or without a multicast address of the heap.
+    /// Sets whether kernels get a multicast address of the heap.
     #[must_use]
     pub fn multicast(self, multicast: bool) -> Self {
         Self { multicast, ..self }

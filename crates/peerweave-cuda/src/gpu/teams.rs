@@ -1,4 +1,4 @@
-//! The teams of one GPU by number. Making and ending them is `team.rs`.
+//! The teams of a GPU by number. `team.rs` creates and destroys them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,22 +17,21 @@ pub(crate) struct Members {
 pub(crate) enum Number {
     Free,
     Live(Arc<Members>),
-    /// The team is being ended, or could not be.
+    /// The team is being destroyed, or could not be destroyed.
     Ended,
 }
 
-/// The teams of one GPU by number; number 0 is the team of all PEs.
+/// The teams of a GPU by number; number 0 is the team of all PEs.
 pub(crate) struct Teams {
-    /// Held for a moment alone: launches look teams up.
+    /// Locked only briefly, because launches look up teams.
     numbers: Mutex<Vec<Number>>,
-    /// How many splits there were, for the labels of their exchanges. Held by the one that is under
-    /// way.
+    /// Number of splits so far, for the labels of their exchanges. Locked during a split.
     pub(crate) splits: Mutex<u64>,
 }
 
 impl Teams {
-    /// How many teams there may be at a time besides that of all PEs: one bit each travels in a
-    /// split.
+    /// Maximum number of teams besides the team of all PEs, because a split exchanges one bit for
+    /// each.
     pub(crate) const MOST: u32 = 63;
 
     pub(crate) fn new(n_teams: u32) -> Self {
@@ -43,14 +42,14 @@ impl Teams {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One bit for each number that is free; that of the team of all PEs never is.
+    /// Returns one bit for each free number. The number of the team of all PEs is never free.
     pub(crate) fn free(&self) -> u64 {
         let numbers = self.numbers();
         let free = numbers.iter().enumerate().skip(1).filter(|(_, number)| matches!(number, Number::Free));
         free.fold(0, |bits, (number, _)| bits | 1 << number)
     }
 
-    /// The live team of this number, if this PE is a member of one.
+    /// Returns the team of this number, if it exists and this PE is a member.
     pub(crate) fn find(&self, team: KernelTeam) -> Option<Arc<Members>> {
         match self.numbers().get(team.index() as usize)? {
             Number::Live(members) => Some(Arc::clone(members)),
@@ -58,8 +57,8 @@ impl Teams {
         }
     }
 
-    /// Takes a team out, so that no launch finds it; `false` where something else than its one
-    /// handle uses it.
+    /// Removes a team, so that no launch finds it. Returns `false` if the team has other users than
+    /// the caller's handle.
     pub(crate) fn end(&self, number: u32, members: &Arc<Members>) -> bool {
         let mut numbers = self.numbers();
         // Two handles: that of the caller and that of the table.
@@ -76,7 +75,7 @@ impl Teams {
 }
 
 impl Members {
-    /// Notes that work which uses the team is about to be enqueued.
+    /// Records that work that uses the team is about to be enqueued.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.iter().any(|known| known.cu_stream() == stream.cu_stream()) {

@@ -1,5 +1,5 @@
-//! Launches of typed kernels: arguments are checked, and the memory that they name is kept until
-//! the kernel has ended.
+//! Launches of typed kernels: arguments are checked, and the memory that they refer to is kept
+//! alive until the kernel has ended.
 
 mod wait;
 
@@ -16,18 +16,17 @@ use crate::gpu::teams::Members;
 use crate::gpu::{Gpu, Inner};
 use crate::heap::Block;
 
-/// A stream of a GPU of a job. Derefs to cudarc's stream, for everything else that is enqueued
-/// there.
+/// A stream of a GPU of a job. Dereferences to cudarc's stream, for all other operations on it.
 pub struct Stream {
     gpu: Gpu,
     stream: PrivateStream,
 }
 
 impl Stream {
-    /// Enqueues a kernel: `grid` blocks of `block` threads. See [`Gpu::launch`].
+    /// Enqueues a kernel with `grid` blocks of `block` threads. See [`Gpu::launch`].
     ///
     /// # Errors
-    /// As [`Gpu::launch`].
+    /// As for [`Gpu::launch`].
     pub fn launch<A: KernelArgs>(
         &self,
         kernel: &Kernel<A>,
@@ -38,24 +37,24 @@ impl Stream {
         self.launch_with(kernel, LaunchConfig::new(grid, block), args)
     }
 
-    /// As [`launch`](Self::launch), with shared memory, or cooperative, or with a programmatic
+    /// Like [`launch`](Self::launch), with shared memory, as a cooperative launch, or with an early
     /// start.
     ///
     /// # Errors
-    /// As [`Gpu::launch`].
+    /// As for [`Gpu::launch`].
     pub fn launch_with<A: KernelArgs>(&self, kernel: &Kernel<A>, config: LaunchConfig, args: A) -> Result<(), CudaError> {
         self.gpu.launch(&self.stream, kernel, config, args)
     }
 
-    /// Waits until all work of the stream is done: see [`Gpu::wait`].
+    /// Waits until all work of the stream is complete. See [`Gpu::wait`].
     ///
     /// # Errors
-    /// As [`Gpu::wait`].
+    /// As for [`Gpu::wait`].
     pub fn wait(&self) -> Result<(), CudaError> {
         self.gpu.wait(&self.stream)
     }
 
-    /// The GPU.
+    /// Returns the GPU of the stream.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
@@ -75,7 +74,7 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// Looks the memory of arguments up.
+/// Looks up the memory and the teams of arguments.
 struct Lookup<'a> {
     inner: &'a Inner,
     blocks: Vec<Arc<Block>>,
@@ -99,7 +98,8 @@ impl ArgVisitor for Lookup<'_> {
         }
     }
 
-    /// Memory that is not ours: whoever made the view promised that it stays.
+    /// Ignores memory of other allocators: the creator of the view guarantees that it stays
+    /// allocated.
     fn device(&mut self, address: u64, _: u64) {
         self.locals.extend(self.inner.local(address));
     }
@@ -117,17 +117,17 @@ impl ArgVisitor for Lookup<'_> {
 }
 
 impl Gpu {
-    /// A new stream in the GPU's context. It waits for nothing of other streams.
+    /// Creates a stream in the GPU's context that is not ordered with other streams.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn stream(&self) -> Result<Stream, CudaError> {
         Ok(Stream { gpu: self.clone(), stream: PrivateStream::new(self.context())? })
     }
 
-    /// Loads the crate that a kernel belongs to, and the kernel, which its first launch would do
-    /// otherwise. Compiling PTX takes seconds the first time, for which kernels of other PEs would
-    /// wait: so load on all PEs, then meet in a [`barrier`](Self::barrier), then launch.
+    /// Loads a kernel and its crate; otherwise the first launch does so. The first compilation of
+    /// PTX takes seconds, for which kernels of other PEs would wait. So call this on all PEs, then
+    /// call [`barrier`](Self::barrier), then launch.
     ///
     /// # Errors
     /// [`CudaError::NoPtx`]; those of loading and linking.
@@ -137,17 +137,17 @@ impl Gpu {
 
     /// Enqueues a kernel on a stream of this GPU's device. The first launch of a kernel loads it.
     ///
-    /// Symmetric memory among the arguments stays allocated until the kernel has ended. On a stream
-    /// that is being captured the graph keeps it, the module and the context. A failure of the
-    /// kernel is an error of [`wait`](Self::wait).
+    /// Symmetric memory among the arguments stays allocated until the kernel has ended. If the
+    /// stream is being captured, the graph keeps the memory, the module and the context. A failure
+    /// of the kernel is an error of [`wait`](Self::wait).
     ///
-    /// Blocks that wait for each other need a cooperative launch. Kernels that wait for other PEs
-    /// must not wait for each other on one device: a kernel may begin only when another has ended.
+    /// Blocks that wait for each other need a cooperative launch. Two kernels on one device must
+    /// not wait for each other, because one may start only after the other has ended.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice that lies in no
-    /// allocation, or a team that there is not (any more); [`CudaError::Failed`] after a kernel has
-    /// failed; [`CudaError::NoPtx`]; those of `LoadedKernel::launch`.
+    /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice outside of all
+    /// allocations, or a team that does not exist or was destroyed; [`CudaError::Failed`] after a
+    /// kernel has failed; [`CudaError::NoPtx`]; those of `LoadedKernel::launch`.
     pub fn launch<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,
@@ -163,16 +163,16 @@ impl Gpu {
         unsafe { self.enqueue(stream, &loaded, config, args, lookup) }
     }
 
-    /// As [`launch`](Self::launch), for a kernel that was loaded otherwise, such as one in CUDA C++
-    /// over `peerweave.cuh`.
+    /// Like [`launch`](Self::launch), for a kernel that was loaded by other means, for example one
+    /// in CUDA C++ that includes `peerweave.cuh`.
     ///
     /// # Errors
-    /// As [`launch`](Self::launch).
+    /// As for [`launch`](Self::launch).
     ///
     /// # Safety
     /// The kernel takes the address of a [`KernelContext`](peerweave_types::KernelContext) of this
-    /// version and then exactly these arguments by value, and accesses only memory that the context
-    /// and the arguments give it.
+    /// version, followed by exactly these arguments by value. It accesses only memory of the
+    /// context and the arguments.
     pub unsafe fn launch_loaded<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,
@@ -185,8 +185,8 @@ impl Gpu {
         unsafe { self.enqueue(stream, kernel, config, args, lookup) }
     }
 
-    /// The memory and the teams that arguments name; an error where one is not live, or a kernel
-    /// has failed.
+    /// Looks up the memory and the teams of arguments. Fails if one of them is not live, or if a
+    /// kernel has failed.
     fn look_up<A: KernelArgs>(&self, args: &A) -> Result<Lookup<'_>, CudaError> {
         let inner = &*self.0;
         if let Some(failure) = &*inner.failed() {
@@ -198,8 +198,8 @@ impl Gpu {
     }
 
     /// # Safety
-    /// As [`launch_loaded`](Self::launch_loaded); the memory that the arguments name is that of
-    /// `lookup`.
+    /// As for [`launch_loaded`](Self::launch_loaded). `lookup` has the memory that the arguments
+    /// refer to.
     unsafe fn enqueue<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,

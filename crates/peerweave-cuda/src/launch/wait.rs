@@ -1,4 +1,4 @@
-//! Waits for kernels that wait for other PEs: bounded, and with an error that names the PE.
+//! Waits for kernels that wait for other PEs. Each wait has a deadline, and its error names the PE.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,32 +10,32 @@ use peerweave_types::{FailureKind, Pe};
 use crate::error::{CudaError, KernelFailure};
 use crate::gpu::{Gpu, Inner};
 
-/// How often the rendezvous is asked for losses while a stream is waited for.
+/// Interval at which a wait for a stream checks for lost PEs.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long kernels have to end after they were asked to.
+/// Time within which kernels must end after they were requested to.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long after a kernel's failure the notice of a death may arrive.
+/// Time after a kernel's failure within which the notice of a PE's death may arrive.
 const NOTICE: Duration = Duration::from_millis(1500);
 
 impl Gpu {
-    /// Waits until all work of the stream is done, at most for twice the deadline: kernels end by
-    /// themselves when one of their waits takes longer than that.
+    /// Waits until all work of the stream is complete, for at most twice the deadline. Kernels fail
+    /// by themselves if one of their waits exceeds the deadline.
     ///
-    /// When a PE dies meanwhile, kernels that wait are ended at once. After an error the GPU can be
-    /// used for everything but communication; for that see [`recover`](Self::recover).
+    /// If a PE dies meanwhile, kernels that wait are ended immediately. After an error the GPU can
+    /// be used for everything except communication; [`recover`](Self::recover) restores that.
     ///
     /// # Errors
-    /// [`CudaError::PeLost`] names the PE that died; [`CudaError::Kernel`] has what a kernel
-    /// reported, with the PE that did not do its part; [`CudaError::Stuck`] where kernels do not
-    /// end; what the driver says.
+    /// [`CudaError::PeLost`] names the PE that died. [`CudaError::Kernel`] has the report of a
+    /// kernel, with the PE that it waited for. [`CudaError::Stuck`] if kernels do not end. Errors
+    /// of the driver.
     pub fn wait(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.wait_within(stream, self.0.deadline.saturating_mul(2))
     }
 
-    /// As [`wait`](Self::wait), with another longest time.
+    /// Like [`wait`](Self::wait), with another time limit.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// As for [`wait`](Self::wait).
     pub fn wait_within(&self, stream: &Arc<CudaStream>, longest: Duration) -> Result<(), CudaError> {
         const CALL: &str = "wait";
         let inner = &*self.0;
@@ -62,12 +62,12 @@ impl Gpu {
 }
 
 impl Inner {
-    /// The PE that is known to be lost first.
+    /// Returns the PE that was lost first, if any.
     fn lost(&self) -> Option<(Pe, Loss)> {
         self.rendezvous.losses().into_iter().next()
     }
 
-    /// The outcome of work that has ended.
+    /// Returns the outcome of completed work.
     pub(crate) fn ended(&self, call: &'static str) -> Result<(), CudaError> {
         let Some(failure) = self.report.failure() else { return Ok(()) };
         let error = match self.death_behind(&failure) {
@@ -78,7 +78,8 @@ impl Inner {
         Err(error)
     }
 
-    /// The death that a failure may come from: its notice may be on its way.
+    /// Returns the death of a PE that may have caused a failure. Its notice may still have to
+    /// arrive.
     fn death_behind(&self, failure: &KernelFailure) -> Option<(Pe, Loss)> {
         if !matches!(failure.kind, Some(FailureKind::Deadline | FailureKind::Aborted)) {
             return None;

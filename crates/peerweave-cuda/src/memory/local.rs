@@ -1,4 +1,4 @@
-//! Memory of one GPU alone that kernels write and the host reads: results, tables.
+//! Memory of one GPU that kernels write and the host reads, for results and tables.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,10 +11,11 @@ use crate::context::tables::{bytes_of, elements_of};
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 
-/// `len` elements in memory of this GPU, not symmetric. Clones are handles of the same memory,
-/// which is freed with the last of them, after the streams that use it.
+/// `len` elements in memory of this GPU, not symmetric. Clones are handles of the same memory. It
+/// is freed when the last handle is dropped and the streams that used it have completed.
 ///
-/// A launch that takes its [`slice`](Self::slice) keeps it until the kernel has ended.
+/// A launch with its [`slice`](Self::slice) among the arguments keeps it alive until the kernel has
+/// ended.
 pub struct Local<T> {
     memory: Arc<DeviceMemory<u8>>,
     gpu: Gpu,
@@ -26,8 +27,8 @@ impl Gpu {
     /// Allocates `len` elements of this GPU's own memory, filled with zeros. Not collective.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for a number of elements beyond the address space; what the driver
-    /// says.
+    /// [`CudaError::Misuse`] for more elements than the address space can hold; errors of the
+    /// driver.
     pub fn alloc_local<T: Plain>(&self, len: usize) -> Result<Local<T>, CudaError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes =
@@ -41,27 +42,28 @@ impl Gpu {
 }
 
 impl<T: Plain> Local<T> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The view that kernels take.
+    /// Returns the view to pass to kernels.
     pub fn slice(&self) -> DeviceSlice<T> {
         // SAFETY: the elements are those of a live allocation of this GPU; a launch looks it up
         // again, and keeps it until the kernel has ended.
         unsafe { DeviceSlice::from_raw(self.memory.address(), self.len) }
     }
 
-    /// Copies `values` to the first elements, after what the stream has before, and waits for it.
+    /// Copies `values` to the first elements after the earlier work of the stream, and waits for
+    /// completion.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for more values than elements; what the driver says.
+    /// [`CudaError::Misuse`] for more values than elements; errors of the driver.
     pub fn write(&self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), CudaError> {
         let bytes = bytes_of(values);
         if values.len() > self.len {
@@ -70,11 +72,11 @@ impl<T: Plain> Local<T> {
         Ok(self.memory.slice(0..bytes.len())?.copy_from(stream, bytes)?)
     }
 
-    /// Copies the elements to the host, after what the stream has before, for which it waits as
-    /// [`Gpu::wait`] does.
+    /// Copies the elements to the host after the earlier work of the stream. Waits for the stream
+    /// like [`Gpu::wait`].
     ///
     /// # Errors
-    /// As [`Gpu::wait`].
+    /// As for [`Gpu::wait`].
     pub fn read(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, CudaError> {
         self.gpu.wait(stream)?;
         Ok(elements_of(&self.memory.to_vec(stream)?))

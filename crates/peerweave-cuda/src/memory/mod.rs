@@ -1,4 +1,4 @@
-//! Typed memory: symmetric memory of a GPU's heap, and memory of one GPU alone.
+//! Typed memory: symmetric memory of the heap, and memory of one GPU.
 
 mod local;
 
@@ -16,10 +16,10 @@ use crate::heap::Block;
 
 pub use local::Local;
 
-/// `len` elements at the same offset of every PE's heap. Kernels get its [`slice`](Self::slice);
-/// the host reads and writes this PE's part.
+/// `len` elements at the same offset of every PE's heap. Pass its [`slice`](Self::slice) to
+/// kernels; the host reads and writes this PE's part.
 ///
-/// Freed by [`Gpu::free`], collectively.
+/// [`Gpu::free`] frees it collectively.
 pub struct Symmetric<T> {
     block: Arc<Block>,
     gpu: Gpu,
@@ -34,7 +34,7 @@ impl Gpu {
     /// All PEs, with the same type and length.
     ///
     /// # Errors
-    /// Those of the heap, above all that there is no room.
+    /// Those of the heap, in particular for too little free memory.
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Symmetric<T>, CudaError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes = bytes.ok_or_else(|| misuse("Gpu::alloc", "len", len, "a number of elements that fits the address space"))?;
@@ -43,14 +43,14 @@ impl Gpu {
         Ok(Symmetric { block, gpu: self.clone(), len, _elements: PhantomData })
     }
 
-    /// Frees memory on every PE, once the streams of this PE have passed the work that uses it.
+    /// Frees memory on every PE, after the streams of this PE have completed the work that uses it.
     ///
     /// # Collective
-    /// All PEs, with the handle of the same allocation.
+    /// All PEs, with a handle of the same allocation.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for memory of another GPU, or that a graph still uses; those of the
-    /// heap.
+    /// [`CudaError::Misuse`] for memory of another GPU, or memory that a graph still uses; those of
+    /// the heap.
     pub fn free<T: Plain>(&self, memory: Symmetric<T>) -> Result<(), CudaError> {
         const CALL: &str = "Gpu::free";
         if !Arc::ptr_eq(&memory.gpu.0, &self.0) {
@@ -65,48 +65,48 @@ impl Gpu {
 }
 
 impl<T: Plain> Symmetric<T> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The view that kernels take. A launch checks that the memory is still allocated.
+    /// Returns the view to pass to kernels. A launch checks that the memory is still allocated.
     pub fn slice(&self) -> SymSlice<T> {
         // SAFETY: the elements are those of a live allocation, aligned to 256 bytes; a launch looks
         // up the allocation again, and keeps it until the kernel has ended.
         unsafe { SymSlice::from_raw(SymOffset(self.block.offset), self.len) }
     }
 
-    /// Copies `values` to the elements of this PE from index `first` on, after what the stream has
-    /// before, and waits for it.
+    /// Copies `values` to this PE's elements from index `first` on, after the earlier work of the
+    /// stream, and waits for completion.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for a range beyond the memory; what the driver says.
+    /// [`CudaError::Misuse`] for a range beyond the memory; errors of the driver.
     pub fn write(&self, stream: &Arc<CudaStream>, first: usize, values: &[T]) -> Result<(), CudaError> {
         self.check("Symmetric::write", first, values.len())?;
         self.block.write(stream, first * size_of::<T>(), bytes_of(values), self.gpu.deadline())
     }
 
-    /// Copies the elements of this PE to the host, after what the stream has before. Waits for the
-    /// stream as [`Gpu::wait`] does: a kernel that failed before is an error here too.
+    /// Copies this PE's elements to the host after the earlier work of the stream. Waits for the
+    /// stream like [`Gpu::wait`], so the failure of an earlier kernel is an error here too.
     ///
     /// # Errors
-    /// As [`Gpu::wait`].
+    /// As for [`Gpu::wait`].
     pub fn read(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, CudaError> {
         self.gpu.wait(stream)?;
         let bytes = self.block.read(stream, 0, self.len * size_of::<T>(), self.gpu.deadline())?;
         Ok(elements_of(&bytes))
     }
 
-    /// Fills the elements of this PE with zero bytes, in the order of the stream.
+    /// Enqueues filling this PE's elements with zero bytes.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn zero(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.block.zero(stream)
     }

@@ -1,5 +1,5 @@
-//! What the scenarios share: PEs as threads with a device of the fake driver each, and kernels that
-//! the fake runs on the CPU.
+//! Shared by the tests: PEs as threads, each with a device of the fake driver, and kernels that the
+//! fake driver runs on the CPU.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -14,10 +14,10 @@ use peerweave_driver::Driver;
 use peerweave_fakes::Fakes;
 use peerweave_types::{Dim3, KernelArgs, KernelContext, KernelTeam};
 
-/// As long as anything may take.
+/// A time limit that no test reaches by accident.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// The fake driver, for scenarios that launch kernels: they are not run where no compiler for their
+/// Returns the fake driver for tests that launch kernels. Such tests are skipped if no compiler for
 /// PTX was found when they were built.
 pub(crate) fn fakes() -> Fakes {
     let ptx = peerweave_test_kernels::ring::KERNEL.ptx();
@@ -27,12 +27,12 @@ pub(crate) fn fakes() -> Fakes {
     Fakes::new().cuda().needs(found)
 }
 
-/// Runs the body as each of `n` PEs; gives what they return.
+/// Runs `body` as each of `n` PEs. Returns the results.
 pub(crate) fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) -> Vec<T> {
     pes_that_may_fail(n, options, |gpu| body(&gpu.expect("it is set up")))
 }
 
-/// As [`pes`], and the body is given what setting the GPU up gave.
+/// Like [`pes`], but passes `body` the result of setting up the GPU.
 pub(crate) fn pes_that_may_fail<T: Send>(
     n: u32,
     options: GpuOptions,
@@ -64,8 +64,8 @@ pub(crate) fn pes_that_may_fail<T: Send>(
     })
 }
 
-/// A GPU of a PE that is a process. Leaves the job in order when it is dropped: PE 0 holds the
-/// server, which the others need until they have left too.
+/// A GPU of a PE that is a process. Leaves the job when it is dropped. PE 0 runs the server, so it
+/// leaves last.
 pub(crate) struct ProcessGpu {
     gpu: Option<Gpu>,
     rendezvous: Option<Arc<Rendezvous>>,
@@ -96,7 +96,8 @@ impl Drop for ProcessGpu {
     }
 }
 
-/// This child as a PE of a job whose PEs are processes; the first one holds the server.
+/// Returns this child process as a PE of a job whose PEs are processes. The first PE runs the
+/// server.
 pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> ProcessGpu {
     register();
     if child.rank == 0 {
@@ -116,7 +117,7 @@ pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> Pr
     ProcessGpu { gpu: Some(gpu), rendezvous: Some(rendezvous) }
 }
 
-/// What the fake driver hands to a function that stands for a kernel.
+/// The argument that the fake driver passes to a function that represents a kernel.
 #[repr(C)]
 pub(crate) struct FakeLaunch {
     grid: [c_uint; 3],
@@ -127,10 +128,10 @@ pub(crate) struct FakeLaunch {
     device: c_int,
 }
 
-/// Runs a kernel's host form, each thread of the grid a coroutine.
+/// Runs the host form of a kernel. Each thread of the grid is a coroutine.
 ///
 /// # Safety
-/// The launch is one of that kernel.
+/// `launch` is a launch of that kernel.
 unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const FakeLaunch, args: A) {
     // SAFETY: the fake gives a live launch, whose first parameter is the address of the context.
     let (launch, context) = unsafe { (&*launch, *(*(*launch).parameters).cast::<u64>()) };
@@ -149,22 +150,22 @@ unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const FakeLaunch, a
     }
 }
 
-/// The argument at an index of a launch.
+/// Returns the argument of a launch at an index.
 ///
 /// # Safety
-/// The launch has an argument of that type there.
+/// The launch has an argument of that type at that index.
 unsafe fn argument<T: Copy>(launch: *const FakeLaunch, index: usize) -> T {
     // SAFETY: the caller's promise; the fake aligns parameters to 16 bytes.
     unsafe { *(*(*launch).parameters.add(index)).cast::<T>() }
 }
 
-/// Registers kernels with the fake driver, by their names.
+/// Registers kernels with the fake driver under their names.
 macro_rules! kernels {
     ($($kernel:ident($($index:literal: $argument:ty),*);)*) => {
         fn register() {
             $({
                 /// # Safety
-                /// `launch` is a live launch of this kernel.
+                /// `launch` is a launch of this kernel in progress.
                 unsafe extern "C" fn run(launch: *const FakeLaunch) {
                     // SAFETY: the fake calls this for launches of this kernel, whose arguments
                     // after the context are these.
@@ -195,7 +196,7 @@ fn register_one(name: &str, function: unsafe extern "C" fn(*const FakeLaunch)) {
     assert_eq!(register(name.as_ptr(), function), 0);
 }
 
-/// What a kernel's store to a multicast address does.
+/// Emulates a kernel's store to a multicast address.
 pub(crate) fn store_by_multicast(address: u64, bytes: &[u8]) {
     type Store = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
     let symbol =

@@ -1,4 +1,4 @@
-//! Elements that are accessed atomically, and the words of 32 and 64 bits that carry them.
+//! Elements that are accessed atomically, and the 32- and 64-bit words that contain them.
 
 use super::Context;
 use super::network::call;
@@ -11,10 +11,10 @@ use crate::gpu::{Access, AcqRel, FloatAdd, Reduce, Relaxed, Release, Rmw, Sys};
 use crate::network::call::Atomic;
 use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Number, Plain, bf16, f16};
 
-/// An element that kernels add to atomically: those of [`KernelAtomic`], and `f16` and `bf16`.
+/// An element that kernels add to atomically: the types of [`KernelAtomic`], `f16` and `bf16`.
 /// Sealed by [`Number`].
 pub trait KernelAdd: Number + Plain {
-    /// Adds by an atomic instruction and returns what was there.
+    /// Adds by an atomic instruction. Returns the previous value.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
@@ -39,7 +39,7 @@ pub trait KernelAdd: Number + Plain {
 /// An element that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`. Sealed
 /// by [`AtomicElement`].
 pub trait KernelAtomic: AtomicElement + KernelAdd {
-    /// The word that carries it.
+    /// The word that contains the element.
     #[doc(hidden)]
     type Bits: Bits;
     #[doc(hidden)]
@@ -48,18 +48,18 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
     fn from_bits(bits: Self::Bits) -> Self;
 }
 
-/// An integer that kernels wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`. Sealed by
-/// [`AtomicInteger`].
+/// An integer that kernels can wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`. Sealed
+/// by [`AtomicInteger`].
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
-    /// Returns whether `word` compares so with `value`, as numbers of this type.
+    /// Returns whether the comparison of `word` with `value` holds, as numbers of this type.
     #[doc(hidden)]
     fn holds(compare: Compare, word: Self, value: Self) -> bool;
-    /// The number as reports show it.
+    /// Returns the number as it is written to a report.
     #[doc(hidden)]
     fn report(self) -> u64;
 }
 
-/// A word of 32 or 64 bits, here and at PEs that NVSHMEM reaches.
+/// A word of 32 or 64 bits, of this PE or of a PE reached through NVSHMEM.
 #[doc(hidden)]
 pub trait Bits:
     Access<Sys> + Rmw<Sys, Relaxed> + Rmw<Sys, AcqRel> + Reduce<Sys, Relaxed> + Reduce<Sys, Release> + PartialEq + 'static
@@ -220,7 +220,7 @@ macro_rules! integer {
 
 integer!(i32 as u32, u32 as u32, i64 as u64, u64 as u64);
 
-/// Floats in words of their own width.
+/// Implements atomic operations for floats, in words of their own width.
 macro_rules! float {
     ($($t:ty as $bits:ty),*) => {$(
         impl KernelAtomic for $t {
@@ -244,8 +244,9 @@ macro_rules! float {
     )*};
 }
 
-/// Additions to floats: by the instruction if the PE is mapped. NVSHMEM has no addition of floats:
-/// there the word of the element is exchanged in a loop until no other change intervenes.
+/// Implements additions to floats: by an instruction if the PE is mapped. NVSHMEM has no addition
+/// of floats; through it the element's word is compared and swapped in a loop until no other change
+/// intervenes.
 macro_rules! float_add {
     ($t:ty, $bits:ty, $one:expr, |$bits_in:ident, $shift_in:ident| $take:expr, |$old:ident, $value:ident, $shift:ident| $replace:expr) => {
         impl KernelAdd for $t {
@@ -308,7 +309,7 @@ macro_rules! float_add {
 
 float!(f32 as u32, f64 as u64);
 
-/// 16-bit floats, of which a word of 32 bits holds two.
+/// Implements atomic operations for 16-bit floats, two of which are in a 32-bit word.
 macro_rules! half {
     ($($t:ty),*) => {$(
         float_add!($t, u32, <$t>::ONE, |bits, shift| <$t>::from_bits((bits >> shift) as u16), |old, value, shift| {

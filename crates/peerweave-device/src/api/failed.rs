@@ -3,13 +3,13 @@
 use core::fmt;
 use peerweave_types::FailureKind;
 
-/// An operation of a kernel has failed. The first failure of a PE has been written to the context's
-/// status, where the host finds the operation, the PE that is missing and the values; nothing is
-/// left for the kernel to do but to end.
+/// An operation of a kernel has failed. The first failure of a PE is written to the context's
+/// status, where the host reads the operation, the missing PE and the values. The kernel should
+/// end.
 ///
-/// A kernel returns it with `?`; `#[kernel]` then ends the thread.
+/// A kernel returns it by `?`; `#[kernel]` then ends the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a kernel that goes on after a failure works on data that has not arrived"]
+#[must_use = "a kernel that continues after a failure uses data that has not arrived"]
 pub struct Failed {
     kind: FailureKind,
 }
@@ -20,7 +20,7 @@ impl Failed {
         Self { kind }
     }
 
-    /// Why.
+    /// Returns the kind of failure.
     #[inline]
     pub const fn kind(self) -> FailureKind {
         self.kind

@@ -13,7 +13,7 @@ mod failed;
 mod memory;
 #[cfg_attr(
     not(all(target_arch = "nvptx64", feature = "nvshmem")),
-    allow(clippy::if_same_then_else, reason = "calls are empty, or take the scope as a parameter, where there is no NVSHMEM")
+    allow(clippy::if_same_then_else, reason = "calls are empty, or take the scope as a parameter, in builds without NVSHMEM")
 )]
 mod network;
 mod report;

@@ -1,8 +1,10 @@
-//! The path to PEs whose memory is not mapped. On GPUs these are calls of NVSHMEM's device library,
-//! by the table of wrappers; on the host, calls of an executor that emulates a network.
+//! Access to PEs whose memory is not mapped. On GPUs these are calls of NVSHMEM's device library,
+//! through the table of wrappers. On the host they are calls of an executor that emulates a
+//! network.
 //!
-//! Where neither is there, no PE is reached so ([`Reach::Network`](super::context::Reach) is never
-//! made), and each function here is empty.
+//! In builds with neither, no PE is accessed in this manner
+//! ([`Reach::Network`](super::context::Reach) is never created), and each function of this module
+//! is empty.
 
 #[cfg(target_arch = "nvptx64")]
 use super::scope::Kind;
@@ -33,8 +35,8 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// The wrapper for a scope on GPUs; on the host the first thread of the scope makes one call for
-/// all.
+/// Calls the wrapper for a scope on GPUs. On the host the first thread of the scope makes one call
+/// for all threads.
 macro_rules! by_scope {
     ($scope:ident: $thread:ident, $warp:ident, $block:ident ($($argument:expr),*); $host:expr) => {{
         #[cfg(target_arch = "nvptx64")]
@@ -53,19 +55,20 @@ macro_rules! by_scope {
     }};
 }
 
-/// Calls of the host.
+/// Calls of the executor on the host.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) mod emulated {
     use super::super::scope::{Kind, Scope};
     use crate::arch::executor;
     use crate::network::call::{Atomic, Call};
 
-    /// Makes one call by this thread.
+    /// Makes one call for this thread.
     pub(in super::super) fn now(call: Call) -> u64 {
         executor().network(call)
     }
 
-    /// One call for all threads of the scope, which begin and end it together, as NVSHMEM's do.
+    /// Makes one call for all threads of the scope. They start and end it together, as with
+    /// NVSHMEM.
     pub(in super::super) fn by_first<S: Scope>(call: Call) {
         S::sync();
         if matches!(S::KIND, Kind::Thread) || S::rank() == 0 {
@@ -74,7 +77,7 @@ pub(super) mod emulated {
         S::sync();
     }
 
-    /// An atomic operation on a word of as many bytes.
+    /// Applies an atomic operation to a word of `bytes` bytes.
     pub(in super::super) fn atomic(word: u64, bytes: usize, operation: Atomic, pe: i32) -> u64 {
         now(Call::Atomic { word, bytes, operation, pe: pe as u32 })
     }
@@ -83,7 +86,7 @@ pub(super) mod emulated {
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::network::call::{Atomic, Call, Signal as HostSignal};
 
-/// Returns whether PEs can be reached so at all: known when a kernel is compiled for a GPU.
+/// Returns whether PEs can be reached over the network. Known at compile time of a kernel for GPUs.
 #[inline(always)]
 pub(super) fn available() -> bool {
     #[cfg(target_arch = "nvptx64")]
@@ -120,7 +123,7 @@ pub(super) fn get<S: Scope>(to: u64, from: u64, bytes: usize, pe: u32, nbi: bool
     }
 }
 
-/// A signal that follows a put: where, what, how.
+/// A signal that follows a put: its word, value and operation.
 #[derive(Clone, Copy)]
 pub(super) struct Signal {
     pub(super) word: u64,
@@ -155,7 +158,7 @@ pub(super) fn signal(signal: Signal, pe: u32) {
     })
 }
 
-/// Writes one element, by the widest words that its size and alignment allow.
+/// Writes one element by the widest words that its size and alignment allow.
 #[inline]
 pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     let (from, pe) = ((&raw const value).cast::<u8>(), pe as i32);
@@ -170,7 +173,7 @@ pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     }
 }
 
-/// Reads one element, likewise.
+/// Reads one element by the widest words that its size and alignment allow.
 #[inline]
 pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     // SAFETY: every bit pattern is a value of a `Plain` type.
@@ -187,7 +190,7 @@ pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     value
 }
 
-/// Reads 16 bytes, by two words.
+/// Reads 16 bytes as two words.
 #[inline]
 pub(super) fn load_vector(from: u64, pe: u32) -> Vector {
     [read_word(from, 8, pe as i32), read_word(from + 8, 8, pe as i32)]
@@ -244,7 +247,7 @@ fn read_word(at: u64, unit: usize, pe: i32) -> u64 {
 /// Reads a word of `unit` bytes.
 ///
 /// # Safety
-/// The pointer is that of as many readable bytes, aligned to them.
+/// `from` points to `unit` readable bytes, aligned to `unit`.
 #[inline]
 unsafe fn read(from: *const u8, unit: usize) -> u64 {
     // SAFETY: the caller promises a readable word.
@@ -261,7 +264,7 @@ unsafe fn read(from: *const u8, unit: usize) -> u64 {
 /// Writes a word of `unit` bytes.
 ///
 /// # Safety
-/// The pointer is that of as many writable bytes, aligned to them.
+/// `to` points to `unit` writable bytes, aligned to `unit`.
 #[inline]
 unsafe fn write(to: *mut u8, unit: usize, word: u64) {
     // SAFETY: the caller promises a writable word.
@@ -275,14 +278,14 @@ unsafe fn write(to: *mut u8, unit: usize, word: u64) {
     }
 }
 
-/// Bytes of the widest words, up to 8, of which a value consists.
+/// Returns the size of the widest words, up to 8 bytes, of which a value consists.
 #[inline]
 const fn unit<T>() -> usize {
     let both = size_of::<T>() | align_of::<T>() | 8;
     both & both.wrapping_neg()
 }
 
-/// Orders the puts of this PE, `me`, to each other PE.
+/// Orders the puts of this PE (`me`) to each other PE.
 #[inline]
 pub(super) fn fence(me: u32) {
     let _ = me;
@@ -291,7 +294,7 @@ pub(super) fn fence(me: u32) {
     })
 }
 
-/// Completes the puts and gets of this PE, `me`.
+/// Completes the puts and gets of this PE (`me`).
 #[inline]
 pub(super) fn quiet(me: u32) {
     let _ = me;

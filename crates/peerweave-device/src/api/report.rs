@@ -1,8 +1,8 @@
-//! The first failure of a PE, written where the host reads it; and the pause of every wait, which
-//! ends it by deadline or abort.
+//! The report of a PE's first failure, which the host reads; and the pause of waits, which ends
+//! them at the deadline or after an abort.
 //!
-//! Invariant: a report is written once. The thread that swaps `claimed` from 0 writes all fields,
-//! and the kind last.
+//! Invariant: a report is written once. The thread that swaps `claimed` from 0 to 1 writes all
+//! fields, the kind last.
 
 use super::{Context, Failed};
 use crate::Pause;
@@ -28,8 +28,8 @@ impl Report {
 }
 
 impl Context {
-    /// Writes the report of a failure, unless another was first, and ends the waits of all threads
-    /// of this PE.
+    /// Writes the report of a failure, unless another thread has written one, and ends the waits of
+    /// all threads of this PE.
     #[inline(always)]
     pub(crate) fn fail(&self, kind: FailureKind, report: Report) -> Failed {
         let Report { operation, pe, team, expected, found } = report;
@@ -40,7 +40,7 @@ impl Context {
 
     /// Fails the kernel with a code, unless it has already failed: ends the waits of all threads of
     /// this PE, and returns the kernel's result. The host's error has the code as the value found.
-    /// NVSHMEM's name for it is `global_exit`; here the host decides what other PEs do.
+    /// NVSHMEM's counterpart is `global_exit`; here the host decides what the other PEs do.
     ///
     /// ```
     /// use peerweave_device::prelude::*;
@@ -60,22 +60,22 @@ impl Context {
         self.fail(FailureKind::Exit, Report { found: code, ..Report::of(KernelOp::Exit) })
     }
 
-    /// A pause for one wait.
+    /// Returns the pause of a wait.
     #[inline(always)]
     pub(crate) fn spin(&self) -> Spin<'_> {
         Spin { context: self, looks: 0, started: 0, asked: 0 }
     }
 }
 
-/// Writes a report and the abort word. A function of its own: it would otherwise lie in the middle
-/// of every operation. Its parameter makes the compiler place it in the crate of the kernel, where
-/// the PTX of a kernel needs it.
+/// Writes a report and the abort word. This is a separate function, because its code would
+/// otherwise be inlined into every operation. The type parameter makes the compiler generate it in
+/// the kernel's crate, where the PTX of a kernel needs it.
 ///
 /// # Safety
-/// `raw` is that of a context as [`Context::enter`] takes it.
+/// `raw` is a context that meets the conditions of [`Context::enter`].
 #[cold]
 #[inline(never)]
-#[expect(clippy::extra_unused_type_parameters, reason = "makes it generic, and so part of the kernel's crate")]
+#[expect(clippy::extra_unused_type_parameters, reason = "makes the function generic, and so part of the kernel's crate")]
 pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32, pe: u32, team: u32, expected: u64, found: u64) {
     let field = |offset: usize| (raw.status + offset as u64) as *mut u32;
     let wide = |offset: usize| (raw.status + offset as u64) as *mut u64;
@@ -97,22 +97,22 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
     }
 }
 
-/// The pause of a wait: nothing for most looks; every [`Spin::INTERVAL`] looks, a look at the
-/// clock, and every [`Spin::ABORT_NS`] one at the abort word.
+/// The pause of a wait. Most polls only count; every [`Spin::INTERVAL`] polls the clock is read,
+/// and every [`Spin::ABORT_NS`] nanoseconds the abort word.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
     started: u64,
-    /// When the abort word was read, or the wait began.
+    /// Time at which the abort word was last read, or the wait began.
     asked: u64,
 }
 
 impl Spin<'_> {
-    /// A look at a word takes about half a microsecond on a GPU, and one at a bulk copy a tenth of
-    /// it.
+    /// Number of polls between two readings of the clock. Polling a word takes about half a
+    /// microsecond on a GPU, polling a bulk copy a tenth of that.
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
-    /// The abort word may lie in memory of the host: many threads that read it delay each other,
-    /// and what they wait for.
+    /// Time between two readings of the abort word. The word may be in host memory, and many
+    /// threads that read it delay each other and the data that they wait for.
     const ABORT_NS: u64 = if cfg!(target_arch = "nvptx64") { 100_000 } else { 1 };
 
     #[cold]

@@ -6,7 +6,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A scope, as a value.
+/// A scope as a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// [`Thread`].
@@ -17,26 +17,27 @@ pub enum Kind {
     Block,
 }
 
-/// The threads that make one call together. All of them call it, with the same arguments.
+/// The threads that make a call together. All of them call it, with the same arguments.
 ///
 /// Sealed: [`Thread`], [`Warp`] and [`Block`].
 pub trait Scope: sealed::Sealed + Copy + 'static {
-    /// The scope.
+    /// The scope as a value.
     const KIND: Kind;
 
-    /// Whether it is a single thread.
+    /// Whether the scope is a single thread.
     const ALONE: bool = matches!(Self::KIND, Kind::Thread);
 
-    /// The number of this thread in the scope.
+    /// Returns the index of this thread in the scope.
     fn rank() -> usize;
 
-    /// Number of threads of the scope.
+    /// Returns the number of threads of the scope.
     fn size() -> usize;
 
-    /// Waits for all threads of the scope. What each wrote before is visible to all after.
+    /// Waits for all threads of the scope. Earlier writes of each thread are visible to all threads
+    /// afterwards.
     fn sync();
 
-    /// [`Self::sync`], and returns whether any thread gave `true`.
+    /// Like [`Self::sync`]; returns whether any thread passed `true`.
     fn any(value: bool) -> bool;
 }
 
@@ -44,11 +45,11 @@ pub trait Scope: sealed::Sealed + Copy + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct Thread;
 
-/// The threads of one warp. All 32 call, or all that the last warp of a block has.
+/// The threads of a warp: all 32, or those of the incomplete last warp of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Warp;
 
-/// The threads of one block.
+/// The threads of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Block;
 

@@ -1,13 +1,14 @@
-//! One element of 1, 2, 4, 8 or 16 bytes, moved by one access; elements of other sizes by bytes.
+//! An element of 1, 2, 4, 8 or 16 bytes, transferred by one access; elements of other sizes are
+//! transferred by bytes.
 
 use crate::gpu::{self, Piece};
 use core::mem::MaybeUninit;
 use peerweave_types::Plain;
 
-/// How memory is accessed: one of the kinds of access of a machine.
+/// A kind of access to memory, one of those of the machine.
 pub(crate) trait Side: Copy {
     /// # Safety
-    /// The pointer is that of memory of this side, aligned to the size of `P`, readable by this
+    /// `from` points to memory of this side, aligned to the size of `P` and readable by this
     /// thread.
     unsafe fn load<P: Piece>(from: *const P) -> P;
     /// # Safety
@@ -56,23 +57,23 @@ macro_rules! side {
 }
 
 side!(
-    /// Global memory by weak accesses: this GPU's own, or a peer's that is written.
+    /// Weak accesses to global memory: of this GPU, or of a peer for writing.
     Global: load_global, store_global, load_vector_global, store_vector_global
 );
 side!(
-    /// Memory of any space by weak accesses: shared memory, a thread's own.
+    /// Weak accesses to memory of any space, such as shared memory or memory of a thread.
     Generic: load_generic, store_generic, load_vector_generic, store_vector_generic
 );
 side!(
-    /// A peer's memory, or memory that peers write, by relaxed accesses of system scope: never from
-    /// a cache of this SM.
+    /// Relaxed accesses of system scope to a peer's memory, or to memory that peers write. They
+    /// never read the cache of this SM.
     Strong: load_strong, store_strong, load_vector_relaxed, store_vector_relaxed
 );
 
 /// Reads an element.
 ///
 /// # Safety
-/// The pointer is that of an aligned element in memory of this side that this thread can read.
+/// `from` points to an aligned element in memory of this side that this thread can read.
 #[inline(always)]
 pub(crate) unsafe fn load<T: Plain, S: Side>(from: *const T) -> T {
     let mut value = MaybeUninit::<T>::uninit();
@@ -96,8 +97,8 @@ pub(crate) unsafe fn load<T: Plain, S: Side>(from: *const T) -> T {
 }
 
 /// # Safety
-/// `from` is that of `n` readable pieces of this side; `to` of `n` writable ones of the thread's
-/// own.
+/// `from` points to `n` readable pieces of this side, `to` to `n` writable pieces of the thread's
+/// own memory.
 #[inline(always)]
 unsafe fn pieces<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
     for index in 0..n {
@@ -109,7 +110,7 @@ unsafe fn pieces<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
 /// Writes an element.
 ///
 /// # Safety
-/// The pointer is that of an aligned element in memory of this side that this thread can write.
+/// `to` points to an aligned element in memory of this side that this thread can write.
 #[inline(always)]
 pub(crate) unsafe fn store<T: Plain, S: Side>(to: *mut T, value: T) {
     let from = &raw const value;
@@ -131,8 +132,8 @@ pub(crate) unsafe fn store<T: Plain, S: Side>(to: *mut T, value: T) {
 }
 
 /// # Safety
-/// `from` is that of `n` readable pieces of the thread's own; `to` of `n` writable ones of this
-/// side.
+/// `from` points to `n` readable pieces of the thread's own memory, `to` to `n` writable pieces of
+/// this side.
 #[inline(always)]
 unsafe fn pieces_out<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
     for index in 0..n {

@@ -1,5 +1,5 @@
-//! Memory of the kernel's own GPU as operands: shared memory, views, slices; and reading and
-//! writing their elements.
+//! Memory of the kernel's own GPU as operands: shared memory, views, slices; and accesses to their
+//! elements.
 
 use super::Context;
 use super::value::{self, Generic, Global};
@@ -7,8 +7,8 @@ use crate::gpu;
 use core::ops::RangeBounds;
 use peerweave_types::{DeviceSlice, Plain, SymSlice};
 
-/// `len` elements of a block's shared memory. All threads of the block may hold it; they order
-/// their accesses by barriers.
+/// `len` elements of a block's shared memory. All threads of the block may hold the view; they
+/// order their accesses by barriers.
 pub struct SharedSlice<T> {
     pointer: *mut T,
     len: usize,
@@ -24,18 +24,18 @@ impl<T> Clone for SharedSlice<T> {
 impl<T> Copy for SharedSlice<T> {}
 
 impl<T: Plain> SharedSlice<T> {
-    /// The view of `len` elements at a pointer. [`shared_array`](crate::shared_array) and
-    /// [`SharedSlice::dynamic`] make one safely.
+    /// Returns the view of `len` elements at a pointer. [`shared_array`](crate::shared_array) and
+    /// [`SharedSlice::dynamic`] create views safely.
     ///
     /// # Safety
-    /// The pointer is that of as many aligned elements in shared memory of this block, which live
-    /// as long as the block and are accessed through such views alone.
+    /// `pointer` points to `len` aligned elements in shared memory of this block, which live as
+    /// long as the block and are accessed only through such views.
     #[inline(always)]
     pub const unsafe fn from_raw(pointer: *mut T, len: usize) -> Self {
         Self { pointer, len }
     }
 
-    /// Returns the block's dynamic shared memory. Its content is unspecified at first.
+    /// Returns the block's dynamic shared memory. Its initial content is unspecified.
     #[inline(always)]
     pub fn dynamic() -> Self {
         let (pointer, bytes) = gpu::dynamic_shared();
@@ -43,7 +43,7 @@ impl<T: Plain> SharedSlice<T> {
         Self { pointer: pointer.cast(), len: bytes / size_of::<T>() }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[inline(always)]
     pub fn len(self) -> usize {
         self.len
@@ -61,7 +61,7 @@ impl<T: Plain> SharedSlice<T> {
         self.pointer
     }
 
-    /// The elements of a range of indices; `None` where the range ends before it starts, or beyond
+    /// Returns a view of a range of indices; `None` if the range ends before it starts, or exceeds
     /// the view.
     #[inline]
     pub fn get(self, range: impl RangeBounds<usize>) -> Option<Self> {
@@ -71,10 +71,10 @@ impl<T: Plain> SharedSlice<T> {
         Some(Self { pointer: self.pointer.wrapping_add(skipped), len: part.len() })
     }
 
-    /// The elements of a range of indices.
+    /// Returns a view of a range of indices.
     ///
     /// # Panics
-    /// If the range ends before it starts, or beyond the view; on a GPU that is a trap.
+    /// If the range ends before it starts, or exceeds the view; on a GPU that is a trap.
     #[inline]
     #[track_caller]
     pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
@@ -84,10 +84,10 @@ impl<T: Plain> SharedSlice<T> {
         }
     }
 
-    /// Reads an element.
+    /// Returns an element.
     ///
     /// # Panics
-    /// If the index is not below the length; on a GPU that is a trap.
+    /// If the index is out of range; on a GPU that is a trap.
     #[inline(always)]
     #[track_caller]
     pub fn read(self, index: usize) -> T {
@@ -100,7 +100,7 @@ impl<T: Plain> SharedSlice<T> {
     /// Writes an element.
     ///
     /// # Panics
-    /// As [`Self::read`].
+    /// As for [`Self::read`].
     #[inline(always)]
     #[track_caller]
     pub fn write(self, index: usize, value: T) {
@@ -110,19 +110,19 @@ impl<T: Plain> SharedSlice<T> {
     }
 }
 
-/// Reads and writes of a view's elements, by weak accesses: an element must not be written
-/// meanwhile, except by accesses ordered by a signal, a barrier or a `sync`.
+/// Weak accesses to the elements of a view. An element must not be written concurrently, except by
+/// accesses that a signal, a barrier or a `sync` orders.
 pub trait Elements<T>: Copy {
-    /// Reads an element.
+    /// Returns an element.
     ///
     /// # Panics
-    /// If the index is not below the length; on a GPU that is a trap.
+    /// If the index is out of range; on a GPU that is a trap.
     fn read(self, index: usize) -> T;
 
     /// Writes an element.
     ///
     /// # Panics
-    /// As [`Self::read`].
+    /// As for [`Self::read`].
     fn write(self, index: usize, value: T);
 }
 
@@ -145,7 +145,7 @@ impl<T: Plain> Elements<T> for DeviceSlice<T> {
     }
 }
 
-/// The pointer for an address that the host, or arithmetic on its tables, has given.
+/// Returns the pointer for an address that the host provided, or that was computed from its tables.
 #[inline(always)]
 pub(crate) fn address<T>(address: u64) -> *mut T {
     core::ptr::with_exposed_provenance_mut(address as usize)
@@ -158,7 +158,7 @@ mod sealed {
 /// The source of a put: symmetric memory of this PE, memory of its GPU, shared memory, or a slice
 /// of the thread.
 ///
-/// Sealed. A PE that is reached through NVSHMEM can be sent symmetric memory alone.
+/// Sealed. Only symmetric memory can be sent to a PE that is reached through NVSHMEM.
 pub trait Source<T>: sealed::Sealed {
     /// Whether the elements are known to be in global memory.
     #[doc(hidden)]
@@ -169,7 +169,7 @@ pub trait Source<T>: sealed::Sealed {
     fn count(&self) -> usize;
 }
 
-/// The destination of a get. Otherwise as for [`Source`].
+/// The destination of a get. See [`Source`].
 pub trait Target<T>: sealed::Sealed {
     /// Whether the elements are known to be in global memory.
     #[doc(hidden)]
@@ -180,7 +180,7 @@ pub trait Target<T>: sealed::Sealed {
     fn count(&self) -> usize;
 }
 
-/// Both directions for a view that is `Copy`.
+/// Implements both directions for a view that is `Copy`.
 macro_rules! operand {
     ($view:ident, $global:literal, |$this:ident, $context:ident| $start:expr) => {
         impl<T> sealed::Sealed for $view<T> {}

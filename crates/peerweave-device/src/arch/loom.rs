@@ -1,5 +1,5 @@
-//! The memory of the model checker, which tries the interleavings and the stale reads that the
-//! orderings allow.
+//! Memory of the model checker, which explores the interleavings and the stale reads that the
+//! memory orders allow.
 //!
 //! Compiled only under `--cfg loom`.
 

@@ -1,10 +1,10 @@
-//! Operations of a machine on one word that several threads access: the names that all leaves
-//! share.
+//! Operations of a machine on a word that several threads access: the names shared by all machine
+//! modules.
 //!
-//! An operation states its *reach* (who may access the word meanwhile: [`Cta`], [`Gpu`], [`Sys`])
-//! by a type parameter, and its *order* by its name or by a type parameter ([`Relaxed`],
-//! [`Acquire`], [`Release`], [`AcqRel`]). The orders are those of the C++20 memory model, which PTX
-//! follows.
+//! A type parameter states the scope of an operation, which is the set of threads that may access
+//! the word concurrently: [`Cta`], [`Gpu`], [`Sys`]. The memory order is stated by the name or by a
+//! type parameter ([`Relaxed`], [`Acquire`], [`Release`], [`AcqRel`]). The orders are those of the
+//! C++20 memory model, as in PTX.
 
 pub mod multimem;
 
@@ -36,19 +36,19 @@ pub struct Release;
 #[derive(Clone, Copy, Debug)]
 pub struct AcqRel;
 
-/// Loads and stores of the reach `R`: of `u32` and `u64`.
+/// Loads and stores with the scope `R`, of `u32` and `u64`.
 ///
 /// # Safety
 /// An implementation accesses exactly the word at the pointer, by one access with the order and
-/// reach that its name says.
+/// scope stated by its name.
 pub unsafe trait Access<R>: Copy {
     /// Reads the word. Orders nothing.
     ///
     /// # Safety
-    /// The pointer is that of an aligned word in global memory that this thread can access.
+    /// `from` points to an aligned word in global memory that this thread can access.
     unsafe fn load_relaxed(from: *const Self) -> Self;
 
-    /// Reads the word; what its writer released before is visible after.
+    /// Reads the word. Writes released by its writer are visible afterwards.
     ///
     /// # Safety
     /// As for [`Self::load_relaxed`].
@@ -60,35 +60,35 @@ pub unsafe trait Access<R>: Copy {
     /// As for [`Self::load_relaxed`].
     unsafe fn store_relaxed(to: *mut Self, value: Self);
 
-    /// Writes the word, after all that this thread has read and written.
+    /// Writes the word after all earlier reads and writes of this thread.
     ///
     /// # Safety
     /// As for [`Self::load_relaxed`].
     unsafe fn store_release(to: *mut Self, value: Self);
 }
 
-/// Fences of one reach.
+/// Fences with one scope.
 pub trait Fence {
-    /// Orders what this thread did before with what it does after, for threads that it synchronises
-    /// with by relaxed accesses. On a GPU it returns when all stores of this thread before it have
-    /// been performed.
+    /// Orders earlier accesses of this thread before later ones, for threads with which it
+    /// synchronises by relaxed accesses. On a GPU it returns when all earlier stores of this thread
+    /// have been performed.
     fn acq_rel();
 
-    /// [`Self::acq_rel`], and takes a place in the one order of all such fences.
+    /// Like [`Self::acq_rel`]; in addition, all such fences have a single total order.
     fn seq_cst();
 }
 
-/// Read-modify-writes of the reach `R` and the order `O` that return what was there: of `u32`,
-/// `u64`, `i32` and `i64`.
+/// Read-modify-writes with the scope `R` and the order `O` that return the previous value, of
+/// `u32`, `u64`, `i32` and `i64`.
 ///
 /// # Safety
 /// An implementation changes exactly the word at the pointer, by one atomic access with the order
-/// and reach of its parameters.
+/// and scope of its parameters.
 pub unsafe trait Rmw<R, O>: Copy {
     /// Adds, wrapping.
     ///
     /// # Safety
-    /// The pointer is that of an aligned word in global memory that this thread can access.
+    /// `word` points to an aligned word in global memory that this thread can access.
     unsafe fn fetch_add(word: *mut Self, value: Self) -> Self;
     /// Bitwise and.
     ///
@@ -105,12 +105,12 @@ pub unsafe trait Rmw<R, O>: Copy {
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_xor(word: *mut Self, value: Self) -> Self;
-    /// The smaller of both; signed for signed types.
+    /// Writes the minimum of both; signed for signed types.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_min(word: *mut Self, value: Self) -> Self;
-    /// The larger of both; signed for signed types.
+    /// Writes the maximum of both; signed for signed types.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
@@ -120,15 +120,15 @@ pub unsafe trait Rmw<R, O>: Copy {
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn swap(word: *mut Self, value: Self) -> Self;
-    /// Writes `new` where the word is `current`; where it is not, nothing is released.
+    /// Writes `new` if the word equals `current`; otherwise nothing is released.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn compare_swap(word: *mut Self, current: Self, new: Self) -> Self;
 }
 
-/// Addition to `f32`, `f64`, `f16` and `bf16`, with the reach `R` and the order `O`, returning what
-/// was there.
+/// Addition to `f32`, `f64`, `f16` and `bf16`, with the scope `R` and the order `O`, that returns
+/// the previous value.
 ///
 /// # Safety
 /// As for [`Rmw`].
@@ -140,7 +140,7 @@ pub unsafe trait FloatAdd<R, O>: Copy {
     unsafe fn fetch_add(word: *mut Self, value: Self) -> Self;
 }
 
-/// Read-modify-writes that return nothing, of the reach `R` and the order `O`, which is [`Relaxed`]
+/// Read-modify-writes without a result, with the scope `R` and the order `O`, which is [`Relaxed`]
 /// or [`Release`].
 ///
 /// # Safety
@@ -166,19 +166,19 @@ pub unsafe trait Reduce<R, O>: Copy {
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn xor(word: *mut Self, value: Self);
-    /// The smaller of both; signed for signed types.
+    /// Writes the minimum of both; signed for signed types.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn min(word: *mut Self, value: Self);
-    /// The larger of both; signed for signed types.
+    /// Writes the maximum of both; signed for signed types.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn max(word: *mut Self, value: Self);
 }
 
-/// Applies a macro to each reach and order of read-modify-writes, with their names in PTX.
+/// Applies a macro to each scope and order of read-modify-writes, with their names in PTX.
 macro_rules! for_each_reach_and_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");
@@ -197,7 +197,7 @@ macro_rules! for_each_reach_and_order {
 }
 pub(crate) use for_each_reach_and_order;
 
-/// Applies a macro to each reach and order of reductions without a result.
+/// Applies a macro to each scope and order of reductions without a result.
 macro_rules! for_each_reach_and_reduce_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");

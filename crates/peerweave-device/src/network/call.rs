@@ -1,42 +1,42 @@
-//! Calls of the network as the host carries them out: what an
-//! [`Executor`](crate::arch::Executor) that emulates a network is asked to do.
+//! Calls of the network on the host: the requests to an [`Executor`](crate::arch::Executor) that
+//! emulates a network.
 //!
-//! Addresses are those of the calling PE's own symmetric memory, as NVSHMEM takes them. What is
-//! promised of each call is no more than NVSHMEM promises: a put is complete at its PE after a
-//! [`Call::Quiet`], and in order with other puts to that PE after a [`Call::Fence`].
+//! Addresses are those of the calling PE's own symmetric memory, as for NVSHMEM. Each call
+//! guarantees no more than NVSHMEM does: a put is complete at its PE after a [`Call::Quiet`], and
+//! ordered with other puts to that PE by a [`Call::Fence`].
 
 use peerweave_types::SignalOp;
 
-/// The change of a signal word.
+/// A change of a signal word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
     /// Address of the word.
     pub word: u64,
-    /// The value that is set or added.
+    /// The value to set or add.
     pub value: u64,
-    /// How it is changed.
+    /// The operation on the word.
     pub op: SignalOp,
 }
 
 /// An operation on one word that is atomic with respect to other such operations. Operands are
-/// extended with zeros.
+/// zero-extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {
-    /// Reads.
+    /// Returns the word.
     Fetch,
     /// Writes the operand.
     Set(u64),
-    /// Writes the operand and returns what was there.
+    /// Writes the operand. Returns the previous value.
     Swap(u64),
-    /// Writes the second operand where the first one is found; returns what was there.
+    /// Writes the second operand if the word equals the first one. Returns the previous value.
     CompareSwap(u64, u64),
-    /// Adds, wrapping, and returns what was there.
+    /// Adds, wrapping. Returns the previous value.
     FetchAdd(u64),
-    /// Bitwise and; returns what was there.
+    /// Bitwise and. Returns the previous value.
     FetchAnd(u64),
-    /// Bitwise or; returns what was there.
+    /// Bitwise or. Returns the previous value.
     FetchOr(u64),
-    /// Bitwise exclusive or; returns what was there.
+    /// Bitwise exclusive or. Returns the previous value.
     FetchXor(u64),
     /// Adds, wrapping.
     Add(u64),
@@ -49,12 +49,12 @@ pub enum Atomic {
 }
 
 impl Atomic {
-    /// Returns whether the caller waits for what was there.
+    /// Returns whether the operation returns the previous value.
     pub const fn fetches(self) -> bool {
         !matches!(self, Self::Set(_) | Self::Add(_) | Self::And(_) | Self::Or(_) | Self::Xor(_))
     }
 
-    /// What a word becomes. The caller truncates it to the width of the word.
+    /// Returns the new value of a word. The caller truncates it to the width of the word.
     pub const fn apply(self, word: u64) -> u64 {
         match self {
             Self::Fetch => word,
@@ -74,56 +74,56 @@ impl Atomic {
     }
 }
 
-/// One call.
+/// A call of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Copies memory of the caller to a PE, and then changes a signal word there.
+    /// Copies memory of the caller to a PE, and then changes a signal word of that PE.
     Put {
-        /// Address of the target, as the caller's own.
+        /// Address of the target in the caller's own heap.
         to: u64,
         /// Address of the source: any memory of the caller.
         from: u64,
-        /// Length.
+        /// Length in bytes.
         bytes: usize,
-        /// The PE.
+        /// The target PE.
         pe: u32,
-        /// Whether the source may be read after the call has returned, until a [`Self::Quiet`].
+        /// Whether the source may still be read after the call, until a [`Self::Quiet`].
         nbi: bool,
-        /// The signal that follows the data.
+        /// The signal after the data.
         signal: Option<Signal>,
     },
     /// Copies memory of a PE to the caller.
     Get {
         /// Address of the target: any memory of the caller.
         to: u64,
-        /// Address of the source, as the caller's own.
+        /// Address of the source in the caller's own heap.
         from: u64,
-        /// Length.
+        /// Length in bytes.
         bytes: usize,
-        /// The PE.
+        /// The source PE.
         pe: u32,
-        /// Whether the data may arrive after the call has returned, until a [`Self::Quiet`].
+        /// Whether the data may arrive after the call, until a [`Self::Quiet`].
         nbi: bool,
     },
-    /// Changes a word of a PE, and returns what was there if [`Atomic::fetches`].
+    /// Changes a word of a PE. Returns the previous value if [`Atomic::fetches`].
     Atomic {
-        /// Address of the word, as the caller's own.
+        /// Address of the word in the caller's own heap.
         word: u64,
-        /// Bytes of the word: 4 or 8.
+        /// Size of the word in bytes: 4 or 8.
         bytes: usize,
-        /// What is done.
+        /// The operation.
         operation: Atomic,
-        /// The PE.
+        /// The PE that has the word.
         pe: u32,
     },
-    /// Orders the puts of a PE to each other PE: those before are there before those after.
+    /// Orders the puts of a PE to each other PE: earlier puts arrive before later ones.
     Fence {
-        /// The PE that calls.
+        /// The calling PE.
         me: u32,
     },
     /// Completes all puts and gets of a PE.
     Quiet {
-        /// The PE that calls.
+        /// The calling PE.
         me: u32,
     },
 }

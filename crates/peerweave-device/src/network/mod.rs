@@ -1,13 +1,12 @@
 //! The functions of NVSHMEM's device library that kernels call for PEs whose memory is not mapped.
 //!
-//! `table` is the one list of them. In kernels that are built with the feature `nvshmem` it becomes
-//! declarations of external functions; on the host it is data ([`FUNCTIONS`]), from which
-//! `peerweave-link` writes the wrappers in C++. They move data, change single words, and order
-//! both: NVSHMEM's own barriers and collectives are not among them. The protocols of this crate run
-//! over these calls as over mapped memory, with a deadline for every wait.
+//! `table` lists them. In kernels built with the feature `nvshmem` it expands to declarations of
+//! external functions. On the host it is data ([`FUNCTIONS`]), from which `peerweave-link`
+//! generates the wrappers in C++. The functions transfer data, change single words, and order both;
+//! NVSHMEM's own barriers and collectives are not used. The protocols of this crate run on these
+//! calls as on mapped memory, with a deadline for every wait.
 //!
-//! Kernels that run on the host make the same calls by an executor that emulates a network:
-//! `call`.
+//! Kernels on the host make the same calls through an executor that emulates a network: see `call`.
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod call;
@@ -18,21 +17,21 @@ pub use table::FUNCTIONS;
 #[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
 pub(crate) use table::functions;
 
-/// One wrapper: an `extern "C"` device function around one call of NVSHMEM.
+/// A wrapper: an `extern "C"` device function with one call of NVSHMEM.
 #[cfg(not(target_arch = "nvptx64"))]
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
-    /// The symbol.
+    /// Name of the symbol.
     pub name: &'static str,
-    /// The type of its result in C++.
+    /// Type of the result in C++.
     pub result: &'static str,
-    /// Its parameters: type in C++, and name.
+    /// Parameters: type in C++, and name.
     pub parameters: &'static [(&'static str, &'static str)],
-    /// Its body in C++: one statement.
+    /// Body in C++: one statement.
     pub body: &'static str,
 }
 
-/// The type in C++ of a parameter or result of the table.
+/// The C++ type of a parameter or result in the table.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) trait InCpp {
     const NAME: &'static str;
@@ -58,7 +57,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn names_of_wrappers_are_distinct_and_ours() {
+    fn wrapper_names_are_distinct_and_have_our_prefix() {
         let names: BTreeSet<_> = FUNCTIONS.iter().map(|function| function.name).collect();
         assert_eq!(names.len(), FUNCTIONS.len());
         assert!(names.iter().all(|name| name.starts_with("peerweave_nvshmem_")));

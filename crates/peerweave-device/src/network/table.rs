@@ -1,10 +1,10 @@
-//! The list. Addresses are those of this PE's own symmetric memory, as NVSHMEM takes them; lengths
-//! are bytes unless a name says words.
+//! The table of functions. Addresses are those of this PE's own symmetric memory, as for NVSHMEM;
+//! lengths are in bytes unless a name ends in words.
 
-/// Makes declarations for kernels and data for the host of the same lines.
+/// Expands the same lines to declarations for kernels and to data for the host.
 macro_rules! functions {
     ($(fn $name:ident($($parameter:ident: $t:ty),*) -> $result:ty = $body:literal;)*) => {
-        /// The wrappers as kernels call them.
+        /// The wrappers as called by kernels.
         #[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
         pub(crate) mod functions {
             unsafe extern "C" {
@@ -12,7 +12,7 @@ macro_rules! functions {
             }
         }
 
-        /// Every wrapper that kernels may call.
+        /// All wrappers that kernels may call.
         #[cfg(not(target_arch = "nvptx64"))]
         pub const FUNCTIONS: &[super::Function] = &[$(
             super::Function {

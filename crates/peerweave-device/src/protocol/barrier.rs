@@ -1,31 +1,30 @@
 //! Arrival of a whole team: each rank announces its arrival to every rank, and waits for all.
 //!
-//! Each rank has one word for every rank in its own memory, with one writer each. An arrival is one
-//! store per rank and no read-modify-write; each rank polls memory near it and sees which ranks are
-//! missing. This does not complete puts: a barrier is `quiet`, then this.
+//! Each rank has one word for every rank in its own memory; each word has one writer. An arrival is
+//! one store per rank and no read-modify-write. Each rank polls its own memory and finds which
+//! ranks are missing. This does not complete puts: a barrier is `quiet` followed by this.
 //!
-//! Invariant: a rank arrives in epoch `k + 1` only after it has seen every rank arrive in `k`. So
-//! no word is more than one epoch ahead, nothing is reset between epochs, and a fast rank cannot
-//! overtake a slow one that still waits for `k`.
+//! Invariant: a rank arrives in epoch `k + 1` only after every rank has arrived in `k`. So no word
+//! is more than one epoch ahead, no word is reset between epochs, and a fast rank cannot overtake a
+//! slow one that still waits for `k`.
 
 use crate::flag;
 use crate::pause::Pause;
 use crate::word::{Word as _, Words};
 use peerweave_types::Rank;
 
-/// The words of this rank at other ranks, as an announcement writes them. [`Words`] are written by
-/// stores. A rank whose memory cannot be stored to is notified by a call instead: so this only
-/// writes.
+/// The words of this rank in the memory of other ranks, for writing only. [`Words`] are written by
+/// stores. A rank whose memory cannot be stored to is notified by a call instead.
 pub trait Announce {
-    /// The number of words.
+    /// Returns the number of words.
     fn len(&self) -> usize;
 
-    /// Returns whether there are none.
+    /// Returns whether there are no words.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Makes each later [`post`](Self::post) release what this PE has read and written before.
+    /// Makes each later [`post`](Self::post) release earlier reads and writes of this PE.
     fn fence_release();
 
     /// Writes the epoch to the word with this index. Orders nothing by itself.
@@ -49,11 +48,11 @@ impl<Ws: Words + ?Sized> Announce for Ws {
     }
 }
 
-/// Publishes to every rank that this rank has arrived, without waiting for the others. `mine`
-/// holds, for each rank of the team, the word of this rank in the memory of that rank.
+/// Announces to every rank that this rank has arrived, without waiting for the others. `mine` has,
+/// for each rank of the team, this rank's word in the memory of that rank.
 ///
-/// Every rank of the team calls it once per epoch, in order of epochs, after it has completed
-/// [`wait`] for the epoch before.
+/// Every rank of the team calls it once per epoch, in the order of epochs, after [`wait`] for the
+/// previous epoch has returned.
 ///
 /// # Ordering
 /// Release, for each of the words: see [`flag::post`]. One fence releases all of them.
@@ -72,11 +71,11 @@ pub fn announce_relaxed<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     }
 }
 
-/// Waits until every rank has arrived. Every rank of the team calls it, after its own [`announce`].
-/// `words` holds one word for each rank, in the memory of the caller.
+/// Waits until every rank has arrived. Every rank of the team calls it after its own [`announce`].
+/// `words` has one word for each rank, in the caller's memory.
 ///
 /// # Ordering
-/// Acquire: writes of every rank before it arrived are visible afterwards.
+/// Acquire: earlier writes of every rank are visible afterwards.
 ///
 /// # Errors
 /// The error of the pause; [`missing`] then names the ranks that have not arrived. The wait can be
@@ -90,7 +89,7 @@ pub fn wait<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause
 }
 
 /// Like [`wait`], without ordering: every rank has arrived, but its earlier writes may not be
-/// visible yet.
+/// visible.
 ///
 /// # Errors
 /// As for [`wait`].
@@ -102,7 +101,7 @@ pub fn wait_relaxed<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u6
     Ok(())
 }
 
-/// The ranks that have not arrived, in order. Any PE may call it.
+/// Returns the ranks that have not arrived, in order. Any PE may call it.
 #[inline]
 pub fn missing<Ws: Words + ?Sized>(words: &Ws, epoch: u64) -> impl Iterator<Item = Rank> + '_ {
     (0..words.len()).filter(move |&rank| !flag::reached(words.word(rank), epoch)).map(|rank| Rank::new(rank as u32))

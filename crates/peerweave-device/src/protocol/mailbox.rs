@@ -1,44 +1,44 @@
 //! A ring of slots from one rank to another: one sender, one receiver.
 //!
-//! A message says what is sent and where it lies; the ring does not move data, and nothing here
+//! A message describes data and its location. The ring does not transfer data, and no function
 //! waits. The sender publishes message `n`, counted from 1, in slot `(n - 1) % capacity`. The
 //! receiver reads it, copies the data that it names, and answers: it accepts or refuses the
-//! message. The slot and the data of the sender are free again when the sender sees the answer.
+//! message. When the sender has received the answer, the slot and the data are free again.
 //!
-//! A sender that gives up can withdraw a message. A receiver that finds a message withdrawn after
-//! it has copied the data discards the copy.
+//! A sender whose wait timed out can withdraw a message. A receiver that detects the withdrawal
+//! after it has copied the data discards the copy.
 //!
-//! Invariant: message `n` is published after message `n - capacity` was answered; its number is
-//! written after its payload, and its answer after the last access to its data. The words start as
-//! zeros. Numbers are less than 2^63.
+//! Invariant: message `n` is published after message `n - capacity` was answered. Its number is
+//! written after its payload, and its answer after the last access to its data. The words are
+//! initially zero. Numbers are less than 2^63.
 
 use crate::word::Word;
 
-/// Marks in the answer word a message that the receiver refused.
+/// Flag in the answer word for a message that the receiver refused.
 const REFUSED: u64 = 1 << 63;
 
 /// The first word of a payload after its message was withdrawn. No other message starts with it.
 pub const WITHDRAWN: u64 = u64::MAX;
 
-/// What the receiver did with a message.
+/// The receiver's answer to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It has taken the data.
+    /// The receiver has copied the data.
     Accepted,
-    /// It has not taken the data.
+    /// The receiver has not copied the data.
     Refused,
 }
 
-/// One slot of a ring, as both sides see it. Borrowed: the caller chooses where the words lie. For
-/// speed, the answer lies on a cache line of its own.
+/// One slot of a ring, as used by both sides. The words are borrowed: the caller chooses their
+/// location. For speed, the answer should have its own cache line.
 #[derive(Debug)]
 pub struct Slot<'a, W> {
-    /// The number of the message that lies here. Written by the sender.
+    /// Number of the message in this slot. Written by the sender.
     pub number: &'a W,
     /// The message: at least one word. Written by the sender.
     pub payload: &'a [W],
-    /// The number of the last message that was answered here, and whether it was refused. Written
-    /// by the receiver.
+    /// Number of the last message that was answered in this slot, and whether it was refused.
+    /// Written by the receiver.
     pub answer: &'a W,
 }
 
@@ -50,7 +50,7 @@ impl<W> Clone for Slot<'_, W> {
 
 impl<W> Copy for Slot<'_, W> {}
 
-/// The index of the slot of a message in a ring of `capacity` slots.
+/// Returns the index of a message's slot in a ring of `capacity` slots.
 ///
 /// # Panics
 /// If `number` or `capacity` is 0.
@@ -60,20 +60,21 @@ pub const fn index(number: u64, capacity: usize) -> usize {
 }
 
 impl<W: Word> Slot<'_, W> {
-    /// Returns whether the sender may publish message `number` here: `None` until the receiver has
-    /// answered the message before it in this slot, then that answer.
+    /// Returns whether the sender may publish message `number` in this slot. Returns `None` until
+    /// the receiver has answered the previous message of the slot, then that answer.
     ///
     /// # Ordering
-    /// As [`Slot::answered`].
+    /// As for [`Slot::answered`].
     #[inline]
     pub fn free_for(&self, number: u64, capacity: usize) -> Option<Answer> {
         self.answered(number.saturating_sub(capacity as u64))
     }
 
-    /// Publishes a message. The sender calls it after [`Slot::free_for`] has found the slot free.
+    /// Publishes a message. The sender calls it after [`Slot::free_for`] has reported the slot as
+    /// free.
     ///
     /// # Ordering
-    /// Release: what the sender wrote before is visible to the receiver when it reads the message.
+    /// Release: earlier writes of the sender are visible to the receiver when it reads the message.
     ///
     /// # Panics
     /// If `message` is longer than the payload of the slot.
@@ -87,10 +88,10 @@ impl<W: Word> Slot<'_, W> {
         self.number.store_release(number);
     }
 
-    /// Withdraws the message that the sender published last here.
+    /// Withdraws the last message that the sender published in this slot.
     ///
     /// # Ordering
-    /// The sender may change its data after this: a receiver that sees a change finds in
+    /// The sender may change its data afterwards: a receiver that reads changed data finds by
     /// [`Slot::is_withdrawn`] that the message was withdrawn.
     #[inline]
     pub fn withdraw(&self) {
@@ -98,8 +99,8 @@ impl<W: Word> Slot<'_, W> {
         W::fence_release();
     }
 
-    /// The answer to message `number`, once there is one. After a later message was answered here,
-    /// the answer is [`Answer::Accepted`].
+    /// Returns the answer to message `number`; `None` if there is no answer yet. If a later message
+    /// of this slot was already answered, the result is [`Answer::Accepted`].
     ///
     /// # Ordering
     /// Acquire, if there is an answer: the receiver no longer accesses the data of the message.
@@ -113,11 +114,11 @@ impl<W: Word> Slot<'_, W> {
         }
     }
 
-    /// Reads the start of message `number` into `message`, and returns `true`; `false` if it is not
-    /// there.
+    /// Reads the start of message `number` into `message`. Returns `false` if the message has not
+    /// been published.
     ///
     /// # Ordering
-    /// Acquire, if the answer is `true`: what the sender wrote before it published the message is
+    /// Acquire, if the result is `true`: writes of the sender before it published the message are
     /// visible.
     ///
     /// # Panics
@@ -139,19 +140,18 @@ impl<W: Word> Slot<'_, W> {
     /// the data and before it answers.
     ///
     /// # Ordering
-    /// Acquire: if the answer is `false`, the copy holds the data as it was when the message was
-    /// published.
+    /// Acquire: if the result is `false`, the copied data is that at the time of publication.
     #[inline]
     pub fn is_withdrawn(&self) -> bool {
         W::fence_acquire();
         self.payload[0].load_relaxed() == WITHDRAWN
     }
 
-    /// Tells the sender what became of message `number`. The receiver calls it once for each
-    /// message, in order, after its last access to the data.
+    /// Answers message `number`. The receiver calls it once for each message, in order, after its
+    /// last access to the data.
     ///
     /// # Ordering
-    /// Release: the accesses of the receiver are over when the sender sees the answer.
+    /// Release: the receiver's accesses are complete when the sender reads the answer.
     #[inline]
     pub fn respond(&self, number: u64, answer: Answer) {
         let refused = if answer == Answer::Refused { REFUSED } else { 0 };

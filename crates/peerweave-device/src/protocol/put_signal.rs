@@ -1,8 +1,8 @@
-//! Data, then a signal; and waits for one signal word or several.
+//! Data followed by a signal, and waits for one or several signal words.
 //!
-//! The caller copies the data. Invariant: a signal is changed by a release (set) or by a
-//! read-modify-write that releases (add), and a waiter acquires it, so a PE that sees the signal
-//! sees the data.
+//! The caller copies the data. Invariant: a signal is changed by a store with release order (set)
+//! or by a read-modify-write with release order (add), and a waiter acquires it. So a PE that
+//! observes the signal sees the data.
 //!
 //! If several PEs signal one word, all must add. A set discards earlier additions, and orders only
 //! the data of its own sender.
@@ -14,8 +14,8 @@ use peerweave_types::{Compare, SignalOp};
 /// Changes a signal word. Any PE may call it.
 ///
 /// # Ordering
-/// Release: earlier writes of this PE are visible to a PE that sees the signal. On x86, a release
-/// does not order non-temporal stores: fence them first.
+/// Release: earlier writes of this PE are visible to a PE that observes the signal. On x86, a
+/// release does not order non-temporal stores: fence them first.
 #[inline]
 pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     match op {
@@ -27,7 +27,7 @@ pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
 /// Returns the word if the comparison with `value` holds now.
 ///
 /// # Ordering
-/// Acquire, if it holds.
+/// Acquire, if the comparison holds.
 #[inline]
 pub fn test<W: Word + ?Sized>(word: &W, compare: Compare, value: u64) -> Option<u64> {
     let seen = word.load_acquire();
@@ -37,7 +37,7 @@ pub fn test<W: Word + ?Sized>(word: &W, compare: Compare, value: u64) -> Option<
 /// Waits until the comparison of the word with `value` holds, and returns the word.
 ///
 /// # Ordering
-/// Acquire: data that was put before the signal is visible afterwards.
+/// Acquire: puts before the signal are visible afterwards.
 ///
 /// # Errors
 /// The error of the pause.
@@ -55,7 +55,7 @@ pub fn wait_until<W: Word + ?Sized, P: Pause + ?Sized>(
 pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 
 /// Several signal words for one wait. Excluded words are ignored; if all are excluded, every wait
-/// returns at once.
+/// returns immediately.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;
@@ -71,8 +71,8 @@ pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 pub struct Several<Ws, X> {
     /// The words.
     pub words: Ws,
-    /// Whether the word with an index is excluded. The answer for an index must not change during a
-    /// wait.
+    /// Returns whether the word at an index is excluded. The result for an index must not change
+    /// during a wait.
     pub exclude: X,
     /// The comparison.
     pub compare: Compare,
@@ -96,8 +96,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_all()
     }
 
-    /// The lowest index whose word satisfies the comparison now; `None` if there is none or all are
-    /// excluded.
+    /// Returns the lowest index whose word satisfies the comparison now; `None` if there is none or
+    /// all words are excluded.
     ///
     /// # Ordering
     /// Acquire, for the word that satisfies it.
@@ -106,8 +106,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_any()
     }
 
-    /// Calls `found` with every index whose word satisfies the comparison now, ascending, and with
-    /// the word. Returns the number of calls.
+    /// Calls `found` with the index and the word of every word that satisfies the comparison now,
+    /// in ascending order. Returns the number of calls.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies it.
@@ -116,8 +116,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_some(found)
     }
 
-    /// Waits until every word has satisfied the comparison, one after the other: not all need to
-    /// satisfy it at the same time. Returns the last word; `None` if all are excluded.
+    /// Waits until every word has satisfied the comparison, one after the other: not all words need
+    /// to satisfy it at the same time. Returns the last word; `None` if all are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word.
@@ -129,8 +129,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().wait_all(pause)
     }
 
-    /// Waits until a word satisfies the comparison, and returns the lowest such index; `None`, at
-    /// once, if all are excluded.
+    /// Waits until a word satisfies the comparison, and returns the lowest such index. Returns
+    /// `None` immediately if all words are excluded.
     ///
     /// # Ordering
     /// Acquire, for the word that satisfies it.
@@ -143,7 +143,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     }
 
     /// Waits until at least one word satisfies the comparison, and calls `found` for all that do,
-    /// as [`Several::test_some`]. Returns the number of calls; 0, at once, if all are excluded.
+    /// like [`Several::test_some`]. Returns the number of calls; 0 immediately if all words are
+    /// excluded.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies it.
@@ -165,8 +166,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     }
 }
 
-/// The loops of [`Several`], over words of any type, with a value for each. `look` returns a word
-/// that satisfies the comparison, by an acquiring load.
+/// The loops of [`Several`], over words of any type, with a value for each word. `look` returns a
+/// word that satisfies the comparison, by an acquiring load.
 pub(crate) struct Watch<L, X> {
     pub(crate) len: usize,
     pub(crate) look: L,

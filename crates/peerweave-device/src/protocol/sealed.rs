@@ -1,40 +1,41 @@
-//! A line whose words validate themselves: each carries 32 bits of data and the 32-bit epoch it
-//! belongs to.
+//! A line whose words validate themselves: each has 32 bits of data and the 32-bit epoch of that
+//! data.
 //!
 //! The order of the stores of a line does not matter, and there is no sequence word. So one vector
-//! store may write the line, although only its aligned words are guaranteed to be whole.
+//! store may write the line, although only its aligned words are guaranteed to be written as a
+//! unit.
 //!
 //! Reuse rule: a rank has two lines, and publishes epoch `k` in line `k & 1` only after it has read
-//! epoch `k - 1` of every rank. A rank publishes `k - 1` only after it has finished reading
-//! `k - 2`, which is what the line held before. So no line is overwritten while a rank may still
-//! read it. Every rank publishes in every epoch.
+//! epoch `k - 1` of every rank. A rank publishes `k - 1` only after it has finished reading `k -
+//! 2`, the previous content of the line. So no line is overwritten while a rank may still read it.
+//! Every rank publishes in every epoch.
 //!
-//! Invariant: a reader takes a line only if all of its words carry the same epoch. Zeroed memory is
-//! a line of epoch 0: the first epoch that is published is 1.
+//! Invariant: a reader accepts a line only if all of its words have the same epoch. Zeroed memory
+//! is a line of epoch 0, and the first published epoch is 1.
 
 use crate::word::Word;
 
-/// The word that carries this piece of data in this epoch.
+/// Returns the word with this data and this epoch.
 #[inline]
 pub const fn seal(data: u32, epoch: u32) -> u64 {
     (epoch as u64) << 32 | data as u64
 }
 
-/// The words of a line. A backend that stores them by its own means does so after
+/// Returns the words of a line. A backend that stores them by its own instructions does so after
 /// [`Word::fence_release`].
 #[inline]
 pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
     data.map(|data| seal(data, epoch))
 }
 
-/// Publishes data in all words of a line. Its one writer calls it, in order of epochs, when the
-/// reuse rule allows it.
+/// Publishes data in all words of a line. The single writer of the line calls it, in the order of
+/// epochs, when the reuse rule allows it.
 ///
 /// # Ordering
 /// Release: earlier writes of this PE are visible to a PE that reads the line.
 ///
 /// # Panics
-/// If there is not one piece of data for each word.
+/// If `data` and `line` have different lengths.
 #[inline]
 pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
     assert_eq!(line.len(), data.len(), "every word of a sealed line is written");
@@ -44,9 +45,8 @@ pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
     }
 }
 
-/// Reads the data of an epoch into `into` and returns `true`; `false` if the epoch was not
-/// published, and `into` then has unspecified content. A PE may call it until it publishes the next
-/// epoch.
+/// Reads the data of an epoch into `into`. Returns `false` if the epoch is not published; the
+/// content of `into` is then unspecified. A PE may call it until it publishes the next epoch.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`.
@@ -74,7 +74,7 @@ mod tests {
     use core::sync::atomic::AtomicU64;
 
     #[test]
-    fn a_line_is_read_as_published_and_only_under_its_epoch() {
+    fn line_is_read_as_published_and_only_under_its_epoch() {
         let line = [const { AtomicU64::new(0) }; 3];
         let mut got = [0; 3];
         publish(&line, u32::MAX, &[7, u32::MAX, 0]);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_with_one_word_of_another_epoch_is_not_read() {
+    fn line_with_one_word_of_another_epoch_is_not_read() {
         for odd in 0..3 {
             let line = seal_line(&[1, 2, 3], 5).map(AtomicU64::new);
             assert!(try_read(&line, 5, &mut [0; 3]));
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "every word of a sealed line is written")]
-    fn a_line_is_never_written_in_part() {
+    fn line_of_wrong_length_is_refused() {
         publish(&[AtomicU64::new(0), AtomicU64::new(0)], 1, &[1]);
     }
 }

@@ -1,4 +1,4 @@
-//! A team arrives, epoch after epoch, and hands data over each time.
+//! Model of a team that arrives, epoch after epoch, and passes data to each other each time.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
@@ -9,8 +9,8 @@ const EPOCHS: u64 = 3;
 /// Synchronises this rank in an epoch, over these words.
 type Step<W> = fn(&[W], usize, u64, &mut Patience) -> Result<(), GaveUp>;
 
-/// Every rank writes a cell, synchronises, and reads the cells of all. The cells of epoch `k` are
-/// written again in `k + 2`, which only the barrier of `k + 1` allows.
+/// Every rank writes a cell, synchronises, and reads the cells of all ranks. The cells of epoch `k`
+/// are written again in `k + 2`, which only the barrier of `k + 1` makes safe.
 fn cells_change_hands_at_every_epoch<W: TestWord>(team: Team, words: usize, step: Step<W>) {
     check(
         team,
@@ -29,14 +29,14 @@ fn cells_change_hands_at_every_epoch<W: TestWord>(team: Team, words: usize, step
     );
 }
 
-/// `ranks` words for each of `ranks` ranks: each polls its own row.
+/// Synchronises by `ranks` words for each of `ranks` ranks: each rank polls its own row.
 fn sync<W: TestWord>(words: &[W], rank: usize, epoch: u64, patience: &mut Patience) -> Result<(), GaveUp> {
     let ranks = words.len().isqrt();
     barrier::announce(&word::from_fn(ranks, |target| &words[target * ranks + rank]), epoch);
     barrier::wait(&words[rank * ranks..][..ranks], epoch, patience)
 }
 
-/// As `sync`, in the relaxed form: between fences of the caller, or alone.
+/// Like `sync`, in the relaxed form, either between fences of the caller or without fences.
 fn relaxed<W: TestWord>(fences: bool, words: &[W], rank: usize, epoch: u64, patience: &mut Patience) -> Result<(), GaveUp> {
     let ranks = words.len().isqrt();
     if fences {
@@ -50,7 +50,7 @@ fn relaxed<W: TestWord>(fences: bool, words: &[W], rank: usize, epoch: u64, pati
     Ok(())
 }
 
-/// As `sync`, but waits for other words or another epoch.
+/// Like `sync`, but waits for other words or another epoch.
 fn broken(words: &[Exact], rank: usize, epoch: u64, waited: u64, first: usize, patience: &mut Patience) -> Result<(), GaveUp> {
     let ranks = words.len().isqrt();
     barrier::announce(&word::from_fn(ranks, |target| &words[target * ranks + rank]), epoch);

@@ -1,10 +1,10 @@
-//! One PE posts, another waits.
+//! Model of one PE that posts and another that waits.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{Patience, Plain, Team, check, refuted, several};
 use peerweave_device::flag;
 
-/// Each epoch hands over one more piece of data; the waiter looks at every second epoch only.
+/// Each epoch publishes one more piece of data; the waiter polls only for every second epoch.
 fn data_is_there_when_the_flag_is_reached<W: TestWord>() {
     check(
         Team::PAIR,
@@ -36,9 +36,9 @@ fn reached_flag_makes_earlier_writes_visible() {
 refuted!(a_flag_that_does_not_release_is_refuted, data_is_there_when_the_flag_is_reached::<NoRelease>());
 refuted!(a_flag_that_does_not_acquire_is_refuted, data_is_there_when_the_flag_is_reached::<NoAcquire>());
 
-/// Two PEs wait for each other by a flag each, and hand one cell to and fro.
+/// Two PEs wait for each other's flag, and access one cell in turn.
 #[test]
-fn two_flags_hand_a_cell_to_and_fro() {
+fn two_flags_order_accesses_to_one_cell() {
     check(
         Team::PAIR,
         || ([Exact::default(), Exact::default()], Plain::default()),

@@ -1,14 +1,15 @@
-//! A sender names its buffer in a message; the receiver copies the buffer, and answers.
+//! Model of a sender that names its buffer in a message, and a receiver that copies the buffer and
+//! answers.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{Plain, Team, check, refuted, several};
 use peerweave_device::Word;
 use peerweave_device::mailbox::{self, Answer, Slot};
 
-/// Words of a slot: the number, two of payload, the answer.
+/// Words of a slot: the number, two words of payload, the answer.
 const SLOT: usize = 4;
 
-/// The memory of a ring, and as many buffers of the sender as it has slots.
+/// The memory of a ring, and one buffer of the sender for each slot.
 struct Ring<W> {
     words: Vec<W>,
     buffers: Vec<Plain>,
@@ -27,8 +28,8 @@ impl<W: TestWord> Ring<W> {
         slot(&self.words[mailbox::index(number, self.capacity()) * SLOT..][..SLOT])
     }
 
-    /// Writes a buffer and publishes its name when there is room; then waits for all answers and
-    /// uses the buffers otherwise.
+    /// Writes a buffer and publishes its name when a slot is free. At the end waits for all answers
+    /// and reuses the buffers.
     fn send(&self, messages: u64) {
         for number in 1..=messages {
             while self.slot(number).free_for(number, self.capacity()).is_none() {
@@ -46,7 +47,7 @@ impl<W: TestWord> Ring<W> {
         self.buffers.iter().for_each(|buffer| buffer.set(0));
     }
 
-    /// Receives a message if it is there.
+    /// Receives a message if it has been published.
     fn receive(&self, number: u64) -> bool {
         let mut got = [0; 2];
         if !self.slot(number).read(number, &mut got) {
@@ -146,7 +147,7 @@ refuted!(answer_before_the_copy_is_refuted, one_buffer(true, true, Answer::Accep
 refuted!(buffer_used_again_before_the_answer_is_refuted, one_buffer(false, false, Answer::Accepted));
 
 /// The sender withdraws its message without an answer, and changes its data. The data is a word
-/// that both may access at once, as buffers are.
+/// that both sides may access concurrently, like a buffer.
 fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_, W>) -> bool) {
     check(
         Team::PAIR,
@@ -171,7 +172,7 @@ fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_,
 }
 
 #[test]
-fn copy_of_data_that_changed_is_found_withdrawn() {
+fn copy_of_changed_data_is_detected_as_withdrawn() {
     withdrawn::<Exact>(|slot| slot.withdraw(), |slot| slot.is_withdrawn());
 }
 
@@ -208,9 +209,9 @@ refuted!(full_ring_that_takes_more_is_refuted, "torn or overwritten", {
     )
 });
 
-/// One rank polls the rings of two others, and blocks on neither.
+/// One rank polls the rings of two others without blocking on either.
 #[test]
-fn two_rings_are_polled_at_once() {
+fn two_rings_are_polled_without_blocking() {
     check(
         Team::of_three(3),
         || [Ring::<Exact>::new(1), Ring::new(1)],

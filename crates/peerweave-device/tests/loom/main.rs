@@ -1,12 +1,12 @@
-//! The protocols under a model checker, which tries the interleavings and the stale reads that
-//! their orderings allow.
+//! Tests of the protocols under a model checker, which explores the interleavings and the stale
+//! reads that the memory orders allow.
 //!
 //! Empty unless compiled with `--cfg loom`: `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo
 //! test -p peerweave-device --release --test loom`.
 //!
-//! Every scenario is a function over the kind of word. It must hold for [`words::Exact`], and must
-//! be refuted for each word with one ordering weakened that it relies on, and for each step of the
-//! protocol left out: else it would prove nothing.
+//! Every scenario is a function generic over the word type. It must hold for [`words::Exact`]. It
+//! must fail for each word with one weakened order on which it relies, and for each omitted step of
+//! the protocol; otherwise the scenario would prove nothing.
 #![cfg(loom)]
 
 mod barrier;
@@ -21,7 +21,7 @@ use peerweave_device::Pause;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A scenario that must fail: by what the checker says of an access that nothing orders, or by the
+/// Runs a scenario that must fail, either by the checker's report of an unordered access or by the
 /// message of an assertion.
 macro_rules! refuted {
     ($name:ident, $scenario:expr) => {
@@ -37,8 +37,8 @@ macro_rules! refuted {
 }
 pub(crate) use refuted;
 
-/// Checks every execution of this team, whose shared state `memory` makes anew for each. A rank may
-/// give up, for a [`Patience`] that is at its end; there must be executions in which none does.
+/// Checks every execution of this team. `memory` creates the shared state anew for each execution.
+/// A rank may end early if its [`Patience`] is exhausted; in some executions no rank may do so.
 fn check<M: Send + Sync + 'static>(
     team: Team,
     memory: impl Fn() -> M + Send + Sync + 'static,
@@ -69,12 +69,13 @@ fn check<M: Send + Sync + 'static>(
     assert!(completed.load(Ordering::Relaxed) > 0, "somebody gave up in every execution");
 }
 
-/// The ranks of a scenario, and how far it is explored.
+/// The ranks of a scenario, and the limit of its exploration.
 #[derive(Clone, Copy)]
 struct Team {
     ranks: usize,
-    /// Maximum number of preemptions of a rank; `LOOM_MAX_PREEMPTIONS` lowers it. The states of
-    /// three ranks grow so fast that each such scenario sets what fits in a minute.
+    /// Maximum number of preemptions of a rank; `LOOM_MAX_PREEMPTIONS` lowers it. The number of
+    /// states of three ranks grows so fast that each such scenario sets a limit that fits in a
+    /// minute.
     preemptions: usize,
 }
 
@@ -91,23 +92,23 @@ impl Team {
     }
 }
 
-/// A rank has left a scenario, because a wait exceeded its limit.
+/// A rank ended its scenario early, because a wait exceeded its limit.
 #[derive(Debug)]
 struct GaveUp;
 
-/// Lets another thread run.
+/// A pause that lets another thread run.
 #[derive(Clone, Copy)]
 struct Patience(u32);
 
 impl Patience {
-    /// For two ranks: unlimited, so that the checker itself stops an endless execution.
+    /// Returns an unlimited pause, for two ranks: the checker itself stops an endless execution.
     const fn endless() -> Self {
         Self(u32::MAX)
     }
 
-    /// For more ranks: limited, because the checker runs the first of several waiting threads and
-    /// never the others. An execution in which a rank gives up is cut short, but not a failure:
-    /// what happened before is checked.
+    /// Returns a limited pause, for more ranks, because the checker runs the first of several
+    /// waiting threads and never the others. An execution in which a rank ends early is cut short
+    /// but does not fail: its earlier accesses are checked.
     const fn short() -> Self {
         Self(1)
     }
@@ -123,8 +124,8 @@ impl Pause for Patience {
     }
 }
 
-/// Ordinary memory: the checker refutes an execution in which an access is not ordered after a
-/// write, or a write after an access.
+/// Ordinary memory. The checker fails an execution in which an access is not ordered after a write,
+/// or a write not ordered after an access.
 #[derive(Default)]
 struct Plain(UnsafeCell<u64>);
 
@@ -146,7 +147,7 @@ impl Plain {
     }
 }
 
-/// `n` values.
+/// Returns `n` default values.
 fn several<T: Default>(n: usize) -> Vec<T> {
     (0..n).map(|_| T::default()).collect()
 }

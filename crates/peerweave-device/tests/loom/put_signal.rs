@@ -1,11 +1,11 @@
-//! Data, then a signal.
+//! Model of data followed by a signal.
 
 use crate::words::{Exact, NoAcquire, NoRelease, RmwNoRelease, TestWord};
 use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
 use peerweave_device::put_signal::{self, EXCLUDE_NONE, Several};
 use peerweave_types::{Compare, SignalOp};
 
-/// Rank 0 puts twice with a signal that is set; the second cell is announced by the higher value.
+/// Rank 0 puts twice with a signal that is set; the higher value announces the second cell.
 fn set<W: TestWord>() {
     check(
         Team::PAIR,
@@ -28,8 +28,8 @@ fn set<W: TestWord>() {
     );
 }
 
-/// Ranks 1 and 2 put and add; rank 0 waits for both. The signal of the first must survive the
-/// addition of the second.
+/// Ranks 1 and 2 put and add; rank 0 waits for both. The release of the first signal must persist
+/// after the addition of the second.
 fn add<W: TestWord>() {
     check(
         Team::of_three(3),
@@ -77,10 +77,10 @@ refuted!(a_signal_before_its_data_is_refuted, {
     )
 });
 
-/// How rank 0 waits for the words of ranks 1 and 2; returns the ones that it has seen.
+/// A wait of rank 0 for the words of ranks 1 and 2. Returns the words that satisfied it.
 type WaitSeveral<W> = fn(&Several<&[W], fn(usize) -> bool>) -> Result<Vec<usize>, GaveUp>;
 
-/// Ranks 1 and 2 put and signal a word each.
+/// Ranks 1 and 2 put and signal one word each.
 fn two_words<W: TestWord>(wait: WaitSeveral<W>, exclude: fn(usize) -> bool) {
     check(
         Team::of_three(3),
@@ -126,7 +126,7 @@ fn wait_all_makes_data_of_all_words_visible() {
 }
 
 #[test]
-fn data_of_the_word_that_wait_any_names_is_there() {
+fn wait_any_makes_data_of_its_word_visible() {
     two_words::<Exact>(any, EXCLUDE_NONE);
 }
 

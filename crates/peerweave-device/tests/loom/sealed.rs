@@ -1,10 +1,10 @@
-//! Lines whose words validate themselves change hands, two per rank, used again and again.
+//! Model of lines whose words validate themselves: two per rank, reused in turn.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
 use peerweave_device::{Pause, Word, sealed};
 
-/// Words of a line.
+/// Number of words of a line.
 const LINE: usize = 2;
 
 fn data(rank: usize, epoch: u64) -> [u32; LINE] {
@@ -12,10 +12,11 @@ fn data(rank: usize, epoch: u64) -> [u32; LINE] {
     [data, !data]
 }
 
-/// Writes a line.
+/// A function that writes a line.
 type Publish<W> = fn(&[W], u32, &[u32; LINE]);
 
-/// Every rank publishes and reads the other; a cell of each is handed over beside its line.
+/// Every rank publishes a line and reads that of the other. A cell of each rank is passed along
+/// with its line.
 fn lines_change_hands<W: TestWord>(publish: Publish<W>) {
     check(
         Team::PAIR,
@@ -47,7 +48,8 @@ fn forward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
     sealed::publish(line, epoch, data);
 }
 
-/// Emulates a vector store: the words become visible in any order.
+/// Writes a line with the words in reverse order, to emulate a vector store, whose words become
+/// visible in any order.
 fn backward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
     W::fence_release();
     for (word, value) in line.iter().zip(sealed::seal_line(data, epoch)).rev() {
@@ -56,12 +58,12 @@ fn backward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
 }
 
 #[test]
-fn sealed_lines_are_whole_over_three_epochs() {
+fn sealed_lines_are_consistent_over_three_epochs() {
     lines_change_hands::<Exact>(forward);
 }
 
 #[test]
-fn sealed_lines_are_whole_in_any_order_of_stores() {
+fn sealed_lines_are_consistent_in_any_order_of_stores() {
     lines_change_hands::<Exact>(backward);
 }
 

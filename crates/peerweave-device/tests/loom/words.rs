@@ -1,13 +1,13 @@
-//! The word as it should be, and words of which one ordering is weakened.
+//! The correct word, and words with one weakened memory order.
 
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use peerweave_device::Word;
 
-/// A word for a scenario.
+/// A word type for a scenario.
 pub(crate) trait TestWord: Word + Default + Send + Sync + 'static {}
 impl<T: Word + Default + Send + Sync + 'static> TestWord for T {}
 
-/// The word as the crate has it for the model checker: with the orderings that it promises.
+/// The word of the crate for the model checker, with the orders that it guarantees.
 pub(crate) type Exact = AtomicU64;
 
 macro_rules! weakened {
@@ -48,11 +48,11 @@ macro_rules! weakened {
 }
 
 weakened!(
-    /// Acquires nothing when it is read, nor by a fence.
+    /// Neither a read nor a fence acquires.
     NoAcquire, acquire: Relaxed, release: Release, rmw: AcqRel
 );
 weakened!(
-    /// Releases nothing when it is written, nor by a fence.
+    /// Neither a write nor a fence releases.
     NoRelease, acquire: Acquire, release: Relaxed, rmw: AcqRel
 );
 weakened!(

@@ -1,9 +1,9 @@
 //! DLPack's structs with the layout of C: version 0.8 (`DLManagedTensor`) and 1.x
-//! (`DLManagedTensorVersioned`). Plain data; nothing is owned here.
+//! (`DLManagedTensorVersioned`). They are plain data and own nothing.
 
 use std::ffi::c_void;
 
-/// The major version whose layout [`DLManagedTensorVersioned`] has.
+/// The major version of DLPack that has the layout of [`DLManagedTensorVersioned`].
 pub const DLPACK_MAJOR_VERSION: u32 = 1;
 /// The tensor is read-only.
 pub const DLPACK_FLAG_BITMASK_READ_ONLY: u64 = 1;
@@ -32,7 +32,7 @@ impl DLDeviceType {
 pub struct DLDevice {
     /// The kind of device.
     pub device_type: DLDeviceType,
-    /// Its index among devices of this kind; for CUDA the ordinal.
+    /// Index of the device among the devices of this type; for CUDA the ordinal.
     pub device_id: i32,
 }
 
@@ -68,7 +68,7 @@ pub struct DLDataType {
     pub code: DLDataTypeCode,
     /// Bits of one number.
     pub bits: u8,
-    /// Numbers in one element; 1 unless it is a vector.
+    /// Numbers in one element: 1, except for vector types.
     pub lanes: u16,
 }
 
@@ -86,13 +86,13 @@ pub struct DLPackVersion {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLTensor {
-    /// The address of the allocation, in device memory; null for no elements.
+    /// Address of the allocation, in device memory; null for a tensor without elements.
     pub data: *mut c_void,
     /// The device of the memory.
     pub device: DLDevice,
     /// Number of dimensions.
     pub ndim: i32,
-    /// The type of its elements.
+    /// Type of the elements.
     pub dtype: DLDataType,
     /// `ndim` lengths.
     pub shape: *mut i64,
@@ -110,8 +110,8 @@ pub struct DLManagedTensor {
     pub dl_tensor: DLTensor,
     /// Data of the producer.
     pub manager_ctx: *mut c_void,
-    /// Called once with this struct when the consumer no longer needs it; it frees the struct too.
-    /// Null if nothing is to be freed.
+    /// Called once with this struct when the consumer no longer needs the tensor; also frees the
+    /// struct. Null if nothing must be freed.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 
@@ -119,11 +119,11 @@ pub struct DLManagedTensor {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLManagedTensorVersioned {
-    /// The version of the layout. With another major version only `deleter` may be used.
+    /// Version of the layout. If the major version differs, only `deleter` may be used.
     pub version: DLPackVersion,
     /// Data of the producer.
     pub manager_ctx: *mut c_void,
-    /// As for [`DLManagedTensor::deleter`].
+    /// Called once when the consumer no longer needs the tensor, like [`DLManagedTensor::deleter`].
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
     /// Flags, such as [`DLPACK_FLAG_BITMASK_READ_ONLY`].
     pub flags: u64,
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     #[cfg(target_pointer_width = "64")]
-    fn layouts_are_those_of_the_c_header() {
+    fn struct_layouts_equal_those_of_the_c_header() {
         assert_eq!((size_of::<DLDevice>(), size_of::<DLDataType>(), size_of::<DLTensor>()), (8, 4, 48));
         assert_eq!((offset_of!(DLTensor, device), offset_of!(DLTensor, ndim), offset_of!(DLTensor, dtype)), (8, 16, 20));
         assert_eq!((offset_of!(DLTensor, shape), offset_of!(DLTensor, strides), offset_of!(DLTensor, byte_offset)), (24, 32, 40));

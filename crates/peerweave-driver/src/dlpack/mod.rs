@@ -1,11 +1,12 @@
-//! Imports tensors of other frameworks by DLPack. PyTorch, JAX, CuPy and others hand out a pointer
-//! to a struct with a deleter, which is called when the tensor is no longer needed.
+//! Imports tensors of other frameworks by DLPack. PyTorch, JAX, CuPy and others export a pointer to
+//! a struct with a deleter, which is called when the tensor is no longer needed.
 //!
-//! It does not copy tensors or export any. An imported tensor becomes [`DeviceMemory`] and follows
-//! its rules.
+//! Tensors are not copied, and not exported. An imported tensor becomes [`DeviceMemory`] and
+//! follows its rules.
 //!
-//! Invariant: the deleter of an imported tensor is called exactly once: at once if it is refused,
-//! otherwise after every stream that used the memory has completed; never if that cannot be known.
+//! Invariant: the deleter of an imported tensor is called exactly once: immediately if the tensor
+//! is refused, otherwise after every stream that used the memory has completed. It is never called
+//! if that completion cannot be known.
 
 mod abi;
 
@@ -27,9 +28,9 @@ use crate::{Access, DeviceBuffer, DeviceMemory, DriverError, Keep, context};
 /// A tensor that another framework exported by DLPack: dense elements of `T` in row-major order on
 /// a CUDA device.
 ///
-/// A [`DeviceBuffer`] that can be read. [`into_memory`](Self::into_memory) returns memory that can
-/// be written, unless the producer forbids it. The deleter is called when the last handle was
-/// dropped and every stream that used the memory has completed.
+/// This is a [`DeviceBuffer`] for reading. [`into_memory`](Self::into_memory) returns memory that
+/// can also be written, unless the producer forbids writing. The deleter is called when the last
+/// handle was dropped and every stream that used the memory has completed.
 ///
 /// ```no_run
 /// use std::ptr::NonNull;
@@ -54,19 +55,18 @@ impl<T: Element> DlpackTensor<T> {
     /// Imports a tensor of DLPack up to 0.8: the content of a capsule named `dltensor`.
     ///
     /// # Safety
-    /// - `tensor` points to a valid struct that the caller owns: nothing else uses it or calls its
-    ///   deleter, whatever this returns.
-    /// - `shape`, and `strides` unless it is null, point to `ndim` numbers; the memory has the
-    ///   elements that they and `byte_offset` describe, on that device, until the deleter is
-    ///   called.
-    /// - The deleter may be called on any thread, and acquires what it needs there, such as an
-    ///   interpreter's lock.
+    /// - `tensor` points to a valid struct that the caller owns: no other code uses it or calls its
+    ///   deleter, whatever this call returns.
+    /// - `shape`, and `strides` unless it is null, point to `ndim` numbers. The memory has the
+    ///   elements described by them and `byte_offset`, on that device, until the deleter is called.
+    /// - The deleter may be called on any thread. It acquires any lock that it needs, such as that
+    ///   of an interpreter.
     /// - Work that uses the tensor on a stream is ordered after the producer's work on the memory.
     ///
     /// # Errors
-    /// [`DriverError::Dlpack`] for a device that is not CUDA's, another element type than `T`,
-    /// strides that are not dense, or a misaligned address; [`DriverError::NoSuchDevice`]. The
-    /// deleter has been called then.
+    /// [`DriverError::Dlpack`] for a device that is not a CUDA device, an element type other than
+    /// `T`, strides that are not dense, or a misaligned address; [`DriverError::NoSuchDevice`].
+    /// After an error the deleter has been called.
     pub unsafe fn from_managed(tensor: NonNull<DLManagedTensor>) -> Result<Self, DriverError> {
         const CALL: &str = "DlpackTensor::from_managed";
         let owned = Owned(tensor);
@@ -79,12 +79,12 @@ impl<T: Element> DlpackTensor<T> {
     /// Imports a tensor of DLPack 1.x: the content of a capsule named `dltensor_versioned`.
     ///
     /// # Safety
-    /// As for [`from_managed`](Self::from_managed); with another major version than 1, only what
-    /// concerns the deleter.
+    /// As for [`from_managed`](Self::from_managed). With a major version other than 1, only the
+    /// conditions about the deleter.
     ///
     /// # Errors
-    /// As for [`from_managed`](Self::from_managed), and [`DriverError::Dlpack`] for another major
-    /// version than 1.
+    /// As for [`from_managed`](Self::from_managed), and [`DriverError::Dlpack`] for a major version
+    /// other than 1.
     pub unsafe fn from_versioned(tensor: NonNull<DLManagedTensorVersioned>) -> Result<Self, DriverError> {
         const CALL: &str = "DlpackTensor::from_versioned";
         let owned = Owned(tensor);
@@ -92,7 +92,7 @@ impl<T: Element> DlpackTensor<T> {
         let version = unsafe { (&raw const (*tensor.as_ptr()).version).read() };
         if version.major != DLPACK_MAJOR_VERSION {
             let found = format!("{}.{}", version.major, version.minor);
-            return Err(refused(CALL, "version of DLPack", found, "1.x".into()));
+            return Err(refused(CALL, "DLPack version", found, "1.x".into()));
         }
         // SAFETY: this is the layout of that version; the struct is valid until the deleter is
         // called, which `owned` does.
@@ -102,7 +102,7 @@ impl<T: Element> DlpackTensor<T> {
     }
 
     /// # Safety
-    /// As for [`from_managed`](Self::from_managed), for the tensor in the struct that is owned.
+    /// As for [`from_managed`](Self::from_managed), for the tensor in the owned struct.
     unsafe fn take<M: Managed>(
         call: &'static str,
         tensor: &DLTensor,
@@ -120,25 +120,25 @@ impl<T: Element> DlpackTensor<T> {
 }
 
 impl<T> DlpackTensor<T> {
-    /// Returns the lengths of its dimensions, in elements. Empty for a scalar, which has one
-    /// element.
+    /// Returns the lengths of the tensor's dimensions, in elements. Empty for a scalar, which has
+    /// one element.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Returns whether it is read-only.
+    /// Returns whether the tensor is read-only.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only
     }
 
-    /// Returns the memory of the tensor, which can be written too. The deleter is called when its
+    /// Returns the memory of the tensor, for reading and writing. The deleter is called when the
     /// last handle was dropped.
     ///
     /// # Errors
     /// [`DriverError::Dlpack`] for a read-only tensor.
     pub fn into_memory(self) -> Result<DeviceMemory<T>, DriverError> {
         if self.is_read_only {
-            let expected = "writable; a read-only tensor can only be read".into();
+            let expected = "writable".into();
             return Err(refused("DlpackTensor::into_memory", "access", "read-only".into(), expected));
         }
         Ok(self.memory)
@@ -197,7 +197,7 @@ trait Managed: 'static {
     /// Calls the deleter.
     ///
     /// # Safety
-    /// The struct is valid, at least up to the deleter, and is not used afterwards.
+    /// The struct is valid until the deleter is called, and is not used afterwards.
     unsafe fn delete(this: NonNull<Self>);
 }
 
@@ -238,8 +238,8 @@ fn refused(call: &'static str, what: &'static str, found: String, expected: Stri
 unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Vec<usize>, usize, CUdeviceptr), DriverError> {
     let wrong = |what, found: String, expected: String| Err(refused(call, what, found, expected));
     if tensor.device.device_type != DLDeviceType::CUDA || tensor.device.device_id < 0 {
-        let found = format!("type {}, id {}", tensor.device.device_type.0, tensor.device.device_id);
-        return wrong("device", found, format!("type {} (CUDA), id 0 or more", DLDeviceType::CUDA.0));
+        let found = format!("type {}, index {}", tensor.device.device_type.0, tensor.device.device_id);
+        return wrong("device", found, format!("type {} (CUDA) and an index of 0 or more", DLDeviceType::CUDA.0));
     }
     let expected = data_type(T::DTYPE);
     if tensor.dtype != expected {
@@ -255,11 +255,11 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
     // SAFETY: the caller's promise, and it is not null.
     let shape = if ndim == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(tensor.shape, ndim) } };
     let Ok(lens) = shape.iter().map(|len| usize::try_from(*len)).collect::<Result<Vec<_>, _>>() else {
-        return wrong("shape", format!("{shape:?}"), "no negative lengths".into());
+        return wrong("shape", format!("{shape:?}"), "lengths of 0 or more".into());
     };
     let bytes = lens.iter().try_fold(size_of::<T>(), |bytes, len| bytes.checked_mul(*len));
     let Some(bytes) = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()) else {
-        return wrong("shape", format!("{shape:?}"), "as many elements as fit in the address space".into());
+        return wrong("shape", format!("{shape:?}"), "at most as many elements as fit in the address space".into());
     };
     if ndim > 0 && !tensor.strides.is_null() && bytes > 0 {
         // SAFETY: the caller's promise, and it is not null.
@@ -267,7 +267,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
         let dense = row_major(&lens);
         // The stride of a dimension of length 1 does not matter.
         if strides.iter().zip(&dense).zip(&lens).any(|((found, dense), len)| *len > 1 && found != dense) {
-            return wrong("strides", format!("{strides:?}"), format!("{dense:?}: dense in row-major order"));
+            return wrong("strides", format!("{strides:?}"), format!("{dense:?} (dense in row-major order)"));
         }
     }
     let address = (tensor.data.addr() as u64).checked_add(tensor.byte_offset);
@@ -281,7 +281,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
         _ => wrong(
             "address",
             format!("{:#x} + {} bytes", tensor.data.addr(), tensor.byte_offset),
-            format!("a multiple of {} and not null", size_of::<T>()),
+            format!("a non-null multiple of {}", size_of::<T>()),
         ),
     }
 }

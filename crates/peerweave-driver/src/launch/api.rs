@@ -1,8 +1,8 @@
 //! The driver's functions for modules and kernels, and their structs.
 //!
-//! Declared here because cudarc's structs depend on the version of CUDA that a program is built
-//! for. Invariant: each struct has the size and layout of its counterpart in the driver's header,
-//! checked below against cudarc's.
+//! They are declared here because cudarc's structs depend on the CUDA version for which a program
+//! is built. Invariant: each struct has the size and layout of its counterpart in the driver's
+//! header, checked below against cudarc's.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ use crate::cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule, CUstream};
 use crate::{CudaCode, CudaError, Driver, DriverError};
 
 peerweave_dylib::bindings! {
-    /// Modules and kernels.
+    /// Functions for modules and kernels.
     pub(super) struct LaunchApi {
         /// Loads an image: machine code, or PTX, which is then compiled.
         "2.1" fn cuModuleLoadDataEx(
@@ -23,15 +23,15 @@ peerweave_dylib::bindings! {
         "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CudaCode;
         /// Returns a variable of a module.
         "3.2" fn cuModuleGetGlobal_v2(address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) -> CudaCode;
-        /// Loads a kernel that the driver would otherwise load at its first launch.
+        /// Loads a kernel. Otherwise the driver loads it at its first launch.
         "12.4" fn cuFuncLoad(function: CUfunction) -> CudaCode;
-        /// Returns offset and length of a parameter.
+        /// Returns the offset and the length of a parameter.
         "12.4" fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, bytes: *mut usize) -> CudaCode;
         /// Returns an attribute of a kernel.
         "2.2" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: CUfunction) -> CudaCode;
         /// Sets an attribute of a kernel.
         "9.0" fn cuFuncSetAttribute(function: CUfunction, attribute: c_int, value: c_int) -> CudaCode;
-        /// Returns how many blocks run at once on an SM.
+        /// Returns the number of blocks that run at once on an SM.
         "6.5" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
             count: *mut c_int, function: CUfunction, threads: c_int, shared_bytes: usize,
         ) -> CudaCode;
@@ -39,7 +39,7 @@ peerweave_dylib::bindings! {
         "2.2" fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) -> CudaCode;
         /// Frees pinned memory.
         "2.0" fn cuMemFreeHost(address: *mut c_void) -> CudaCode;
-        /// Returns its address for the current device.
+        /// Returns the address of pinned memory for the current device.
         "3.2" fn cuMemHostGetDevicePointer_v2(device: *mut CUdeviceptr, address: *mut c_void, flags: c_uint) -> CudaCode;
         /// Launches a kernel.
         "11.8" fn cuLaunchKernelEx(

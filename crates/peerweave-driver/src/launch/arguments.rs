@@ -1,4 +1,4 @@
-//! The arguments of a launch, by address.
+//! The arguments of a launch, passed by address.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use peerweave_types::{KernelArg, KernelArgs};
 
-/// The arguments of a kernel in order, borrowed until the launch returns: the driver copies them.
+/// The arguments of a kernel in order, borrowed until the launch returns. The driver copies them.
 ///
 /// ```
 /// use peerweave_driver::launch::Arguments;
@@ -54,7 +54,7 @@ impl<'a> Arguments<'a> {
         self.places.len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }

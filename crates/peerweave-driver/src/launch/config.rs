@@ -19,17 +19,17 @@ pub struct LaunchConfig {
     pub block: Dim3,
     /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: u32,
-    /// Whether all blocks must be resident at once, as is needed if they wait for each other. A
-    /// grid that is too large is refused.
+    /// Whether all blocks must be resident at once, which is necessary if blocks wait for each
+    /// other. A larger grid is refused.
     pub cooperative: bool,
-    /// Whether the kernel may begin before the previous kernel in the stream has ended. It must
-    /// then wait for that kernel (`griddepcontrol.wait`) before it reads what that kernel writes.
-    /// Needs compute capability 9.0; elsewhere the kernel begins later.
+    /// Whether the kernel may start before the previous kernel in the stream has ended. The kernel
+    /// must then wait (`griddepcontrol.wait`) before it reads data that the previous kernel writes.
+    /// Below compute capability 9.0 this option has no effect.
     pub programmatic: bool,
 }
 
 impl LaunchConfig {
-    /// Returns a plain launch of this shape.
+    /// Returns a launch of this shape without options.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false, programmatic: false }
     }
@@ -46,7 +46,7 @@ impl LaunchConfig {
         Self { cooperative: true, ..self }
     }
 
-    /// Enables the programmatic start: see [`programmatic`](Self::programmatic).
+    /// Enables the early start described at [`programmatic`](Self::programmatic).
     #[must_use]
     pub fn programmatic(self) -> Self {
         Self { programmatic: true, ..self }

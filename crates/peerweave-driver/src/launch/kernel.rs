@@ -1,7 +1,7 @@
 //! A kernel of a loaded module: its parameters, its resident blocks, and its launch.
 //!
-//! A launch checks the shape, the arguments and the residency; keeps what a graph needs; and
-//! enqueues.
+//! A launch checks the shape, the arguments and the residency, keeps the owners that a graph needs,
+//! and enqueues the kernel.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::library::bind;
 use crate::library::launch_error::LaunchError;
 use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, refuse_capture_begun, refuse_per_thread};
 
-/// Dynamic shared memory that every block may have without a larger limit, in bytes.
+/// Maximum dynamic shared memory per block without raising the limit, in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
 /// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`, `..._SHARED_SIZE_BYTES`, `..._NUM_REGS`,
 /// `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
@@ -30,17 +30,17 @@ const STATIC_SHARED: c_int = 1;
 const REGISTERS: c_int = 4;
 const MAX_DYNAMIC_SHARED: c_int = 8;
 
-/// The place of a parameter of a kernel.
+/// Position of a kernel's parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Parameter {
     /// Offset from the start of the parameters, in bytes.
     pub offset: usize,
-    /// Its length in bytes.
+    /// Length of the parameter in bytes.
     pub bytes: usize,
 }
 
-/// A kernel of a module, which it keeps loaded. Clones are handles of the same kernel.
+/// A kernel of a module. It keeps the module loaded. Clones are handles of the same kernel.
 #[derive(Clone)]
 pub struct LoadedKernel {
     module: Arc<Loaded>,
@@ -50,7 +50,7 @@ pub struct LoadedKernel {
 struct Kernel {
     function: Function,
     name: String,
-    /// `None` if the driver does not report them.
+    /// The parameters; `None` if the driver does not report them.
     parameters: Option<Vec<Parameter>>,
     max_threads: u32,
     static_shared_bytes: u32,
@@ -73,7 +73,7 @@ unsafe impl Sync for Function {}
 
 impl LoadedKernel {
     /// # Safety
-    /// The function is of that module.
+    /// `function` is a kernel of `module`.
     pub(super) unsafe fn new(module: Arc<Loaded>, function: CUfunction, name: &str) -> Result<Self, DriverError> {
         let api = api()?;
         // SAFETY: the caller promises that the function is of a loaded module. A driver that is too
@@ -104,18 +104,18 @@ impl LoadedKernel {
         Ok(Self { module, kernel: Arc::new(kernel) })
     }
 
-    /// Returns the name in the module.
+    /// Returns the kernel's name in the module.
     pub fn name(&self) -> &str {
         &self.kernel.name
     }
 
-    /// Returns the module.
+    /// Returns the kernel's module.
     pub fn module(&self) -> Module {
         Module(Arc::clone(&self.module))
     }
 
-    /// Returns the parameters in order; `None` with a driver before CUDA 12.4, which does not
-    /// report them. Then only the driver checks arguments.
+    /// Returns the parameters in order. Returns `None` with a driver older than CUDA 12.4, which
+    /// does not report them; then only the driver checks arguments.
     pub fn parameters(&self) -> Option<&[Parameter]> {
         self.kernel.parameters.as_deref()
     }
@@ -130,12 +130,12 @@ impl LoadedKernel {
         self.kernel.static_shared_bytes
     }
 
-    /// Returns the registers per thread.
+    /// Returns the number of registers per thread.
     pub fn registers(&self) -> u32 {
         self.kernel.registers
     }
 
-    /// Returns how many blocks of this shape an otherwise idle device runs at once.
+    /// Returns the number of blocks of this shape that an otherwise idle device runs at once.
     ///
     /// # Errors
     /// [`LaunchError::Shape`]; errors of the driver.
@@ -155,22 +155,22 @@ impl LoadedKernel {
         Ok(u64::from(blocks.unsigned_abs()) * u64::from(self.kernel.multiprocessors))
     }
 
-    /// Enqueues the kernel on a stream. On a stream that is being captured it becomes a node of the
-    /// graph, which then keeps the module and `keep`.
+    /// Enqueues the kernel on a stream. On a stream that is being captured the launch becomes a
+    /// node of the graph, which then keeps the module and `keep`.
     ///
-    /// `keep` holds the owners of what the arguments refer to. It is not used outside of a capture:
-    /// the owner of the memory records the stream instead.
+    /// `keep` holds the owners of memory that the arguments refer to. It is only used during a
+    /// capture; otherwise the owner of the memory records the stream.
     ///
     /// # Errors
     /// Before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`],
     /// [`LaunchError::Shape`], [`LaunchError::NotResident`], [`DriverError::WrongDevice`],
-    /// [`DriverError::PerThreadStream`]. Errors of the launch. [`DriverError::CaptureBegun`]
-    /// afterwards, if another thread has begun to capture the stream meanwhile.
+    /// [`DriverError::PerThreadStream`]. Errors of the launch. [`DriverError::CaptureBegun`] if
+    /// another thread began to capture the stream during the call.
     ///
     /// # Safety
-    /// The kernel does with these arguments only what is allowed: the memory that they refer to
-    /// stays allocated until the kernel has ended, or for as long as `keep` and the graph live, and
-    /// nothing else accesses it in a way that races.
+    /// The kernel's accesses with these arguments are sound. The memory that they refer to stays
+    /// allocated until the kernel has ended, or for as long as `keep` and the graph live. No other
+    /// access to it races.
     pub unsafe fn launch(
         &self,
         stream: &Arc<CudaStream>,
@@ -240,7 +240,7 @@ impl LoadedKernel {
         }
         let room = self.kernel.max_shared_bytes.saturating_sub(self.kernel.static_shared_bytes);
         if config.shared_bytes > room {
-            let expected = format!("at most {room} bytes beside the kernel's own {}", self.kernel.static_shared_bytes);
+            let expected = format!("at most {room} bytes (the kernel itself uses {})", self.kernel.static_shared_bytes);
             return refused("dynamic shared memory", format!("{} bytes", config.shared_bytes), expected);
         }
         Ok(())
@@ -288,8 +288,8 @@ impl LoadedKernel {
         Ok(())
     }
 
-    /// Raises the driver's limit of dynamic shared memory for this shape. The limit is never
-    /// lowered.
+    /// Raises the driver's limit of dynamic shared memory if this shape needs it. The limit is
+    /// never lowered.
     fn allow_shared(&self, config: &LaunchConfig) -> Result<(), DriverError> {
         let allowed = &self.kernel.allowed_shared_bytes;
         let wanted = config.shared_bytes;
@@ -306,9 +306,10 @@ impl LoadedKernel {
     }
 }
 
-/// Returns the parameters of a kernel, if the driver reports them.
+/// Returns the parameters of a kernel; `None` if the driver does not report them.
 fn parameters(api: &LaunchApi, function: CUfunction) -> Result<Option<Vec<Parameter>>, DriverError> {
-    /// Upper bound: the parameters of a kernel have at most 32764 bytes.
+    /// Upper bound of the number of parameters: all parameters of a kernel have at most 32764
+    /// bytes.
     const MOST: usize = 32764;
     let mut all = Vec::new();
     for index in 0..=MOST {

@@ -1,5 +1,4 @@
-//! Words in memory of the host that kernels access while they run: for reports and for abort
-//! requests.
+//! Words in host memory that kernels access while they run, for reports and abort requests.
 //!
 //! Invariant: both sides access the words by single accesses of their width, never through a
 //! reference to plain data.
@@ -34,10 +33,10 @@ struct Words {
 struct Pinned(NonNull<AtomicU32>);
 
 // SAFETY: the shared values are atomic words and an address; their orderings synchronise. The test
-// `mapped_words_are_seen_by_kernels_and_threads` would catch a violation.
+// `mapped_words_are_visible_to_kernels_and_threads` would catch a violation.
 unsafe impl Send for Pinned {}
 // SAFETY: the shared values are the same words, synchronised as above. The test
-// `mapped_words_are_seen_by_kernels_and_threads` would catch a violation.
+// `mapped_words_are_visible_to_kernels_and_threads` would catch a violation.
 unsafe impl Sync for Pinned {}
 
 impl MappedWords {
@@ -66,12 +65,12 @@ impl MappedWords {
         }
         // SAFETY: the memory has that many bytes, and no other user yet.
         unsafe { host.cast::<u8>().write_bytes(0, bytes) };
-        let host = NonNull::new(host.cast()).expect("the driver returned an address with its success");
+        let host = NonNull::new(host.cast()).expect("the driver returned an address");
         let context = Arc::clone(context);
         Ok(Self(Arc::new(Words { host: Pinned(host), device, len, context, streams: Streams::new() })))
     }
 
-    /// Returns the word at an index.
+    /// Returns the word at `index`.
     ///
     /// # Panics
     /// If the index is out of range.
@@ -82,7 +81,7 @@ impl MappedWords {
         unsafe { self.0.host.0.add(index).as_ref() }
     }
 
-    /// Sets all words from `first` on, in order.
+    /// Stores `values` into the words from `first` on, in order.
     ///
     /// # Panics
     /// As for [`word`](Self::word).
@@ -90,7 +89,7 @@ impl MappedWords {
         values.iter().enumerate().for_each(|(index, value)| self.word(first + index).store(*value, order));
     }
 
-    /// Returns the address at which kernels access the word at an index.
+    /// Returns the address at which kernels access the word at `index`.
     ///
     /// # Panics
     /// As for [`word`](Self::word).
@@ -99,8 +98,8 @@ impl MappedWords {
         self.0.device + (index * size_of::<u32>()) as u64
     }
 
-    /// Records that work which uses the words is about to be enqueued on a stream: they are freed
-    /// after it.
+    /// Records that work that uses the words is about to be enqueued on a stream. The words are
+    /// freed after that work.
     pub fn note(&self, stream: &Arc<CudaStream>) {
         self.0.streams.note(stream);
     }

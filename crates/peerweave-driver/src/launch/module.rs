@@ -1,7 +1,7 @@
 //! Loading and unloading modules.
 //!
-//! Invariant: a module is unloaded once, in its context, when no handle and no graph has it and the
-//! streams that ran its kernels have completed.
+//! Invariant: a module is unloaded once, in its context, when no handle and no graph holds it and
+//! the streams that ran its kernels have completed.
 
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
@@ -19,7 +19,8 @@ use crate::{CudaCode, CudaError, DriverError, Keep, Streams, relaxed};
 /// Code for a device.
 #[derive(Clone, Copy)]
 pub enum Image<'a> {
-    /// PTX text, which the driver compiles. Its version must not be newer than the driver's.
+    /// PTX text, which the driver compiles. The PTX version must not be newer than the driver
+    /// supports.
     Ptx(&'a str),
     /// Machine code: a cubin or a fatbin.
     Binary(&'a [u8]),
@@ -32,7 +33,7 @@ pub struct Module(pub(super) Arc<Loaded>);
 pub(super) struct Loaded {
     module: RawModule,
     pub(super) context: Arc<CudaContext>,
-    /// Streams that its kernels were launched on.
+    /// Streams on which kernels of the module were launched.
     pub(super) streams: Streams,
 }
 
@@ -48,9 +49,9 @@ unsafe impl Send for RawModule {}
 unsafe impl Sync for RawModule {}
 
 impl Module {
-    /// Loads an image in a context. PTX is compiled now, and [`kernel`](Self::kernel) loads each
-    /// kernel: loading at the first launch could wait for running kernels, which may in turn wait
-    /// for this PE.
+    /// Loads an image in a context. PTX is compiled by this call, and [`kernel`](Self::kernel)
+    /// loads each kernel. Loading at the first launch could wait for running kernels, which may in
+    /// turn wait for this PE.
     ///
     /// # Errors
     /// [`LaunchError::Image`] with the driver's log; errors of the driver.
@@ -111,8 +112,8 @@ impl Module {
         unsafe { LoadedKernel::new(Arc::clone(&self.0), function, name) }
     }
 
-    /// Returns address and length in bytes of a variable of the module, `None` if it has none of
-    /// that name. Valid while the module is loaded.
+    /// Returns the address and the length in bytes of a variable of the module; `None` if it has no
+    /// such variable. The address is valid while the module is loaded.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -128,7 +129,8 @@ impl Module {
         }
     }
 
-    /// Returns the driver's handle, valid while [`keep`](Self::keep)'s value or a handle lives.
+    /// Returns the driver's handle. It is valid while a handle or the value of [`keep`](Self::keep)
+    /// lives.
     pub fn raw(&self) -> CUmodule {
         self.0.module.0
     }
@@ -138,7 +140,7 @@ impl Module {
         Arc::<Loaded>::clone(&self.0)
     }
 
-    /// Returns the context in which it is loaded.
+    /// Returns the context in which the module is loaded.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
     }

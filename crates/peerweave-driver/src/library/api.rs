@@ -1,6 +1,6 @@
-//! The driver's functions that cudarc lacks, or for which it panics on an old driver.
+//! The driver's functions that cudarc lacks, or for which cudarc panics if the driver is too old.
 //!
-//! Only declarations. The versions are those of the first CUDA whose driver has the function.
+//! Only declarations. Each version is that of the first CUDA whose driver has the function.
 //!
 //! Invariant: a result of the driver, by value or through a pointer, is never an enumeration,
 //! because a newer driver may return other values.
@@ -17,57 +17,56 @@ use crate::cudarc::driver::sys::{
 use crate::CudaCode;
 
 peerweave_dylib::bindings! {
-    /// Functions of CUDA's driver, each resolved separately.
+    /// Functions of CUDA's driver, each resolved at its first call.
     pub struct Api {
         /// Initialises the driver.
         "2.0" fn cuInit(flags: c_uint) -> CudaCode;
-        /// Returns the newest CUDA that the driver supports: 1000 major + 10 minor.
+        /// Returns the newest CUDA version that the driver supports: 1000 major + 10 minor.
         "2.2" fn cuDriverGetVersion(version: *mut c_int) -> CudaCode;
-        /// Name of an error code.
+        /// Returns the name of an error code.
         "6.0" fn cuGetErrorName(error: c_uint, name: *mut *const c_char) -> CudaCode;
-        /// Description of an error code.
+        /// Returns the description of an error code.
         "6.0" fn cuGetErrorString(error: c_uint, text: *mut *const c_char) -> CudaCode;
-        /// Number of devices.
+        /// Returns the number of devices.
         "2.0" fn cuDeviceGetCount(count: *mut c_int) -> CudaCode;
-        /// An attribute of a device.
+        /// Returns an attribute of a device.
         "2.0" fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) -> CudaCode;
-        /// PCI address of a device, as text.
+        /// Returns the PCI address of a device as text.
         "4.1" fn cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
-        /// An attribute of the link between two devices.
+        /// Returns an attribute of the link between two devices.
         "8.0" fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: CUdevice_P2PAttribute, source: CUdevice, target: CUdevice) -> CudaCode;
         /// Returns whether a device can access another's memory.
         "4.0" fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice) -> CudaCode;
         /// Gives the current context access to the memory of another.
         "4.0" fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> CudaCode;
-        /// Removes that access.
+        /// Removes the current context's access to the memory of another.
         "4.0" fn cuCtxDisablePeerAccess(peer: CUcontext) -> CudaCode;
-        /// The thread's current context.
+        /// Returns the thread's current context.
         "4.0" fn cuCtxGetCurrent(context: *mut CUcontext) -> CudaCode;
         /// Makes a context the thread's current one.
         "4.0" fn cuCtxSetCurrent(context: CUcontext) -> CudaCode;
 
         /// Allocates device memory.
         "3.2" fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> CudaCode;
-        /// Frees it.
+        /// Frees device memory.
         "3.2" fn cuMemFree_v2(address: CUdeviceptr) -> CudaCode;
-        /// Free and total bytes of the current device.
+        /// Returns the free and the total bytes of the current device.
         "3.2" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CudaCode;
-        /// Frees memory, also of `cuMemAlloc`, in the order of a stream, and without waiting for
-        /// the device.
+        /// Frees memory, also of `cuMemAlloc`, in stream order without waiting for the device.
         "11.2" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CudaCode;
-        /// Start and length of an allocation.
+        /// Returns the start and the length of an allocation.
         "3.2" fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) -> CudaCode;
-        /// What an address is.
+        /// Returns an attribute of an address.
         "4.0" fn cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr) -> CudaCode;
-        /// Copies, ordered by a stream.
+        /// Copies in stream order.
         "4.0" fn cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CudaCode;
-        /// Copies from the host, ordered by a stream.
+        /// Copies from the host in stream order.
         "3.2" fn cuMemcpyHtoDAsync_v2(target: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream) -> CudaCode;
-        /// Copies to the host, ordered by a stream.
+        /// Copies to the host in stream order.
         "3.2" fn cuMemcpyDtoHAsync_v2(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CudaCode;
-        /// Fills with a byte, ordered by a stream.
+        /// Fills memory with a byte in stream order.
         "3.2" fn cuMemsetD8Async(target: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CudaCode;
-        /// Fills with a word, ordered by a stream.
+        /// Fills memory with a word in stream order.
         "3.2" fn cuMemsetD32Async(target: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) -> CudaCode;
 
         /// Creates a stream.
@@ -76,7 +75,7 @@ peerweave_dylib::bindings! {
         "4.0" fn cuStreamDestroy_v2(stream: CUstream) -> CudaCode;
         /// Returns whether a stream's work is complete.
         "2.0" fn cuStreamQuery(stream: CUstream) -> CudaCode;
-        /// Waits for a stream. Without a deadline: used only where the work is known to end.
+        /// Waits for a stream without a deadline. Used only for work that is known to end.
         "2.0" fn cuStreamSynchronize(stream: CUstream) -> CudaCode;
         /// Makes a stream wait for an event.
         "3.2" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CudaCode;
@@ -84,8 +83,8 @@ peerweave_dylib::bindings! {
         "10.0" fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) -> CudaCode;
         /// Returns whether a stream is being captured.
         "10.0" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint) -> CudaCode;
-        /// Changes which calls this thread may make while streams are being captured, and returns
-        /// the former mode.
+        /// Sets the calls that this thread may make while streams are being captured, and returns
+        /// the previous mode.
         "10.1" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> CudaCode;
         /// Returns the graph that a stream is being captured into.
         "11.3" fn cuStreamGetCaptureInfo_v2(
@@ -106,10 +105,10 @@ peerweave_dylib::bindings! {
         ) -> CudaCode;
         /// Releases references.
         "11.3" fn cuUserObjectRelease(object: CUuserObject, count: c_uint) -> CudaCode;
-        /// Gives references to a graph.
+        /// Transfers references of an object to a graph.
         "11.3" fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) -> CudaCode;
 
-        /// Returns minimum and recommended granularity of physical memory.
+        /// Returns the minimum and the recommended granularity of physical memory.
         "10.2" fn cuMemGetAllocationGranularity(
             granularity: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags,
         ) -> CudaCode;
@@ -143,8 +142,8 @@ peerweave_dylib::bindings! {
         "10.2" fn cuMemImportFromShareableHandle(
             handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
         ) -> CudaCode;
-        /// Returns the properties of physical memory, in room for a `CUmemAllocationProp` whose
-        /// enumerations are declared as integers.
+        /// Returns the properties of physical memory. The buffer has room for a
+        /// `CUmemAllocationProp` with enumerations declared as integers.
         "10.2" fn cuMemGetAllocationPropertiesFromHandle(
             properties: *mut c_void, handle: CUmemGenericAllocationHandle,
         ) -> CudaCode;
@@ -155,7 +154,7 @@ peerweave_dylib::bindings! {
         "4.1" fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> CudaCode;
         /// Opens an allocation of another process.
         "11.0" fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> CudaCode;
-        /// Closes it.
+        /// Closes an allocation of another process.
         "4.1" fn cuIpcCloseMemHandle(address: CUdeviceptr) -> CudaCode;
         /// Returns a handle of an event for other processes.
         "4.1" fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent) -> CudaCode;
@@ -178,7 +177,7 @@ peerweave_dylib::bindings! {
         ) -> CudaCode;
         /// Unbinds a device's memory from a multicast object.
         "12.1" fn cuMulticastUnbind(handle: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize) -> CudaCode;
-        /// Returns minimum and recommended granularity of bound memory.
+        /// Returns the minimum and the recommended granularity of bound memory.
         "12.1" fn cuMulticastGetGranularity(
             granularity: *mut usize, properties: *const CUmulticastObjectProp, which: CUmulticastGranularity_flags,
         ) -> CudaCode;

@@ -1,19 +1,19 @@
-//! A code of CUDA's driver, as a number.
+//! Return codes of CUDA's driver as numbers.
 //!
-//! Not cudarc's enumeration, because a newer driver returns other values, and an enumeration
-//! without such a member is undefined behaviour. Invariant: all 32-bit values are values of this
-//! type.
+//! cudarc's enumeration is not used, because a newer driver returns other values, and an unknown
+//! value in an enumeration is undefined behaviour. Invariant: every 32-bit value is a valid value
+//! of this type.
 
 use std::fmt;
 
 use crate::cudarc::driver::sys::CUresult;
 
-/// A code returned by a function of CUDA's driver: `CUresult`, where every number is allowed.
+/// A code returned by a function of CUDA's driver: `CUresult`, with every number allowed.
 ///
-/// The constants are those that this project uses; the driver has more.
+/// The constants are the codes that this project uses; the driver has more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
-#[must_use = "it may be an error"]
+#[must_use = "the result may be an error"]
 pub struct CudaCode(pub u32);
 
 macro_rules! codes {
@@ -35,11 +35,11 @@ codes! {
     SUCCESS = 0, "No error.";
     INVALID_VALUE = 1, "`CUDA_ERROR_INVALID_VALUE`.";
     OUT_OF_MEMORY = 2, "`CUDA_ERROR_OUT_OF_MEMORY`.";
-    DEINITIALIZED = 4, "`CUDA_ERROR_DEINITIALIZED`: the driver has shut down with the process.";
+    DEINITIALIZED = 4, "`CUDA_ERROR_DEINITIALIZED`: the driver has shut down because the process is ending.";
     INVALID_DEVICE = 101, "`CUDA_ERROR_INVALID_DEVICE`.";
     PEER_ACCESS_UNSUPPORTED = 217, "`CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`.";
     ILLEGAL_STATE = 401, "`CUDA_ERROR_ILLEGAL_STATE`.";
-    NOT_FOUND = 500, "`CUDA_ERROR_NOT_FOUND`: no such name.";
+    NOT_FOUND = 500, "`CUDA_ERROR_NOT_FOUND`: a name does not exist.";
     NOT_READY = 600, "`CUDA_ERROR_NOT_READY`: the work is not complete yet.";
     PEER_ACCESS_ALREADY_ENABLED = 704, "`CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.";
     NOT_PERMITTED = 800, "`CUDA_ERROR_NOT_PERMITTED`.";
@@ -55,7 +55,7 @@ impl From<CUresult> for CudaCode {
     }
 }
 
-/// Prints the driver's name of the code, or the number if it has none.
+/// Formats the code as the driver's name, or as a number if it has none.
 impl fmt::Display for CudaCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&crate::library::describe(*self).0)
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_have_the_numbers_of_the_header() {
+    fn code_numbers_equal_those_of_the_header() {
         let header = [
             CUresult::CUDA_SUCCESS,
             CUresult::CUDA_ERROR_INVALID_VALUE,

@@ -18,23 +18,22 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
     Ok(CudaContext::new(ordinal).map_err(CudaError::of("cuDevicePrimaryCtxRetain"))?)
 }
 
-/// Returns the context of this process's device, by its index among the processes of the machine
-/// (`LOCAL_RANK` of launchers, `Job::local_pe` of `peerweave-bootstrap`). It is the device of the
-/// same ordinal, or the only visible device if the launcher shows each process its own
-/// (`CUDA_VISIBLE_DEVICES`).
+/// Returns the context of this process's device, given the index of the process on its machine
+/// (`LOCAL_RANK` of launchers, `Job::local_pe` of `peerweave-bootstrap`). The device has the same
+/// ordinal. If the launcher shows each process only its own device (`CUDA_VISIBLE_DEVICES`), it is
+/// that device.
 ///
-/// Do not pass the index among all processes of a job, which is not an ordinal on the second
-/// machine.
+/// Do not pass the index among all processes of a job: on the second machine it is not an ordinal.
 ///
 /// # Errors
-/// [`DriverError::NoSuchDevice`] if this process sees several devices, but too few; those of
-/// [`Driver::get`].
+/// [`DriverError::NoSuchDevice`] if this process sees several devices, but none with this ordinal;
+/// those of [`Driver::get`].
 pub fn local_context(local_index: usize) -> Result<Arc<CudaContext>, DriverError> {
     let count = Driver::get()?.device_count()?;
     context(if count == 1 { 0 } else { local_index })
 }
 
-/// Makes a context current in this thread. Not by cudarc's `bind_to_thread`, which returns and
+/// Makes a context current in this thread. cudarc's `bind_to_thread` is not used: it returns and
 /// clears an error that another object's destructor recorded in the context.
 ///
 /// # Errors
@@ -64,10 +63,10 @@ pub(crate) fn is_current(context: &CudaContext) -> bool {
     matches!(code, Ok(Ok(CudaCode::SUCCESS))) && current == context.cu_ctx()
 }
 
-/// Runs a function that may make another context current, and restores the former one, also after a
-/// panic.
+/// Runs a function that may make another context current. Restores the previous context, also after
+/// a panic.
 ///
-/// For destructors: a value may be dropped anywhere, and the surrounding code relies on its own
+/// For destructors, because a value can be dropped in any code, which relies on its own current
 /// context. Costs two calls of the driver.
 pub fn with_context_kept<R>(run: impl FnOnce() -> R) -> R {
     struct Before(&'static Api, CUcontext);

@@ -1,4 +1,4 @@
-//! Errors of the driver, with the call.
+//! Errors of the driver, with the call that failed.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::CudaCode;
 #[error("{name} ({code}) from {call}: {text}")]
 #[non_exhaustive]
 pub struct CudaError {
-    /// The driver's function, or for calls through cudarc the operation.
+    /// The driver's function that failed; for calls through cudarc the operation.
     pub call: &'static str,
     /// The driver's code. Codes of a newer driver are included.
     pub code: u32,
@@ -29,17 +29,17 @@ impl CudaError {
         Self { call, code: code.0, name, text }
     }
 
-    /// Returns whether the code is this one.
+    /// Returns whether this error has the given code.
     pub fn is(&self, code: CudaCode) -> bool {
         self.code == code.0
     }
 
-    /// Returns whether the device or the process has too little memory.
+    /// Returns whether the device or the process is out of memory.
     pub fn is_out_of_memory(&self) -> bool {
         self.is(CudaCode::OUT_OF_MEMORY)
     }
 
-    /// Returns whether the driver or the device does not support it.
+    /// Returns whether the driver or the device does not support the operation.
     pub fn is_not_supported(&self) -> bool {
         self.is(CudaCode::NOT_SUPPORTED)
     }
@@ -53,7 +53,7 @@ impl CudaError {
         if code == CudaCode::SUCCESS { Ok(()) } else { Err(Self::new(call, code)) }
     }
 
-    /// Adds the call to an error of cudarc.
+    /// Returns a function that adds the call to an error of cudarc.
     #[cold]
     pub fn of(call: &'static str) -> impl FnOnce(crate::cudarc::driver::DriverError) -> Self {
         move |error| Self::new(call, error.0.into())
@@ -93,7 +93,7 @@ pub enum DriverError {
     WrongDevice {
         /// The call.
         call: &'static str,
-        /// Its device.
+        /// Device of the memory.
         found: usize,
         /// The expected device.
         expected: usize,
@@ -108,38 +108,39 @@ pub enum DriverError {
         /// Size of an element in bytes.
         element_bytes: usize,
     },
-    /// The stream is being captured into a graph, and the call cannot be captured.
-    #[error("{call}: the stream is being captured into a graph, expected a stream that is not")]
+    /// The stream is being captured into a graph, but the call cannot be captured.
+    #[error("{call}: the stream is being captured into a graph, expected a stream that is not being captured")]
     Capturing {
         /// The call.
         call: &'static str,
     },
-    /// Another thread began to capture the stream while work was being enqueued that must not be
+    /// Another thread began to capture the stream while the call enqueued work that must not be
     /// captured. The capture was invalidated.
     #[error(
-        "{call}: another thread began to capture the stream during the call, and a graph would replay it with memory that it does not keep alive: the capture was invalidated"
+        "{call}: another thread began to capture the stream during the call; the capture was invalidated, because the graph would not keep the memory alive"
     )]
     CaptureBegun {
         /// The call.
         call: &'static str,
     },
-    /// The stream in whose order the buffer is freed is being captured into a graph, so it cannot
-    /// wait for work on another stream.
+    /// The buffer's own stream, in whose order it is freed, is being captured into a graph. It
+    /// cannot wait for work on another stream.
     #[error(
-        "{call}: the buffer's own stream is being captured into a graph, and cannot wait for work on another stream: end the capture first, or use DeviceMemory"
+        "{call}: the buffer's own stream is being captured into a graph and cannot wait for work on another stream; end the capture first, or use DeviceMemory"
     )]
     OwnerCapturing {
         /// The call.
         call: &'static str,
     },
-    /// A per-thread stream: each thread has its own, so no other thread can wait for its work.
+    /// The stream is a per-thread stream. Each thread has its own, so no other thread can wait for
+    /// its work.
     #[error("{call}: the per-thread stream cannot be used; create one by CudaContext::new_stream, or use default_stream")]
     PerThreadStream {
         /// The call.
         call: &'static str,
     },
-    /// The work of the stream did not complete in time.
-    #[error("{call}: the stream was still busy after {waited:?}")]
+    /// The work of the stream did not complete by the deadline.
+    #[error("{call}: timed out after {waited:?}, the stream is still busy")]
     Timeout {
         /// The call.
         call: &'static str,

@@ -1,22 +1,22 @@
-//! Errors of module loads and launches, found before anything is enqueued.
+//! Errors of loading modules and launching kernels, detected before anything is enqueued.
 
 use std::fmt;
 
 use crate::CudaError;
 
-/// Why a module was not loaded or a kernel not launched.
+/// The reason why a module was not loaded or a kernel not launched.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// The driver refused the image.
-    #[error("{error}; the driver's log:\n{log}")]
+    #[error("{error}; log of the driver:\n{log}")]
     Image {
         /// The driver's error.
         error: CudaError,
-        /// The driver's log; may be empty.
+        /// Log of the driver; may be empty.
         log: String,
     },
-    /// The module has no such kernel.
+    /// The module has no kernel of this name.
     #[error("the module has no kernel {kernel}")]
     NoKernel {
         /// The requested name.
@@ -41,13 +41,13 @@ pub enum LaunchError {
         kernel: String,
         /// Index of the argument, from 0.
         index: usize,
-        /// Its length in bytes.
+        /// Length of the argument in bytes.
         found_bytes: usize,
-        /// Its offset, given its alignment.
+        /// Offset of the argument, computed from its alignment.
         found_offset: usize,
-        /// The length of the kernel's parameter.
+        /// Length of the kernel's parameter.
         expected_bytes: usize,
-        /// The offset of the kernel's parameter.
+        /// Offset of the kernel's parameter.
         expected_offset: usize,
     },
     /// An invalid shape.
@@ -57,14 +57,14 @@ pub enum LaunchError {
         kernel: String,
         /// The property of the shape.
         what: &'static str,
-        /// Its value.
+        /// Value of the property.
         found: String,
         /// Description of valid values.
         expected: String,
     },
-    /// A cooperative grid that cannot be resident at once.
+    /// A cooperative grid with too many blocks to be resident at once.
     #[error(
-        "launch of {kernel}: the cooperative grid has {found} blocks, expected at most {expected}, which can be resident at once"
+        "launch of {kernel}: the cooperative grid has {found} blocks, expected at most {expected} (the number that can be resident at once)"
     )]
     NotResident {
         /// The kernel.

@@ -1,7 +1,7 @@
 //! The driver of this process, loaded and initialised once.
 //!
-//! Invariant: the library is the one that cudarc opens, because both look for the same names in the
-//! same order.
+//! Invariant: the loaded library is the one that cudarc loads, because both try the same names in
+//! the same order.
 
 pub(crate) mod api;
 mod code;
@@ -39,9 +39,9 @@ impl Driver {
     /// Returns the driver of this process. The first call loads and initialises it.
     ///
     /// # Errors
-    /// [`DriverError::Load`] if there is none, [`DriverError::Cuda`] if its initialisation fails
-    /// (no device, or driver and kernel module of different versions). Both are remembered: every
-    /// later call returns the same.
+    /// [`DriverError::Load`] if this machine has no driver. [`DriverError::Cuda`] if the
+    /// initialisation fails, for example without a device, or if the versions of driver and kernel
+    /// module differ. Every later call returns the same error.
     pub fn get() -> Result<&'static Self, DriverError> {
         let driver = LOADED.get_or_init(|| SEARCH.open(Visibility::Local).map(|library| Self { api: Api::new(library) }));
         let driver = driver.as_ref().map_err(|error| DriverError::Load(error.clone()))?;
@@ -64,7 +64,7 @@ impl Driver {
         &self.api
     }
 
-    /// Returns the newest CUDA that the driver supports; its patch version is 0.
+    /// Returns the newest CUDA version that the driver supports; its patch version is 0.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -90,7 +90,8 @@ impl Driver {
     /// Returns an attribute of a device.
     ///
     /// # Errors
-    /// Errors of the driver; `CUDA_ERROR_INVALID_VALUE` for an attribute that it does not know.
+    /// Errors of the driver; `CUDA_ERROR_INVALID_VALUE` for an attribute that the driver does not
+    /// know.
     pub fn attribute(&self, ordinal: usize, attribute: CUdevice_attribute) -> Result<i32, DriverError> {
         let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
         let mut value: c_int = 0;
@@ -100,7 +101,7 @@ impl Driver {
     }
 }
 
-/// Returns name and description of a code, from the driver if it is loaded.
+/// Returns the name and the description of a code, from the driver if it is loaded.
 pub(crate) fn describe(code: CudaCode) -> (String, String) {
     let unknown = || (format!("CUresult {}", code.0), "no description".to_owned());
     let Some(Ok(driver)) = LOADED.get() else { return unknown() };

@@ -1,7 +1,7 @@
-//! The switch that disables multicast objects.
+//! The environment variables that disable multicast objects.
 //!
-//! A fault of the switch fabric can disable all GPUs of a machine, also those of other users. So
-//! one variable, of this project or of NVIDIA's libraries, suffices to make every creation and
+//! A fault of the switch fabric can disable all GPUs of a machine, including those of other users.
+//! So each of these variables, of this project or of NVIDIA's libraries, makes every creation and
 //! import an error before the driver is called.
 
 /// Multicast objects are disabled in this process.
@@ -9,9 +9,9 @@
 #[error("multicast objects are disabled by {variable}={value}")]
 #[non_exhaustive]
 pub struct MulticastDisabled {
-    /// The variable that disables them.
+    /// Name of the variable.
     pub variable: &'static str,
-    /// Its value.
+    /// Value of the variable.
     pub value: String,
 }
 
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_allows() {
+    fn multicast_without_variables_is_allowed() {
         assert_eq!(switch(&|_| None), Ok(()));
         assert_eq!(with("PEERWEAVE_MULTICAST", "auto"), Ok(()));
         assert_eq!(with("NCCL_NVLS_ENABLE", "2"), Ok(()));
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn each_variable_forbids_alone() {
+    fn each_variable_disables_multicast_alone() {
         for (name, value) in [
             ("PEERWEAVE_MULTICAST", "off"),
             ("PEERWEAVE_MULTICAST", "OFF"),

@@ -1,8 +1,8 @@
-//! Device memory by trait: what a communication call needs of a buffer, whatever its owner.
+//! Traits for device memory: the access of a communication call to a buffer of any owner.
 //!
-//! It neither allocates nor copies. Invariant: an [`Access`] lives until the work that uses its
-//! address is enqueued; from then on the buffer's owner keeps the memory allocated until the stream
-//! has completed that work.
+//! This module neither allocates nor copies. Invariant: an [`Access`] lives until the work that
+//! uses its address is enqueued. From then on the buffer's owner keeps the memory allocated until
+//! the stream has completed that work.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,30 +20,31 @@ use crate::{DEADLINE, DriverError, Keep, Keeper, deadline_after, join, wait, wai
 
 /// The address of a buffer, for work that is about to be enqueued on one stream.
 ///
-/// Drop it after enqueuing: cudarc's buffers then record that the stream uses them. Only the
-/// library that obtained it can leak it.
+/// Drop it after enqueuing the work: cudarc's buffers then record that the stream uses them. Only
+/// the library that obtained the access can leak it.
 ///
-/// It is not `Send`, because a per-thread stream is another one in each thread:
+/// It is not `Send`, because a per-thread stream is a different one in each thread:
 ///
 /// ```compile_fail
 /// fn sent<T: Send>() {}
 /// sent::<peerweave_driver::Access<'static>>();
 /// ```
-#[must_use = "work that uses the address is enqueued while this lives"]
+#[must_use = "enqueue the work that uses the address while this value lives"]
 pub struct Access<'a> {
     address: CUdeviceptr,
     guard: Option<SyncOnDrop<'a>>,
     /// The stream in whose order the memory is freed, and the stream of the work.
     streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
-    /// Whether the first must wait for the second.
+    /// Whether the first stream must wait for the second.
     joins: bool,
     keeper: Option<&'a dyn Keeper>,
-    /// Dropped by the thread that enqueues: a per-thread stream is another one in each thread.
+    /// Makes the type `!Send`, so that the thread that enqueues drops it: a per-thread stream is a
+    /// different one in each thread.
     _this_thread: PhantomData<*const ()>,
 }
 
 impl<'a> Access<'a> {
-    /// Returns an address whose owner need not be notified when the work is enqueued.
+    /// Returns the access to an address whose owner need not be notified when the work is enqueued.
     #[inline]
     pub fn new(address: CUdeviceptr) -> Self {
         Self { address, guard: None, streams: None, joins: false, keeper: None, _this_thread: PhantomData }
@@ -55,11 +56,12 @@ impl<'a> Access<'a> {
         Self { address, guard: None, streams: None, joins: false, keeper: Some(keeper), _this_thread: PhantomData }
     }
 
-    /// Returns the address of a slice of cudarc with its guard, for reading. `own` is the slice's
-    /// stream, `stream` that of the work, and `ask` is cudarc's `device_ptr`.
+    /// Returns the access for reading a slice of cudarc, with cudarc's guard. `own` is the slice's
+    /// stream, `stream` the stream of the work, and `ask` calls cudarc's `device_ptr`.
     ///
     /// The guard alone does not keep the memory: a slice has one event for all reads, and a context
-    /// with only one stream checks none. So dropping this makes `own` wait for the work.
+    /// with only one stream checks no events. So dropping this access makes `own` wait for the
+    /// work.
     ///
     /// # Errors
     /// [`DriverError::OwnerCapturing`], [`DriverError::Timeout`]: see [`DeviceBuffer::read`].
@@ -122,13 +124,13 @@ impl<'a> Access<'a> {
         self.address
     }
 
-    /// Returns what can keep the memory alive beyond the work of one call, at this address.
+    /// Returns the owner that can keep the memory alive beyond the work of one call.
     #[inline]
     pub fn keeper(&self) -> Option<&'a dyn Keeper> {
         self.keeper
     }
 
-    /// Returns whether its owner made the stream wait, and must be notified when the work is
+    /// Returns whether the owner made the stream wait, so that it must be notified when the work is
     /// enqueued.
     #[inline]
     pub fn is_guarded(&self) -> bool {
@@ -136,9 +138,9 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Returns whether work on `stream` must be ordered with `own`, in whose order cudarc frees. Not if
-/// the caller has disabled cudarc's event tracking, which is `unsafe`: the caller then promised
-/// this order.
+/// Returns whether work on `stream` must be ordered with `own`, in whose order cudarc frees the
+/// memory. Returns `false` if the caller has disabled cudarc's event tracking, which is `unsafe`
+/// and moves this duty to the caller.
 fn is_shared(own: &CudaStream, stream: &CudaStream) -> bool {
     let is_other = own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx();
     is_other && own.context().is_event_tracking()
@@ -164,9 +166,9 @@ impl Drop for Access<'_> {
     }
 }
 
-/// Runs a function of cudarc that does not report whether it succeeded. cudarc does nothing if an
-/// earlier error is recorded in a context, so such an error is set aside. Also returns whether no
-/// new error was recorded.
+/// Runs a function of cudarc that does not report its success. cudarc does nothing if an earlier
+/// error is recorded in a context, so recorded errors are removed first and restored afterwards.
+/// Also returns whether no new error was recorded.
 fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce() -> R) -> (R, bool) {
     let contexts = [own.context(), stream.context()];
     let earlier = contexts.map(|context| context.check_err());
@@ -181,8 +183,8 @@ fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce(
     (answer, worked)
 }
 
-/// Makes a stream wait for the pending work of another one; if that is not possible, this thread
-/// waits, at most for [`DEADLINE`].
+/// Makes a stream wait for the pending work of another one. If that is not possible, this thread
+/// waits, for at most [`DEADLINE`].
 fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>) -> Result<(), DriverError> {
     // An event of another stream would invalidate a capture.
     if matches!(cannot_be_asked(waiter), Ok(false)) && join(waiter, other).is_ok() {
@@ -192,12 +194,12 @@ fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>)
     if wait(other, deadline_after(DEADLINE))? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }
 
-/// Makes the slice's own stream, in whose order cudarc frees it, wait for the work on another. If
-/// another thread has begun to capture `own` since the access was created, this thread waits until
-/// the capture or the work ends.
+/// Makes the slice's own stream, in whose order cudarc frees it, wait for the work on another
+/// stream. If another thread has begun to capture `own` since the access was created, this thread
+/// waits until the capture or the work ends.
 ///
-/// Aborts the process if neither ends within `longest`: the slice's owner may free the memory as
-/// soon as this returns, and the work would continue in memory with another owner.
+/// Aborts the process if neither ends within `longest`: the slice's owner may free the memory when
+/// this function returns, and the work would then access memory of another owner.
 fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration) {
     let held = wait_until(deadline_after(longest), || {
         let cannot_wait = |stream| !matches!(cannot_be_asked(stream), Ok(false));
@@ -211,7 +213,7 @@ fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration)
         // Work that failed has ended.
         Err(error) => tracing::error!(%error, "the work of another stream on memory of a cudarc slice failed"),
         Ok(false) => {
-            let why = "the slice's own stream is being captured, and the work on another stream does not end";
+            let why = "the slice's own stream is being captured, and the work on another stream has not completed";
             tracing::error!(waited = ?longest, "memory of a cudarc slice cannot be kept for the work that uses it: {why}; aborting");
             eprintln!("peerweave-driver: aborting: memory of a cudarc slice is in use after {longest:?}: {why}");
             std::process::abort();
@@ -231,18 +233,19 @@ impl fmt::Debug for Access<'_> {
 /// [`DeviceMemory`](crate::DeviceMemory), and for [`Raw`]. Implement it for your framework's tensor
 /// to pass it to Peerweave without a copy.
 ///
-/// Reading a slice of cudarc on a stream other than its own makes its own stream wait for that
-/// work, because cudarc could free the memory otherwise. If its own stream must continue meanwhile,
-/// use `DeviceMemory`, which only delays its release; or disable the context's event tracking and
-/// keep the slice alive yourself. While its own stream is being captured it cannot wait, so a slice
-/// is refused on other streams ([`DriverError::OwnerCapturing`]); `DeviceMemory` never is.
+/// Reading a slice of cudarc on another stream makes the slice's own stream wait for that work,
+/// because cudarc could free the memory otherwise. If the own stream must continue meanwhile, use
+/// `DeviceMemory`, which only delays its release. Alternatively, disable the context's event
+/// tracking and keep the slice alive yourself. A stream cannot wait while it is being captured, so
+/// its slices are then refused on other streams ([`DriverError::OwnerCapturing`]); `DeviceMemory`
+/// is not.
 ///
 /// # Safety
-/// Implementations promise:
+/// An implementation guarantees:
 /// - **\[D1\]** the address of [`read`](Self::read) is that of at least `len` allocated elements on
 ///   device [`device`](Self::device);
-/// - **\[D2\]** the memory stays allocated until all work is complete that was enqueued on the
-///   stream while the access lived;
+/// - **\[D2\]** the memory stays allocated until all work that was enqueued on the stream while the
+///   access lived is complete;
 /// - **\[D3\]** if [`keep`](Self::keep) returns a value, the memory stays allocated while that
 ///   value lives, and its address is that of `read`;
 /// - **\[D4\]** if [`is_keepable`](Self::is_keepable) is true, D3 holds for the value of the keeper
@@ -263,28 +266,29 @@ pub unsafe trait DeviceBuffer<T> {
     /// lives. Makes the stream wait for earlier writes on other streams, if the owner tracks them.
     /// May make the context of `stream` current.
     ///
-    /// Not for a stream that is being captured, unless the buffer
+    /// Do not call it for a stream that is being captured, unless the buffer
     /// [`is_keepable`](Self::is_keepable): see [`keep`](Self::keep).
     ///
     /// # Errors
-    /// The reason why work on `stream` cannot use the memory; nothing may be enqueued then. A slice
-    /// of cudarc returns [`DriverError::OwnerCapturing`] while its own stream is being captured,
-    /// and [`DriverError::Timeout`] if `stream` could not be made to wait for that one and it was
-    /// still busy after [`DEADLINE`]. If another thread begins to capture the slice's own stream
-    /// while the result lives, dropping the result waits until the capture or the work ends, and
-    /// aborts the process if neither does within [`DEADLINE`].
+    /// The reason why work on `stream` cannot use the memory: nothing may be enqueued then. A slice
+    /// of cudarc returns [`DriverError::OwnerCapturing`] while its own stream is being captured. It
+    /// returns [`DriverError::Timeout`] if `stream` could not be made to wait for the own stream,
+    /// and the own stream was still busy after [`DEADLINE`]. If another thread begins to capture
+    /// the own stream while the result lives, dropping the result waits until the capture or the
+    /// work ends, and aborts the process if neither does within [`DEADLINE`].
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError>;
 
-    /// Returns the address and the owner that keeps it, for uses beyond the work of one call:
-    /// captured graphs, registrations, windows. `None` for borrowed memory, which those refuse.
+    /// Returns the address and an owner that keeps the memory, for uses beyond the work of one
+    /// call: captured graphs, registrations, windows. Returns `None` for borrowed memory, which
+    /// such uses refuse.
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
 
     /// Returns whether the accesses of this buffer have a [`keeper`](Access::keeper), and creating
-    /// them neither enqueues work nor makes the stream wait.
+    /// an access neither enqueues work nor makes the stream wait.
     ///
-    /// A caller then need not know before a call whether the stream is being captured: it checks
-    /// once after it has enqueued the work, and takes the owner then. By default `false`: the
-    /// caller checks before it chooses between `read` and [`keep`](Self::keep).
+    /// If so, a caller need not know before a call whether the stream is being captured: it checks
+    /// once after it has enqueued the work, and obtains the owner then. The default is `false`: the
+    /// caller checks first, and chooses between `read` and [`keep`](Self::keep).
     #[inline]
     fn is_keepable(&self) -> bool {
         false
@@ -294,7 +298,7 @@ pub unsafe trait DeviceBuffer<T> {
 /// Device memory that can be written.
 ///
 /// # Safety
-/// As for [`DeviceBuffer`], and the work may write to the memory.
+/// As for [`DeviceBuffer`]; in addition, the work may write to the memory.
 pub unsafe trait DeviceBufferMut<T>: DeviceBuffer<T> {
     /// Returns the address, for reading and writing by work that is enqueued on `stream` while the
     /// result lives. Makes the stream wait for earlier reads and writes on other streams, if the
@@ -343,10 +347,10 @@ macro_rules! of_cudarc {
 }
 of_cudarc!(CudaSlice<T>, CudaView<'_, T>, CudaViewMut<'_, T>; CudaSlice<T>, CudaViewMut<'_, T>);
 
-/// Device memory of another owner, by its address.
+/// Device memory of another owner, given by its address.
 ///
-/// With an owner that keeps it alive, it may be captured into graphs and registered; without, it is
-/// only borrowed, and such uses are refused.
+/// With an owner that keeps the memory alive, it can be captured into graphs and registered.
+/// Without an owner it is borrowed, and such uses are refused.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -369,22 +373,22 @@ pub struct Raw<T> {
 
 // SAFETY: the shared value is an address that the host never dereferences; the caller of `new`
 // answers for the memory. Streams synchronise work of two threads, and elements are plain data. The
-// test `raw_buffers_cross_threads` would catch a violation.
+// test `raw_buffers_can_be_sent_to_other_threads` would catch a violation.
 unsafe impl<T: Send> Send for Raw<T> {}
 // SAFETY: the shared value is the same address; streams synchronise work as above. The test
-// `raw_buffers_cross_threads` would catch a violation.
+// `raw_buffers_can_be_sent_to_other_threads` would catch a violation.
 unsafe impl<T: Sync> Sync for Raw<T> {}
 
 impl<T> Raw<T> {
     /// Returns memory of `len` elements at `address` on device `device`.
     ///
     /// # Safety
-    /// The address is that of `len` elements of `T` on that device, and they stay allocated
-    /// - until all work is complete that was enqueued with this value or a clone of it; and
-    /// - while a clone of `keep` lives, if it is given: uses beyond one call (a graph, a
-    ///   registration, a window) hold one.
+    /// `address` is the address of `len` elements of `T` on that device, which stay allocated
+    /// - until all work that was enqueued with this value or a clone of it is complete; and
+    /// - while a clone of `keep` lives, if given: uses beyond one call (a graph, a registration, a
+    ///   window) hold one.
     ///
-    /// Memory that is never freed may be passed with any value as its `keep`.
+    /// For memory that is never freed, any value may be passed as `keep`.
     pub unsafe fn new(address: CUdeviceptr, len: usize, device: usize, keep: Option<Keep>) -> Self {
         Self { address, len, device, keep, _elements: PhantomData }
     }
@@ -435,7 +439,7 @@ mod tests {
     use crate::Driver;
 
     #[test]
-    fn raw_buffers_cross_threads() {
+    fn raw_buffers_can_be_sent_to_other_threads() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
         let (len, device) = std::thread::scope(|scope| scope.spawn(|| (raw.len(), raw.device())).join().expect("it ends"));
@@ -443,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_without_keeper_is_only_borrowed() {
+    fn raw_buffer_without_keeper_is_only_borrowed() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
         assert!(raw.keep().is_none(), "a window of it would dangle as soon as its owner freed it");

@@ -1,7 +1,7 @@
-//! Copies between the host and device buffers, with a deadline; and the checks of every copy.
+//! Copies between the host and device buffers with a deadline, and the checks of every copy.
 //!
 //! Other crates copy between devices. Invariant: the host memory of a copy is owned by this crate
-//! and outlives the copy: it is leaked if the copy may still be executed.
+//! and outlives the copy. It is leaked if the copy may still be executed.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::{
     CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, is_capturing, refuse_capture_begun, refuse_per_thread, wait,
 };
 
-/// Checks that `count` elements can be copied to or from all of a buffer, in the order of `stream`,
-/// now.
+/// Checks that `count` elements can be copied now to or from a whole buffer, in the order of
+/// `stream`.
 ///
 /// # Errors
 /// [`DriverError::WrongDevice`] for a buffer of another device, [`DriverError::WrongLength`],
@@ -43,16 +43,16 @@ pub fn check_copy<T>(
     Ok(())
 }
 
-/// Copies `values` to a device buffer after the earlier work of `stream`, and waits for the copy.
+/// Copies `values` to a device buffer after the earlier work of `stream`, and waits for completion.
 ///
-/// The copy begins when the stream is idle, and then has no deadline: the driver does not cancel
-/// copies of pageable memory. Work that another thread enqueues meanwhile is waited for too. The
-/// values are copied on the host first. Errors name `call`.
+/// The copy starts when the stream is idle. From then on it has no deadline, because the driver
+/// does not cancel copies of pageable memory. Work that another thread enqueues meanwhile is also
+/// waited for. The values are first copied to host memory of this crate. Errors name `call`.
 ///
 /// # Errors
 /// As for [`check_copy`](check_copy#errors); [`DriverError::Timeout`] if the stream is not idle by
-/// the deadline: then nothing is copied, unless other threads enqueued work meanwhile; errors of
-/// the driver, also from earlier work of the stream.
+/// the deadline: nothing is copied then, unless other threads enqueued work meanwhile; errors of
+/// the driver, including those of earlier work of the stream.
 pub fn copy_from_host<T: Element>(
     call: &'static str,
     stream: &Arc<CudaStream>,
@@ -83,7 +83,7 @@ pub fn copy_from_host<T: Element>(
     Ok(())
 }
 
-/// Copies a device buffer to the host after the earlier work of `stream`, and waits for the copy,
+/// Copies a device buffer to the host after the earlier work of `stream`, and waits for completion,
 /// like [`copy_from_host`].
 ///
 /// # Errors
@@ -113,8 +113,8 @@ pub fn copy_to_host<T: Element>(
     Ok(ManuallyDrop::into_inner(values))
 }
 
-/// Waits until the stream has completed its work. A copy of pageable memory has no deadline, so the
-/// stream must be idle before it.
+/// Waits until the stream has completed its work. The stream must be idle before a copy of pageable
+/// memory, because such a copy has no deadline.
 fn pass(call: &'static str, stream: &Arc<CudaStream>, start: Instant, deadline: Instant) -> Result<(), DriverError> {
     if wait(stream, deadline)? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }

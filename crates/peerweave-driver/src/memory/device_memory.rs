@@ -1,7 +1,7 @@
 //! Owned device memory that can be shared, sliced, captured into graphs, and dropped at any time.
 //!
-//! Plain allocations, not from a pool, so they can be registered with NCCL and shared with other
-//! processes by legacy IPC. `peerweave-vmm` has symmetric memory.
+//! Memory is allocated individually, not from a pool, so it can be registered with NCCL and shared
+//! with other processes by legacy IPC. `peerweave-vmm` has symmetric memory.
 //!
 //! Invariant: the memory is freed after all work on every stream that uses it.
 
@@ -22,16 +22,16 @@ use crate::{
     copy_from_host, copy_to_host, deadline_after, free, is_capturing, refuse_capture_begun, refuse_per_thread, relaxed,
 };
 
-/// Default time limit for a stream in a copy to or from the host.
+/// Default time limit of waits for a stream, in copies to or from the host.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Device memory of `len` elements. Clones and slices are handles of the same memory.
 ///
-/// Work on different streams may use two handles; if that work races, the values of the elements
-/// are unspecified and nothing else is: the host never accesses them through a reference. The
-/// memory is freed some time after the last handle and the last graph that uses it were dropped and
-/// the streams that used it have completed. Work on a per-thread stream cannot be waited for: the
-/// memory is then leaked.
+/// Work on different streams may use two handles. If that work races, the values of the elements
+/// are unspecified; nothing else is affected, because the host never accesses them through a
+/// reference. The memory is freed after the last handle and the last graph that uses it were
+/// dropped and the streams that used it have completed. Work on a per-thread stream cannot be
+/// waited for: the memory is then leaked.
 pub struct DeviceMemory<T> {
     allocation: Arc<Allocation>,
     start: usize,
@@ -42,7 +42,7 @@ pub struct DeviceMemory<T> {
 struct Allocation {
     address: CUdeviceptr,
     context: Arc<CudaContext>,
-    /// Taken by `drop`.
+    /// `None` only after `drop` has taken it.
     free: Mutex<Option<Retired>>,
     /// Streams with work on this memory.
     streams: Streams,
@@ -91,14 +91,14 @@ impl<T: Element> DeviceMemory<T> {
         Ok(unsafe { Self::adopt(context, address, len, give_back) })
     }
 
-    /// Takes ownership of memory from another allocator: a library's, or a mapping.
+    /// Takes ownership of memory of another allocator, for example of a library or a mapping.
     ///
-    /// `free` is called once, when the last handle was dropped and the streams that used the memory
-    /// have completed, on a thread of this crate with `context` current.
+    /// `free` is called once, on a thread of this crate with `context` current. It is called when
+    /// the last handle was dropped and the streams that used the memory have completed.
     ///
     /// # Safety
-    /// The address is that of `len` elements on the device of `context`, nothing else frees them,
-    /// and `free` is sound to call then.
+    /// `address` is the address of `len` elements on the device of `context`. No other code frees
+    /// them, and calling `free` is sound at that time.
     pub unsafe fn adopt(context: &Arc<CudaContext>, address: CUdeviceptr, len: usize, free: Retired) -> Self {
         let allocation =
             Allocation { address, context: Arc::clone(context), free: Mutex::new(Some(free)), streams: Streams::new() };
@@ -108,9 +108,8 @@ impl<T: Element> DeviceMemory<T> {
     /// Allocates memory and fills it with zeros in the order of `stream`.
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc), and errors of the filling; [`DriverError::Capturing`],
-    /// because a graph would fill the memory again at each replay;
-    /// [`DriverError::PerThreadStream`].
+    /// As for [`alloc`](Self::alloc), and errors of the fill; [`DriverError::Capturing`], because a
+    /// graph would fill the memory again at each replay; [`DriverError::PerThreadStream`].
     pub fn zeroed(stream: &Arc<CudaStream>, len: usize) -> Result<Self, DriverError> {
         refuse_per_thread("DeviceMemory::zeroed", stream)?;
         if is_capturing(stream)? {
@@ -138,8 +137,8 @@ impl<T: Element> DeviceMemory<T> {
         Ok(memory)
     }
 
-    /// Copies `values` to the memory after the earlier work of `stream`, and waits for the copy,
-    /// like [`copy_from_host`]: at most [`DEADLINE`].
+    /// Copies `values` to the memory after the earlier work of `stream`, and waits for completion,
+    /// for at most [`DEADLINE`], like [`copy_from_host`].
     ///
     /// # Errors
     /// As for [`copy_from_host`](copy_from_host#errors).
@@ -147,8 +146,8 @@ impl<T: Element> DeviceMemory<T> {
         copy_from_host("DeviceMemory::copy_from", stream, self, values, deadline_after(DEADLINE))
     }
 
-    /// Copies the memory to the host after the earlier work of `stream`, and waits for the copy,
-    /// like [`copy_to_host`]: at most [`DEADLINE`].
+    /// Copies the memory to the host after the earlier work of `stream`, and waits for completion,
+    /// for at most [`DEADLINE`], like [`copy_to_host`].
     ///
     /// # Errors
     /// As for [`copy_to_host`](copy_to_host#errors).
@@ -164,7 +163,7 @@ impl<T: Element> DeviceMemory<T> {
         copy_to_host("DeviceMemory::to_vec", stream, self, deadline_after(longest))
     }
 
-    /// Returns a handle of a part of the memory. `range` counts elements.
+    /// Returns a handle of a range of the memory. `range` counts elements.
     ///
     /// # Errors
     /// [`DriverError::OutOfRange`].

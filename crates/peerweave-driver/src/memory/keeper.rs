@@ -1,12 +1,12 @@
-//! Owners of memory, obtained only when a call finds that it needs one.
+//! Owners of memory, created only when a call needs one.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use crate::Keep;
 
-/// Returns an owner of memory: see [`DeviceBuffer::is_keepable`](crate::DeviceBuffer::is_keepable).
-/// Implemented for [`Keep`], and for every `Arc` that can become one.
+/// Creates an owner of memory: see [`DeviceBuffer::is_keepable`](crate::DeviceBuffer::is_keepable).
+/// Implemented for [`Keep`], and for every `Arc` that can be converted to it.
 pub trait Keeper {
     /// Returns a value that keeps the memory alive while it lives.
     fn keep(&self) -> Keep;
@@ -30,7 +30,7 @@ mod tests {
     use crate::Access;
 
     #[test]
-    fn memory_is_kept_only_when_its_keeper_is_asked() {
+    fn memory_is_kept_only_when_its_keeper_is_called() {
         let owner = Arc::new(0u8);
         let access = Access::kept_by(0x1000, &owner);
         assert_eq!((access.address(), Arc::strong_count(&owner)), (0x1000, 1));

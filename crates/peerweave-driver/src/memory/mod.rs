@@ -1,4 +1,4 @@
-//! Device memory: by trait, owned, and copied from and to the host.
+//! Device memory: traits, owned memory, copies from and to the host.
 
 mod buffer;
 mod copy;

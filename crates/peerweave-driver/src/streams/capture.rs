@@ -1,11 +1,11 @@
-//! Streams that are being captured, and what the graph must keep alive.
+//! Streams that are being captured, and the owners that a graph must keep alive.
 //!
-//! While a stream is captured in the global mode, even a query by another thread is refused and
-//! invalidates the capture. Queries run in [`relaxed`] mode.
+//! While a stream is captured in the global mode, the driver refuses even a query by another
+//! thread, and invalidates the capture. So queries run in [`relaxed`] mode.
 //!
-//! A graph replays addresses, so what it uses must live as long as the graph. CUDA's user objects
-//! tie a value to a graph. Their destructor callback may not call the driver, so it passes the
-//! value to the reaper.
+//! A graph replays addresses, so the memory that it uses must live as long as the graph. CUDA's
+//! user objects attach a value to a graph. Their destructor callback may not call the driver, so it
+//! passes the value to the reaper.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ const MOVE: u32 = 1;
 
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 const NOT_CAPTURING: u32 = 0;
-/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. Any other status is an invalidated capture, or unknown to
-/// this version and treated like one.
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. Any other status means an invalidated capture, or is unknown
+/// to this version and treated like one.
 const CAPTURING: u32 = 1;
 
-/// Returns whether work enqueued on the stream now is captured into a graph instead of executed.
-/// For a default or a per-thread stream, makes its context current.
+/// Returns whether work enqueued on the stream now would be captured into a graph instead of
+/// executed. For a default or a per-thread stream, makes its context current.
 ///
 /// # Errors
 /// [`CudaError`] also if an earlier error invalidated the capture.
@@ -47,11 +47,11 @@ pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
     Ok(means_capturing(status)?)
 }
 
-/// Call it after enqueuing work on a stream for which [`is_capturing`] was false: returns an error
-/// if another thread has begun to capture it meanwhile.
+/// Fails if another thread has begun to capture the stream during a call that found
+/// [`is_capturing`] to be false. Call it after enqueuing the work.
 ///
-/// The work may be in that graph, and a replay would use memory that the graph does not keep alive.
-/// So the capture is invalidated.
+/// The work may be part of that graph, and a replay would use memory that the graph does not keep
+/// alive. So the capture is invalidated.
 ///
 /// # Errors
 /// [`DriverError::CaptureBegun`]; as for [`is_capturing`].
@@ -70,9 +70,9 @@ fn invalidate(call: &'static str, stream: &CudaStream) -> DriverError {
     DriverError::CaptureBegun { call }
 }
 
-/// Returns whether a stream cannot be queried now: it is being captured, or its owner has not ended
-/// an invalidated capture, or it is the default stream while a stream that it waits for is being
-/// captured.
+/// Returns whether the driver would refuse to query a stream now: the stream is being captured, or
+/// its owner has not ended an invalidated capture, or it is the default stream and a stream that it
+/// waits for is being captured.
 ///
 /// # Errors
 /// As for [`is_capturing`](is_capturing#errors), except for these cases.
@@ -96,10 +96,10 @@ fn means_capturing(status: u32) -> Result<bool, CudaError> {
     }
 }
 
-/// Runs queries of the driver so that they neither fail because another thread is capturing a
-/// stream nor invalidate that capture.
+/// Runs queries of the driver. They neither fail because another thread is capturing a stream, nor
+/// invalidate that capture.
 ///
-/// It must not use a stream that is being captured.
+/// The queries must not use a stream that is being captured.
 pub fn relaxed<R>(ask: impl FnOnce() -> R) -> R {
     struct Before(i32);
     impl Drop for Before {
@@ -114,7 +114,7 @@ pub fn relaxed<R>(ask: impl FnOnce() -> R) -> R {
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: any call is allowed.
 const RELAXED: i32 = 2;
 
-/// Changes the thread's capture mode and returns the former one; `None` if the driver has no such
+/// Sets the thread's capture mode and returns the previous one; `None` if the driver has no capture
 /// modes.
 fn exchange(mode: i32) -> Option<i32> {
     let mut mode = mode;
@@ -123,7 +123,7 @@ fn exchange(mode: i32) -> Option<i32> {
     (code == Ok(CudaCode::SUCCESS)).then_some(mode)
 }
 
-/// Sets this thread of the crate to never disturb a capture.
+/// Sets the capture mode of this thread of the crate so that it never invalidates a capture.
 pub(crate) fn relax_this_thread() {
     exchange(RELAXED);
 }
@@ -153,10 +153,10 @@ fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
     Ok((id, graph))
 }
 
-/// Makes the graph that the stream is being captured into keep these values until it and everything
-/// instantiated from it is destroyed.
+/// Makes the graph into which the stream is being captured keep these values. They are kept until
+/// the graph and everything instantiated from it is destroyed.
 ///
-/// A thread of this crate drops them some time later. Since CUDA 11.3.
+/// A thread of this crate drops the values some time later. Requires CUDA 11.3.
 ///
 /// # Errors
 /// If the stream is not being captured (`CUDA_ERROR_ILLEGAL_STATE`), or the driver is too old; the
@@ -190,8 +190,8 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
 /// Called by the driver when the last reference to a user object is released, on any thread.
 ///
 /// # Safety
-/// `kept` is a box of `Vec<Keep>` that `keep_in_graph` passed to a user object, and this is its
-/// only release.
+/// `kept` is a box of `Vec<Keep>` that `keep_in_graph` passed to a user object, and it is released
+/// only by this call.
 unsafe extern "C" fn release(kept: *mut c_void) {
     // SAFETY: the pointer is the box that `keep_in_graph` passed, and this is its only release.
     reaper::drop_later(*unsafe { Box::from_raw(kept.cast::<Vec<Keep>>()) });

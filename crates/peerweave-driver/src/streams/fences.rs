@@ -1,21 +1,21 @@
-//! A pair of asymmetric fences: every call of a collective executes the light one, and the thread
-//! that removes streams from a list executes the heavy one.
+//! A pair of asymmetric fences: the light one is executed by every collective call, the heavy one
+//! by the thread that removes streams from a list.
 //!
-//! Invariant: for each light fence, either what its thread did before it is visible to the thread
-//! that returns from the heavy one, or what was done before the heavy one is visible to what the
-//! light fence's thread does after it.
+//! Invariant: for each pair of a light and a heavy fence, one of two orders holds. Either the
+//! accesses before the light fence are visible after the heavy one, or the accesses before the
+//! heavy fence are visible after the light one.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// The frequent side. No instruction: it only keeps the compiler from reordering memory accesses;
-/// [`heavy`] orders the processor.
+/// The frequent side. It has no instruction, and only keeps the compiler from reordering memory
+/// accesses; [`heavy`] orders the processor.
 #[inline]
 pub(crate) fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
 /// The rare side: makes every thread of the process execute a fence, which takes microseconds.
-/// `false` if the system does not support it, and nothing is ordered.
+/// Returns `false`, without ordering anything, if the system does not support it.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn heavy() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_the_two_sides_sees_the_other() {
+    fn one_of_the_two_fences_sees_the_other_access() {
         // Each thread writes its own word and reads the other's: without a fence both may read the
         // old value.
         let rounds = 5_000;

@@ -1,12 +1,11 @@
-//! Frees device memory without making other threads wait.
+//! Frees device memory without blocking other threads.
 //!
-//! `reaper.rs` decides when it may be freed.
+//! `reaper.rs` decides when memory may be freed.
 //!
-//! The driver's `cuMemFree` waits until the whole device is idle, and meanwhile no thread of the
+//! The driver's `cuMemFree` waits until the whole device is idle. Meanwhile no thread of the
 //! process can launch a kernel, create an event or allocate on that device (observed on H200). If a
 //! collective is in flight whose peer waits for this process's next launch, that is a deadlock.
-//! Freed in the order of a stream, the same memory is released at once; a separate stream has no
-//! other work.
+//! Memory that is freed in the order of a separate, idle stream is released at once.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,11 +17,11 @@ use crate::streams::reaper::is_over;
 use crate::{Api, CudaCode, CudaError, Driver, DriverError, relaxed};
 
 thread_local! {
-    /// This thread's streams for freeing, one for each context of the driver.
+    /// The streams for freeing of this thread, one for each context of the driver.
     static STREAMS: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A stream for freeing. It is destroyed in its context, which it keeps alive.
+/// A stream for freeing. It keeps its context alive, and is destroyed in it.
 struct Stream {
     stream: CUstream,
     context: Arc<CudaContext>,
@@ -54,16 +53,16 @@ pub(crate) fn destroy_streams() {
 /// Frees memory of `cuMemAlloc` without waiting for other work of the device. Meant for
 /// [`retire`](crate::retire).
 ///
-/// A driver before CUDA 11.2, and a device without memory pools, do wait for the whole device. The
-/// thread keeps a stream for freeing, and with it the context, until it ends; a thread of this
-/// crate only for a second.
+/// A driver older than CUDA 11.2, or a device without memory pools, still waits for the whole
+/// device. The thread keeps a stream for freeing, and with it the context, until the thread ends; a
+/// thread of this crate keeps it for a second only.
 ///
 /// # Errors
 /// Errors of the driver: the memory is then leaked.
 ///
 /// # Safety
-/// The address is that of an allocation of this context, nothing else frees it, and all work that
-/// uses it is complete.
+/// `address` is the address of an allocation of this context. No other code frees it, and all work
+/// that uses it is complete.
 pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(), DriverError> {
     let api = Driver::get()?.api();
     bind(context)?;
@@ -82,7 +81,7 @@ pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(
     Ok(CudaError::check("cuMemFree_v2", code)?)
 }
 
-/// Returns the thread's stream for freeing in that context, which is current.
+/// Returns the thread's stream for freeing in the context, which must be current.
 fn stream(api: &Api, context: &Arc<CudaContext>) -> Option<CUstream> {
     /// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream.
     const NON_BLOCKING: u32 = 1;

@@ -1,7 +1,6 @@
-//! Makes one stream wait for another, on the device.
+//! Makes one stream wait for another on the device.
 //!
-//! It does not handle captured streams: a caller checks [`is_capturing`](crate::is_capturing)
-//! first.
+//! Captured streams are not handled: a caller checks [`is_capturing`](crate::is_capturing) first.
 
 use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUevent;
@@ -11,7 +10,7 @@ use crate::{CudaError, Driver, DriverError};
 /// Makes `waiter` wait on the device for the present work of `other`. The calling thread does not
 /// wait. Makes the context of `waiter` current.
 ///
-/// Unlike cudarc's function of this name, it works if a destructor recorded an error in the
+/// Unlike cudarc's function of this name, it works if a destructor has recorded an error in the
 /// context.
 ///
 /// # Errors

@@ -1,9 +1,9 @@
 //! The streams that use memory.
 //!
-//! It neither waits nor frees: the owner passes [`Streams::all`] to [`retire`](crate::retire).
-//! Invariants: a stream is recorded before work that uses the memory is enqueued on it; it is
-//! removed only when no more work can be enqueued on it and its work is complete; a nested list has
-//! no stream that its outer list lacks.
+//! The list neither waits nor frees: the owner passes [`Streams::all`] to
+//! [`retire`](crate::retire). Invariants: a stream is recorded before work that uses the memory is
+//! enqueued on it. It is removed only when no more work can be enqueued on it and its work is
+//! complete. A nested list has no stream that its outer list lacks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,13 +16,13 @@ use crate::DriverError;
 use crate::cudarc::driver::CudaStream;
 use crate::library::with_context_kept;
 
-/// The handles that every context has: null and 1 for the default stream, 2 for the per-thread
-/// stream.
+/// The highest of the handles that every context has: null and 1 are the default stream, 2 is the
+/// per-thread stream.
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
 
-/// Returns whether every context has a stream with this handle: which one it is depends on the
-/// thread's current context.
+/// Returns whether every context has a stream with this handle, so that the thread's current
+/// context determines the stream.
 pub(crate) fn is_of_every_context(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() <= LAST_OF_EVERY_CONTEXT
 }
@@ -33,8 +33,8 @@ pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// Returns an error for the per-thread stream. No other thread can wait for its work, or free
-/// memory after it.
+/// Fails for the per-thread stream, because no other thread can wait for its work or free memory
+/// after it.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`].
@@ -45,32 +45,32 @@ pub fn refuse_per_thread(call: &'static str, stream: &CudaStream) -> Result<(), 
 
 /// The streams that use memory, each once.
 ///
-/// Streams without other handles are removed when the list is long, so that long-lived memory can
-/// be used on any number of streams.
+/// Streams without other handles are removed when the list is long, so long-lived memory can be
+/// used on any number of streams.
 #[derive(Default)]
 pub struct Streams {
     /// The outer list, where streams are recorded first.
     outer: Option<Arc<Streams>>,
     known: Mutex<Known>,
-    /// The last recorded stream, only to be compared.
+    /// The last recorded stream, used only for comparison.
     last: AtomicPtr<CudaStream>,
 }
 
 #[derive(Default)]
 struct Known {
     streams: BTreeMap<Key, Arc<Noted>>,
-    /// The length at which unused streams are searched for.
+    /// The list length at which unused streams are removed.
     look_at: usize,
 }
 
-/// A stream in a list and in its nested lists; the count of its handles shows whether a nested list
-/// has it.
+/// A stream in a list and in its nested lists. The number of its handles shows whether a nested
+/// list has it.
 struct Noted {
     held: Arc<Held>,
 }
 
-/// The single handle that all lists share for a stream, so that the count of the stream's handles
-/// shows whether others exist.
+/// The one handle that all lists share for a stream. So the number of the stream's handles shows
+/// whether others exist.
 struct Held {
     stream: Arc<CudaStream>,
 }
@@ -107,10 +107,10 @@ impl Drop for Held {
 /// Identifies a stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
-    /// A created stream, by cudarc's value: two values of one handle are recorded separately,
-    /// because each may get more work while the other is dropped.
+    /// A created stream, identified by cudarc's value. Two values of one handle are recorded
+    /// separately, because each may get more work while the other is dropped.
     Made(usize),
-    /// A stream that every context has, for which cudarc returns a new value each time.
+    /// A stream that every context has. cudarc returns a new value for it each time.
     OfContext(usize, usize),
 }
 
@@ -124,7 +124,7 @@ impl Key {
 }
 
 impl Streams {
-    /// A list of this length is kept without checking its streams.
+    /// Maximum length of a list that is kept without checking its streams.
     const MANY: usize = 32;
 
     /// Returns an empty list.
@@ -132,16 +132,16 @@ impl Streams {
         Self::default()
     }
 
-    /// Returns an empty list for a part of the memory of `outer`: streams recorded here are
-    /// recorded there too.
+    /// Returns an empty list for a part of the memory of `outer`: streams recorded in it are also
+    /// recorded in `outer`.
     pub fn within(outer: &Arc<Self>) -> Self {
         Self { outer: Some(Arc::clone(outer)), ..Self::default() }
     }
 
-    /// Records that work which uses the memory is about to be enqueued on a stream.
+    /// Records that work that uses the memory is about to be enqueued on a stream.
     ///
-    /// A stream that [`is_per_thread`] is recorded too; [`retire`](crate::retire) then leaks the
-    /// memory. The thread's current context does not change.
+    /// A per-thread stream is recorded too, and [`retire`](crate::retire) then leaks the memory.
+    /// The thread's current context does not change.
     #[inline]
     pub fn note(&self, stream: &Arc<CudaStream>) {
         // Recorded streams are kept alive, so a recorded address belongs to no other stream. Either
@@ -187,9 +187,9 @@ impl Streams {
         noted
     }
 
-    /// Makes `note` search the list again. Handles may then be counted; the two fences order that
-    /// with a thread that upgrades a weak handle and records it. `false` if the system has no such
-    /// fence: then all streams stay.
+    /// Makes the next `note` search the list again. After it, handles can be counted: the two
+    /// fences order the count with a thread that upgrades a weak handle and records it. Returns
+    /// `false` if the system has no such fence; then all streams are kept.
     fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
         fences::heavy()
@@ -201,15 +201,15 @@ impl Streams {
         known.streams.values().map(|noted| Arc::clone(&noted.held.stream)).collect()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether no stream is recorded.
     pub fn is_empty(&self) -> bool {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).streams.is_empty()
     }
 }
 
 impl Known {
-    /// Removes streams that get no more work and have none. `outermost`: the list has no outer
-    /// list.
+    /// Removes streams that can get no more work and are idle. `outermost` means that the list has
+    /// no outer list.
     fn let_go(&mut self, outermost: bool) -> Vec<Arc<Noted>> {
         // Another handle may enqueue work at any time, in particular between recording and
         // enqueuing. And a nested list must not have a stream that this one lacks.
@@ -224,8 +224,8 @@ impl Known {
     }
 }
 
-/// Returns whether only the lists have a handle, apart from the one that keeps a private stream
-/// until it is destroyed.
+/// Returns whether only the lists have a handle of the stream, apart from the handle that keeps a
+/// private stream until it is destroyed.
 fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
     let is_alone = Arc::strong_count(stream) == 1 + usize::from(private::is_left(stream));
     // Makes work enqueued through dropped handles visible to the query that follows.
@@ -233,7 +233,7 @@ fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
     is_alone
 }
 
-/// Returns whether a stream's work is complete; false if it cannot be queried.
+/// Returns whether a stream's work is complete; `false` if the stream cannot be queried.
 fn is_idle(stream: &Arc<CudaStream>) -> bool {
     matches!(wait(stream, Instant::now()), Ok(true))
 }

@@ -1,5 +1,5 @@
-//! Streams: recording which ones use memory, waiting for them, capturing them, and acting after
-//! they have completed.
+//! Streams: recording the streams that use memory, waiting for them, capturing them, and acting
+//! after their completion.
 //!
 //! ```text
 //!  list      the streams that some memory was handed to            fences

@@ -1,11 +1,11 @@
 //! Streams that a library creates for itself.
 //!
-//! Not by cudarc's `new_stream`: the first one of a context waits without a deadline for all work
-//! of the device (`cuCtxSynchronize`), because from then on cudarc orders streams by events that it
-//! did not record before. And not by its `fork`, which counts as the first stream without that
-//! wait, so that the user's next stream could use memory that the default stream is still filling.
+//! cudarc's `new_stream` is not used. The first one in a context waits without a deadline for all
+//! work of the device (`cuCtxSynchronize`), because cudarc starts to order streams by events.
+//! cudarc's `fork` is not used either. It counts as the first stream without that wait, so the
+//! user's next stream could use memory that the default stream is still filling.
 //!
-//! Invariant: the driver's stream is destroyed once, when no handle of it is left.
+//! Invariant: the driver's stream is destroyed once, when no handle of it remains.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,32 +17,32 @@ use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::library::bind;
 use crate::{CudaError, Driver, DriverError, relaxed};
 
-/// A separate stream, not ordered with any other, not even the default stream.
+/// A separate stream that is not ordered with any other, not even with the default stream.
 ///
-/// Creating it waits for nothing. cudarc does not know it: use a slice of cudarc on it only through
-/// [`DeviceBuffer`](crate::DeviceBuffer), which orders the work; and do not allocate a slice on it
-/// that is used elsewhere in another way.
+/// Creating it does not wait. cudarc does not know this stream. Use a slice of cudarc on it only
+/// through [`DeviceBuffer`](crate::DeviceBuffer), which orders the work; and use a slice that was
+/// allocated on it only in the same way.
 pub struct PrivateStream {
-    /// Taken by `drop`.
+    /// `None` only after `drop` has taken it.
     stream: Option<Arc<CudaStream>>,
 }
 
-/// All private streams by the driver's handle; with the last handle of those that were dropped
-/// while others had one.
+/// All private streams by the driver's handle. A dropped stream that still has other handles keeps
+/// one handle here.
 static MADE: Mutex<BTreeMap<usize, Option<Arc<CudaStream>>>> = Mutex::new(BTreeMap::new());
 
 fn made() -> MutexGuard<'static, BTreeMap<usize, Option<Arc<CudaStream>>>> {
     MADE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns whether it is a private stream, which cudarc does not count among the streams of its
+/// Returns whether this is a private stream, which cudarc does not count among the streams of its
 /// context.
 pub(crate) fn is_private(stream: &CudaStream) -> bool {
     made().contains_key(&stream.cu_stream().addr())
 }
 
-/// Returns whether its owner has dropped it, so that one handle is kept here until there is no
-/// other.
+/// Returns whether the owner has dropped the stream, so that one handle is kept here until no other
+/// handle exists.
 pub(crate) fn is_left(stream: &CudaStream) -> bool {
     matches!(made().get(&stream.cu_stream().addr()), Some(Some(_)))
 }

@@ -1,12 +1,12 @@
 //! The threads that free memory after streams have completed, so that no destructor waits.
 //!
 //! Work that uses memory may never end, for example a collective whose peer died. So destructors
-//! only record the streams that used the memory, and a thread frees it when they have completed:
-//! one thread for each device, so that a stuck device delays only its own memory.
+//! only record the streams that used the memory, and a thread frees it when they have completed.
+//! Each device has its own thread, so a stuck device delays only its own memory.
 //!
 //! Invariants: memory is freed after every event recorded at its retirement or later is complete,
-//! and leaked if that cannot be known; no value passed here ends the thread, or is dropped without
-//! being run.
+//! and is leaked if that cannot be known. No value passed to a thread can end it, or is dropped
+//! without being run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,17 +29,18 @@ pub type Retired = Box<dyn FnOnce() + Send>;
 struct Entry {
     context: Option<Arc<CudaContext>>,
     events: Vec<Event>,
-    /// Runs, or is leaked: it owns memory that a stream may still use, so an early end of an entry
-    /// must not drop it.
+    /// The function to run. It is leaked otherwise: it owns memory that a stream may still use, so
+    /// dropping an entry early must not drop it.
     free: ManuallyDrop<Retired>,
     _pending: Pending,
 }
 
-/// An event that marks the point that a stream must reach.
+/// An event that marks the point a stream must reach.
 struct Event {
     event: CUevent,
-    /// False while the stream is being captured: an event would then be part of the graph. It is
-    /// recorded when the capture has ended, which is later than needed, and never too early.
+    /// Whether the event is recorded. It is not while the stream is being captured, because the
+    /// event would become part of the graph. It is then recorded after the capture, which is later
+    /// than necessary but never too early.
     is_recorded: bool,
     /// The stream, kept alive so that its event can complete.
     stream: Arc<CudaStream>,
@@ -48,11 +49,11 @@ struct Event {
 /// The state of an entry's streams.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Readiness {
-    /// They have reached all events.
+    /// All events are complete.
     Ready,
-    /// Not yet.
+    /// An event is not complete yet.
     Busy,
-    /// The driver cannot tell, and never will.
+    /// The driver can never report whether the events are complete.
     Unknown,
 }
 
@@ -82,10 +83,10 @@ impl Drop for Pending {
 
 /// Interval at which busy streams are queried again.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
-/// After this time without work, the thread drops its streams for freeing.
+/// Time without work after which a thread drops its streams for freeing.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The channels of the threads, by device; `None` is for values without a device.
+/// The channels of the threads, by device; `None` is the thread for values without a device.
 static REAPERS: Mutex<BTreeMap<Option<usize>, Sender<Entry>>> = Mutex::new(BTreeMap::new());
 
 fn send(entry: Entry) {
@@ -134,7 +135,7 @@ fn reap(receiver: &Receiver<Entry>) {
     }
 }
 
-/// Runs a function that may panic, such as a destructor of the user or a logger: the thread must
+/// Runs a function that may panic, such as a user's destructor or a logger. The thread must
 /// continue, because other retired values depend on it.
 fn caught<R>(run: impl FnOnce() -> R) -> Option<R> {
     // The payload of the panic may be a value of the user too.
@@ -199,14 +200,14 @@ impl Entry {
         all
     }
 
-    /// Frees the value if its streams are ready; otherwise returns the entry.
+    /// Frees the value if its streams have completed; otherwise returns the entry.
     fn step(mut self) -> Option<Self> {
         match self.readiness() {
             Readiness::Busy => return Some(self),
             Readiness::Ready => self.run(),
             Readiness::Unknown => {
                 self.leak();
-                tracing::warn!("device memory is leaked: its streams cannot be queried");
+                tracing::warn!("device memory is leaked, because its streams cannot be queried");
             }
         }
         None
@@ -217,21 +218,21 @@ impl Entry {
         destroy(&self.events);
         // Or the context is broken, and its memory with it.
         if bound && caught(ManuallyDrop::into_inner(self.free)).is_none() {
-            tracing::error!("a panic while retired memory was freed");
+            tracing::error!("a function that frees retired memory panicked");
         }
     }
 
-    /// Leaks the value, the events and their streams, whose state is unknown.
+    /// Leaks the value, the events and their streams, because the state of the streams is unknown.
     fn leak(self) {
         std::mem::forget((self.context, self.events));
     }
 }
 
-/// Frees a value of a device after the present work of `streams` is complete. Returns at once and
-/// never fails: what cannot be freed safely is leaked.
+/// Frees a value of a device after the present work of `streams` is complete. Returns without
+/// waiting and never fails: a value that cannot be freed safely is leaked.
 ///
-/// With a per-thread stream the value is leaked, because its work is unknown. The thread's current
-/// context does not change, because destructors call this.
+/// With a per-thread stream the value is leaked, because the stream's work is unknown. The thread's
+/// current context does not change, because destructors call this function.
 ///
 /// `free` runs on a thread of this crate with the device's context current. It may call the driver
 /// and wait for the device.
@@ -241,14 +242,14 @@ pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<
         Err(error) => {
             std::mem::forget(free);
             if !is_over() {
-                tracing::warn!(%error, "device memory is leaked: it cannot be known when it is unused");
+                tracing::warn!(%error, "device memory is leaked, because the end of its use cannot be known");
             }
         }
     }
 }
 
-/// Returns whether the driver has shut down with the process: its exit handler runs while threads
-/// still do (observed on H200).
+/// Returns whether the driver has shut down because the process is ending. Its exit handler runs
+/// while threads are still running (observed on H200).
 pub(crate) fn is_over() -> bool {
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is to a live handle.
@@ -256,7 +257,7 @@ pub(crate) fn is_over() -> bool {
         .is_ok_and(|driver| unsafe { matches!(driver.api().cuCtxGetCurrent(&raw mut context), Ok(CudaCode::DEINITIALIZED)) })
 }
 
-/// Destroys events. A stream that has not reached one yet still may.
+/// Destroys events. A stream may still reach an event that it has not reached yet.
 fn destroy(events: &[Event]) {
     if let Ok(driver) = Driver::get() {
         for event in events {
@@ -294,23 +295,21 @@ fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<Cud
     Ok(())
 }
 
-/// Drops values on the reaper's thread: for callbacks of the driver, which may not call it.
+/// Drops values on a thread of this module. For callbacks of the driver, which may not call it.
 pub(crate) fn drop_later(kept: Vec<Keep>) {
     send(Entry::new(None, Vec::new(), Box::new(move || drop(kept))));
 }
 
-/// Waits until everything retired so far has been freed, or the deadline has passed. Returns
-/// whether it has.
+/// Waits until all values retired so far have been freed. Returns `false` at the deadline.
 ///
-/// For measuring memory, and before an allocation fails for lack of memory. Must not be called from
-/// a function passed to `retire`.
+/// For measuring memory, and before an allocation fails for lack of memory. Do not call it from a
+/// function passed to `retire`.
 pub fn settle(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
-/// Allocates; if memory `ran_out`, allocates again after everything retired has been freed or a
-/// second has passed, because memory just dropped may not be freed yet. Must not be called from a
-/// function passed to `retire`.
+/// Allocates. If memory `ran_out`, waits until everything retired has been freed, for at most a
+/// second, and allocates again. Do not call it from a function passed to `retire`.
 ///
 /// # Errors
 /// The last error of `allocate`.

@@ -1,4 +1,4 @@
-//! Polls with a deadline.
+//! Polling with a deadline.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,18 +8,18 @@ use crate::library::bind;
 use crate::streams::capture::cannot_be_asked;
 use crate::{CudaCode, CudaError, Driver, DriverError, is_capturing, relaxed};
 
-/// Returns the time `longest` from now; a very late time if the clock cannot represent it. Adding
-/// to an `Instant` would panic.
+/// Returns the time `longest` from now. If the clock cannot represent it, returns a very late time;
+/// adding to an `Instant` would panic.
 pub fn deadline_after(longest: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
     let now = Instant::now();
     now.checked_add(longest).unwrap_or(now + NEVER)
 }
 
-/// Polls `ready` until it returns true or the deadline has passed: at first without pauses, then
-/// with pauses that grow to a millisecond.
+/// Polls `ready` until it returns true or the deadline has passed. It polls without pauses at
+/// first, then with pauses that grow to a millisecond.
 ///
-/// Returns whether it became ready. If the deadline has already passed, it still polls once.
+/// Returns `false` at the deadline. Polls at least once, even if the deadline has already passed.
 ///
 /// # Errors
 /// The first error of `ready`.
@@ -42,15 +42,14 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
     }
 }
 
-/// Waits until the present work of the stream is complete, or the deadline has passed. Returns
-/// whether it is complete.
+/// Waits until the present work of the stream is complete. Returns `false` at the deadline.
 ///
-/// Polls the driver, so that a stream that never ends does not block the caller. Other threads may
-/// capture other streams meanwhile. A per-thread stream is that of the calling thread.
+/// Polls the driver, so a stream that never completes does not block the caller. Other threads may
+/// capture other streams meanwhile. A per-thread stream means that of the calling thread.
 ///
 /// # Errors
-/// The error of the work, or why the driver cannot be queried; [`DriverError::Capturing`] if the
-/// stream is being captured.
+/// The error of the work, or of querying the driver; [`DriverError::Capturing`] if the stream is
+/// being captured.
 pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
     wait_until(deadline, || match is_capturing(stream)? {
         true => Err(DriverError::Capturing { call: "wait" }),
@@ -58,11 +57,11 @@ pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverE
     })
 }
 
-/// Like [`wait`], for callers that did not begin the capture: while the stream is being captured,
+/// Like [`wait`], for callers that did not begin the capture. While the stream is being captured
 /// its earlier work counts as incomplete, because it cannot be queried.
 ///
 /// # Errors
-/// The error of the work, or why the driver cannot be queried.
+/// The error of the work, or of querying the driver.
 pub fn wait_past_capture(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
     wait_until(deadline, || Ok(!cannot_be_asked(stream)? && is_idle(stream)?))
 }
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_duration_is_a_moment_too() {
+    fn longest_duration_is_a_representable_deadline() {
         assert!(deadline_after(Duration::MAX) > Instant::now() + Duration::from_secs(1_000_000));
         assert!(deadline_after(Duration::ZERO) <= Instant::now());
     }

@@ -1,4 +1,4 @@
-//! What the scenarios share: a device, and the fake driver's own functions.
+//! Shared by the tests: a device, and functions of the fake driver.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -18,7 +18,7 @@ pub(crate) fn device() -> (Arc<CudaContext>, Arc<CudaStream>) {
     (context, stream)
 }
 
-/// A function that only the fake driver has.
+/// Returns the address of a function that only the fake driver has.
 pub(crate) fn fake(name: &CStr) -> NonNull<c_void> {
     Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
 }
@@ -37,7 +37,7 @@ pub(crate) fn unblock(stream: &CudaStream) {
     fake_of_stream(c"peerweave_fake_stream_unblock", stream);
 }
 
-/// Makes calls of the fake fail, or come late, from now on; an empty text ends that.
+/// Makes calls of the fake driver fail or be delayed from now on. An empty text ends that.
 pub(crate) fn fail(orders: &str) {
     let orders = CString::new(orders).expect("no zero");
     // SAFETY: the fake declares it so.
@@ -47,7 +47,7 @@ pub(crate) fn fail(orders: &str) {
     assert_eq!(function(orders.as_ptr()), 0, "{orders:?}");
 }
 
-/// How often a function of the fake was called and did not fail, by its log.
+/// Returns the number of calls of a function that succeeded, from the log of the fake driver.
 pub(crate) fn calls(function: &str) -> usize {
     let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it");
     let log = std::fs::read_to_string(log).expect("the fake writes it");
@@ -57,7 +57,7 @@ pub(crate) fn calls(function: &str) -> usize {
         .sum::<i32>() as usize
 }
 
-/// A stream that the default stream waits for, as cudarc makes none.
+/// Returns a stream for which the default stream waits; cudarc creates none.
 pub(crate) fn blocking_stream(context: &Arc<CudaContext>) -> Arc<CudaStream> {
     context.bind_to_thread().expect("a live context");
     let mut made: CUstream = std::ptr::null_mut();

@@ -3,7 +3,7 @@
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
 
-/// One thread: `p` of 8 bytes, then `quiet`.
+/// Measures one thread: `p` of 8 bytes, then `quiet`.
 #[kernel(max_threads = 128)]
 pub fn bench_p(ctx: &Context, to: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
     let mut clock = Clock::new(iterations);
@@ -17,7 +17,7 @@ pub fn bench_p(ctx: &Context, to: SymSlice<u64>, pe: u32, iterations: u32, resul
     clock.write(result);
 }
 
-/// One thread: `g` of 8 bytes; each waits for the one before.
+/// Measures one thread: `g` of 8 bytes; each waits for the previous one.
 #[kernel(max_threads = 128)]
 pub fn bench_g(ctx: &Context, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
     let mut clock = Clock::new(iterations);
@@ -46,18 +46,18 @@ fn lend(ctx: &Context) {
     }
 }
 
-/// Lends nothing.
+/// Lends no shared memory.
 #[inline(always)]
 fn keep(_: &Context) {}
 
-/// One thread waits for no other.
+/// Does not wait, because one thread takes part.
 #[inline(always)]
 fn alone() {}
 
 macro_rules! latency {
     ($threads:tt, $lend:ident, $memory:literal, $words:literal, $calls:expr, $sync:expr;
         $put:ident = $put_call:ident, $get:ident = $get_call:ident) => {
-        #[doc = concat!("Put of all elements by ", $words, ", then `quiet` by its first thread. ", $memory)]
+        #[doc = concat!("Measures a put of all elements by ", $words, ", then `quiet` by its first thread. ", $memory)]
         #[kernel(max_threads = $threads)]
         pub fn $put(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             $lend(ctx);
@@ -76,7 +76,7 @@ macro_rules! latency {
             clock.write(result);
         }
 
-        #[doc = concat!("Get of all elements by ", $words, ". ", $memory)]
+        #[doc = concat!("Measures a get of all elements by ", $words, ". ", $memory)]
         #[kernel(max_threads = $threads)]
         pub fn $get(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             $lend(ctx);
@@ -94,8 +94,8 @@ macro_rules! latency {
     };
     ($threads:tt, $words:literal, $calls:expr, $sync:expr;
         $put:ident, $put_lent:ident = $put_call:ident, $get:ident, $get_lent:ident = $get_call:ident) => {
-        latency!($threads, keep, "By its threads.", $words, $calls, $sync; $put = $put_call, $get = $get_call);
-        latency!($threads, lend, "The launch gives dynamic shared memory, which is lent to bulk copies.", $words, $calls, $sync;
+        latency!($threads, keep, "The threads copy.", $words, $calls, $sync; $put = $put_call, $get = $get_call);
+        latency!($threads, lend, "The launch specifies dynamic shared memory, which is lent to bulk copies.", $words, $calls, $sync;
             $put_lent = $put_call, $get_lent = $get_call);
     };
 }

@@ -1,9 +1,9 @@
 //! Measurements of one-sided operations from inside kernels: latency of puts, gets, signals, atomic
 //! operations and barriers, and bandwidth by number of blocks.
 //!
-//! Each kernel repeats its operation `iterations` times after [`WARM_UP`] that are not counted, and
-//! writes the nanoseconds of one repetition to `result[0]`; it runs as one block. The bandwidth
-//! kernels run as many, and write when each began and ended.
+//! Each kernel repeats its operation `iterations` times, after [`WARM_UP`] repetitions that are not
+//! measured, and writes the nanoseconds of one repetition to `result[0]`. It runs as one block. The
+//! bandwidth kernels run as many blocks, and write the start and the end time of each.
 
 mod latency;
 mod ping_pong;
@@ -17,10 +17,10 @@ pub use throughput::*;
 
 use peerweave_device::prelude::*;
 
-/// Repetitions before the clock starts.
+/// Number of repetitions before the clock starts.
 pub const WARM_UP: u32 = 20;
 
-/// The clock of a measurement: starts after the warm-up.
+/// The clock of a measurement. It starts after the warm-up.
 struct Clock {
     started: u64,
     iterations: u32,
@@ -32,7 +32,7 @@ impl Clock {
         Self { started: 0, iterations }
     }
 
-    /// Called at the start of each repetition, with its number.
+    /// Called at the start of each repetition, with its index.
     #[inline(always)]
     fn tick(&mut self, repetition: u32) {
         if repetition == WARM_UP {
@@ -40,7 +40,8 @@ impl Clock {
         }
     }
 
-    /// Writes the nanoseconds of one repetition, from the block's first thread.
+    /// Writes the nanoseconds of one repetition. Called by all threads; the block's first thread
+    /// writes.
     #[inline(always)]
     fn write(&self, result: DeviceSlice<u64>) {
         if gpu::thread_rank() == 0 && !result.is_empty() {

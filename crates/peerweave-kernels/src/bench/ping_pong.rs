@@ -1,27 +1,27 @@
-//! Put with signal, back and forth between two PEs: the time of a round trip.
+//! Put with signal in turn between two PEs: the time of a round trip.
 
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
 
-/// What both PEs of a ping-pong share.
+/// The parameters of a ping-pong.
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct PingPong {
-    /// Where the elements arrive, on both PEs.
+    /// Target of the elements, on both PEs.
     pub to: SymSlice<u32>,
-    /// What is sent: as many elements.
+    /// Source of the elements, of the same length.
     pub from: SymSlice<u32>,
-    /// One signal word, 0 at first.
+    /// One signal word, initially 0.
     pub signal: SymSlice<u64>,
     /// The other PE.
     pub peer: u32,
-    /// 1 for the PE that begins, 0 for the other.
+    /// 1 for the PE that starts, 0 for the other.
     pub begins: u32,
 }
 
 macro_rules! ping_pong {
     ($threads:tt: $name:ident, $put_signal:ident, $wait:ident, $words:literal, $calls:expr) => {
-        #[doc = concat!("Round trip of elements with a signal, by ", $words, ".")]
+        #[doc = concat!("Measures a round trip of elements with a signal, by ", $words, ".")]
         ///
         /// # Errors
         /// If the other PE does not answer within the deadline.

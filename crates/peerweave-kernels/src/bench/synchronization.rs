@@ -5,7 +5,7 @@ use peerweave_device::prelude::*;
 
 macro_rules! atomic {
     ($name:ident, $call:ident, $words:literal) => {
-        #[doc = concat!("One thread: fetching addition to a PE's word, ", $words, "; each waits for the one before.")]
+        #[doc = concat!("Measures one thread: fetching addition to a PE's word, ", $words, "; each waits for the previous one.")]
         #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, word: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             if gpu::thread_rank() != 0 {
@@ -25,15 +25,15 @@ macro_rules! atomic {
     };
 }
 
-atomic!(bench_atomic, atomic_fetch_add, "acquiring and releasing");
+atomic!(bench_atomic, atomic_fetch_add, "with acquire and release order");
 atomic!(bench_atomic_relaxed, atomic_fetch_add_relaxed, "relaxed");
 
 macro_rules! barrier {
     ($name:ident, $call:ident, $words:literal, $calls:expr) => {
-        #[doc = concat!("Barrier of all PEs, by ", $words, ".")]
+        #[doc = concat!("Measures a barrier of all PEs, by ", $words, ".")]
         ///
         /// # Errors
-        /// If a PE does not come within the deadline.
+        /// If a PE does not arrive within the deadline.
         #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
             let mut clock = Clock::new(iterations);

@@ -1,15 +1,15 @@
-//! Bandwidth: every block moves a part of the elements, `iterations` times; by vectors of all its
-//! threads, or by bulk copies that one thread of each warp starts.
+//! Bandwidth: every block transfers a part of the elements, `iterations` times, by vectors of all
+//! its threads, or by bulk copies that one thread of each warp starts.
 
 //!
-//! Nothing is left out as warm-up, since blocks are not equally fast: launch a kernel twice. Block
-//! `b` writes when it began and when its accesses were complete, on the device's clock, to
-//! `result[2 * b]` and `result[2 * b + 1]`. The time of all is from the first beginning to the last
+//! There is no warm-up, because blocks are not equally fast: launch a kernel twice. Block `b`
+//! writes its start time and the time at which its accesses were complete, on the device's clock,
+//! to `result[2 * b]` and `result[2 * b + 1]`. The total time is from the first start to the last
 //! end.
 
 use peerweave_device::prelude::*;
 
-/// Writes when this block began, and that it has ended now.
+/// Writes the start time of this block, and the current time as its end.
 #[inline(always)]
 fn write(result: DeviceSlice<u64>, began: u64) {
     gpu::sync_threads();
@@ -20,13 +20,13 @@ fn write(result: DeviceSlice<u64>, began: u64) {
     }
 }
 
-/// An equal part of `len` words, as a multiple of 16 bytes.
+/// Returns an equal part of `len` words, rounded to a multiple of 16 bytes.
 #[inline(always)]
 fn divided(len: usize, by: u32) -> usize {
     len.div_ceil(by as usize).next_multiple_of(2)
 }
 
-/// The part of this block: all but the last are multiples of 16 bytes.
+/// Returns the part of this block. All parts except the last are multiples of 16 bytes.
 #[inline(always)]
 fn part(of: SymSlice<u64>) -> SymSlice<u64> {
     let each = divided(of.len(), gpu::grid_dim().count() as u32);
@@ -34,7 +34,7 @@ fn part(of: SymSlice<u64>) -> SymSlice<u64> {
     of.slice(start..).truncate(each)
 }
 
-/// Every block puts its part of the elements; `quiet` at the end.
+/// Measures puts: every block puts its part of the elements, and calls `quiet` at the end.
 #[kernel(max_threads = 1024)]
 pub fn bench_put_bandwidth(
     ctx: &Context,
@@ -53,7 +53,7 @@ pub fn bench_put_bandwidth(
     write(result, began);
 }
 
-/// Every block gets its part of the elements.
+/// Measures gets: every block gets its part of the elements.
 #[kernel(max_threads = 1024)]
 pub fn bench_get_bandwidth(
     ctx: &Context,
@@ -72,7 +72,7 @@ pub fn bench_get_bandwidth(
     write(result, began);
 }
 
-/// The part of this warp, where the warps of a block share what `of` holds.
+/// Returns the part of this warp, if the warps of a block share the elements of `of`.
 #[inline(always)]
 fn share(of: SymSlice<u64>) -> SymSlice<u64> {
     let each = divided(of.len(), gpu::block_threads().div_ceil(gpu::WARP_SIZE));
@@ -95,8 +95,8 @@ fn lend_each_warp(ctx: &Context) {
 
 macro_rules! bulk {
     ($name:ident, $call:ident, $words:literal) => {
-        #[doc = concat!("Every block ", $words, " its part of the elements by bulk copies, one thread of each warp a share of it;")]
-        /// `quiet` at the end. The launch gives dynamic shared memory.
+        #[doc = concat!("Every block ", $words, " its part of the elements by bulk copies; one thread of each warp copies a share of it,")]
+        /// with `quiet` at the end. The launch specifies dynamic shared memory.
         #[kernel(max_threads = 1024)]
         pub fn $name(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             let began = gpu::now_ns();

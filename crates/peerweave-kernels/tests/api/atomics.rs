@@ -1,4 +1,4 @@
-//! Atomic operations on a peer's elements, strong and relaxed, for every type.
+//! Tests of atomic operations on a peer's elements, strong and relaxed, for every type.
 
 use crate::{PES, go, job, right};
 use peerweave_device::prelude::*;
@@ -50,7 +50,7 @@ macro_rules! integers {
             }
 
             #[test]
-            fn operations_return_the_former_value() {
+            fn operations_return_the_previous_value() {
                 let mut job = job(5);
                 let of = job.alloc::<$t>(2);
                 go(&mut job, &operations::KERNEL, 1, (of,));
@@ -114,7 +114,7 @@ macro_rules! halves {
             use super::*;
             use peerweave_device::types::$t;
 
-            /// On the second of two neighbours in one word of 32 bits, whose first must not change.
+            /// Operates on the second of two elements in a 32-bit word. The first must not change.
             #[kernel]
             fn operations(ctx: &Context, of: SymSlice<$t>) {
                 let (at, pe) = (of.at(1), right(ctx));
@@ -129,7 +129,7 @@ macro_rules! halves {
                 ctx.atomic_inc_relaxed(at, pe);
             }
 
-            /// All threads of all PEs at the same time, on both halves of a word.
+            /// Adds from all threads of all PEs at the same time, to both halves of a word.
             #[kernel]
             fn counts(ctx: &Context, of: SymSlice<$t>) {
                 let index = gpu::thread_rank() as usize % 2;
@@ -140,7 +140,7 @@ macro_rules! halves {
             }
 
             #[test]
-            fn additions_leave_the_neighbour_alone() {
+            fn additions_do_not_change_the_neighbour() {
                 let mut job = job(4);
                 let of = job.alloc::<$t>(4);
                 (0..PES).for_each(|pe| job.write(pe, of, &[$t::from_f32(7.0), $t::ZERO, $t::from_f32(9.0), $t::ONE]));
@@ -171,7 +171,7 @@ halves! {
     bf16_ bf16;
 }
 
-/// 16-bit floats as what they are, for comparisons.
+/// Conversion of 16-bit floats to `f32`, for comparisons.
 trait MapToF32 {
     fn map_to_f32(self) -> Vec<f32>;
 }

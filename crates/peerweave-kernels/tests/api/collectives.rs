@@ -1,4 +1,4 @@
-//! Collectives at each scope, and barriers of several blocks.
+//! Tests of collectives at each scope, and of barriers of several blocks.
 
 use crate::{PES, job};
 use peerweave_device::prelude::*;
@@ -26,7 +26,7 @@ macro_rules! moving {
             }
 
             #[test]
-            fn elements_reach_the_members_they_are_for() {
+            fn elements_reach_their_members() {
                 for (seed, len) in [(0, 1), (1, 8), (2, 21), (3, 100)] {
                     let mut job = job(seed);
                     let n = PES as usize;
@@ -115,7 +115,8 @@ reducing! {
     prod_f64 f64, Prod, 32, reduce_warp reducescatter_warp: |n| (n % 4) as f64, |a, b| a * b;
 }
 
-/// Every block counts through its slot, and sees what the same block of the others wrote.
+/// Every block counts through its slot, and reads the values written by the same block of the other
+/// PEs.
 #[kernel]
 fn barriers(ctx: &Context, cells: SymSlice<u64>, form: u32) -> Result<(), Failed> {
     let (me, n, block) = (ctx.my_pe(), ctx.n_pes(), gpu::block_rank());

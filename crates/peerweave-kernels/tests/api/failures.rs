@@ -1,4 +1,4 @@
-//! How operations fail: deadlines name the PE that is missing, and nothing waits without an end.
+//! Tests of failures: the error at a deadline names the missing PE, and no wait is endless.
 
 use crate::{PES, right};
 use peerweave_device::prelude::*;
@@ -6,7 +6,7 @@ use peerweave_device::types::{FailureKind, KernelOp};
 use peerweave_grid::{Job, JobError, Report, Shape};
 use std::time::{Duration, Instant};
 
-/// A job with a deadline that a test can wait for.
+/// Returns a job with a short deadline.
 fn impatient() -> Job {
     Job::with_heap(PES, 1 << 16).deadline(Duration::from_millis(150))
 }
@@ -121,7 +121,7 @@ fn misuse_is_reported_with_its_values() {
     }
 }
 
-/// One thread of PE 1 gives up; the others wait for it.
+/// A kernel in which one thread of PE 1 returns early and the others wait for it.
 #[kernel]
 fn gives_up(ctx: &Context) -> Result<(), Failed> {
     if ctx.my_pe() == 1 && gpu::thread_rank() == 5 {
@@ -164,7 +164,7 @@ fn context_of_another_version_is_refused() {
     assert_eq!(refused.err().map(Failed::kind), Some(FailureKind::Version));
 }
 
-/// A context of one PE without a heap.
+/// Returns a context of one PE without a heap.
 fn context_of_one_pe() -> peerweave_device::types::KernelContext {
     use peerweave_device::types::{KernelContext, PeerEntry};
     static PEERS: [PeerEntry; 1] = [PeerEntry { base: 4096, node_pe: 0, transport: PeerEntry::MAPPED }];

@@ -1,10 +1,10 @@
-//! The kernels of measurements do on the host what they measure on GPUs.
+//! Tests on the host that the measurement kernels perform the operations that they measure on GPUs.
 
 use crate::{PES, go, job};
 use peerweave_device::prelude::*;
 use peerweave_kernels::bench::{self, PingPong};
 
-/// Memory of the test for results, which a kernel writes.
+/// Returns memory of the test to which a kernel writes results.
 fn results(words: &mut [u64]) -> DeviceSlice<u64> {
     // SAFETY: the words outlive the launches of the test, which end before it looks at them.
     unsafe { DeviceSlice::from_raw(words.as_mut_ptr().expose_provenance() as u64, words.len()) }

@@ -1,9 +1,10 @@
-//! Puts and gets: contiguous, of one element, at strides; all element sizes, alignments and scopes.
+//! Tests of puts and gets: contiguous, of one element, at strides; all element sizes, alignments
+//! and scopes.
 
 use crate::{PES, go, job, right};
 use peerweave_device::prelude::*;
 
-/// An element made from a number.
+/// An element that can be created from a number.
 trait Sample: Plain + PartialEq + std::fmt::Debug {
     fn sample(number: u32) -> Self;
 }
@@ -27,8 +28,7 @@ samples! {
     [u8; 3]: |n| [n as u8, 0xa5, (n >> 8) as u8];
 }
 
-/// Calls of one scope for one type: a module with its kernels and the test over lengths and
-/// alignments.
+/// Defines the kernels and the test of one scope and one type, over lengths and alignments.
 macro_rules! moves {
     ($name:ident, $t:ty, $threads:literal: $put:ident $get:ident $put_nbi:ident $get_nbi:ident $put_checked:ident $get_checked:ident
         $barrier:ident) => {
@@ -61,7 +61,7 @@ macro_rules! moves {
             }
 
             #[test]
-            fn elements_any_length_and_alignment_arrive_alone() {
+            fn put_and_get_copy_only_the_elements() {
                 const ROOM: usize = 700;
                 let mut n = 0;
                 for len in [0, 1, 2, 5, 16, 31, 64, 530] {
@@ -137,7 +137,7 @@ macro_rules! single {
             }
 
             #[test]
-            fn element_put_to_the_right_is_got_back() {
+            fn element_put_to_the_next_pe_is_read_back() {
                 let mut job = job(3);
                 let [to, got] = [0; 2].map(|_| job.alloc::<$t>(4));
                 go(&mut job, &single::KERNEL, 1, (to, got));
@@ -173,7 +173,7 @@ macro_rules! strided {
             }
 
             #[test]
-            fn strides_take_as_many_as_both_sides_hold() {
+            fn strided_copies_use_the_shorter_side() {
                 for count in [0usize, 1, 9, 40, 1000] {
                     let mut job = job(count as u64);
                     let [to, from, got] = [300, 200, 250].map(|len| job.alloc::<u32>(len));

@@ -1,9 +1,9 @@
-//! Signals, puts with signal, and waits for one, any, all or some of several.
+//! Tests of signals, puts with signal, and waits for one, any, all or some of several signals.
 
 use crate::{PES, go, job, right};
 use peerweave_device::prelude::*;
 
-/// One thread waits for no other.
+/// Does not wait, because one thread takes part.
 fn alone() {}
 
 macro_rules! pipeline {
@@ -47,7 +47,7 @@ macro_rules! pipeline {
             }
 
             #[test]
-            fn elements_are_there_when_the_signal_is_seen() {
+            fn elements_are_visible_after_the_signal() {
                 for seed in 0..12 {
                     let mut job = job(seed);
                     let (data, signal) = (job.alloc::<u32>(77), job.alloc::<u64>(1));

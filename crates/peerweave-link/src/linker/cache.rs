@@ -1,9 +1,9 @@
-//! Results on disk: one file for each, by the digest of all that decided it.
+//! Cached results on disk: one file for each, named by the digest of all inputs of the result.
 //!
-//! Several processes may use a directory at once. A file is written under another name and then
-//! renamed, so that a reader sees all of it or nothing. A file counts only if it belongs to this
-//! user, is for its name's key, and has the digest that its head states: a torn, foreign or spoiled
-//! file is the same as none.
+//! Several processes may use a directory concurrently. A file is written under another name and
+//! then renamed, so a reader never sees a partial file. A file is used only if it belongs to this
+//! user, matches the key of its name, and has the digest stated in its header. Any other file
+//! counts as absent.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::environment::{names, variable};
 use crate::source::fingerprint::digest;
 
-/// The digest of all that decides a result.
+/// The digest of all inputs that determine a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key([u8; 32]);
 
@@ -28,26 +28,26 @@ impl Key {
     }
 }
 
-/// A directory of results.
+/// A directory of cached results.
 ///
-/// It may be deleted at any time, also while programs run.
+/// The directory may be deleted at any time, even while programs run.
 #[derive(Clone, Debug)]
 pub struct Cache {
     directory: PathBuf,
 }
 
-/// What each file begins with: the format, then key, length and digest of what follows.
+/// Start of each file. The key, length and digest of the body follow.
 const MAGIC: &[u8; 16] = b"peerweave-link 1";
 const HEAD_BYTES: usize = 16 + 32 + 8 + 32;
-/// How long a process waits for another that makes the same result. Compiling all reductions of
-/// NVSHMEM takes minutes.
+/// Time for which a process waits for another one that computes the same result. Compiling all
+/// reductions of NVSHMEM takes minutes.
 const LONGEST_TURN: Duration = Duration::from_secs(300);
 
 impl Cache {
-    /// The cache in a directory, which is created where it is absent.
+    /// Returns the cache in a directory, which is created if necessary.
     ///
     /// # Errors
-    /// What the system says of creating it.
+    /// The error of creating the directory.
     pub fn in_directory(directory: impl Into<PathBuf>) -> std::io::Result<Self> {
         let directory = directory.into();
         let mut builder = std::fs::DirBuilder::new();
@@ -58,9 +58,9 @@ impl Cache {
         Ok(Self { directory })
     }
 
-    /// The cache of the environment: the directory `PEERWEAVE_CACHE_DIR`, or `peerweave` in
-    /// `XDG_CACHE_HOME` or in `~/.cache`. None where `PEERWEAVE_CACHE_DIR` is `off`, or the
-    /// directory cannot be created.
+    /// Returns the cache of the environment: in the directory `PEERWEAVE_CACHE_DIR`, or in
+    /// `peerweave` in `XDG_CACHE_HOME` or in `~/.cache`. Returns `None` if `PEERWEAVE_CACHE_DIR` is
+    /// `off`, or if the directory cannot be created.
     pub fn from_env() -> Option<Self> {
         let directory = match variable(names::CACHE_DIR) {
             Some(off) if off == "off" => return None,
@@ -72,21 +72,21 @@ impl Cache {
             },
         };
         Self::in_directory(&directory)
-            .inspect_err(|error| tracing::warn!(%error, directory = %directory.display(), "linked kernels are not kept"))
+            .inspect_err(|error| tracing::warn!(%error, directory = %directory.display(), "linked kernels are not cached"))
             .ok()
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The file of a key.
+    /// Returns the path of the file of a key.
     pub fn path(&self, key: &Key) -> PathBuf {
         self.directory.join(key.file_name())
     }
 
-    /// The result of a key, if it is there and whole.
+    /// Returns the result of a key, if it exists and is intact.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.path(key);
         let mut file = File::open(&path).ok()?;
@@ -98,15 +98,15 @@ impl Cache {
         file.read_to_end(&mut bytes).ok()?;
         let body = body_of(&bytes, key);
         if body.is_none() {
-            tracing::warn!(path = %path.display(), "a file of the cache is not whole and is not used");
+            tracing::warn!(path = %path.display(), "a file of the cache is damaged and is not used");
         }
         body.map(<[u8]>::to_vec)
     }
 
-    /// Stores a result. Where that fails the next process makes it again.
+    /// Stores a result. If storing fails, the next process computes the result again.
     pub fn put(&self, key: &Key, body: &[u8]) {
         if let Err(error) = self.try_put(key, body) {
-            tracing::warn!(%error, directory = %self.directory.display(), "a linked module is not kept");
+            tracing::warn!(%error, directory = %self.directory.display(), "a linked module was not cached");
         }
     }
 
@@ -131,8 +131,9 @@ impl Cache {
         stored
     }
 
-    /// The turn to make a result, which ends with the value. `None` after [`LONGEST_TURN`], or
-    /// where files cannot be locked: then several processes make the same.
+    /// Locks the computation of a result until the returned value is dropped. Returns `None` after
+    /// [`LONGEST_TURN`], or if files cannot be locked: several processes may then compute the same
+    /// result.
     pub(crate) fn turn(&self, key: &Key) -> Option<File> {
         let path = self.directory.join(format!("{}.lock", key.file_name()));
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).ok()?;
@@ -158,8 +159,8 @@ fn body_of<'a>(bytes: &'a [u8], key: &Key) -> Option<&'a [u8]> {
     (head == head_of(body, key)).then_some(body)
 }
 
-/// Returns whether the file belongs to this user and nobody else may write it: its bytes run on the
-/// GPU with this user's rights.
+/// Returns whether the file belongs to this user and no other user may write it. Its code runs on
+/// the GPU with this user's rights.
 #[cfg(unix)]
 fn is_ours(file: &File) -> bool {
     use std::os::unix::fs::MetadataExt as _;
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_file_counts_as_absent() {
+    fn truncated_file_counts_as_absent() {
         let (_directory, cache) = cache();
         cache.put(&key(1), b"a result of some length");
         let whole = std::fs::read(cache.path(&key(1))).expect("it is there");
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_byte_or_other_key_counts_as_absent() {
+    fn file_with_a_changed_byte_or_key_counts_as_absent() {
         let (_directory, cache) = cache();
         cache.put(&key(1), b"a result");
         let whole = std::fs::read(cache.path(&key(1))).expect("it is there");
@@ -224,7 +225,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn file_that_others_may_write_counts_as_absent() {
+    fn file_writable_by_others_counts_as_absent() {
         use std::os::unix::fs::PermissionsExt as _;
         let (_directory, cache) = cache();
         cache.put(&key(1), b"a result");
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_writers_and_readers_see_whole_results() {
+    fn concurrent_writers_and_readers_see_complete_results() {
         let (_directory, cache) = cache();
         let results: Vec<Vec<u8>> = (0..4_u8).map(|byte| vec![byte; 100_000]).collect();
         std::thread::scope(|scope| {
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn one_has_the_turn_at_a_time() {
+    fn only_one_thread_holds_the_lock_at_a_time() {
         let (_directory, cache) = cache();
         let inside = AtomicU64::new(0);
         std::thread::scope(|scope| {

@@ -209,7 +209,7 @@ impl<'a> Linker<'a> {
             (1..threads).for_each(|_| drop(scope.spawn(work)));
             work();
         });
-        done.into_iter().map(|done| done.into_inner().expect("every source was taken by a thread")).collect()
+        done.into_iter().map(|done| done.into_inner().expect("every source was compiled by a thread")).collect()
     }
 
     fn compile(&self, linker: &NvJitLink, source: &Source) -> Result<(Input<'static>, String), LinkError> {

@@ -28,8 +28,8 @@ pub struct DeviceLibrary {
 }
 
 impl DeviceLibrary {
-    /// Finds the device side for a host library: in the directory `PEERWEAVE_NVSHMEM_DEVICE_PATH`
-    /// (if it is set, nothing else is searched), or next to the library, with the layout of wheels,
+    /// Finds the device side of a host library: in the directory `PEERWEAVE_NVSHMEM_DEVICE_PATH`
+    /// (if set, no other place is searched), or next to the library, with the layout of wheels,
     /// archives or system packages.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl DeviceLibrary {
             return Err(LinkError::VersionMismatch {
                 what: format!("NVSHMEM's headers in {}", include.display()),
                 found: format!("{version:#}"),
-                expected: format!("{OLDEST:#} or newer, below {FIRST_UNKNOWN:#}"),
+                expected: format!("at least {OLDEST:#} and below {FIRST_UNKNOWN:#}"),
             });
         }
         Ok(Self { include: include.clone(), archive: lib.join(ARCHIVE), version })
@@ -90,12 +90,12 @@ impl DeviceLibrary {
         Err(LinkError::VersionMismatch {
             what: format!("NVSHMEM's device library {}", self.archive.display()),
             found: format!("{:#}", self.version),
-            expected: format!("{}.x with x at most {}: NVSHMEM's host library is {host}", host.major, host.minor),
+            expected: format!("{}.x with x at most {}, because NVSHMEM's host library is {host}", host.major, host.minor),
         })
     }
 
-    /// Links the PTX of kernels with the wrappers that it calls and with the archive. Takes some
-    /// seconds the first time; later the result comes from the cache.
+    /// Links the PTX of kernels with the wrappers that it calls and with the archive. The first
+    /// link takes some seconds; later ones return the cached result.
     ///
     /// # Errors
     /// Those of [`Linker::link`] and [`CudaHeaders::find`], and [`LinkError::Misuse`] for PTX that
@@ -126,7 +126,7 @@ fn version_of(include: &Path) -> Result<Version, LinkError> {
     let parts = ["NVSHMEM_VENDOR_MAJOR_VERSION", "NVSHMEM_VENDOR_MINOR_VERSION", "NVSHMEM_VENDOR_PATCH_VERSION"].map(number);
     match parts {
         [Some(major), Some(minor), Some(patch)] => Ok(Version::of_numbers([major, minor, patch])),
-        _ => Err(LinkError::Io { path, reason: "states no version of NVSHMEM".into() }),
+        _ => Err(LinkError::Io { path, reason: "contains no version of NVSHMEM".into() }),
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn device_side_of_wheels_and_packages_is_found() {
+    fn device_side_in_wheels_and_packages_is_found() {
         for (include, lib) in
             [("nvidia/nvshmem/include", "nvidia/nvshmem/lib"), ("usr/include/nvshmem_13", "usr/lib/x86_64-linux-gnu/nvshmem/13")]
         {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_device_library_error_says_what_to_install() {
+    fn missing_device_library_error_names_what_to_install() {
         let root = tempfile::tempdir().expect("temporary directory");
         let variable = |name: &str| (name == "PEERWEAVE_NVSHMEM_DEVICE_PATH").then(|| root.path().to_path_buf());
         let error =
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_do_not_fit_are_mismatches() {
+    fn incompatible_versions_are_mismatches() {
         let root = tempfile::tempdir().expect("temporary directory");
         let variable = |name: &str| (name == "PEERWEAVE_NVSHMEM_DEVICE_PATH").then(|| root.path().to_path_buf());
         let find = |version: &str| {

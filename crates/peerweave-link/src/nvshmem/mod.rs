@@ -1,8 +1,8 @@
 //! NVSHMEM's device functions for kernels: wrappers compiled against the user's own headers, linked
 //! with the user's own archive.
 //!
-//! `peerweave-nvshmem` starts NVSHMEM and registers modules. This crate contains nothing of
-//! NVIDIA's, and writes it only to the cache.
+//! `peerweave-nvshmem` initialises NVSHMEM and registers modules. This crate contains no code of
+//! NVIDIA, and writes such code only to the cache.
 
 mod library;
 mod wrappers;

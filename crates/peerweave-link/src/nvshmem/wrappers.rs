@@ -1,4 +1,4 @@
-//! Generates the C++ of the wrappers, from the same table as the declarations in kernels.
+//! Generates the C++ wrappers from the same table as the declarations in kernels.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::error::LinkError;
 use crate::{CudaHeaders, Source};
 
 /// Text before NVSHMEM's headers. It declares names of the standard library that headers before 3.8
-/// need, because NVRTC has no standard library. It also redefines `uint64_t`: CCCL declares it as
+/// need, because NVRTC has no standard library. It also redefines `uint64_t`. CCCL declares it as
 /// `unsigned long long`, but the archive was compiled with `unsigned long`, so functions with such
 /// parameters would not be found. All CUDA headers that declare the name must precede it.
 const PRELUDE: &str = "
@@ -36,11 +36,11 @@ using cuda::std::enable_if;
 #define uint64_t unsigned long
 ";
 
-/// Returns the wrappers that PTX calls.
+/// Returns the wrappers that a PTX text calls.
 ///
 /// # Errors
-/// [`LinkError::Misuse`] for an unknown wrapper, if the PTX was built with another version of
-/// `peerweave-device`.
+/// [`LinkError::Misuse`] for an unknown wrapper, which means that the PTX was built with another
+/// version of `peerweave-device`.
 pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     const PREFIX: &str = "peerweave_nvshmem_";
     let names: BTreeSet<&str> = ptx

@@ -5,11 +5,11 @@ use std::mem::{align_of, offset_of};
 
 use peerweave_device::types::{FailureKind, KernelContext, KernelOp, KernelStatus, PeerEntry, TeamEntry};
 
-/// `peerweave.cuh` as it is shipped, without assertions.
+/// `peerweave.cuh` as shipped, without assertions.
 pub const PEERWEAVE_CUH: &str = include_str!("../../include/peerweave.cuh");
 
-/// The place of a field, as a constant. NVRTC 13.1 and older lack `__builtin_offsetof`; every NVRTC
-/// knows `__INTADDR__`, the form that its front end had before.
+/// The offset of a field as a constant. NVRTC 13.1 and older lack `__builtin_offsetof`; every NVRTC
+/// has `__INTADDR__`, the older form of its front end.
 const OFFSET: &str = "
 #ifdef __CUDACC_RTC__
 #define PEERWEAVE_OFFSET(type, field) __INTADDR__(&(((type*)0)->field))
@@ -28,8 +28,8 @@ macro_rules! fields {
     };
 }
 
-/// `peerweave.cuh` with an assertion for the place of every field and for every number: hand it to
-/// [`Source::header`](crate::Source::header).
+/// Returns `peerweave.cuh` with an assertion for the offset of every field and for every number.
+/// Pass it to [`Source::header`](crate::Source::header).
 ///
 /// ```
 /// use peerweave_link::{Source, peerweave_cuh};

@@ -1,7 +1,7 @@
-//! Digest of everything that a result depends on.
+//! Digest of all inputs that determine a result.
 //!
-//! Invariant: each part is preceded by its kind and its length, so that different lists of parts
-//! never give the same bytes.
+//! Invariant: each part is preceded by its kind and its length, so different lists of parts never
+//! encode to the same bytes.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -29,8 +29,8 @@ impl Fingerprint {
         self.bytes(kind, text.as_bytes());
     }
 
-    /// Adds a file by its path, length and modification time. Archives are large, and another
-    /// version differs in these.
+    /// Adds a file by its path, length and modification time. Archives are too large to read, and
+    /// another version differs in these values.
     pub(crate) fn file(&mut self, path: &Path) -> Result<(), LinkError> {
         let about = std::fs::metadata(path).map_err(|error| LinkError::io(path, &error))?;
         self.text("file", &stamp(path, &about));

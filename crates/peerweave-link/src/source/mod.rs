@@ -38,7 +38,7 @@ impl Source {
         Self { name: name.into(), text: text.into(), headers: Vec::new(), include: Vec::new(), options: Vec::new() }
     }
 
-    /// Adds a header with this name, which `#include` finds before those in directories.
+    /// Adds a header with this name. `#include` finds it before headers in directories.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, text: impl Into<String>) -> Self {
         self.headers.push((name.into(), text.into()));
@@ -81,8 +81,8 @@ impl Source {
         self.include.iter().map(PathBuf::as_path)
     }
 
-    /// Adds everything that the result depends on to a digest; directories by the names, lengths
-    /// and times of their files.
+    /// Adds all inputs of the result to a digest; directories by the names, lengths and times of
+    /// their files.
     pub(crate) fn fingerprint(&self, into: &mut Fingerprint) -> Result<(), LinkError> {
         into.text("source", &self.name);
         into.text("text", &self.text);

@@ -1,4 +1,4 @@
-//! Where CUDA's own headers are.
+//! Finds CUDA's own headers.
 
 use std::path::{Path, PathBuf};
 
@@ -6,21 +6,22 @@ use super::Nvrtc;
 use crate::environment::{names, variable};
 use crate::error::LinkError;
 
-/// Directories of CUDA's headers: the run time's, and those of CCCL (`cuda/std`).
+/// Directories of CUDA's headers: those of the runtime and of CCCL (`cuda/std`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaHeaders {
-    /// In the order in which they are to be searched.
+    /// Directories in search order.
     pub directories: Vec<PathBuf>,
 }
 
 impl CudaHeaders {
-    /// Looks in the variable `PEERWEAVE_CUDA_INCLUDE` (directories as in PATH; if it is set,
-    /// nothing else is tried), beside the compiler (a toolkit, or the wheels of Python), in
-    /// `CUDA_HOME` and `CUDA_PATH`, and in CUDA's usual directory.
+    /// Searches for the headers. Places are searched in this order: the variable
+    /// `PEERWEAVE_CUDA_INCLUDE` (in the form of `PATH`; if set, no other place is searched), the
+    /// directory of the compiler (a toolkit or Python wheels), `CUDA_HOME` and `CUDA_PATH`, and
+    /// CUDA's usual directory.
     ///
     /// # Errors
-    /// [`LinkError::NotFound`] with the directories that were looked at and what to install.
+    /// [`LinkError::NotFound`] with the directories that were searched and the packages to install.
     pub fn find(nvrtc: &Nvrtc) -> Result<Self, LinkError> {
         Self::find_with(nvrtc.path(), &|name| variable(name).map(PathBuf::from))
     }
@@ -67,7 +68,7 @@ mod tests {
 
     fn file(root: &Path, path: &str) {
         let path = root.join(path);
-        std::fs::create_dir_all(path.parent().expect("it has one")).expect("temporary directory");
+        std::fs::create_dir_all(path.parent().expect("it has a parent")).expect("temporary directory");
         std::fs::write(path, "").expect("temporary directory");
     }
 
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn variable_is_exclusive_and_the_error_says_what_to_install() {
+    fn variable_disables_other_places_and_error_has_a_remedy() {
         let root = tempfile::tempdir().expect("temporary directory");
         let empty = root.path().join("empty");
         let error = CudaHeaders::find_with(Path::new("/nowhere/lib/libnvrtc.so"), &|name| {

@@ -1,8 +1,9 @@
 //! Loads and calls nvJitLink, NVIDIA's library for linking device code.
 //!
 //! Invariants: a function that creates a handle also destroys it, on all paths; only one thread of
-//! the process passes inputs to the library. When nvJitLink 13.5 refuses a cubin of another
-//! architecture, it keeps a recursive lock, so any other thread would wait forever.
+//! the process passes inputs to the library. The second invariant is needed because nvJitLink 13.5
+//! does not release a recursive lock when it refuses a cubin of another architecture: any other
+//! thread would then wait forever.
 
 use std::borrow::Cow;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -25,8 +26,8 @@ const SEARCH: Search = unsafe {
 .in_wheels(&["nvidia/cu13/lib", "nvidia/nvjitlink/lib"])
 .in_directories(&["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64", "/opt/conda/lib"]);
 
-/// The oldest supported nvJitLink. Older ones export their functions only under names with a
-/// version.
+/// The oldest supported nvJitLink. Older releases export their functions only under versioned
+/// names.
 const OLDEST: Version = Version::new(12, 3, 0);
 
 type Handle = *mut c_void;
@@ -34,7 +35,7 @@ type Handle = *mut c_void;
 peerweave_dylib::bindings! {
     /// nvJitLink's functions.
     struct Api {
-        /// The version.
+        /// Returns the version.
         "12.3" fn nvJitLinkVersion(major: *mut c_uint, minor: *mut c_uint) -> c_int;
         /// Creates a linker with options.
         "12.3" fn nvJitLinkCreate(handle: *mut Handle, n_options: u32, options: *const *const c_char) -> c_int;
@@ -42,19 +43,19 @@ peerweave_dylib::bindings! {
         "12.3" fn nvJitLinkDestroy(handle: *mut Handle) -> c_int;
         /// Adds an input from memory.
         "12.3" fn nvJitLinkAddData(handle: Handle, kind: c_int, data: *const c_void, bytes: usize, name: *const c_char) -> c_int;
-        /// Links.
+        /// Links the inputs.
         "12.3" fn nvJitLinkComplete(handle: Handle) -> c_int;
-        /// Length of the cubin.
+        /// Returns the length of the cubin.
         "12.3" fn nvJitLinkGetLinkedCubinSize(handle: Handle, bytes: *mut usize) -> c_int;
-        /// The cubin.
+        /// Returns the cubin.
         "12.3" fn nvJitLinkGetLinkedCubin(handle: Handle, cubin: *mut c_void) -> c_int;
-        /// Length of the error log, including its terminating zero.
+        /// Returns the length of the error log, including its terminating zero.
         "12.3" fn nvJitLinkGetErrorLogSize(handle: Handle, bytes: *mut usize) -> c_int;
-        /// The error log.
+        /// Returns the error log.
         "12.3" fn nvJitLinkGetErrorLog(handle: Handle, log: *mut c_char) -> c_int;
-        /// Length of the info log, including its terminating zero.
+        /// Returns the length of the info log, including its terminating zero.
         "12.3" fn nvJitLinkGetInfoLogSize(handle: Handle, bytes: *mut usize) -> c_int;
-        /// The info log.
+        /// Returns the info log.
         "12.3" fn nvJitLinkGetInfoLog(handle: Handle, log: *mut c_char) -> c_int;
     }
 }
@@ -78,7 +79,7 @@ pub enum InputKind {
 }
 
 impl InputKind {
-    /// `nvJitLinkInputType`.
+    /// Returns the value of `nvJitLinkInputType`.
     fn number(self) -> i32 {
         match self {
             Self::Cubin => 1,
@@ -120,11 +121,11 @@ struct Loaded {
     version: Version,
 }
 
-/// Deadline of a link. Linking NVSHMEM's device library takes some seconds on a busy machine.
+/// Time limit of a link. Linking NVSHMEM's device library takes some seconds on a busy machine.
 const LONGEST_LINK: Duration = Duration::from_secs(300);
 
-/// Runs a closure on the thread that passes inputs to the library. Returns `None` if it does not
-/// end in time.
+/// Runs a closure on the thread that passes inputs to the library. Returns `None` if it has not
+/// returned by the time limit.
 fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     type Job = Box<dyn FnOnce() + Send>;
     static JOBS: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
@@ -144,8 +145,8 @@ fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'st
 impl NvJitLink {
     /// Returns the linker of this process. The first successful call finds and loads it.
     ///
-    /// Search order: `PEERWEAVE_NVJITLINK_PATH` (a file or a directory; if it is set, nothing else
-    /// is tried), the wheels of the active Python, the dynamic linker's path, CUDA's usual
+    /// Search order: `PEERWEAVE_NVJITLINK_PATH` (a file or a directory; if set, no other place is
+    /// searched), the wheels of the active Python, the dynamic linker's path, CUDA's usual
     /// directories.
     ///
     /// # Errors
@@ -190,7 +191,7 @@ impl NvJitLink {
         Ok(Self(Arc::new(Loaded { api, version })))
     }
 
-    /// Returns the linker's version, which is that of its CUDA release.
+    /// Returns the linker's version, which equals that of its CUDA release.
     pub fn version(&self) -> Version {
         self.0.version
     }
@@ -216,7 +217,7 @@ impl NvJitLink {
         }
         for input in inputs {
             if input.bytes.is_empty() {
-                return Err(misuse("an input", format!("{} of 0 bytes", input.name), "bytes of its kind"));
+                return Err(misuse("an input", format!("{} of 0 bytes", input.name), "bytes of the stated kind"));
             }
             check_arch(arch, input)?;
         }
@@ -266,8 +267,8 @@ impl Loaded {
     }
 }
 
-/// Returns an error for machine code of another architecture. Passing it to the library would leave
-/// a lock held: see the top of this file.
+/// Returns an error for machine code of another architecture. The library would keep a lock if it
+/// got such code: see the top of this file.
 fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
     let Some(found) = (input.kind == InputKind::Cubin).then(|| arch_of_cubin(&input.bytes)).flatten() else { return Ok(()) };
     if found.major == arch.major && found.minor <= arch.minor {
@@ -276,7 +277,7 @@ fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
     Err(LinkError::VersionMismatch {
         what: format!("the cubin {}", input.name),
         found: format!("for {found}"),
-        expected: format!("one for {arch}"),
+        expected: format!("a cubin for {arch}"),
     })
 }
 
@@ -295,8 +296,8 @@ fn arch_of_cubin(bytes: &[u8]) -> Option<Arch> {
 }
 
 impl Input<'_> {
-    /// Returns the input with a terminating zero for text, which the linker expects as part of the
-    /// length.
+    /// Returns the input, with a terminating zero for text. The linker counts the zero as part of
+    /// the length.
     fn with_zero(&self) -> Cow<'_, [u8]> {
         if self.kind == InputKind::Ptx && self.bytes.last() != Some(&0) {
             let mut text = self.bytes.to_vec();
@@ -307,7 +308,7 @@ impl Input<'_> {
     }
 }
 
-/// One link, from creation to destruction of its handle.
+/// A link, from the creation to the destruction of its handle.
 struct Session<'a> {
     linker: &'a Loaded,
     arch: Arch,
@@ -331,23 +332,23 @@ impl Session<'_> {
             what: "nvJitLink",
             version,
             arch: arch.clone(),
-            known: format!("those of CUDA {version:#}"),
+            known: format!("the architectures of CUDA {version:#}"),
         };
         Err(match code {
             OUTDATED => LinkError::VersionMismatch {
                 what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
                 found: format!("{version:#}"),
-                expected: format!("a version that is not older than the compiler of {names}: {log}"),
+                expected: format!("a version at least as new as the compiler of {names}: {log}"),
             },
             _ if log.contains("Unsupported .version") => LinkError::VersionMismatch {
                 what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
                 found: format!("{version:#}"),
-                expected: format!("a version that knows the PTX of {names}: {log}"),
+                expected: format!("a version that supports the PTX of {names}: {log}"),
             },
             ARCH_MISMATCH => LinkError::VersionMismatch {
                 what: format!("an input of {names}"),
                 found: format!("for another architecture: {log}"),
-                expected: format!("one for {arch}"),
+                expected: format!("code for {arch}"),
             },
             UNRECOGNIZED_ARCH | UNSUPPORTED_ARCH => unknown_arch(),
             // The message of linkers before CUDA 13.
@@ -356,8 +357,8 @@ impl Session<'_> {
         })
     }
 
-    /// Returns a log of the linker, through its functions for length and text. Empty if there is
-    /// none.
+    /// Returns a log of the linker, through its functions for length and text. Returns an empty
+    /// text if there is no log.
     fn log(
         &self,
         len: unsafe fn(&Api, Handle, *mut usize) -> Result<c_int, MissingSymbol>,

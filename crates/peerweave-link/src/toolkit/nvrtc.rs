@@ -29,7 +29,7 @@ const SEARCH: Search =
 // SAFETY: what lies beside NVRTC under this name is a part of it.
 const BUILTINS: Search = unsafe { Search::without_variable("NVRTC's built-in functions", &["libnvrtc-builtins.so"]) };
 
-/// The oldest supported NVRTC: the first with the present name of LTO-IR and with `sm_90`.
+/// The oldest supported NVRTC: the first with the current name of LTO-IR and with `sm_90`.
 const OLDEST: Version = Version::new(12, 0, 0);
 
 type Program = *mut std::ffi::c_void;
@@ -37,38 +37,38 @@ type Program = *mut std::ffi::c_void;
 peerweave_dylib::bindings! {
     /// NVRTC's functions.
     struct Api {
-        /// The version.
+        /// Returns the version.
         "7.0" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int;
-        /// The text of a code.
+        /// Returns the text of a code.
         "7.0" fn nvrtcGetErrorString(code: c_int) -> *const c_char;
-        /// Number of supported architectures.
+        /// Returns the number of supported architectures.
         "11.2" fn nvrtcGetNumSupportedArchs(count: *mut c_int) -> c_int;
-        /// Their numbers.
+        /// Returns the numbers of the supported architectures.
         "11.2" fn nvrtcGetSupportedArchs(archs: *mut c_int) -> c_int;
         /// Creates a translation unit.
         "7.0" fn nvrtcCreateProgram(
             program: *mut Program, source: *const c_char, name: *const c_char, n_headers: c_int, headers: *const *const c_char,
             names: *const *const c_char,
         ) -> c_int;
-        /// Destroys it.
+        /// Destroys a translation unit.
         "7.0" fn nvrtcDestroyProgram(program: *mut Program) -> c_int;
-        /// Compiles it.
+        /// Compiles a translation unit.
         "7.0" fn nvrtcCompileProgram(program: Program, n_options: c_int, options: *const *const c_char) -> c_int;
-        /// Length of the log, including its terminating zero.
+        /// Returns the length of the log, including its terminating zero.
         "7.0" fn nvrtcGetProgramLogSize(program: Program, bytes: *mut usize) -> c_int;
-        /// The log.
+        /// Returns the log.
         "7.0" fn nvrtcGetProgramLog(program: Program, log: *mut c_char) -> c_int;
-        /// Length of the PTX, including its terminating zero.
+        /// Returns the length of the PTX, including its terminating zero.
         "7.0" fn nvrtcGetPTXSize(program: Program, bytes: *mut usize) -> c_int;
-        /// The PTX.
+        /// Returns the PTX.
         "7.0" fn nvrtcGetPTX(program: Program, ptx: *mut c_char) -> c_int;
-        /// Length of the cubin.
+        /// Returns the length of the cubin.
         "11.2" fn nvrtcGetCUBINSize(program: Program, bytes: *mut usize) -> c_int;
-        /// The cubin.
+        /// Returns the cubin.
         "11.2" fn nvrtcGetCUBIN(program: Program, cubin: *mut c_char) -> c_int;
-        /// Length of the LTO-IR.
+        /// Returns the length of the LTO-IR.
         "12.0" fn nvrtcGetLTOIRSize(program: Program, bytes: *mut usize) -> c_int;
-        /// The LTO-IR.
+        /// Returns the LTO-IR.
         "12.0" fn nvrtcGetLTOIR(program: Program, ir: *mut c_char) -> c_int;
     }
 }
@@ -119,8 +119,8 @@ pub struct Nvrtc {
 impl Nvrtc {
     /// Returns the compiler of this process. The first successful call finds and loads it.
     ///
-    /// Search order: `PEERWEAVE_NVRTC_PATH` (a file or a directory; if it is set, nothing else is
-    /// tried), the wheels of the active Python, the dynamic linker's path, CUDA's usual
+    /// Search order: `PEERWEAVE_NVRTC_PATH` (a file or a directory; if set, no other place is
+    /// searched), the wheels of the active Python, the dynamic linker's path, CUDA's usual
     /// directories.
     ///
     /// ```
@@ -173,7 +173,7 @@ impl Nvrtc {
         Ok(Self { api, version })
     }
 
-    /// Returns the compiler's version, which is that of its CUDA release.
+    /// Returns the compiler's version, which equals that of its CUDA release.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -186,7 +186,7 @@ impl Nvrtc {
     /// Returns the supported architectures in ascending order, without suffixes.
     ///
     /// # Errors
-    /// [`LinkError::Missing`] if the library does not have the function.
+    /// [`LinkError::Missing`] if the library lacks the function.
     pub fn archs(&self) -> Result<Vec<Arch>, LinkError> {
         let mut count: c_int = 0;
         // SAFETY: the pointer is to a live integer.
@@ -199,7 +199,7 @@ impl Nvrtc {
         Ok(numbers.iter().map(|number: &c_int| Arch::new((number / 10) as u8, (number % 10) as u8)).collect())
     }
 
-    /// Compiles a source. There is no deadline; several threads can compile at once.
+    /// Compiles a source. There is no deadline. Several threads can compile concurrently.
     ///
     /// ```no_run
     /// use peerweave_link::{Arch, Nvrtc, Source, Target};
@@ -299,9 +299,9 @@ impl Nvrtc {
     }
 }
 
-/// Loads the library of built-in functions in the directory of the compiler. The compiler opens it
-/// by its file name at each compilation. The wheel of NVRTC 13.0 does not make the dynamic linker
-/// search that directory, but a loaded library is found without a search. If loading fails,
+/// Loads the library of built-in functions from the directory of the compiler. The compiler opens
+/// it by its file name at each compilation. With the wheel of NVRTC 13.0 the dynamic linker does
+/// not search that directory, but it finds a library that is already loaded. If loading fails,
 /// compilations report the missing library.
 fn load_builtins(compiler: &Library, version: Version) {
     let name = format!("libnvrtc-builtins.so.{}.{}", version.major, version.minor);

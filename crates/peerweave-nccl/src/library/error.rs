@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn results_stay_small() {
+    fn result_types_stay_small() {
         assert!(size_of::<NcclError>() <= 96, "{}", size_of::<NcclError>());
     }
 

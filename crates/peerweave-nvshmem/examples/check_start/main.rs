@@ -1,15 +1,15 @@
-//! Checks how NVSHMEM starts without a rendezvous: `mpirun -n 4 check_start --way
+//! Checks that NVSHMEM starts without a rendezvous: `mpirun -n 4 check_start --way
 //! pmix|pmi|pmi2|mpi|id [--file PATH]`.
 //!
-//! The launcher's own service brings the PEs together (`pmix` as of Open MPI and Slurm, `pmi` and
-//! `pmi2` as of Hydra and Slurm), or MPI's communicator of all (`mpi`: Open MPI, found as
-//! `libmpi.so.40` or where `PEERWEAVE_MPI_PATH` says), or an id that travels by a file (`id`, for
-//! one machine or a file system that all share; `--file` says where, the job's name is added). What
-//! is not here: what NVSHMEM does once it runs, which is `check_nvshmem`; only that memory, a put,
-//! a barrier and a reduction reach everybody.
+//! The PEs are connected by the launcher's own service (`pmix` of Open MPI and Slurm, `pmi` and
+//! `pmi2` of Hydra and Slurm), by MPI's world communicator (`mpi`: Open MPI, loaded from
+//! `libmpi.so.40` or `PEERWEAVE_MPI_PATH`), or by an id in a file (`id`, for one machine or a
+//! shared file system; `--file` is the path, to which the job's name is appended). After the start
+//! it only checks that memory, a put, a barrier and a reduction work on all PEs; `check nvshmem` of
+//! `peerweave-check` tests the rest.
 //!
-//! Each PE has the GPU of its number on its machine. It prints `OK way PE 1 of 4`, or
-//! `FAILED way PE 1 of 4: ...`; the exit status says the same. No run is longer than 40 seconds.
+//! Each PE uses the GPU with its index on the machine. It prints `OK way PE 1 of 4`, or `FAILED way
+//! PE 1 of 4: ...`, and the exit status agrees. A run ends within 40 seconds.
 
 mod mpi;
 mod place;
@@ -29,25 +29,25 @@ use crate::place::Place;
 
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The longest wait for one thing.
+/// Time limit of each wait.
 const WAIT: Duration = Duration::from_secs(20);
-/// After this the process ends, whatever it waits for.
+/// Time after which the process ends in any case.
 const WHOLE_RUN: Duration = Duration::from_secs(40);
-/// Odd on purpose, and more than one block of any copy.
+/// Number of elements: odd, and more than one block of any copy.
 const COUNT: usize = 100_003;
 
-/// How the PEs come together.
+/// How the PEs are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Way {
-    /// PMIx, as of Open MPI and Slurm
+    /// PMIx of Open MPI or Slurm
     Pmix,
-    /// PMI, as of Hydra and Slurm
+    /// PMI of Hydra or Slurm
     Pmi,
-    /// PMI-2, as of Hydra and Slurm
+    /// PMI-2 of Hydra or Slurm
     Pmi2,
-    /// MPI's communicator of all: Open MPI, found as libmpi.so.40 or where PEERWEAVE_MPI_PATH says
+    /// MPI's world communicator: Open MPI, loaded from libmpi.so.40 or PEERWEAVE_MPI_PATH
     Mpi,
-    /// An id that travels by a file, for one machine or a file system that all share
+    /// An id in a file, for one machine or a shared file system
     Id,
 }
 
@@ -56,7 +56,7 @@ impl Way {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// What NVSHMEM loads for it, from beside itself.
+    /// Returns the plug-in that NVSHMEM loads from its own directory for this kind of start.
     fn plugin(self) -> &'static str {
         match self {
             Self::Pmix => "nvshmem_bootstrap_pmix.so.3",
@@ -82,17 +82,16 @@ impl Way {
     }
 }
 
-/// Checks how NVSHMEM starts without a rendezvous: as `mpirun -n 4 check_start --way pmix`.
+/// Checks that NVSHMEM starts without a rendezvous: `mpirun -n 4 check_start --way pmix`.
 ///
-/// Each PE prints `OK ...` or `FAILED ...`, and its exit status says the same. Multicast is
-/// switched off.
+/// Each PE prints `OK ...` or `FAILED ...`, and its exit status agrees. Multicast is disabled.
 #[derive(Parser)]
 #[command(max_term_width = 110)]
 struct Asked {
-    /// How the PEs come together
+    /// How the PEs are connected
     #[arg(long)]
     way: Way,
-    /// Where the id of `--way id` travels; the job's name is added
+    /// File with the id of `--way id`; the job's name is appended
     #[arg(long, value_name = "PATH", default_value_os_t = std::env::temp_dir().join("check-start"))]
     file: PathBuf,
 }
@@ -111,7 +110,7 @@ fn main() -> ExitCode {
     let watched = who.clone();
     std::thread::spawn(move || {
         std::thread::sleep(WHOLE_RUN);
-        println!("FAILED {watched}: not done after {WHOLE_RUN:?}");
+        println!("FAILED {watched}: timed out after {WHOLE_RUN:?}");
         // SAFETY: it only ends the process.
         unsafe { libc::_exit(1) }
     });
@@ -145,19 +144,19 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
         None => Context::from_launcher(&device, way.settings()).map_err(Failure::from),
     };
     let context = context.map_err(|error| match absent {
-        Some(path) => format!("{error}; {} is not there", path.display()).into(),
+        Some(path) => format!("{error}; {} does not exist", path.display()).into(),
         None => error,
     })?;
     if (context.pe().get(), context.n_pes()) != (place.pe, place.n_pes) {
-        return Err(format!("NVSHMEM says {} of {}", context.pe(), context.n_pes()).into());
+        return Err(format!("NVSHMEM reports PE {} of {}", context.pe(), context.n_pes()).into());
     }
     if place.pe == 0 {
-        println!("{:?}, met by {}", context.library(), context.info().bootstrap);
+        println!("{:?}, connected by {}", context.library(), context.info().bootstrap);
     }
     everybody_is_reached(&context)?;
     let report = context.finalize()?;
     if !report.leaked.is_empty() || report.other_handles != 0 {
-        return Err(format!("the end found {report:?}").into());
+        return Err(format!("finalize reported {report:?}").into());
     }
     match mpi {
         Some(mpi) => mpi.end(),
@@ -165,14 +164,16 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     }
 }
 
-/// Where NVSHMEM's plug-in for that way should lie, if it does not. NVSHMEM may find it elsewhere,
-/// and a library that needs no plug-ins goes on without.
+/// Returns the expected path of NVSHMEM's plug-in for this kind of start if the file does not
+/// exist. NVSHMEM may find the plug-in elsewhere, and a library that needs no plug-ins starts
+/// without it.
 fn plugin_that_is_not_beside(way: Way) -> Result<Option<PathBuf>, Failure> {
     let path = Nvshmem::load()?.path().parent().map(|directory| directory.join(way.plugin()));
     Ok(path.filter(|path| !path.is_file()))
 }
 
-/// The first PE makes an id and writes it to a file of the job's own, where the others find it.
+/// Starts by an id: the first PE creates it and writes it to a file of the job, which the others
+/// read.
 fn by_id(file: &Path, place: &Place, device: &Arc<CudaContext>) -> Result<Context, Failure> {
     let path = PathBuf::from(format!("{}-{}", file.display(), place.job));
     let _written = if place.pe == 0 {
@@ -198,7 +199,7 @@ fn by_id(file: &Path, place: &Place, device: &Arc<CudaContext>) -> Result<Contex
     Ok(Context::from_unique_id(id, Pe::new(place.pe), place.n_pes, device, Way::Id.settings())?)
 }
 
-/// A file that does not outlive its use.
+/// A file that is removed when this value is dropped.
 struct Written<'path>(&'path Path);
 
 impl Drop for Written<'_> {
@@ -207,7 +208,7 @@ impl Drop for Written<'_> {
     }
 }
 
-/// Memory, a put to the next PE, a barrier and a sum over all, every element looked at.
+/// Checks memory, a put to the next PE, a barrier and a sum over all PEs; compares every element.
 fn everybody_is_reached(context: &Context) -> Result<(), Failure> {
     let (pe, n_pes) = (context.pe().get(), context.n_pes());
     let (next, previous) = ((pe + 1) % n_pes, (pe + n_pes - 1) % n_pes);
@@ -231,10 +232,10 @@ fn everybody_is_reached(context: &Context) -> Result<(), Failure> {
 
 fn same(what: &str, found: &[u64], expected: impl Fn(usize) -> u64) -> Result<(), Failure> {
     if found.len() != COUNT {
-        return Err(format!("{what}: {} elements, not {COUNT}", found.len()).into());
+        return Err(format!("{what}: found {} elements, expected {COUNT}", found.len()).into());
     }
     match found.iter().enumerate().find(|(index, value)| **value != expected(*index)) {
-        Some((index, value)) => Err(format!("{what}: element {index} is {value}, not {}", expected(index)).into()),
+        Some((index, value)) => Err(format!("{what}: element {index} is {value}, expected {}", expected(index)).into()),
         None => Ok(()),
     }
 }

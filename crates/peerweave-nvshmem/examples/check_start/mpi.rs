@@ -1,7 +1,7 @@
-//! As much of Open MPI as it takes to have a communicator, loaded at run time. Messages are not
-//! here.
+//! The functions of Open MPI that are needed for a communicator, loaded at run time. There are no
+//! messages.
 //!
-//! Invariant: MPI is started and ended by the same thread, once.
+//! Invariant: MPI is initialised and finalised once, by the same thread.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -20,27 +20,28 @@ const SEARCH: Search = unsafe { Search::new("Open MPI", "PEERWEAVE_MPI_PATH", &[
     "/opt/openmpi/lib",
 ]);
 
-/// One thread at a time, whichever it is: NVSHMEM is called from a thread of its own.
+/// Any thread may call MPI, one at a time: NVSHMEM is called on a separate thread.
 const MPI_THREAD_SERIALIZED: c_int = 2;
 
 peerweave_dylib::bindings! {
     /// Functions of Open MPI, whose communicators are pointers.
     struct Api {
-        /// Starts MPI.
+        /// Initialises MPI.
         "1.0" fn MPI_Init_thread(argc: *mut c_int, argv: *mut *mut *mut c_char, required: c_int, provided: *mut c_int) -> c_int;
-        /// This process's number.
+        /// Returns the rank of this process.
         "1.0" fn MPI_Comm_rank(communicator: *mut c_void, rank: *mut c_int) -> c_int;
-        /// How many there are.
+        /// Returns the number of processes.
         "1.0" fn MPI_Comm_size(communicator: *mut c_void, size: *mut c_int) -> c_int;
-        /// Ends MPI.
+        /// Finalises MPI.
         "1.0" fn MPI_Finalize() -> c_int;
     }
 }
 
-/// MPI, running.
+/// MPI, initialised.
 pub(crate) struct Mpi {
     api: Api,
-    /// Lives as long as the process, as NVSHMEM may ask.
+    /// The world communicator. It lives as long as the process, because NVSHMEM may access it at
+    /// any time.
     world: &'static *mut c_void,
 }
 
@@ -50,7 +51,7 @@ impl Mpi {
         let library = SEARCH.open(Visibility::Global)?;
         let path = library.path().display().to_string();
         let world = library.symbol(c"ompi_mpi_comm_world");
-        let world = world.ok_or_else(|| format!("{path} has no ompi_mpi_comm_world: expected Open MPI"))?;
+        let world = world.ok_or_else(|| format!("{path} has no ompi_mpi_comm_world, expected Open MPI"))?;
         let api = Api::new(library);
         let mut provided = -1;
         // SAFETY: MPI allows no arguments to be given, and the last pointer is to a live integer.
@@ -59,7 +60,7 @@ impl Mpi {
         check("MPI_Init_thread", code)?;
         if provided < MPI_THREAD_SERIALIZED {
             return Err(
-                format!("MPI_Init_thread of {path} gives level {provided}: expected {MPI_THREAD_SERIALIZED} or more").into()
+                format!("MPI_Init_thread of {path} provides level {provided}, expected at least {MPI_THREAD_SERIALIZED}").into()
             );
         }
         let world = world.as_ptr();
@@ -70,12 +71,12 @@ impl Mpi {
         // SAFETY: as above.
         check("MPI_Comm_size", unsafe { api.MPI_Comm_size(world, &raw mut size) }?)?;
         if (i64::from(rank), i64::from(size)) != (place.pe.into(), place.n_pes.into()) {
-            return Err(format!("MPI says rank {rank} of {size}: is {path} another MPI than the launcher's?").into());
+            return Err(format!("MPI reports rank {rank} of {size}; {path} may be another MPI than the launcher's").into());
         }
         Ok(Self { api, world: Box::leak(Box::new(world)) })
     }
 
-    /// Where the communicator of all is: a pointer to an `MPI_Comm`.
+    /// Returns the address of the world communicator: a pointer to an `MPI_Comm`.
     pub(crate) fn world(&self) -> *mut c_void {
         std::ptr::from_ref(self.world).cast_mut().cast()
     }
@@ -87,5 +88,5 @@ impl Mpi {
 }
 
 fn check(call: &str, code: c_int) -> Result<(), Failure> {
-    if code == 0 { Ok(()) } else { Err(format!("{call} gives {code}").into()) }
+    if code == 0 { Ok(()) } else { Err(format!("{call} returned {code}").into()) }
 }

@@ -1,10 +1,10 @@
-//! Collective setup calls: either all PEs call with the same arguments, or none calls NVSHMEM.
+//! Collective setup calls: either all PEs call NVSHMEM with the same arguments, or none does.
 //!
 //! NVSHMEM's setup calls wait forever for a missing PE, and corrupt the heap if PEs allocate
-//! different sizes. If the PEs have a rendezvous, they therefore agree there first. The rendezvous
-//! names PEs that are missing, were lost, or made another call. Then each PE acquires the gate, and
-//! they agree again, so that no PE waits inside NVSHMEM for one that could not acquire it. Without
-//! a rendezvous there is only the deadline.
+//! different sizes. PEs with a rendezvous therefore agree there first. The rendezvous names PEs
+//! that are missing, were lost, or made another call. Then each PE acquires the gate, and they
+//! agree again, so that no PE waits inside NVSHMEM for one that could not acquire it. Without a
+//! rendezvous there is only the deadline.
 //!
 //! Invariant: the outcome is an error on every PE or on none.
 
@@ -21,12 +21,12 @@ use crate::error::{Disagree, NvshmemError, Timeout};
 pub(crate) enum Members<'a> {
     /// All PEs.
     World,
-    /// The PEs of a team, in rank order. The number identifies the team and is the same on every
+    /// The PEs of a team, in rank order. The number identifies the team, and is the same on every
     /// member.
     Team(&'a [Pe], u64),
 }
 
-/// Joins a collective call with its arguments, or with the reason why this PE cannot make it.
+/// Takes part in a collective call, with its arguments or the reason why this PE cannot make it.
 /// Returns the acquired gate; all other members have acquired theirs by then.
 pub(crate) fn arrive<'a>(
     comm: &'a Comm,
@@ -53,7 +53,7 @@ pub(crate) fn arrive<'a>(
             let some = agree::Members::Some { pes, key };
             round("came", some, arguments, able).inspect_err(|_| {
                 // Notifies the others now; otherwise they would wait until their deadline.
-                agree::give_up(world, key, "seen", "another call was made");
+                agree::give_up(world, key, "seen", "another PE made another call");
             })?;
             // All members have read the statements of the previous round, so they can be removed.
             for step in ["came", "seen"] {
@@ -66,7 +66,7 @@ pub(crate) fn arrive<'a>(
     }
 }
 
-/// The statement of a PE that has agreed and acquired the gate.
+/// The statement of a PE that has agreed to the call and acquired the gate.
 const ENTERED: &str = "all came with the same";
 
 /// Compares `arguments` with those of all PEs, if the PEs have a rendezvous. `able` is the reason
@@ -91,7 +91,7 @@ fn round(
     able: Result<(), NvshmemError>,
 ) -> Result<(), NvshmemError> {
     let named = format!("{call} {arguments}");
-    let outcome = able.as_ref().map(|()| &[][..]).map_err(|error| Failure { reason: error.to_string(), is_heard: false });
+    let outcome = able.as_ref().map(|()| &[][..]).map_err(|error| Failure { reason: error.to_string(), is_consequence: false });
     let agreed = agree(world, members, step, &named, outcome);
     // An error of this PE takes precedence over what the others report.
     able?;
@@ -122,7 +122,7 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
     }
 }
 
-/// Counters that advance alike on every PE that takes part.
+/// Counters that advance equally on every PE that takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
     /// Allocations of symmetric memory.

@@ -1,8 +1,8 @@
-//! NVSHMEM calls made by destructors. A destructor must not wait for the gate or for a stream. The
-//! call is made at once if the gate is free, otherwise by the next thread that acquires it.
+//! Calls of NVSHMEM by destructors. A destructor must not wait for the gate or for a stream. The
+//! call is made immediately if the gate is free, otherwise by the next thread that acquires it.
 //!
-//! Invariant: a resource that NVSHMEM still uses stays alive forever, unless NVSHMEM has ended; and
-//! no destructor of the user runs while the gate is held.
+//! Invariant: a resource that NVSHMEM still uses stays alive forever, unless NVSHMEM has ended. No
+//! destructor of the user runs while the gate is held.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use crate::comm::Comm;
 use crate::comm::streams::Streams;
 use crate::error::{DeadState, NvshmemError};
 
-/// A value that NVSHMEM, or this crate for it, needs. When the last handle is dropped, a thread of
-/// `peerweave-driver` drops the value: its destructor may panic, wait or call NVSHMEM.
+/// A value used by NVSHMEM, or by this crate for it. After the last handle is dropped, a thread of
+/// `peerweave-driver` drops the value, because its destructor may panic, wait or call NVSHMEM.
 #[derive(Clone)]
 pub(crate) struct Held(Arc<Value>);
 
@@ -53,17 +53,17 @@ pub(crate) struct DeferredCall {
     pub(crate) held: Held,
 }
 
-/// Calls that destructors could not make yet.
+/// Calls that destructors could not make immediately.
 #[derive(Default)]
 pub(crate) struct Deferred {
     calls: Mutex<Vec<DeferredCall>>,
-    /// Whether there may be any. Set after a call is added and before its destructor tries the
-    /// gate; the lock of the gate makes it visible to the next thread that acquires it.
+    /// Whether there may be deferred calls. Set after a call is added and before its destructor
+    /// tries the gate; the lock of the gate makes it visible to the next thread that acquires it.
     any: AtomicBool,
 }
 
 impl Deferred {
-    /// Returns whether there may be any.
+    /// Returns whether there may be deferred calls.
     #[inline]
     pub(crate) fn is_any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
@@ -87,17 +87,17 @@ impl fmt::Debug for DeferredCall {
 }
 
 impl DeferredCall {
-    /// Makes the call; the gate is held. If the call fails, its values are leaked.
+    /// Makes the call. The caller holds the gate. If the call fails, its values are leaked.
     fn make(self, comm: &Comm) {
         if let Err(error) = (self.run)(comm, self.address) {
-            tracing::warn!(%error, "NVSHMEM keeps {:#x}, so it is leaked", self.address);
+            tracing::warn!(%error, "NVSHMEM still uses {:#x}, so it is leaked", self.address);
             self.held.leak();
         }
     }
 }
 
 impl Comm {
-    /// Makes the call now or later. Never waits, and leaves the thread's current context as it is.
+    /// Makes the call now or later. Never waits, and does not change the thread's current context.
     pub(crate) fn defer(&self, deferred: DeferredCall) {
         let call = deferred.call;
         match self.dead_state() {
@@ -115,7 +115,7 @@ impl Comm {
         }
     }
 
-    /// Makes all deferred calls; the gate is held.
+    /// Makes all deferred calls. The caller holds the gate.
     #[cold]
     pub(crate) fn run_deferred(&self) {
         let deferred = self.deferred.take();

@@ -15,7 +15,7 @@ use super::streams::wait_all;
 use crate::error::NvshmemError;
 use crate::sys::nvshmem_team_t;
 
-/// Work in flight, and the users that prevent NVSHMEM from ending.
+/// Work in flight, and users of NVSHMEM that prevent its end.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// Every stream that was passed to NVSHMEM.
@@ -80,13 +80,13 @@ impl Comm {
         })
     }
 
-    /// Returns an error of the device. NVSHMEM's functions without a result only print it.
+    /// Fails if the device has an error. NVSHMEM's functions without a result only print it.
     pub(crate) fn check_device_errors(&self) -> Result<(), NvshmemError> {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Returns whether a value has no other owner. A graph drops its values some time after it is
-    /// destroyed, so this waits up to 2 s.
+    /// Returns whether a value has no other owner. Waits for up to 2 s, because a graph drops its
+    /// values some time after it is destroyed.
     pub(crate) fn unused_after_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {
@@ -102,8 +102,8 @@ impl Comm {
     }
 }
 
-/// Returns whether `value` is the only handle. Writes made through dropped handles are visible to
-/// the caller. Only for values without a `Weak`.
+/// Returns whether `value` is the only handle. Writes made through dropped handles are then visible
+/// to the caller. For values without a `Weak` only.
 pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
     let is_alone = Arc::strong_count(value) == 1;
     fence(Ordering::Acquire);
@@ -111,7 +111,7 @@ pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
 }
 
 /// Runs a function of cudarc that would return and clear an error recorded in the context by
-/// another object's destructor. That error is set aside and restored.
+/// another object's destructor. That error is removed first and restored afterwards.
 pub(crate) fn with_error_preserved<R>(context: &CudaContext, run: impl FnOnce() -> R) -> R {
     let earlier = context.check_err();
     let result = run();

@@ -15,15 +15,15 @@ use super::gate::{Gate, Inside, NoAnswer, Sent, Worker};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 use crate::sys::{Api, Families};
 
-/// The function that ends NVSHMEM.
+/// The NVSHMEM function that finalises it.
 pub(crate) const END: &str = "nvshmemx_hostlib_finalize";
 
-/// The gate, and why NVSHMEM can no longer be called.
+/// The gate, and the reason why NVSHMEM can no longer be called.
 pub(crate) struct Entry {
     gate: Arc<Gate>,
     worker: Worker,
     dead: OnceLock<DeadState>,
-    /// Set while a thread ends NVSHMEM; no other thread may enter then.
+    /// Set while a thread finalises NVSHMEM; no other thread may call it then.
     ending: AtomicBool,
 }
 
@@ -34,7 +34,7 @@ impl Entry {
 }
 
 impl Comm {
-    /// Returns an error if NVSHMEM cannot be called.
+    /// Fails if NVSHMEM cannot be called.
     #[inline]
     pub(crate) fn check_usable(&self, call: &'static str) -> Result<(), NvshmemError> {
         self.nvshmem.not_forked(call)?;
@@ -44,12 +44,12 @@ impl Comm {
         }
     }
 
-    /// Returns why NVSHMEM can no longer be called.
+    /// Returns the reason why NVSHMEM can no longer be called.
     pub(crate) fn dead_state(&self) -> Option<&DeadState> {
         self.entry.dead.get()
     }
 
-    /// Refuses all later calls with `state`.
+    /// Makes all later calls fail with `state`.
     pub(crate) fn mark_dead(&self, state: DeadState) {
         // The first cause is kept.
         let _ = self.entry.dead.set(state);
@@ -95,7 +95,8 @@ impl Comm {
         function(self.nvshmem.raw_api(), self.nvshmem.raw_families()).map_err(|missing| self.missing(call, &missing))
     }
 
-    /// Enters, with the context bound to this thread. Not generic, so that it is compiled once.
+    /// Acquires the gate with the context current in this thread. Not generic, so that it is
+    /// compiled once.
     #[inline(never)]
     fn enter_bound(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
         let inside = self.enter(call)?;
@@ -140,7 +141,7 @@ impl Comm {
         self.entry.gate.try_enter(call)
     }
 
-    /// Begins to end NVSHMEM: all other calls are refused from now on.
+    /// Starts finalising NVSHMEM: all other calls are refused from now on.
     pub(crate) fn begin_finalize(&self) -> Result<Finalizing<'_>, NvshmemError> {
         // Set while the gate is held, so every later caller sees it.
         let _inside = self.enter(END)?;
@@ -149,7 +150,7 @@ impl Comm {
     }
 }
 
-/// NVSHMEM is being ended. Dropping it without success admits other calls again.
+/// Finalising NVSHMEM in progress. Dropping it without success allows other calls again.
 pub(crate) struct Finalizing<'a>(&'a Comm);
 
 impl Drop for Finalizing<'_> {
@@ -161,7 +162,7 @@ impl Drop for Finalizing<'_> {
 /// The acquired gate, for several calls that wait. No other thread can call NVSHMEM while it lives.
 pub(crate) struct Entered<'a> {
     comm: &'a Comm,
-    /// `None` after a call that has not returned.
+    /// `None` after a call that did not return.
     inside: Option<Sent>,
 }
 

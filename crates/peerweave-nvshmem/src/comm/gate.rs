@@ -25,16 +25,17 @@ struct State {
     waiting: usize,
 }
 
-/// The lock is held by this thread; dropping it releases the lock.
+/// The lock held by this thread. Dropping it releases the lock.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
-/// The lock is held, and can be sent to another thread.
+/// The held lock in a form that can be sent to another thread.
 #[derive(Debug)]
 pub(crate) struct Sent(Arc<Gate>);
 
 impl Gate {
-    /// Acquires the lock for a call; returns the call that held it if `patience` passes.
+    /// Acquires the lock for a call. Returns the call that holds the lock if it is not free within
+    /// `patience`.
     pub(crate) fn enter(&self, call: &'static str, patience: Duration) -> Result<Inside<'_>, &'static str> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.inside.is_some() {
@@ -105,10 +106,10 @@ pub(crate) struct Worker {
     jobs: Mutex<Sender<Job>>,
 }
 
-/// Why there is no answer.
+/// The reason why there is no result.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
-    /// The deadline has passed; the call is still running.
+    /// The deadline has passed, and the call is still running.
     Late(Duration),
     /// The call panicked.
     Panicked,
@@ -131,8 +132,8 @@ impl Worker {
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Runs a call and waits for its result, at most `patience`. `inside` comes back with the
-    /// result; if the caller no longer waits, it is dropped when the call returns.
+    /// Runs a call and waits for its result, for at most `patience`. `inside` is returned with the
+    /// result; if the caller no longer waits, `inside` is dropped when the call returns.
     pub(crate) fn run<R: Send + 'static, I: Send + 'static>(
         &self,
         inside: I,
@@ -163,7 +164,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     #[test]
-    fn one_thread_at_a_time() {
+    fn gate_admits_one_thread_at_a_time() {
         let (gate, inside) = (Arc::new(Gate::default()), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -192,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn panic_inside_a_call_is_no_endless_wait() {
+    fn panic_inside_a_call_ends_the_wait() {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("threads are possible");
         let inside = gate.enter("first", LONG).expect("nobody is inside").send(&gate);
         let panicked = worker.run::<(), _>(inside, LONG, || panic!("on purpose")).map(drop);
         assert_eq!(panicked, Err(NoAnswer::Panicked));
-        let inside = gate.enter("second", LONG).expect("the first gave it up").send(&gate);
+        let inside = gate.enter("second", LONG).expect("the first thread released it").send(&gate);
         assert_eq!(worker.run(inside, LONG, || 7).map(|(answer, _)| answer), Ok(7));
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers that every PE computes alike without communication. They identify teams, ids and
+//! Numbers that every PE computes equally without communication. They identify teams, ids and
 //! collective calls.
 
 /// The initial value of an identity.

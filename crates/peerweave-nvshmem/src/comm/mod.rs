@@ -63,7 +63,7 @@ pub(crate) struct Comm {
     /// Held by the thread that makes a collective setup call, from the first agreement until the
     /// call has returned.
     setup: Mutex<()>,
-    /// The last field: dropped when all others have been, the rendezvous among them.
+    /// The last field: dropped after all others, including the rendezvous.
     pub(crate) alive: Arc<()>,
 }
 
@@ -103,7 +103,7 @@ impl Comm {
         }
     }
 
-    /// Returns the next number of a counter that advances alike on every PE.
+    /// Returns the next number of a counter that advances equally on every PE.
     pub(crate) fn count(&self, what: Counter) -> u64 {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(what).or_default();
@@ -111,22 +111,22 @@ impl Comm {
         *count
     }
 
-    /// Waits for this thread's turn to make a collective setup call. One thread has the turn from
-    /// the first agreement until the call has returned. So the agreements of two calls do not
+    /// Waits until this thread may make a collective setup call. One thread at a time may, from the
+    /// first agreement until the call has returned. So the agreements of two calls do not
     /// interleave, and NVSHMEM never waits for PEs that make another call.
     pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
         self.check_usable(call)?;
         take(&self.setup, call, self)
     }
 
-    /// Returns the error of a wait that timed out, with the losses that the rendezvous knows.
+    /// Returns the error of a wait that timed out, with the losses reported by the rendezvous.
     #[cold]
     pub(crate) fn late(&self, call: &'static str, waited: Duration, missing: Vec<Pe>) -> NvshmemError {
         let lost = self.world.as_ref().and_then(|world| world.check().err()).map(|error| error.to_string());
         Timeout { call, waited, pe: Some(self.pe), missing, lost }.into()
     }
 
-    /// Returns an error unless the PE belongs to the job.
+    /// Fails unless the PE belongs to the job.
     #[inline]
     pub(crate) fn check_pe(&self, call: &'static str, what: &'static str, pe: Pe) -> Result<i32, NvshmemError> {
         if pe.get() < self.n_pes {
@@ -136,7 +136,7 @@ impl Comm {
         }
     }
 
-    /// Returns an error unless the stream belongs to this context's device.
+    /// Fails unless the stream belongs to this context's device.
     #[inline]
     pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NvshmemError> {
         refuse_per_thread(call, stream)?;

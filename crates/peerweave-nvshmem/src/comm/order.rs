@@ -1,9 +1,9 @@
-//! The order of a team's collectives in this process, on whatever streams they run.
+//! The order of a team's collectives in this process, on any streams.
 //!
-//! It does not compare PEs: all PEs must call the same collectives in the same order.
+//! The order is not compared among PEs: all PEs must call the same collectives in the same order.
 //!
 //! NVSHMEM has one set of counters for each team, by which its PEs synchronise. Two collectives of
-//! a team that run at once, on two streams, corrupt these counters: both may hang, or end too
+//! a team that run concurrently on two streams corrupt these counters: both may hang or end too
 //! early. So a collective on another stream than the previous one waits for it.
 //!
 //! # Invariant
@@ -30,7 +30,7 @@ pub(crate) struct Turn<'a> {
     _last: MutexGuard<'a, Option<Arc<CudaStream>>>,
 }
 
-/// Acquires a lock within the context's deadline: another thread may hold it in a call that waits
+/// Acquires a lock within the context's deadline. Another thread may hold it in a call that waits
 /// for other PEs.
 pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, comm: &Comm) -> Result<MutexGuard<'a, T>, NvshmemError> {
     let try_take = || match lock.try_lock() {
@@ -66,7 +66,7 @@ impl Order {
                 (false, true) => wait_stream(call, comm, former)?,
                 (true, true) if is_same_capture(former, stream)? => join(stream, former)?,
                 (true, _) => {
-                    let why = "the team's last collective is on a stream that is being captured, and work outside of that graph cannot wait for it: end the capture first, or use another team";
+                    let why = "the team's last collective is on a stream that is being captured, and work outside of that graph cannot wait for it; end the capture first, or use another team";
                     return Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
                 }
             }
@@ -89,7 +89,8 @@ impl Order {
     }
 }
 
-/// Returns whether both are the same stream of the driver. The default stream has several handles.
+/// Returns whether both handles are the same stream of the driver. The default stream has several
+/// handles.
 fn same(one: &Arc<CudaStream>, other: &Arc<CudaStream>) -> bool {
     Arc::ptr_eq(one, other) || one.cu_stream() == other.cu_stream() && one.context() == other.context()
 }

@@ -1,12 +1,12 @@
-//! Transfers on NVSHMEM's own streams (`nbi`) that are not complete.
+//! Incomplete transfers on NVSHMEM's own streams (`nbi`).
 //!
-//! A quiet or a barrier on a stream makes that stream wait for NVSHMEM's own streams, and NVSHMEM
-//! then forgets those transfers: a later quiet on the host, also the one inside a free, does not
-//! wait for them. So from then on their memory must wait for that stream.
+//! A quiet or a barrier on a stream makes that stream wait for NVSHMEM's own streams. NVSHMEM then
+//! forgets those transfers: a later quiet on the host does not wait for them, nor does the quiet
+//! inside a free. So from then on their memory must wait for that stream.
 //!
 //! # Invariant
-//! - **\[N1\]** The memory of an incomplete `nbi` transfer is listed here, or recorded as used by a
-//!   stream that waits for the transfer.
+//! - **\[N1\]** The memory of an incomplete `nbi` transfer is listed here, or is recorded as used
+//!   by a stream that waits for the transfer.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,10 +25,11 @@ pub(crate) struct Pending {
     taken: peerweave_driver::Streams,
 }
 
-/// For each memory: the streams that use it. A stream is added when it waits for the transfer.
+/// For each memory of an incomplete transfer, the streams that use it. A stream is added when it
+/// waits for the transfer.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
-    /// Number of times that the list was emptied, so that a memory knows whether it is listed.
+    /// Number of times that the list was emptied, by which a memory detects whether it is listed.
     emptied: u64,
 }
 
@@ -60,7 +61,7 @@ impl Pending {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lists the memory of a transfer. Hold the result until the transfer is enqueued.
+    /// Adds the memory of a transfer to the list. Hold the result until the transfer is enqueued.
     pub(crate) fn add(&self, memory: [Option<&Arc<Streams>>; 3]) -> MutexGuard<'_, Open> {
         let mut open = self.lock();
         memory.into_iter().flatten().for_each(|streams| open.note(streams));
@@ -86,7 +87,7 @@ impl Pending {
         Ok(open)
     }
 
-    /// Returns an error if a captured stream would have to wait for incomplete transfers.
+    /// Fails if a captured stream would have to wait for incomplete transfers.
     pub(crate) fn check_capture(&self, call: &'static str) -> Result<(), NvshmemError> {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
@@ -106,9 +107,10 @@ impl Pending {
     }
 }
 
-/// NVSHMEM would make the graph wait for a stream outside of it, and end the process.
+/// Returns the error for a wait that NVSHMEM cannot capture: it would make the graph wait for a
+/// stream outside of it, and end the process.
 fn outside(call: &'static str) -> NvshmemError {
     let why =
-        "transfers on NVSHMEM's own streams are pending, which a graph cannot wait for: call quiet_blocking before capturing";
+        "transfers on NVSHMEM's own streams are pending, and a graph cannot wait for them; call quiet_blocking before capturing";
     NvshmemError::misuse(call, MisuseKind::Context { why })
 }

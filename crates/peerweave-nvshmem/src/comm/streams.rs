@@ -1,4 +1,5 @@
-//! The streams that use a resource, which must complete before it is released; waits for streams.
+//! The streams that use a resource, which must complete before it is released; and waits for
+//! streams.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -50,7 +51,7 @@ impl Streams {
         self.known.note(stream);
     }
 
-    /// Returns whether all of them are idle, or will never complete.
+    /// Returns whether each stream is idle or will never complete.
     pub(crate) fn are_idle(&self) -> bool {
         let passed = |stream| match wait(stream, Instant::now()) {
             Ok(passed) => passed,
@@ -59,7 +60,7 @@ impl Streams {
         self.known.all().iter().all(passed)
     }
 
-    /// Waits within the context's deadline until all of them have completed their work. They stay
+    /// Waits within the context's deadline until all streams have completed their work. They stay
     /// recorded.
     pub(crate) fn drain(&self, call: &'static str, comm: &Comm) -> Result<(), NvshmemError> {
         wait_all(call, comm, &self.known)

@@ -1,4 +1,4 @@
-//! Problems of the machine or of the start of the job, found before NVSHMEM is called.
+//! Problems of the machine or of the job's start, found before NVSHMEM is called.
 
 use std::path::PathBuf;
 
@@ -6,22 +6,22 @@ use peerweave_types::Pe;
 
 use crate::Version;
 
-/// A plug-in that the library will look for and that is missing, or has another version.
+/// A plug-in that the library loads is missing, or has another version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("NVSHMEM {version} needs {plugin} in {}, beside the library; {found}", directory.display())]
 #[non_exhaustive]
 pub struct PluginError {
-    /// The plug-in's file name.
+    /// File name of the plug-in.
     pub plugin: String,
-    /// The directory where it is expected.
+    /// Directory in which it is expected.
     pub directory: PathBuf,
-    /// What was found instead.
+    /// The files found instead.
     pub found: String,
     /// The version of the library.
     pub version: Version,
 }
 
-/// Why NVSHMEM would not work here.
+/// The reason why NVSHMEM would not work on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PreflightError {
@@ -30,12 +30,12 @@ pub enum PreflightError {
         "{pes:?} share the GPU {uuid}: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
     )]
     SharedGpu {
-        /// The PEs that share it.
+        /// PEs that share the GPU.
         pes: Vec<Pe>,
-        /// The GPU.
+        /// UUID of the GPU.
         uuid: String,
     },
-    /// NVSHMEM found another PE on this PE's GPU; half of its calls would not work then.
+    /// NVSHMEM found another PE on this PE's GPU; half of its calls would fail.
     #[error(
         "another PE shares device {device} with {pe}: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
     )]
@@ -48,29 +48,29 @@ pub enum PreflightError {
     /// The PEs have different versions of the library.
     #[error("{pe} has NVSHMEM {theirs}, this PE has {ours}, expected the same version on all PEs")]
     Versions {
-        /// Another PE.
+        /// The other PE.
         pe: Pe,
-        /// Its version.
+        /// Version of the other PE.
         theirs: String,
-        /// This PE's version.
+        /// Version of this PE.
         ours: Version,
     },
     /// The PEs have different settings.
     #[error("{pe} initialises with `{theirs}`, this PE initialises with `{ours}`, expected the same on all PEs")]
     Settings {
-        /// Another PE.
+        /// The other PE.
         pe: Pe,
-        /// Its settings.
+        /// Settings of the other PE.
         theirs: String,
-        /// This PE's settings.
+        /// Settings of this PE.
         ours: String,
     },
     /// Another PE cannot take part.
     #[error("{pe} cannot initialise: {reason}")]
     Peer {
-        /// The PE.
+        /// The PE that cannot take part.
         pe: Pe,
-        /// Its error.
+        /// Its error message.
         reason: String,
     },
     /// The network interface that the PEs should use does not exist.

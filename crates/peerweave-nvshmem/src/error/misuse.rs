@@ -9,11 +9,11 @@ use peerweave_types::Pe;
 pub struct Misuse {
     /// The call.
     pub call: &'static str,
-    /// What is invalid.
+    /// The invalid argument, the value found and the expected value.
     pub kind: MisuseKind,
 }
 
-/// What is invalid: the value found, and what was expected.
+/// The kinds of invalid arguments, with the value found and the expected value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseKind {
@@ -22,9 +22,9 @@ pub enum MisuseKind {
     Value {
         /// The argument or option.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         found: i64,
-        /// The allowed values.
+        /// Description of valid values.
         expected: &'static str,
     },
     /// A wrong length.
@@ -32,7 +32,7 @@ pub enum MisuseKind {
     Length {
         /// The argument.
         what: &'static str,
-        /// Its length.
+        /// Length of the argument.
         found: usize,
         /// The expected length.
         expected: usize,
@@ -56,7 +56,7 @@ pub enum MisuseKind {
     Text {
         /// The argument or option.
         what: &'static str,
-        /// What is wrong with it.
+        /// The reason why it is invalid.
         why: &'static str,
     },
     /// A PE that is not part of the job.
@@ -64,7 +64,7 @@ pub enum MisuseKind {
     Pe {
         /// The argument.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         found: Pe,
         /// Number of PEs of the job.
         n_pes: u32,
@@ -74,7 +74,7 @@ pub enum MisuseKind {
     Rank {
         /// The argument.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         found: usize,
         /// Number of ranks of the team.
         ranks: usize,
@@ -84,7 +84,7 @@ pub enum MisuseKind {
     Device {
         /// The argument.
         what: &'static str,
-        /// Its device.
+        /// Device of the argument.
         found: usize,
         /// The expected device.
         expected: usize,
@@ -130,16 +130,16 @@ pub enum MisuseKind {
         dtype: peerweave_types::DType,
     },
     /// The context is already initialised with other arguments.
-    #[error("NVSHMEM already runs in this process with {what} {found}, which differs from {asked}; a process has one NVSHMEM")]
+    #[error("NVSHMEM already runs in this process with {what} {found}, expected {asked}; a process has one NVSHMEM")]
     AlreadyInitialized {
         /// The argument that differs.
         what: &'static str,
-        /// Its value in the running context.
+        /// Value in the running context.
         found: String,
-        /// The requested value.
+        /// Requested value.
         asked: String,
     },
-    /// The call is not possible here.
+    /// The call is not possible in this state.
     #[error("{why}")]
     Context {
         /// The reason, and what to do instead.

@@ -1,4 +1,4 @@
-//! Errors, sorted by cause: the caller, the library, the machine, a peer, a deadline.
+//! Errors, grouped by cause: the caller, the library, the machine, a peer, a deadline.
 //!
 //! `misuse.rs` has invalid arguments, `machine.rs` problems of the machine. A message names the
 //! call, the value, what was expected, and the library's code if there is one.
@@ -32,7 +32,7 @@ pub enum NvshmemError {
     /// An invalid argument: a bug in the caller. NVSHMEM was not called.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The library that was found does not support this. NVSHMEM was not called.
+    /// The library does not support the call. NVSHMEM was not called.
     #[error(transparent)]
     Unsupported(Box<Unsupported>),
     /// NVSHMEM returned an error.
@@ -44,14 +44,14 @@ pub enum NvshmemError {
     /// The library was found, but a plug-in that it needs is missing.
     #[error(transparent)]
     Plugin(Box<PluginError>),
-    /// This machine, or the way in which the job was started, does not support NVSHMEM. NVSHMEM was
-    /// not called: it would have ended the process, or hung.
+    /// This machine, or the start of the job, does not support NVSHMEM. NVSHMEM was not called,
+    /// because it would have ended the process or hung.
     #[error(transparent)]
     Preflight(Box<PreflightError>),
     /// CUDA's driver is missing, or returned an error.
     #[error(transparent)]
     Cuda(#[from] DriverError),
-    /// A deadline expired.
+    /// A deadline passed.
     #[error(transparent)]
     Timeout(Box<Timeout>),
     /// The PEs made different collective calls, or one of them could not make the call. No PE
@@ -63,9 +63,9 @@ pub enum NvshmemError {
     Forked {
         /// The call.
         call: &'static str,
-        /// The process that loaded it.
+        /// Process ID of the process that loaded NVSHMEM.
         loaded_by: u32,
-        /// This process.
+        /// Process ID of this process.
         process: u32,
     },
     /// NVSHMEM can no longer be used in this process, or through this handle.
@@ -107,7 +107,7 @@ impl NvshmemError {
         move |source| Self::Bootstrap { call, source: Arc::new(source) }
     }
 
-    /// Returns the kind of misuse, if it is one.
+    /// Returns the kind of misuse, if the error is one.
     pub fn misuse_kind(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -155,9 +155,9 @@ impl From<CudaError> for NvshmemError {
 pub struct Failure {
     /// NVSHMEM's function.
     pub call: &'static str,
-    /// Its code; `None` for a function that returned a null pointer.
+    /// Code of the error; `None` for a function that returned a null pointer.
     pub code: Option<StatusCode>,
-    /// The arguments, where they help.
+    /// The arguments, if they are useful.
     pub detail: String,
     /// The version of the library.
     pub version: Version,
@@ -183,7 +183,7 @@ impl StatusCode {
     pub const INVALID_VALUE: Self = Self(sys::NVSHMEMX_ERROR_INVALID_VALUE);
     /// Not enough memory of the device or of the symmetric heap.
     pub const OUT_OF_MEMORY: Self = Self(sys::NVSHMEMX_ERROR_OUT_OF_MEMORY);
-    /// Not supported here.
+    /// The function is not supported.
     pub const NOT_SUPPORTED: Self = Self(sys::NVSHMEMX_ERROR_NOT_SUPPORTED);
     /// An internal error of NVSHMEM.
     pub const INTERNAL: Self = Self(sys::NVSHMEMX_ERROR_INTERNAL);
@@ -225,11 +225,11 @@ impl fmt::Debug for StatusCode {
     }
 }
 
-/// Why NVSHMEM can no longer be used in this process.
+/// The reason why NVSHMEM can no longer be used in this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeadState {
-    /// It was finalised.
+    /// NVSHMEM was finalised.
     Finalized,
     /// Initialisation failed. NVSHMEM cannot be initialised twice in a process.
     InitFailed,
@@ -238,7 +238,7 @@ pub enum DeadState {
         /// The call that has not returned.
         inside: &'static str,
     },
-    /// NVSHMEM reported an error that leaves it unusable.
+    /// NVSHMEM reported an error that makes it unusable.
     Broken {
         /// The call that failed.
         by: &'static str,
@@ -301,7 +301,7 @@ pub struct Disagree {
     pub call: &'static str,
     /// Another PE.
     pub pe: Pe,
-    /// Its arguments, or why it could not make the call.
+    /// Arguments of the other PE, or the reason why it could not make the call.
     pub theirs: String,
     /// The arguments of this PE.
     pub ours: String,
@@ -312,19 +312,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_name_types_as_rust_does() {
+    fn error_messages_name_types_as_rust_does() {
         use peerweave_types::{DType, ReduceOp};
         let kind = MisuseKind::Reduction { op: ReduceOp::And, dtype: DType::F32 };
         assert_eq!(kind.to_string(), "and of f32 elements is not supported by NVSHMEM");
     }
 
     #[test]
-    fn results_stay_small() {
+    fn result_types_stay_small() {
         assert!(size_of::<NvshmemError>() <= 104, "{}", size_of::<NvshmemError>());
     }
 
     #[test]
-    fn messages_name_missing_pes() {
+    fn error_messages_name_missing_pes() {
         let timeout = Timeout {
             call: "nvshmem_malloc",
             waited: Duration::from_secs(20),

@@ -1,4 +1,4 @@
-//! One allocation of symmetric memory.
+//! An allocation of symmetric memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::comm::entry::Entered;
 use crate::comm::streams::Streams;
 use crate::error::NvshmemError;
 
-/// One allocation of symmetric memory.
+/// An allocation of symmetric memory.
 pub(crate) struct Allocation {
     pub(crate) comm: Arc<Comm>,
     pub(crate) address: u64,
@@ -40,7 +40,7 @@ impl Allocation {
         self.id
     }
 
-    /// Records that work which uses this memory was enqueued on a stream.
+    /// Records that work that uses this memory was enqueued on a stream.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
     }

@@ -23,11 +23,11 @@ use crate::error::{MisuseKind, NvshmemError};
 /// `len` elements of symmetric memory: the part of this PE. Clones and slices are handles of the
 /// same memory.
 ///
-/// As the target of a put it names the memory of the other PE at the same offset. Peers may write
-/// it at any time, so it returns no references; work on streams can access it, and it can be copied
-/// from and to the host.
+/// As the target of a put it stands for the memory of the other PE at the same offset. Peers may
+/// write it at any time, so no references to it are returned. Work on streams can access it, and it
+/// can be copied from and to the host.
 ///
-/// Dropping a handle frees nothing, since freeing is collective: see
+/// Dropping a handle does not free the memory, because freeing is collective: see
 /// [`Context::free`](crate::Context::free).
 pub struct SymmetricBuffer<T> {
     pub(crate) allocation: Handle,
@@ -61,7 +61,7 @@ impl<T> SymmetricBuffer<T> {
         self.allocation.address + self.start_bytes as u64
     }
 
-    /// Returns a handle of a part of the memory. `range` counts elements.
+    /// Returns a handle of a range of the memory. `range` counts elements.
     ///
     /// # Errors
     /// [`MisuseKind::OutOfRange`].
@@ -82,8 +82,8 @@ impl<T> SymmetricBuffer<T> {
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Copies `values` to this PE's part after the earlier work of `stream`, and waits for the copy
-    /// within the context's deadline.
+    /// Copies `values` to this PE's part after the earlier work of `stream`, and waits for
+    /// completion within the context's deadline.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless both have the same number of elements;
@@ -95,8 +95,8 @@ impl<T: Element> SymmetricBuffer<T> {
         copy_from_host(CALL, &comm.side, &mut self.clone(), values, deadline).map_err(|error| late(error, comm, CALL, start))
     }
 
-    /// Copies this PE's part to the host after the earlier work of `stream`, and waits for the copy
-    /// within the context's deadline.
+    /// Copies this PE's part to the host after the earlier work of `stream`, and waits for
+    /// completion within the context's deadline.
     ///
     /// # Errors
     /// As for [`copy_from`](Self::copy_from).
@@ -111,7 +111,7 @@ impl<T: Element> SymmetricBuffer<T> {
     }
 
     /// Waits within the deadline until the stream has completed its work. The copy itself has no
-    /// deadline; it uses the context's `side` stream, which has no other work.
+    /// deadline. It runs on the context's `side` stream, which has no other work.
     fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<&Comm, NvshmemError> {
         let comm = &self.allocation.comm;
         comm.check_usable(call)?;
@@ -128,7 +128,7 @@ impl<T: Element> SymmetricBuffer<T> {
     }
 
     /// Returns the address at which another PE's part is mapped in this process, for kernels that
-    /// access it; `None` if that PE is reached only over the network.
+    /// access it; `None` if that PE is only reached over the network.
     ///
     /// The address is valid while this PE has a handle; using it is `unsafe` elsewhere. Puts and
     /// gets do not accept it; they take buffers.
@@ -147,7 +147,7 @@ impl<T: Element> SymmetricBuffer<T> {
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Returns the same memory as elements of another type: as many as fit.
+    /// Returns the same memory as elements of another type. A remainder at the end is dropped.
     ///
     /// # Errors
     /// [`MisuseKind::Value`] if the first element is not aligned for that type.
@@ -164,7 +164,7 @@ impl<T: Element> SymmetricBuffer<T> {
     }
 }
 
-/// Returns the error of a copy; after a timeout with the losses that the rendezvous knows.
+/// Returns the error of a copy; after a timeout, with the losses reported by the rendezvous.
 fn late(error: DriverError, comm: &Comm, call: &'static str, start: Instant) -> NvshmemError {
     match error {
         DriverError::Timeout { .. } => comm.late(call, start.elapsed(), Vec::new()),

@@ -1,8 +1,8 @@
-//! Counter handles of symmetric memory, so that freeing knows whether there are others.
+//! Counted handles of symmetric memory, by which freeing detects whether others exist.
 //!
-//! Invariant: a handle is cloned from a handle, or created by the call that allocates. So when the
-//! count is one, only the owner of that handle can create another. The count of `Arc` does not
-//! suffice: a `Weak` can be upgraded at any time.
+//! Invariant: a handle is cloned from a handle, or created by the call that allocates. So if the
+//! count is one, only the owner of that handle can create another. The count of an `Arc` is not
+//! sufficient, because a `Weak` can be upgraded at any time.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl Count {
     }
 }
 
-/// A handle of symmetric memory, which is not freed while it lives.
+/// A handle of symmetric memory. The memory is not freed while it lives.
 pub(crate) struct Handle(Arc<Allocation>);
 
 impl Handle {

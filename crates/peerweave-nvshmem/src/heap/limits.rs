@@ -1,5 +1,5 @@
-//! Limits of the heap. A request that NVSHMEM cannot serve is refused before, because NVSHMEM would
-//! end the process.
+//! Limits of the heap. A request that NVSHMEM cannot serve is refused before the call, because
+//! NVSHMEM would end the process.
 
 use std::sync::PoisonError;
 
@@ -13,7 +13,7 @@ use crate::library::Settings;
 /// Limits of the heap, from the settings of the initialisation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// The heap does not grow, and NVSHMEM refuses without harm.
+    /// Whether the heap has a fixed size. NVSHMEM then refuses a request without damage.
     pub(crate) fixed: bool,
     /// The heap grows by multiples of this number of bytes.
     pub(crate) step: u64,
@@ -35,10 +35,10 @@ impl Limits {
 }
 
 impl Heap {
-    /// Returns an error if the heap cannot grow by so much. NVSHMEM would fail itself, and then
-    /// unmap its whole heap and end the process.
+    /// Fails if the heap cannot grow by that many bytes. NVSHMEM would fail too, and then unmap its
+    /// whole heap and end the process.
     ///
-    /// The free blocks are not known. If one may be large enough, NVSHMEM decides.
+    /// The free blocks are unknown. If one may be large enough, the call is left to NVSHMEM.
     pub(crate) fn check_room(&self, call: &'static str, bytes: usize, alignment: usize) -> Result<(), NvshmemError> {
         let comm = &self.comm;
         let Limits { fixed: false, step, .. } = self.limits else { return Ok(()) };
@@ -52,14 +52,14 @@ impl Heap {
             with_error_preserved(&comm.context, || comm.context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
         let grown = wanted.next_multiple_of(step);
         if grown > free as u64 && wanted > holes {
-            let why = format!("the heap would have to grow by {grown} bytes, and the device has {free} bytes free");
+            let why = format!("the heap would have to grow by {grown} bytes, but the device has {free} bytes free");
             return Err(comm.nvshmem.failure(call, None, format!("{bytes} bytes of symmetric memory: {why}")));
         }
         Ok(())
     }
 
-    /// Does the same for the addresses that the heap reserves for its own memory and for registered
-    /// memory.
+    /// Fails if the addresses that the heap reserves for its own and for registered memory are not
+    /// sufficient.
     pub(crate) fn check_addresses(&self, call: &'static str, bytes: usize) -> Result<(), NvshmemError> {
         let Limits { fixed, most_bytes, .. } = self.limits;
         let held: u64 = self.allocations().iter().map(|allocation| allocation.bytes() as u64).sum();

@@ -30,13 +30,13 @@ use registration::{Record, Registered, Registration};
 pub(crate) struct Heap {
     pub(crate) comm: Arc<Comm>,
     pub(crate) limits: Limits,
-    /// Allocations that were not freed, in order of allocation: the same on every PE.
+    /// Allocations that have not been freed, in order of allocation, the same on every PE.
     allocations: Mutex<Vec<Arc<Allocation>>>,
     /// Number and bytes of freed allocations.
     freed: Mutex<(u64, u64)>,
-    /// Memory that was registered for transfers of this PE.
+    /// Memory registered for transfers of this PE.
     registered: Mutex<Vec<Record>>,
-    /// The PEs whose memory is mapped here.
+    /// Whether the memory of each PE is mapped in this process.
     mapped: OnceLock<Vec<bool>>,
 }
 
@@ -85,7 +85,7 @@ impl Heap {
         Registration(registered)
     }
 
-    /// Checks that this PE's side of a transfer can be accessed by the hardware that moves it: copy
+    /// Checks that the hardware that performs a transfer can access this PE's side of it. Copy
     /// engines access all memory of the machine, the network only symmetric or registered memory.
     /// Returns the registration that the transfer needs, if any.
     pub(crate) fn check_reach(
@@ -111,7 +111,8 @@ impl Heap {
         }
     }
 
-    /// Returns the PEs whose heaps are mapped here: looked up once, by any address of the heap.
+    /// Returns whether the heap of each PE is mapped in this process. Queried once, with any
+    /// address of the heap.
     pub(crate) fn mapped(&self, symmetric: u64) -> Result<&Vec<bool>, NvshmemError> {
         if let Some(known) = self.mapped.get() {
             return Ok(known);

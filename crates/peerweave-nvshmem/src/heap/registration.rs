@@ -28,12 +28,12 @@ impl fmt::Debug for Registration {
 }
 
 /// A registration, shared by the caller's handle, calls in progress and graphs. Dropping the last
-/// one unregisters the memory.
+/// handle unregisters the memory.
 pub(crate) struct Registered {
     heap: Arc<Heap>,
     address: u64,
     bytes: usize,
-    /// Streams that use it in network transfers.
+    /// Streams that use the memory in network transfers.
     streams: Arc<Streams>,
     held: Held,
 }
@@ -51,7 +51,7 @@ impl Registered {
         Self { heap: Arc::clone(heap), address, bytes, streams, held }
     }
 
-    /// Records that work which needs it was enqueued on a stream.
+    /// Records that work that needs the registration was enqueued on a stream.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
     }

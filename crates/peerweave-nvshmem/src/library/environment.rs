@@ -1,11 +1,11 @@
 //! Changes the environment of the process safely while other threads read it.
 //!
 //! `setenv` and `unsetenv` move and free the list that a `getenv` on another thread reads, and C
-//! has no lock for that. So this module builds a new list and installs it by one atomic store.
+//! has no lock for it. So this module builds a new list and installs it by one atomic store.
 //!
 //! Invariant: an installed list and its texts are neither changed nor freed by this module, so a
-//! reader can finish with the list that it found. Texts are reused, so that repeated changes need
-//! no more memory.
+//! reader can finish with the list that it loaded. Texts are reused, so repeated changes need no
+//! more memory.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsString, c_char};
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn change_is_seen_through_c_and_through_rust() {
+    fn change_is_visible_through_c_and_through_rust() {
         let _alone = alone();
         change(&[set("PEERWEAVE_TEST_ONE", "first"), set("PEERWEAVE_TEST_TWO", "")]);
         assert_eq!(through_c(c"PEERWEAVE_TEST_ONE").as_deref(), Some("first"));
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(through_c(c"PEERWEAVE_TEST_TWO"), None);
         change(&[unset("PEERWEAVE_TEST_ONE")]);
         assert_eq!(std::env::var_os("PEERWEAVE_TEST_ONE"), None);
-        assert!(std::env::var_os("PATH").is_some(), "the others stay");
+        assert!(std::env::var_os("PATH").is_some(), "the other variables are unchanged");
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn changing_back_and_forth_takes_no_more_memory() {
+    fn repeated_changes_use_no_more_memory() {
         let _alone = alone();
         let back_and_forth = || {
             change(&[set("PEERWEAVE_TEST_AGAIN", "there")]);
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn environment_is_readable_through_c_while_it_changes() {
         let _alone = alone();
-        change(&[set("PEERWEAVE_TEST_CONSTANT", "as it was")]);
+        change(&[set("PEERWEAVE_TEST_CONSTANT", "as before")]);
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..2 {

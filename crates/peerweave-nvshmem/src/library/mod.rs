@@ -1,9 +1,9 @@
-//! The NVSHMEM library of this process: finding it, its version, missing functions, plug-ins.
+//! The NVSHMEM library of this process: its search, version, missing functions and plug-ins.
 //!
 //! `startup` starts it.
 //!
 //! # Invariants
-//! - **\[L1\]** A library is never unloaded and its record never freed, so that a [`Nvshmem`] is a
+//! - **\[L1\]** A library is never unloaded and its record never freed, so an [`Nvshmem`] is a
 //!   plain `&'static` reference.
 //! - **\[L2\]** No function of a library is called in a forked child of the process that loaded it.
 
@@ -60,8 +60,8 @@ static FIRST: OnceLock<ForkGuard> = OnceLock::new();
 
 /// A loaded NVSHMEM host library. It stays loaded until the process ends.
 ///
-/// A handle that is free to copy and can be used from any thread. Two handles are equal if they are
-/// of the same library.
+/// The handle can be copied freely and used on any thread. Two handles are equal if they refer to
+/// the same library.
 #[derive(Clone, Copy)]
 pub struct Nvshmem(&'static Loaded);
 
@@ -81,10 +81,11 @@ impl Nvshmem {
     /// Returns the library of this process. The first call finds and loads it; later calls return
     /// the same.
     ///
-    /// Tries in this order: `PEERWEAVE_NVSHMEM_PATH` (a file or a directory; if it is set, nothing
-    /// else is tried), the wheels of the active Python (`nvidia/nvshmem/lib`), the dynamic linker's
-    /// path (`libnvshmem_host.so.3`), well-known directories. Its symbols are visible to libraries
-    /// that are loaded later, because its plug-ins need them. It needs no GPU and no driver.
+    /// Search order: `PEERWEAVE_NVSHMEM_PATH` (a file or a directory; if set, no other place is
+    /// searched), the wheels of the active Python (`nvidia/nvshmem/lib`), the dynamic linker's path
+    /// (`libnvshmem_host.so.3`), well-known directories. The library's symbols are visible to
+    /// libraries that are loaded later, because its plug-ins need them. No GPU and no driver is
+    /// needed.
     ///
     /// # Errors
     /// [`NvshmemError::Load`] with every path tried; a later call tries again.
@@ -102,11 +103,11 @@ impl Nvshmem {
     /// Loads a particular library: a file, or its directory. Does not change what
     /// [`load`](Self::load) returns.
     ///
-    /// Plug-ins find the symbols of the library that was loaded first, so a process should have
-    /// only one.
+    /// Plug-ins use the symbols of the library that was loaded first, so a process should load only
+    /// one.
     ///
     /// # Safety
-    /// The file must be an NVSHMEM library: its initialisers run, and its functions are called with
+    /// The file is an NVSHMEM library: its initialisers run, and its functions are called with
     /// NVSHMEM's signatures.
     ///
     /// # Errors
@@ -128,7 +129,7 @@ impl Nvshmem {
         for other in peerweave_dylib::mapped("libnvshmem_host.so").into_iter().filter(|file| self::identity(file) != identity) {
             tracing::warn!(
                 used = %path.display(), other = %other.display(),
-                "a second libnvshmem_host is loaded in this process: plug-ins may find the symbols of the wrong one"
+                "a second libnvshmem_host is loaded in this process; plug-ins may use the symbols of the wrong one"
             );
         }
         let api = Api::new(library.clone());
@@ -176,7 +177,7 @@ impl Nvshmem {
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// Returns how far the library is initialised in this process.
+    /// Returns the state of the library's initialisation in this process.
     ///
     /// # Errors
     /// [`NvshmemError::Forked`], [`NvshmemError::Unsupported`].
@@ -194,7 +195,7 @@ impl Nvshmem {
         Arc::clone(&self.0.path)
     }
 
-    /// Returns all functions that this crate knows, each with the first version that has it.
+    /// Returns all functions that this crate declares, each with the first version that has it.
     pub fn functions() -> Vec<SymbolInfo> {
         Api::SYMBOLS.iter().copied().chain(sys::typed_symbols()).collect()
     }
@@ -207,8 +208,8 @@ impl Nvshmem {
         missing
     }
 
-    /// Returns whether the library has an untyped function, by NVSHMEM's name. False for names that
-    /// this crate does not use.
+    /// Returns whether the library has an untyped function, given NVSHMEM's name. Returns `false`
+    /// for names that this crate does not use.
     pub fn has(self, function: &str) -> bool {
         self.0.api.has(function)
     }
@@ -220,7 +221,7 @@ impl Nvshmem {
         &self.0.api
     }
 
-    /// Returns NVSHMEM's typed functions, which are unsafe to call. As for [`api`](Self::api).
+    /// Returns NVSHMEM's typed functions, which are unsafe to call, as for [`api`](Self::api).
     #[cfg(feature = "raw")]
     pub fn families(self) -> &'static Families {
         &self.0.families
@@ -239,7 +240,7 @@ impl Nvshmem {
         self.check_transport(remote_transport)
     }
 
-    /// Does the same for the plug-in for ids alone, with these settings.
+    /// Checks the plug-in for ids only, with these settings.
     pub(crate) fn check_id_plugin(self, settings: &Settings) -> Result<(), NvshmemError> {
         let (stem, variable) = plugins::OF_IDS;
         // A plug-in named by its own variable is not checked.
@@ -254,8 +255,8 @@ impl Nvshmem {
         self.0.path.parent().filter(|directory| directory.is_absolute())
     }
 
-    /// Does the same for initialisations by MPI or a launcher, which do not need the plug-in for
-    /// ids.
+    /// Checks the plug-ins for an initialisation by MPI or a launcher, which does not need the
+    /// plug-in for ids.
     pub(crate) fn check_transport(self, remote_transport: &str) -> Result<(), NvshmemError> {
         let Some(directory) = self.plugins() else { return Ok(()) };
         if remote_transport != "none" && !remote_transport.is_empty() {
@@ -295,7 +296,7 @@ impl Nvshmem {
         Failure { call, code: code.map(StatusCode::new), detail, version: self.0.version }.into()
     }
 
-    /// Returns an error unless the code is success.
+    /// Fails unless the code is success.
     #[inline]
     pub(crate) fn check(self, call: &'static str, code: c_int) -> Result<(), NvshmemError> {
         if code == sys::NVSHMEMX_SUCCESS { Ok(()) } else { Err(self.failure(call, Some(code), String::new())) }
@@ -313,7 +314,7 @@ impl Nvshmem {
         self.unsupported(name, missing.since.parse().ok())
     }
 
-    /// Returns whether this process is a forked child of one that had loaded a library.
+    /// Returns whether this process was forked from one that had loaded a library.
     pub(crate) fn is_forked() -> bool {
         FIRST.get().is_some_and(|guard| guard.is_forked())
     }
@@ -344,7 +345,7 @@ impl fmt::Debug for Nvshmem {
     }
 }
 
-/// How far NVSHMEM is initialised.
+/// State of NVSHMEM's initialisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
@@ -352,11 +353,11 @@ pub enum Status {
     NotInitialized,
     /// The PEs are connected.
     Bootstrapped,
-    /// Ready.
+    /// Initialised.
     Initialized,
-    /// Ready, with PEs that share a GPU and a subset of the calls.
+    /// Initialised, with PEs that share a GPU and support only some calls.
     LimitedSharing,
-    /// Ready, with PEs that share a GPU.
+    /// Initialised, with PEs that share a GPU.
     FullSharing,
     /// A number that this crate does not know.
     Unknown(i32),
@@ -375,7 +376,7 @@ impl Status {
     }
 }
 
-/// Returns the number after `.so.` of the transports that a version loads, if known.
+/// Returns the number after `.so.` of the transports that a version loads; `None` if unknown.
 fn transport_abi(version: Version) -> Option<u32> {
     match (version.major, version.minor) {
         (3, 3 | 4) => Some(3),
@@ -401,8 +402,8 @@ fn check_plugin(directory: &Path, stem: &str, abi: Option<u32>, version: Version
         return Ok(());
     }
     let found = match names_of(directory, stem).as_slice() {
-        [] => "no such plug-in was found".to_owned(),
-        others => format!("{} was found, which is of another version", others.join(", ")),
+        [] => "no file of this plug-in was found".to_owned(),
+        others => format!("{} was found, which has another version", others.join(", ")),
     };
     Err(PluginError { plugin, directory: directory.to_path_buf(), found, version }.into())
 }
@@ -422,7 +423,7 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
     }
 }
 
-/// Identifies a file, whatever links lead to it.
+/// Returns a path that identifies a file, independently of links.
 fn identity(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }
@@ -442,18 +443,18 @@ mod tests {
         let check = || check_plugin(directory.path(), "nvshmem_bootstrap_uid", Some(3), version);
         let error = check().expect_err("it is empty");
         assert!(
-            error.to_string().contains("nvshmem_bootstrap_uid.so.3") && error.to_string().contains("no such plug-in was found"),
+            error.to_string().contains("nvshmem_bootstrap_uid.so.3") && error.to_string().contains("no file of this plug-in was found"),
             "{error}"
         );
         touch(directory.path(), "nvshmem_bootstrap_uid.so.2");
         let error = check().expect_err("it is another version");
-        assert!(error.to_string().contains("nvshmem_bootstrap_uid.so.2 was found, which is of another version"), "{error}");
+        assert!(error.to_string().contains("nvshmem_bootstrap_uid.so.2 was found, which has another version"), "{error}");
         touch(directory.path(), "nvshmem_bootstrap_uid.so.3");
         assert!(check().is_ok());
     }
 
     #[test]
-    fn transports_of_versions_that_are_not_known_are_not_judged() {
+    fn transports_of_unknown_versions_are_not_checked() {
         let directory = tempfile::tempdir().expect("temporary directory");
         let version = Version::new(3, 7, 0);
         assert!(check_plugin(directory.path(), "nvshmem_transport_ibrc", transport_abi(version), version).is_ok());
@@ -467,13 +468,16 @@ mod tests {
     }
 
     #[test]
-    fn other_library_is_not_taken_for_nvshmem() {
+    fn other_library_is_not_accepted_as_nvshmem() {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
         let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("this test is linked to it");
         // SAFETY: it is loaded already, and none of its functions is called: it has no version of
         // NVSHMEM's.
         let error = unsafe { Nvshmem::open(libc) }.expect_err("libc is no NVSHMEM");
         assert!(matches!(&error, NvshmemError::Load(_)), "{error}");
-        assert!(error.to_string().contains("has no nvshmemx_vendor_get_version_info, so it is not NVSHMEM"), "{error}");
+        assert!(
+            error.to_string().contains("lacks the function nvshmemx_vendor_get_version_info, so it is not NVSHMEM"),
+            "{error}"
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! Checks that the plug-in of a bootstrap can be loaded.
 //!
-//! `mod.rs` checks versions in file names. Invariant: NVSHMEM is not started with a plug-in of its
-//! own directory that cannot be loaded. NVSHMEM prints that at best, and 3.4.5 ends the process by
-//! a double free.
+//! `mod.rs` checks versions in file names. Invariant: NVSHMEM is not started if a plug-in in its
+//! directory cannot be loaded. NVSHMEM only prints such an error, and 3.4.5 ends the process by a
+//! double free.
 
 use std::ffi::{CStr, CString};
 use std::path::Path;
@@ -13,16 +13,16 @@ use crate::{Nvshmem, Settings};
 /// The plug-in for ids: its file name without suffix, and the variable that selects another one.
 pub(crate) const OF_IDS: (&str, &str) = ("nvshmem_bootstrap_uid", "NVSHMEM_BOOTSTRAP_UID_PLUGIN");
 
-/// Like [`OF_IDS`], for MPI; `None` for settings that only NVSHMEM understands.
+/// Returns the plug-in for MPI; `None` for settings that only NVSHMEM interprets.
 pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
 
-/// Like [`of_mpi`], for the bootstrap that a launcher offers.
+/// Returns the plug-in for the bootstrap that a launcher provides.
 ///
 /// # Errors
-/// [`MisuseKind::Text`] for bootstraps that no launcher offers: NVSHMEM would fail and could not be
-/// started again.
+/// [`MisuseKind::Text`] for bootstraps that no launcher provides: NVSHMEM would fail, and could not
+/// be started again.
 pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &'static str)>, NvshmemError> {
     let set = |name| settings.effective(name).filter(|value| !value.is_empty()).map(|value| value.to_ascii_uppercase());
     Ok(match set("NVSHMEM_BOOTSTRAP").as_deref().unwrap_or("PMI") {
@@ -36,17 +36,17 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
         "SHMEM" => Some(("nvshmem_bootstrap_shmem", "NVSHMEM_BOOTSTRAP_SHMEM_PLUGIN")),
         "UID" | "PLUGIN" => {
             let (what, why) =
-                ("NVSHMEM_BOOTSTRAP", "PEs of a launcher are connected by PMI, MPI or SHMEM; ids have calls of their own");
+                ("NVSHMEM_BOOTSTRAP", "a launcher connects PEs by PMI, MPI or SHMEM; for an id, call from_unique_id");
             return Err(NvshmemError::misuse("Context::from_launcher", MisuseKind::Text { what, why }));
         }
         _ => None,
     })
 }
 
-/// Loads the plug-in beside the library in the same way as NVSHMEM: it resolves all functions at
-/// once.
+/// Loads the plug-in beside the library as NVSHMEM does: all functions are resolved immediately.
 ///
-/// A plug-in that is not there may be elsewhere, and one named by its variable is not checked.
+/// A plug-in that does not exist there may be elsewhere. A plug-in named by its variable is not
+/// checked.
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's message.
@@ -74,7 +74,7 @@ pub(crate) fn check(
     }
 }
 
-/// Opens it and resolves all functions at once, and leaves it open, because NVSHMEM opens it next.
+/// Loads it and resolves all functions immediately. It stays loaded, because NVSHMEM loads it next.
 /// `peerweave-dylib` resolves lazily, so a plug-in for another PMIx would seem to load.
 fn open(path: &Path) -> Result<(), String> {
     let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;

@@ -1,7 +1,7 @@
-//! NVSHMEM's environment variables as a typed builder; sets them while NVSHMEM reads them.
+//! NVSHMEM's environment variables as a typed builder, which sets them while NVSHMEM reads them.
 //!
-//! Invariant: every variable has its former value after initialisation, unless NVSHMEM may still be
-//! reading.
+//! Invariant: every variable has its previous value after initialisation, unless NVSHMEM may still
+//! be reading.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::environment;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// Settings of NVSHMEM. A setting that is not made keeps the value of the environment, or NVSHMEM's
+/// Settings of NVSHMEM. An unspecified setting keeps the value of the environment, or NVSHMEM's
 /// default.
 ///
 /// NVSHMEM takes its options only from environment variables. It reads all of them once in a
@@ -79,8 +79,8 @@ impl Settings {
         self.set(name, value)
     }
 
-    /// Sets the maximum time of each wait in initialisation, setup calls (allocate, free, create
-    /// teams) and blocking calls. 60 seconds by default.
+    /// Sets the time limit of each wait in initialisation, setup calls (allocate, free, create
+    /// teams) and blocking calls. The default is 60 seconds.
     ///
     /// A setup call waits for the streams that use its resources, then for the other PEs at the
     /// rendezvous (at most for the rendezvous' own deadline), then for NVSHMEM. The three waits can
@@ -91,21 +91,22 @@ impl Settings {
     }
 
     numbers! {
-        /// Bytes of the symmetric heap if its size is fixed, 1 GiB by default; otherwise its
-        /// initial size.
+        /// Size of the symmetric heap in bytes, if it is fixed; otherwise its initial size. The
+        /// default is 1 GiB.
         symmetric_size_bytes "NVSHMEM_SYMMETRIC_SIZE";
-        /// Maximum bytes of a growing heap: reserved addresses, not memory. 256 GiB by default.
+        /// Maximum size of a growing heap in bytes: addresses are reserved, not memory. The default
+        /// is 256 GiB.
         max_memory_bytes "NVSHMEM_MAX_MEMORY_PER_GPU";
-        /// Step of a growing heap, 512 MiB by default.
+        /// Step by which a heap grows; the default is 512 MiB.
         heap_step_bytes "NVSHMEM_CUMEM_GRANULARITY";
-        /// Maximum number of teams, 128 by default. A team created by the user takes several.
+        /// Maximum number of teams; the default is 128. A team created by the user uses several.
         max_teams "NVSHMEM_MAX_TEAMS";
-        /// Number of streams for non-blocking puts and gets, 16 by default.
+        /// Number of streams for non-blocking puts and gets; the default is 16.
         max_peer_streams "NVSHMEM_MAX_PEER_STREAMS";
     }
 
     texts! {
-        /// The network interface by which the PEs connect; by default that of the rendezvous.
+        /// The network interface by which the PEs connect; the default is that of the rendezvous.
         bootstrap_interface "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
         /// Address family of the bootstrap: `AF_INET` or `AF_INET6`.
         bootstrap_family "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY";
@@ -114,7 +115,8 @@ impl Settings {
         bootstrap "NVSHMEM_BOOTSTRAP";
         /// The variant of PMI: `PMI`, `PMI-2`, `PMIX`.
         bootstrap_pmi "NVSHMEM_BOOTSTRAP_PMI";
-        /// The network: `ibrc` by default, `ibdevx`, `libfabric`, `ucx`, or `none` for one machine.
+        /// The network transport: `ibrc` (the default), `ibdevx`, `libfabric`, `ucx`, or `none` for
+        /// one machine.
         remote_transport "NVSHMEM_REMOTE_TRANSPORT";
         /// Log level of NVSHMEM: `VERSION`, `WARN`, `INFO`, `ABORT`, `TRACE`.
         debug "NVSHMEM_DEBUG";
@@ -129,14 +131,14 @@ impl Settings {
     }
 
     switches! {
-        /// Disables NVLink multicast. It is always disabled where
-        /// `peerweave_driver::multicast_switch` disables it.
+        /// Disables NVLink multicast. It is always disabled if `peerweave_driver::multicast_switch`
+        /// disables it.
         disable_nvls "NVSHMEM_DISABLE_NVLS";
         /// Disables direct access to other GPUs of the machine.
         disable_p2p "NVSHMEM_DISABLE_P2P";
         /// Disables the use of NCCL for collectives.
         disable_nccl "NVSHMEM_DISABLE_NCCL";
-        /// Allocates a heap of fixed size at once.
+        /// Allocates a heap of fixed size at the start.
         disable_cuda_vmm "NVSHMEM_DISABLE_CUDA_VMM";
         /// Disables NVLink between machines.
         disable_mnnvl "NVSHMEM_DISABLE_MNNVL";
@@ -162,12 +164,12 @@ impl Settings {
         self.variables.get(name).cloned().or_else(|| std::env::var(name).ok())
     }
 
-    /// Returns a number of bytes that NVSHMEM will read; the text may have a unit.
+    /// Returns the number of bytes that NVSHMEM will read; the text may have a unit.
     pub(crate) fn bytes(&self, name: &str) -> Option<u64> {
         bytes_of(&self.effective(name)?)
     }
 
-    /// Returns whether NVSHMEM will find a switch on.
+    /// Returns whether a Boolean variable that NVSHMEM will read is true.
     pub(crate) fn is_on(&self, name: &str) -> bool {
         let off = |text: &str| matches!(text.trim().to_ascii_lowercase().as_str(), "" | "0" | "n" | "no" | "f" | "false");
         self.effective(name).is_some_and(|text| !off(&text))
@@ -193,8 +195,8 @@ impl Settings {
     }
 
     /// Returns the settings that must be equal on every PE, as one line: all of NVSHMEM's variables
-    /// except those of one process or machine. Numbers of bytes are compared as numbers, all else
-    /// as text.
+    /// except those of one process or machine. Numbers of bytes are compared as numbers, other
+    /// values as text.
     pub(crate) fn symmetric_part(&self) -> String {
         let one = |(name, text): (&String, &String)| {
             let value = bytes_of(text).map_or_else(|| text.escape_debug().to_string(), |bytes| bytes.to_string());
@@ -203,15 +205,14 @@ impl Settings {
         self.all_effective().iter().filter(|(name, _)| !is_local(name)).map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns all variables of NVSHMEM that will be set. Its plug-ins read each time how PEs
-    /// connect.
+    /// Returns all variables of NVSHMEM that will be set. Its plug-ins read them at each bootstrap.
     fn all_effective(&self) -> BTreeMap<String, String> {
         let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
         let read = known.filter(|name| name.starts_with("NVSHMEM_") && !name.starts_with("NVSHMEM_BOOTSTRAP_UID_"));
         read.filter_map(|name| self.effective(&name).map(|value| (name, value))).collect()
     }
 
-    /// Returns an error if NVSHMEM has read other settings in this process.
+    /// Fails if NVSHMEM has read other settings in this process.
     pub(crate) fn check_read(&self, call: &'static str) -> Result<(), NvshmemError> {
         let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(read) = &*read else { return Ok(()) };
@@ -223,7 +224,7 @@ impl Settings {
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
     }
 
-    /// Disables multicast where it is disabled in this process.
+    /// Disables multicast if it is disabled in this process.
     pub(crate) fn with_switch(self) -> Self {
         match peerweave_driver::multicast_switch() {
             Ok(()) => self,
@@ -235,10 +236,10 @@ impl Settings {
         let text = |what, why| Err(NvshmemError::misuse(call, MisuseKind::Text { what, why }));
         for (name, value) in &self.variables {
             if !name.starts_with("NVSHMEM_") || name.contains(['=', '\0']) {
-                return text("the name of a variable", "it must begin with NVSHMEM_ and have neither `=` nor a zero byte");
+                return text("the name of a variable", "it must begin with NVSHMEM_ and contain neither `=` nor a zero byte");
             }
             if value.contains('\0') {
-                return text("the value of a variable", "it has a zero byte");
+                return text("the value of a variable", "it contains a zero byte");
             }
         }
         Ok(())
@@ -288,25 +289,25 @@ fn bytes_of(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Held while the environment is changed, as long as NVSHMEM reads it: at most for the deadline of
-/// that call.
+/// Locked while the environment is changed and NVSHMEM reads it: at most for the deadline of that
+/// call.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// The settings that NVSHMEM read; it reads them once.
+/// The settings that NVSHMEM has read; it reads them once.
 static READ: Mutex<Option<BTreeMap<String, String>>> = Mutex::new(None);
 
-/// Changed variables with their former values.
-#[must_use = "the environment is restored when this is dropped"]
+/// Changed variables with their previous values.
+#[must_use = "dropping this value restores the environment"]
 pub(crate) struct Environment {
     former: Vec<(String, Option<OsString>)>,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Environment {
-    /// Restores the variables, as dropping does.
+    /// Restores the variables, like dropping.
     pub(crate) fn restore(self) {}
 
-    /// Keeps the changed variables: NVSHMEM may still be reading.
+    /// Keeps the changed variables, because NVSHMEM may still be reading.
     pub(crate) fn leave(mut self) {
         self.former.clear();
     }
@@ -323,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn environment_is_as_before_afterwards() {
+    fn environment_is_restored_after_initialisation() {
         environment::change(&[("NVSHMEM_DEBUG_TEST_ONLY_A".to_owned(), Some("before".into()))]);
         let settings =
             Settings::default().variable("NVSHMEM_DEBUG_TEST_ONLY_A", "during").variable("NVSHMEM_DEBUG_TEST_ONLY_B", "new");

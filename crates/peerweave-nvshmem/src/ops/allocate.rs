@@ -26,28 +26,28 @@ enum Kind {
 impl Context {
     /// Allocates `len` elements with unspecified values on every PE. Zero elements are allowed.
     ///
-    /// If the heap has to grow, NVSHMEM waits for the device's default stream; a wait beyond the
-    /// deadline makes the context unusable.
+    /// If the heap has to grow, NVSHMEM waits for the device's default stream. If that takes longer
+    /// than the deadline, the context becomes unusable.
     ///
     /// # Collective
     /// All PEs, with the same type and length, in the same order of setup calls.
     ///
     /// # Errors
-    /// [`NvshmemError::Disagree`] on every PE if they differ; [`NvshmemError::Nvshmem`] if the heap
-    /// or the device has too little memory; [`NvshmemError::Bootstrap`] and
+    /// [`NvshmemError::Disagree`] on every PE if types or lengths differ; [`NvshmemError::Nvshmem`]
+    /// if the heap or the device has too little memory; [`NvshmemError::Bootstrap`] and
     /// [`NvshmemError::Timeout`] name the PEs that did not arrive.
     ///
     /// NVSHMEM ends the process when its heap cannot grow, so requests that cannot succeed are
-    /// refused before. Two things are unknown: the free blocks of the heap after memory was freed,
-    /// and what other processes allocate on the device meanwhile. NVSHMEM is then called; if it
+    /// refused first. Two things are unknown: the free blocks of the heap after memory was freed,
+    /// and allocations of other processes on the device. In such a case NVSHMEM is called; if it
     /// fails and the process survives, the context is unusable ([`DeadState::Broken`]). A heap of
     /// fixed size ([`Settings::disable_cuda_vmm`](crate::Settings::disable_cuda_vmm)) refuses
-    /// without harm.
+    /// without damage.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_malloc", len, Kind::Malloc)
     }
 
-    /// Like [`alloc`](Self::alloc), filled with zeros on every PE when it returns.
+    /// Like [`alloc`](Self::alloc), but the memory of all PEs is zero when it returns.
     ///
     /// # Collective
     /// As for [`alloc`](Self::alloc).
@@ -129,7 +129,7 @@ impl Context {
         Ok(SymmetricBuffer::whole(allocation, len))
     }
 
-    /// Fills new memory with zeros, and waits for that.
+    /// Fills new memory with zeros, and waits for completion.
     fn zero(&self, call: &'static str, address: u64, bytes: usize) -> Result<(), NvshmemError> {
         let (comm, api) = (&self.comm, Driver::get()?.api());
         bind_if_needed(&comm.context)?;
@@ -161,8 +161,8 @@ impl Context {
         self.heap.release(&allocation, &mut entered)
     }
 
-    /// `allocation` is the caller's only handle, so no other handle can be created if there is none
-    /// now.
+    /// Fails if the memory is in use. `allocation` is the caller's only handle, so no other handle
+    /// can be created if none exists now.
     fn may_free(&self, call: &'static str, allocation: &Handle) -> Result<(), NvshmemError> {
         if !Arc::ptr_eq(&allocation.comm, &self.comm) {
             return Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what: "the buffer" }));
@@ -175,7 +175,7 @@ impl Context {
     }
 }
 
-/// If only some PEs got memory, the heaps differ, and NVSHMEM is unusable.
+/// Fails if only some PEs got memory: the heaps then differ, and NVSHMEM is unusable.
 pub(super) fn check_all_allocated(
     comm: &Comm,
     call: &'static str,

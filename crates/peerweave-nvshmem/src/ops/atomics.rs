@@ -1,8 +1,8 @@
-//! Atomic operations on another PE's words that NVSHMEM's host library supports.
+//! Atomic operations on another PE's words, as far as NVSHMEM's host library supports them.
 //!
 //! The library exports 150 typed atomics, but in every release from 3.3.24 to 3.8.0 they print "not
-//! implemented" and return zero. Its signal operations do work; they set or add to a 64-bit word,
-//! and implement the operations here. Kernels have all atomics.
+//! implemented" and return zero. Its signal operations work: they set or add to a 64-bit word, and
+//! implement the operations of this module. Kernels have all atomics.
 
 use std::sync::Arc;
 

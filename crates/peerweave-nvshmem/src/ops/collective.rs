@@ -37,13 +37,13 @@ fn reduced(dtype: DType) -> Option<CType> {
 type Found = Result<sys::CollectiveOnStream, MissingSymbol>;
 
 impl Context {
-    /// Calls NVSHMEM's barrier of all PEs from the host (`nvshmem_barrier_all`). It completes what
-    /// this PE has put or got without a stream and by `nbi`, also over a network, and waits until
-    /// every PE has called it.
+    /// Calls NVSHMEM's barrier of all PEs from the host (`nvshmem_barrier_all`). Completes this
+    /// PE's puts and gets without a stream and `nbi` transfers, also over a network, and waits
+    /// until every PE has called it.
     ///
-    /// It does not wait for puts on streams of this process: see [`Team::barrier`]. It holds the
-    /// gate, so a PE that does not arrive by the deadline makes the context unusable.
-    /// [`Team::barrier_blocking`] waits on the device and has no such effect.
+    /// Does not wait for puts on streams of this process: see [`Team::barrier`]. It holds the gate,
+    /// so a PE that does not arrive by the deadline makes the context unusable.
+    /// [`Team::barrier_blocking`] waits on the device and does not have this effect.
     ///
     /// # Collective
     /// All PEs, in the order of the collectives of the world team.
@@ -65,13 +65,13 @@ impl Context {
 }
 
 impl Team {
-    /// Quiet and synchronisation, in stream order: afterwards every PE of the team has arrived, and
-    /// what they put before is visible.
+    /// Quiet and synchronisation in stream order: afterwards every PE of the team has arrived, and
+    /// its earlier puts are visible.
     ///
-    /// That includes the network: the stream waits for NVSHMEM's own streams, and the kernel that
-    /// it then runs completes what the PE has sent before it arrives (`nvshmemi_transfer_quiet` on
-    /// all queues of the device, in NVSHMEM's `barrier.cuh`). Transfers that the host itself has
-    /// sent by [`put_blocking`](Context::put_blocking) use another queue;
+    /// This includes the network. The stream waits for NVSHMEM's own streams, and then runs a
+    /// kernel that completes this PE's network transfers before it arrives
+    /// (`nvshmemi_transfer_quiet` on all queues of the device, in NVSHMEM's `barrier.cuh`).
+    /// Transfers of the host by [`put_blocking`](Context::put_blocking) use another queue;
     /// [`barrier_blocking`](Self::barrier_blocking) completes them too.
     ///
     /// # Collective
@@ -89,7 +89,7 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_barrier_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Synchronisation in stream order, without a quiet: earlier puts need not be visible.
+    /// Synchronisation in stream order without a quiet: earlier puts may not be visible.
     ///
     /// # Collective
     /// All PEs of the team.
@@ -103,10 +103,10 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Waits within the context's deadline until every PE of the team has called it and what they
-    /// put before is visible. That includes puts of the host without a stream, also over a network.
+    /// Waits within the context's deadline until every PE of the team has called it and its earlier
+    /// puts are visible. This includes puts of the host without a stream, also over a network.
     ///
-    /// It does not wait for puts on other streams of this process.
+    /// Does not wait for puts on other streams of this process.
     ///
     /// # Collective
     /// All PEs of the team.
@@ -141,8 +141,8 @@ impl Team {
         self.blocking("nvshmemx_team_sync_on_stream", Self::sync)
     }
 
-    /// Uses the context's own stream. If the caller is capturing that stream, nothing can be waited
-    /// for.
+    /// Runs a call on the context's own stream and waits for it. Fails if the caller is capturing
+    /// that stream.
     fn blocking(
         &self,
         call: &'static str,
@@ -316,7 +316,7 @@ impl Team {
         })
     }
 
-    /// Makes the checks that all collectives share. Returns the team's handle and both addresses;
+    /// Makes the checks common to all collectives. Returns the team's handle and both addresses;
     /// `None` for zero elements.
     #[allow(clippy::type_complexity, reason = "destructured at once by its two callers")]
     fn begin<'a, T: Element>(

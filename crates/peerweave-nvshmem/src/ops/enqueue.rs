@@ -1,4 +1,4 @@
-//! The first steps of every call on a stream: checks, and keeping alive what it uses.
+//! The first steps of every call on a stream: checks, and keeping its memory alive.
 //!
 //! Invariant: when NVSHMEM is called, all memory of the call is recorded as used by the stream, or
 //! owned by the graph of the capture, and the stream is ordered after the team's last collective.
@@ -19,7 +19,7 @@ use crate::heap::registration::Registered;
 use crate::sys::{Api, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
-/// A call on a stream under construction.
+/// A call on a stream, being prepared.
 pub(crate) struct Enqueue<'a> {
     comm: &'a Arc<Comm>,
     call: &'static str,
@@ -27,7 +27,7 @@ pub(crate) struct Enqueue<'a> {
     capturing: bool,
     keeps: Vec<Keep>,
     team: Option<&'a Team>,
-    /// Its effect on transfers on NVSHMEM's own streams.
+    /// Effect of the call on transfers on NVSHMEM's own streams.
     left: NbiEffect<'a>,
     /// Registrations needed until NVSHMEM has enqueued the call; its streams are then recorded.
     registered: Option<Arc<Registered>>,
@@ -36,9 +36,10 @@ pub(crate) struct Enqueue<'a> {
 /// Effect of a call on transfers on NVSHMEM's own streams.
 enum NbiEffect<'a> {
     Nothing,
-    /// It starts one, between memory with these streams; the last is that of a signal.
+    /// The call starts a transfer between memory with these streams; the last one belongs to a
+    /// signal.
     Transfer([Option<&'a Arc<Streams>>; 3]),
-    /// Its stream waits for all of them.
+    /// The call's stream waits for all transfers.
     WaitsForAll,
 }
 
@@ -50,7 +51,7 @@ impl<'a> Enqueue<'a> {
         Ok(Self { comm, call, stream, capturing, keeps, team: None, left, registered: None })
     }
 
-    /// Returns an error if the stream is being captured and the call cannot be.
+    /// Fails if the stream is being captured and the call cannot be.
     pub(crate) fn not_captured(&self, why: &'static str) -> Result<(), NvshmemError> {
         if self.capturing { Err(NvshmemError::misuse(self.call, MisuseKind::Context { why })) } else { Ok(()) }
     }
@@ -84,8 +85,8 @@ impl<'a> Enqueue<'a> {
         if self.capturing { self.comm.enqueued.pending.check_capture(self.call) } else { Ok(()) }
     }
 
-    /// Checks that this PE's side of a transfer is accessible and keeps it so until the stream, or
-    /// the graph, has completed; and that the sides do not overlap in a transfer to this PE.
+    /// Checks that this PE's side of a transfer is accessible, and keeps it so until the stream or
+    /// the graph has completed. Checks that both sides of a transfer to this PE do not overlap.
     pub(crate) fn reach(
         &mut self,
         heap: &Heap,
@@ -124,7 +125,7 @@ impl<'a> Enqueue<'a> {
 
     fn owned<T>(&mut self, buffer: &impl DeviceBuffer<T>) -> Result<Access<'static>, NvshmemError> {
         let why =
-            "the stream is being captured, and a graph cannot keep borrowed memory alive: use owned memory, such as DeviceMemory";
+            "the stream is being captured, and a graph cannot keep borrowed memory alive; use owned memory, such as DeviceMemory";
         let (address, keep) = buffer.keep().ok_or_else(|| NvshmemError::misuse(self.call, MisuseKind::Context { why }))?;
         self.keeps.push(keep);
         Ok(Access::new(address))
@@ -149,7 +150,7 @@ impl<'a> Enqueue<'a> {
         Ok(team.handle())
     }
 
-    /// Passes what must stay alive to the graph, and calls.
+    /// Passes the owners of memory to the graph, and makes the call.
     #[inline]
     pub(crate) fn call(
         self,
@@ -160,7 +161,7 @@ impl<'a> Enqueue<'a> {
 
     /// Like [`call`](Self::call), for functions that return a status.
     ///
-    /// Only `function` depends on types: only this wrapper is compiled for each caller.
+    /// Only `function` depends on types, so only this wrapper is compiled for each caller.
     #[inline]
     pub(crate) fn call_status(
         self,
@@ -206,7 +207,7 @@ impl<'a> Enqueue<'a> {
 /// A function of NVSHMEM with its arguments; returns its status.
 type Function<'f> = &'f mut dyn FnMut(&'static Api, &'static Families) -> Result<i32, MissingSymbol>;
 
-/// Returns an error unless the buffer is symmetric memory of that context.
+/// Fails unless the buffer is symmetric memory of that context.
 pub(crate) fn check_context<T>(
     comm: &Arc<Comm>,
     call: &'static str,
@@ -220,7 +221,7 @@ pub(crate) fn check_context<T>(
     }
 }
 
-/// Returns an error unless both have the same number of elements.
+/// Fails unless both lengths are equal.
 #[inline]
 pub(crate) fn check_len(call: &'static str, what: &'static str, found: usize, expected: usize) -> Result<(), NvshmemError> {
     if found == expected {
@@ -237,7 +238,7 @@ pub(crate) fn overlap(one: (u64, usize), other: (u64, usize)) -> Option<u64> {
     (start < end).then_some(start)
 }
 
-/// Returns an error if the memory that is read and the memory that is written overlap.
+/// Fails if the memory that is read overlaps the memory that is written.
 pub(crate) fn check_apart(
     call: &'static str,
     read: (&'static str, u64, usize),
@@ -265,7 +266,7 @@ pub(crate) fn check_pair(
     Ok(registered)
 }
 
-/// Returns the C type that moves elements of so many bytes.
+/// Returns the C type by which elements of that size are transferred.
 pub(crate) const fn by_width<T: Element>() -> CType {
     match size_of::<T>() {
         1 => CType::Uint8,
@@ -285,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_that_touch_do_not_overlap() {
+    fn adjacent_ranges_do_not_overlap() {
         assert_eq!(overlap((0x100, 16), (0x110, 16)), None);
         assert_eq!(overlap((0x100, 17), (0x110, 16)), Some(0x110));
         assert_eq!(overlap((0x110, 4), (0x100, 64)), Some(0x110));
@@ -293,13 +294,13 @@ mod tests {
     }
 
     #[test]
-    fn overlap_is_named() {
+    fn overlap_error_names_both_buffers_and_the_address() {
         let error = check_apart("test", ("the source", 0x100, 32), ("the target", 0x110, 32)).expect_err("they overlap");
         assert_eq!(error.to_string(), "test: the source and the target overlap at 0x110, expected separate memory");
     }
 
     #[test]
-    fn every_element_has_a_width_that_nvshmem_moves() {
+    fn every_element_has_a_transferable_width() {
         assert_eq!(by_width::<i8>(), CType::Uint8);
         assert_eq!(by_width::<i32>(), CType::Uint32);
         assert_eq!(by_width::<f64>(), CType::Uint64);

@@ -1,5 +1,5 @@
 //! The operations of a context and its teams: memory, transfers, signals, collectives, modules.
-//! Each call checks, records what it uses, and then calls NVSHMEM.
+//! Each call makes its checks, records the memory that it uses, and then calls NVSHMEM.
 
 mod addresses;
 mod allocate;

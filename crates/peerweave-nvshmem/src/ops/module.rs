@@ -1,7 +1,7 @@
 //! Modules whose kernels call NVSHMEM. Each must be initialised with NVSHMEM's state before its
 //! first launch, and finalised before it is unloaded.
 //!
-//! It does not load or link modules.
+//! Modules are loaded and linked elsewhere.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::context::Context;
 use crate::error::NvshmemError;
 use crate::sys::Api;
 
-/// A module or library that is initialised with NVSHMEM's state until this is dropped.
+/// A module or library that is initialised with NVSHMEM's state until this value is dropped.
 ///
-/// Dropping is local. Drop it when no kernel of the module runs any more, and before NVSHMEM ends;
-/// it keeps the module loaded until then.
+/// Dropping is local. Drop it when no kernel of the module runs any more, and before NVSHMEM is
+/// finalised. It keeps the module loaded.
 pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// NVSHMEM does not end while it lives: it would write its state into the module at the next
-    /// start.
+    /// Prevents NVSHMEM from being finalised, because it would write its state into the module at
+    /// the next start.
     _counted: Arc<()>,
 }
 
@@ -42,8 +42,8 @@ impl Context {
     /// functions. `keep` keeps the module loaded; a thread of [`peerweave_driver`] drops it with
     /// the device's context current, some time after NVSHMEM has finalised the module.
     ///
-    /// NVSHMEM waits for the whole device. So this first waits, within the context's deadline, for
-    /// every stream used with this context and for the default stream. Other work on the device
+    /// NVSHMEM waits for the whole device. So this call first waits, within the context's deadline,
+    /// for every stream used with this context and for the default stream. Other work on the device
     /// that waits for a PE beyond the deadline makes the context unusable.
     ///
     /// # Errors
@@ -63,14 +63,14 @@ impl Context {
         Ok(self.guard(Kind::Module(address), held))
     }
 
-    /// Like [`init_module`](Self::init_module), for a library of the driver. CUDA 12.
+    /// Like [`init_module`](Self::init_module), for a library of the driver. Requires CUDA 12.
     ///
     /// # Errors
     /// As for [`init_module`](Self::init_module).
     ///
     /// # Safety
-    /// The library is loaded and stays so while `keep` lives. Its kernels run only while the guard
-    /// lives.
+    /// The library is loaded, and stays loaded while `keep` lives. Its kernels run only while the
+    /// guard lives.
     pub unsafe fn init_library(&self, library: CUlibrary, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         let (address, held) = (library.expose_provenance(), Held::new(&self.comm.context, keep));
         self.init_with("nvshmemx_culibrary_init", &held, move |api| {
@@ -81,8 +81,8 @@ impl Context {
         Ok(self.guard(Kind::Library(address), held))
     }
 
-    /// NVSHMEM copies on the default stream, and waits for the whole device. So known work is
-    /// waited for first, where a timeout is only an error.
+    /// Waits for known work, and then calls NVSHMEM, which copies on the default stream and waits
+    /// for the whole device. A timeout of the first wait is only an error.
     fn init_with(
         &self,
         call: &'static str,

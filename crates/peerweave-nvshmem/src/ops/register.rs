@@ -1,4 +1,4 @@
-//! Memory from outside the heap: made symmetric on every PE, or registered as this PE's side of
+//! Memory from outside the heap, made symmetric on every PE or registered as this PE's side of
 //! transfers.
 
 use peerweave_driver::cudarc::driver::sys::CUpointer_attribute;
@@ -16,11 +16,11 @@ use crate::ops::allocate::check_all_allocated;
 use crate::{SymmetricBuffer, Version};
 
 impl Context {
-    /// Makes memory symmetric: every PE passes memory of its own, and gets a buffer that names the
-    /// memory of all PEs.
+    /// Makes memory symmetric: every PE passes its own memory, and gets a buffer that stands for
+    /// the memory of all PEs.
     ///
-    /// NVSHMEM takes memory of CUDA's virtual memory management with a shareable handle: a whole
-    /// mapping, of a multiple of the heap's step
+    /// NVSHMEM accepts memory of CUDA's virtual memory management with a shareable handle: a whole
+    /// mapping, whose length is a multiple of the heap's step
     /// ([`Settings::heap_step_bytes`](crate::Settings::heap_step_bytes)). Other memory is refused.
     /// The memory is kept until the buffer is freed.
     ///
@@ -29,15 +29,15 @@ impl Context {
     ///
     /// # Errors
     /// [`MisuseKind::Context`] for memory that is borrowed, is not virtual memory, cannot be
-    /// shared, or is a part of a mapping; [`MisuseKind::Value`] for a length that is not a multiple
-    /// of the step. [`NvshmemError::Nvshmem`] if NVSHMEM refuses it, which makes the context
-    /// unusable unless the heap has a fixed size. Otherwise as for [`alloc`](Self::alloc).
+    /// shared, or is a part of a mapping. [`MisuseKind::Value`] for a length that is not a multiple
+    /// of the step. [`NvshmemError::Nvshmem`] if NVSHMEM refuses the memory, which makes the
+    /// context unusable unless the heap has a fixed size. Otherwise as for [`alloc`](Self::alloc).
     pub fn register_symmetric<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.register("nvshmemx_buffer_register_symmetric", memory, None)
     }
 
     /// Like [`register_symmetric`](Self::register_symmetric), preferably at the given address of
-    /// the symmetric heap. Since 3.6.
+    /// the symmetric heap. Requires NVSHMEM 3.6.
     ///
     /// # Collective
     /// As for [`alloc`](Self::alloc); the addresses may differ.
@@ -113,12 +113,12 @@ impl Context {
     /// Registers memory as this PE's side of puts and gets. Only needed for PEs that are reached
     /// over the network.
     ///
-    /// Not collective. After the result is dropped, the registration ends when the streams that use
-    /// it have completed. The memory is kept until then.
+    /// Not collective. After the result is dropped, the memory is unregistered when the streams
+    /// that use it have completed. The memory is kept until then.
     ///
     /// # Errors
     /// [`NvshmemError::Nvshmem`] for memory that overlaps registered memory, or that a network
-    /// refuses; in the latter case another network may have registered it, so it is kept forever.
+    /// refuses. In the latter case another network may have registered it, so it is kept forever.
     /// [`MisuseKind::Context`] for borrowed memory.
     pub fn register_local<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NvshmemError> {
         const CALL: &str = "nvshmemx_buffer_register";
@@ -135,7 +135,7 @@ impl Context {
     }
 }
 
-/// Returns the address of memory and its owner.
+/// Returns the address of memory, and its owner.
 fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> Result<(u64, Held), NvshmemError> {
     let (found, expected) = (memory.device(), comm.context.ordinal());
     if found != expected {
@@ -152,9 +152,9 @@ fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> R
     Ok((address, Held::new(&comm.context, keep)))
 }
 
-/// Returns an error unless the memory is one whole mapping of virtual memory with a shareable
-/// handle, of a multiple of the heap's step. NVSHMEM takes the handle and maps it from its start,
-/// whichever part was passed; if that fails, it unmaps its whole heap and ends the process.
+/// Fails unless the memory is one whole mapping of virtual memory with a shareable handle, and its
+/// length is a multiple of the heap's step. NVSHMEM maps the handle from its start, whichever part
+/// was passed. If that fails, it unmaps its whole heap and ends the process.
 fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, bytes: usize) -> Result<(), NvshmemError> {
     use CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
@@ -166,7 +166,7 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
     // SAFETY: the pointer is to a live handle; the driver looks up the address.
     let code = unsafe { api.cuMemRetainAllocationHandle(&raw mut handle, std::ptr::without_provenance_mut(address as usize)) };
     if code.map_err(DriverError::from)? != CudaCode::SUCCESS {
-        return refuse("only CUDA's virtual memory can be made symmetric, such as that of peerweave-vmm; this is other memory");
+        return refuse("only CUDA's virtual memory can be made symmetric, such as that of peerweave-vmm");
     }
     // SAFETY: the handle is live, and not used afterwards.
     let _ = unsafe { api.cuMemRelease(handle) };
@@ -182,7 +182,7 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
     }
     let mapping = ask(CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)?.zip(ask(CU_POINTER_ATTRIBUTE_MAPPING_SIZE)?);
     if mapping.is_some_and(|mapping| mapping != (address, bytes as u64)) {
-        return refuse("the memory is a part of a mapping; NVSHMEM makes only a whole mapping symmetric");
+        return refuse("the memory is a part of a mapping; NVSHMEM only makes whole mappings symmetric");
     }
     if !limits.fixed && !(bytes as u64).is_multiple_of(limits.step) {
         let (what, expected) = ("the length of the memory in bytes", "a multiple of the heap's step (Settings::heap_step_bytes)");

@@ -1,10 +1,10 @@
-//! Puts and gets on a stream: in stream order or non-blocking, strided, single values.
+//! Puts and gets on a stream: in stream order or non-blocking, strided, of single values.
 //!
-//! `signal.rs` has puts with a signal, `rma_blocking.rs` the calls that the host waits for.
+//! `signal.rs` has puts with a signal, `rma_blocking.rs` the calls for which the host waits.
 //!
 //! A put or get on a stream is locally complete in stream order: later work of that stream may
-//! reuse its source or read its target. The put is visible to the other PE after a quiet or a
-//! barrier, or with a signal sent with it.
+//! reuse its source or read its target. The put is visible to the other PE after a quiet, a
+//! barrier, or a signal sent with it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len
     }
 }
 
-const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM makes this transfer on its own streams, or with a value that does not outlive the call";
+const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM would make this transfer on its own streams, or with a value that does not outlive the call";
 
 impl Context {
     /// Writes `source` to `target` on another PE, in stream order.
@@ -74,8 +74,8 @@ impl Context {
         })
     }
 
-    /// Like [`put`](Self::put), but complete only after a quiet: until then the source must not be
-    /// written. It may overtake other work of the stream.
+    /// Like [`put`](Self::put), but complete only after a quiet; until then the source must not be
+    /// written. The put may overtake other work of the stream.
     ///
     /// NVSHMEM's own streams wait for the earlier work of `stream`, and its blocking calls wait for
     /// its own streams. So if `stream` is delayed beyond the deadline, a later blocking call makes
@@ -129,7 +129,7 @@ impl Context {
         })
     }
 
-    /// Like [`get`](Self::get), but complete only after a quiet: until then the target must not be
+    /// Like [`get`](Self::get), but complete only after a quiet; until then the target must not be
     /// used.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl Context {
     }
 
     /// Writes elements of `source` to `target` on another PE, with strides, in stream order.
-    /// NVSHMEM supports it only for PEs that are reached without the network.
+    /// NVSHMEM supports it only for PEs that are not reached over the network.
     ///
     /// # Errors
     /// [`MisuseKind::OutOfRange`] if the last element is outside; [`MisuseKind::Unregistered`] for
@@ -248,8 +248,8 @@ impl Context {
         })
     }
 
-    /// Checks that every element is inside, that both sides are mapped here, and that they do not
-    /// overlap in a transfer to this PE. Returns the PE, and the strides for NVSHMEM.
+    /// Checks that every element is in range, that both sides are mapped in this process, and that
+    /// they do not overlap in a transfer to this PE. Returns the PE, and the strides for NVSHMEM.
     pub(crate) fn check_strided<T: Element>(
         &self,
         call: &'static str,
@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strided_ranges_are_judged_by_their_last_element() {
+    fn strided_range_is_checked_by_its_last_element() {
         assert!(span("test", "the target", 3, 4, 10).is_ok());
         let error = span("test", "the target", 3, 4, 9).expect_err("the last element is outside");
         assert_eq!(error.to_string(), "test: the target is 0..10, expected a range within 9 elements");

@@ -1,8 +1,8 @@
-//! Puts and gets that the host waits for, with the context's deadline: contiguous, strided, single
-//! values.
+//! Puts and gets for which the host waits, within the context's deadline: contiguous, strided, of
+//! single values.
 //!
 //! They are not ordered with work on streams. Invariant: memory used by a call inside NVSHMEM is
-//! kept alive until the call has returned, however late.
+//! kept alive until the call has returned, even after a timeout.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ macro_rules! by_bits {
 }
 
 impl Context {
-    /// Reads the first element of `source` of another PE, within the context's deadline. NVSHMEM
-    /// supports it only for PEs that are reached without the network.
+    /// Returns the first element of `source` of another PE, within the context's deadline. NVSHMEM
+    /// supports it only for PEs that are not reached over the network.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; [`MisuseKind::Unregistered`] for a PE that only the network
@@ -60,7 +60,7 @@ impl Context {
     }
 
     /// Like [`get_value_blocking`](Self::get_value_blocking), after the earlier work of `stream`.
-    /// NVSHMEM returns the value to the host, so this waits for the stream.
+    /// It waits for the stream, because NVSHMEM returns the value to the host.
     ///
     /// # Errors
     /// As for [`get_value_blocking`](Self::get_value_blocking); [`MisuseKind::Device`],
@@ -97,8 +97,8 @@ impl Context {
         })
     }
 
-    /// Writes one value to the first element of `target` on another PE and waits for it within the
-    /// context's deadline.
+    /// Writes one value to the first element of `target` on another PE, and waits for completion
+    /// within the context's deadline.
     ///
     /// # Errors
     /// As for [`get_value_blocking`](Self::get_value_blocking).
@@ -146,8 +146,8 @@ impl Context {
         Ok((remote.address(), other))
     }
 
-    /// Writes elements of `source` to `target` on another PE, with strides, and waits for it within
-    /// the context's deadline.
+    /// Writes elements of `source` to `target` on another PE, with strides, and waits for
+    /// completion within the context's deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; as for [`put_strided`](Self::put_strided).
@@ -161,8 +161,8 @@ impl Context {
         self.strided_blocking("nvshmem_iput", target, source, strides, ("the target", target, pe))
     }
 
-    /// Reads elements of `source` of another PE into `target`, with strides, and waits for it
-    /// within the context's deadline.
+    /// Reads elements of `source` of another PE into `target`, with strides, and waits for
+    /// completion within the context's deadline.
     ///
     /// # Errors
     /// As for [`put_strided_blocking`](Self::put_strided_blocking).
@@ -205,14 +205,14 @@ impl Context {
         self.comm.check_device_errors()
     }
 
-    /// Writes `source` to `target` on another PE and waits, within the context's deadline, until
-    /// the source may be reused.
+    /// Writes `source` to `target` on another PE. Waits within the context's deadline until the
+    /// source can be reused.
     ///
     /// On a PE that is reached only over the network, the data may arrive later:
     /// [`quiet_blocking`](Self::quiet_blocking),
     /// [`Team::barrier_blocking`](crate::Team::barrier_blocking) and
-    /// [`barrier_all_blocking`](Self::barrier_all_blocking) complete it. A quiet or a barrier on a
-    /// stream does not.
+    /// [`barrier_all_blocking`](Self::barrier_all_blocking) complete the put. A quiet or a barrier
+    /// on a stream does not.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; as for [`put`](Self::put).
@@ -241,7 +241,8 @@ impl Context {
         self.comm.check_device_errors()
     }
 
-    /// Reads `source` of another PE into `target` and waits for it within the context's deadline.
+    /// Reads `source` of another PE into `target`, and waits for completion within the context's
+    /// deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; as for [`put`](Self::put).

@@ -31,11 +31,11 @@ pub struct Signal<'a> {
     pub op: SignalOp,
 }
 
-const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a set signal from memory that does not outlive the call: use add";
+const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a set signal from memory that does not outlive the call; use add";
 
 impl Context {
-    /// Writes `source` to `target` on another PE, then signals there, in stream order. A PE that
-    /// sees the signal also sees the data.
+    /// Writes `source` to `target` on another PE, then signals that PE, in stream order. A PE that
+    /// observes the signal also sees the data.
     ///
     /// # Errors
     /// As for [`put`](Self::put); [`MisuseKind::Length`] for a signal without a word;
@@ -93,7 +93,7 @@ impl Context {
         const CALL: &str = "nvshmemx_putmem_signal_nbi_on_stream";
         let comm = &self.comm;
         let mut enqueue = Enqueue::begin(comm, CALL, stream)?;
-        enqueue.not_captured("the stream is being captured, and NVSHMEM makes this transfer on its own streams")?;
+        enqueue.not_captured("the stream is being captured, and NVSHMEM would make this transfer on its own streams")?;
         let (remote, word, bytes, to) = self.check_put_signal(CALL, &mut enqueue, target, source.len(), signal, pe)?;
         if bytes == 0 {
             return self.signal(signal, pe, stream);
@@ -139,7 +139,7 @@ impl Context {
         Ok((remote, word, bytes, to))
     }
 
-    /// Signals to another PE without data, in stream order.
+    /// Signals another PE without data, in stream order.
     ///
     /// # Errors
     /// [`MisuseKind::Pe`], [`MisuseKind::Length`], [`MisuseKind::WrongContext`],
@@ -159,14 +159,14 @@ impl Context {
         enqueue.call(|api, _| unsafe { api.nvshmemx_signal_op_on_stream(pointer(word), value, op, to, stream.cu_stream()) })
     }
 
-    /// Makes `stream` wait until this PE's word, compared as an unsigned number with `value`,
-    /// satisfies the comparison.
+    /// Makes `stream` wait until the comparison of this PE's word with `value`, as unsigned
+    /// numbers, holds.
     ///
-    /// On devices whose streams can wait by themselves, NVSHMEM uses such waits for [`Compare::Eq`]
-    /// and [`Compare::Ge`]. These compare `Ge` cyclically: a word that is 2^63 or more above
-    /// `value` may not count as reached. They never end too early. For such words (for example with
-    /// all bits set), use [`Compare::Gt`]. A kernel makes all other comparisons, and all those of
-    /// [`wait_until`](Self::wait_until).
+    /// On devices whose streams can wait without a kernel, NVSHMEM uses such waits for
+    /// [`Compare::Eq`] and [`Compare::Ge`]. They compare `Ge` cyclically: a word that is 2^63 or
+    /// more above `value` may not satisfy it. They never end too early. For such words (for example
+    /// with all bits set), use [`Compare::Gt`]. A kernel makes all other comparisons, and all those
+    /// of [`wait_until`](Self::wait_until).
     ///
     /// # Errors
     /// As for [`signal`](Self::signal).
@@ -193,7 +193,7 @@ impl Context {
         })
     }
 
-    /// Returns the current value of this PE's word. Waits for a copy from the device, within the
+    /// Returns the current value of this PE's word. Waits for a copy from the device within the
     /// context's deadline.
     ///
     /// # Errors
@@ -244,8 +244,8 @@ impl Context {
         self.comm.block("nvshmem_fence", |api, _| unsafe { api.nvshmem_fence() })
     }
 
-    /// Makes the sources of earlier puts reusable in stream order, also those of `nbi` puts. Weaker
-    /// than [`quiet`](Self::quiet). Since 3.8.
+    /// Makes the sources of earlier puts, including `nbi` puts, reusable in stream order. Weaker
+    /// than [`quiet`](Self::quiet). Requires NVSHMEM 3.8.
     ///
     /// # Errors
     /// [`NvshmemError::Unsupported`]; as for [`quiet`](Self::quiet).
@@ -257,7 +257,7 @@ impl Context {
     }
 
     /// Like [`flush`](Self::flush), for puts made without a stream, within the context's deadline.
-    /// Since 3.8.
+    /// Requires NVSHMEM 3.8.
     ///
     /// # Errors
     /// [`NvshmemError::Unsupported`]; as for [`quiet_blocking`](Self::quiet_blocking).
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comparisons_have_nvshmem_s_numbers() {
+    fn comparisons_equal_nvshmems_constants() {
         let numbers = Compare::ALL.map(compare);
         assert_eq!(numbers, [0, 1, 2, 5, 4, 3]);
         assert_eq!((signal_op(SignalOp::Set), signal_op(SignalOp::Add)), (9, 10));

@@ -103,7 +103,7 @@ impl Context {
     }
 
     /// Makes `stream` wait until every element of this PE's `words` satisfies the comparison with
-    /// the element of `values` at the same index. `values` is memory of this device; it must not
+    /// the element of `values` at the same index. `values` is memory of this device, which must not
     /// change until the stream has completed the wait.
     ///
     /// # Errors

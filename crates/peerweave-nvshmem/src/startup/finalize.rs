@@ -1,4 +1,4 @@
-//! Ends NVSHMEM and reports what was not freed.
+//! Finalises NVSHMEM, and reports memory that was not freed.
 //!
 //! Invariant: no handle of symmetric memory exists when the heap is released.
 
@@ -14,8 +14,8 @@ use crate::error::{DeadState, MisuseKind, NvshmemError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FinalizeReport {
-    /// Symmetric memory that was dropped and not freed, in order of allocation. It has been freed
-    /// now.
+    /// Symmetric memory that was dropped but not freed, in order of allocation. Finalisation has
+    /// freed it.
     pub leaked: Vec<Leak>,
     /// Number of other handles of the context in this process. If it is not zero, NVSHMEM keeps
     /// running.
@@ -28,17 +28,17 @@ pub struct FinalizeReport {
 pub struct Leak {
     /// Number of the allocation, the same on every PE.
     pub allocation: u64,
-    /// Its length in bytes on each PE.
+    /// Length in bytes on each PE.
     pub bytes: usize,
 }
 
 impl Context {
-    /// Releases this handle; the last one ends NVSHMEM on every PE. Memory that was dropped and not
-    /// freed is freed now and reported.
+    /// Releases this handle. The last one finalises NVSHMEM on every PE. Memory that was dropped
+    /// but not freed is freed then, and reported.
     ///
-    /// First waits within the context's deadline for every stream with work of NVSHMEM. From then
+    /// Waits first, within the context's deadline, for every stream with work of NVSHMEM. From then
     /// on, calls of other threads through teams and buffers are errors ([`MisuseKind::Context`]),
-    /// unless ending fails.
+    /// unless finalising fails.
     ///
     /// After an initialisation by an id or a rendezvous, NVSHMEM can be initialised again in this
     /// process.
@@ -48,11 +48,11 @@ impl Context {
     ///
     /// # Errors
     /// [`MisuseKind::InUse`] while handles of symmetric memory in this process, or captured graphs,
-    /// use it. No PE ends NVSHMEM then, the others get [`NvshmemError::Disagree`], and
+    /// use it. No PE finalises NVSHMEM then, the others get [`NvshmemError::Disagree`], and
     /// [`current`](Self::current) returns the context again. [`NvshmemError::Timeout`] and
     /// [`NvshmemError::Bootstrap`] name the PEs that did not arrive.
     ///
-    /// NVSHMEM itself ends the process if its clean-up fails.
+    /// NVSHMEM itself ends the process if it fails to finalise.
     pub fn finalize(self) -> Result<FinalizeReport, NvshmemError> {
         const CALL: &str = END;
         let running = Arc::clone(&self.running);
@@ -77,16 +77,16 @@ impl Context {
         let allocations = heap.allocations().clone();
         let idle = || -> Result<(), NvshmemError> {
             if !is_alone(&comm.enqueued.modules) {
-                let by = "a module guard: drop it first";
+                let by = "a module guard; drop it first";
                 return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the context", by }));
             }
             if !comm.unused_after_graphs(|| is_alone(&comm.enqueued.captured)) {
-                let by = "a captured graph: destroy it first";
+                let by = "a captured graph; destroy it first";
                 return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the context", by }));
             }
             for allocation in &allocations {
                 if !comm.unused_after_graphs(|| allocation.handles.is_at_most(0)) {
-                    let by = "a handle, a slice or a captured graph: drop it, or free it, first";
+                    let by = "a handle, a slice or a captured graph; drop or free it first";
                     return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "symmetric memory", by }));
                 }
             }
@@ -98,7 +98,7 @@ impl Context {
         let order = comm.enqueued.world_order();
         let (_begun, able) = split_outcome(begun);
         let (_turn, able) = split_outcome(able.and_then(|()| idle()).and_then(|()| order.drain(CALL, &comm)));
-        let mut entered = arrive(&comm, CALL, Members::World, &format!("{} allocations left", allocations.len()), able)?;
+        let mut entered = arrive(&comm, CALL, Members::World, &format!("{} allocations that were not freed", allocations.len()), able)?;
         // Memory released now must not be released again, even after an error.
         heap.allocations().clear();
         let (mut leaked, mut failed) = (Vec::new(), None);
@@ -106,7 +106,7 @@ impl Context {
             tracing::warn!(
                 allocation = allocation.id(),
                 bytes = allocation.bytes(),
-                "symmetric memory was not freed before the end"
+                "symmetric memory was not freed before finalize"
             );
             leaked.push(Leak { allocation: allocation.id(), bytes: allocation.bytes() });
             // A failure must not keep other memory from being released, here and on other PEs,
@@ -131,7 +131,7 @@ impl Context {
     }
 }
 
-/// Ending in progress, with the state to restore if it fails.
+/// Finalising in progress, with the state to restore if it fails.
 struct Ending(Option<ProcessState>);
 
 impl Drop for Ending {

@@ -1,15 +1,15 @@
-//! Checks the network interface by which the PEs connect, before NVSHMEM uses it.
+//! Checks the network interface by which the PEs connect before NVSHMEM uses it.
 //!
-//! NVSHMEM takes a list of names. Each is a prefix unless the list starts with `=`; `^` excludes
-//! names. If none matches, NVSHMEM only prints that to standard error.
+//! NVSHMEM's variable is a list of names. Each is a prefix unless the list starts with `=`; `^`
+//! excludes names. If none matches, NVSHMEM only prints that to standard error.
 
 use crate::error::PreflightError;
 use crate::library::Settings;
 
-/// The variable that selects it.
+/// The variable that selects the interface.
 const VARIABLE: &str = "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
 
-/// Returns an error if no interface of this machine matches.
+/// Fails if no interface of this machine matches.
 pub(crate) fn check(settings: &Settings) -> Result<(), PreflightError> {
     let Some(asked) = settings.effective(VARIABLE).filter(|asked| !asked.is_empty()) else { return Ok(()) };
     // If the system does not list interfaces, NVSHMEM decides.
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_beginnings_lists_exact_or_excluded() {
+    fn interface_list_has_prefixes_exact_and_excluded_names() {
         let there = ["lo", "eth0", "ib0"].map(str::to_owned);
         for right in ["eth0", "eth", "nope,ib", "=eth0", "=nope,ib0", "^eth", "^=eth0"] {
             assert!(matches(right, &there), "{right}");

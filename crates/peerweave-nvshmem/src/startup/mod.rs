@@ -1,5 +1,5 @@
-//! Starts and ends NVSHMEM: initialisation by a rendezvous, an id, MPI or a launcher; checks of the
-//! machine; the report at the end.
+//! Start and end of NVSHMEM: initialisation by a rendezvous, an id, MPI or a launcher; checks of
+//! the machine; the report at the end.
 
 pub(crate) mod finalize;
 mod interface;

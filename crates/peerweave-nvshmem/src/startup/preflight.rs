@@ -1,9 +1,8 @@
-//! Checks before NVSHMEM is called. Most errors inside NVSHMEM are only printed, and end the
-//! process or hang.
+//! Checks before NVSHMEM is called. NVSHMEM only prints most errors, and then ends the process or
+//! hangs.
 //!
-//! It cannot check whether a network works, whether the switch fabric is healthy, whether another
-//! process allocates the memory meanwhile, or whether a peer dies inside NVSHMEM (only the deadline
-//! helps then).
+//! Some problems cannot be detected: a broken network, a faulty switch fabric, memory that another
+//! process allocates meanwhile, or a PE that dies inside NVSHMEM (only the deadline ends that).
 //!
 //! Invariant: the checks change nothing.
 
@@ -21,11 +20,11 @@ use crate::comm::enqueued::with_error_preserved;
 use crate::error::{MisuseKind, NvshmemError, PreflightError};
 use crate::library::{Nvshmem, Settings, Status, plugins};
 
-/// Upper bound of what NVSHMEM writes to `/dev/shm` at its start: a page for each PE of the
-/// machine.
+/// Upper bound of the memory that NVSHMEM uses in `/dev/shm` at its start: a page for each PE of
+/// the machine.
 const SHARED_MEMORY_BYTES: u64 = 1 << 20;
 
-/// The lowest compute capability that NVSHMEM supports.
+/// The lowest supported major compute capability.
 const OLDEST_GENERATION: i32 = 7;
 
 /// The data that PEs exchange before they start.
@@ -42,7 +41,7 @@ impl StartInfo {
         format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
     }
 
-    /// Parses a line. `Err` is the reason why that PE cannot start.
+    /// Parses a line. The error is the reason why that PE cannot start.
     pub(crate) fn from_text(text: &str) -> Result<Self, String> {
         if let Some(reason) = text.strip_prefix("error\t") {
             return Err(reason.to_owned());
@@ -91,8 +90,8 @@ pub(crate) fn local(
     Ok(StartInfo { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part() })
 }
 
-/// Checks the functions that every PE needs after the start: a PE that found one missing later
-/// would leave the others waiting.
+/// Checks the functions that every PE needs after the start. If a PE found one missing later, the
+/// others would wait for it.
 fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     const NEEDED: [&str; 12] = [
         "nvshmemx_get_uniqueid",
@@ -114,7 +113,7 @@ fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     }
 }
 
-/// Checks that NVSHMEM has kernels for the GPU. It would fail to launch its first kernel otherwise.
+/// Checks that NVSHMEM has kernels for the GPU. Otherwise its first launch would fail.
 fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     use CUdevice_attribute::{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR};
     let (driver, device) = (Driver::get()?, context.ordinal());
@@ -126,13 +125,13 @@ fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     Err(PreflightError::OldGpu { device, major, minor }.into())
 }
 
-/// NVSHMEM counts initialisations, so an initialisation on top of another one would succeed, with
-/// the PEs of that one.
+/// Fails if other code has initialised NVSHMEM. NVSHMEM counts initialisations, so a second one
+/// would succeed with the PEs of the first.
 fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
         // After a start that only connected the PEs, NVSHMEM would reuse those PEs.
         Status::Bootstrapped | Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
-            let (found, asked) = ("the one that other code in this process started".to_owned(), "no earlier start".to_owned());
+            let (found, asked) = ("an NVSHMEM initialised by other code in this process".to_owned(), "no earlier initialisation".to_owned());
             let kind = MisuseKind::AlreadyInitialized { what: "NVSHMEM", found, asked };
             Err(NvshmemError::misuse("nvshmemx_init_status", kind))
         }
@@ -199,7 +198,8 @@ pub(crate) fn together(own: Pe, cards: &[Result<StartInfo, String>]) -> Result<(
     }
 }
 
-/// Returns which peers' GPUs are directly accessible, as far as this process can see them.
+/// Returns whether the GPU of each peer is directly accessible, as far as this process can query
+/// it.
 pub(crate) fn reachable(
     own: Pe,
     cards: &[Result<StartInfo, String>],
@@ -236,7 +236,7 @@ pub(crate) fn reachable(
                 pe = pe.get(),
                 device,
                 peer,
-                "the GPUs cannot access each other directly: all traffic uses the network"
+                "the GPUs cannot access each other directly; all traffic uses the network"
             );
             if remote_transport == "none" {
                 return Err(PreflightError::Unreachable { pe, device }.into());
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn pe_that_cannot_start_is_everybodys_error() {
+    fn pe_that_cannot_start_is_an_error_on_all_pes() {
         let error = together(Pe::new(0), &[Ok(card("a")), Err("no driver".to_owned())]).expect_err("one cannot");
         assert_eq!(error, PreflightError::Peer { pe: Pe::new(1), reason: "no driver".to_owned() });
     }

@@ -1,7 +1,7 @@
-//! Starts NVSHMEM by a rendezvous, an id, MPI, or a launcher.
+//! Starts NVSHMEM by a rendezvous, an id, MPI or a launcher.
 //!
-//! Invariant: NVSHMEM is initialised once. During the initialisation, and after it failed, another
-//! attempt is an error.
+//! Invariant: NVSHMEM is initialised once. During the initialisation and after a failed one,
+//! another attempt is an error.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ use crate::sys::{self, nvshmemx_init_attr_t};
 /// The gate of all calls of NVSHMEM in this process.
 static GATE: LazyLock<Arc<Gate>> = LazyLock::new(Arc::default);
 
-/// The bootstrap of an initialisation.
+/// The kind of bootstrap, with its arguments.
 enum Bootstrapping {
     /// By an id.
     Id(UniqueId, u32, u32),
@@ -40,18 +40,18 @@ enum Bootstrapping {
 }
 
 impl Context {
-    /// Starts NVSHMEM among the PEs of a rendezvous, with the same numbers. This is the usual
+    /// Starts NVSHMEM among the PEs of a rendezvous, with the same PE numbers. This is the usual
     /// bootstrap.
     ///
-    /// The PEs first exchange their data. A PE that cannot start, or that has another library,
-    /// other settings, or the GPU of another PE, is an error on every PE before NVSHMEM is called.
-    /// The rendezvous distributes the id, and NVSHMEM uses its network interface. The context keeps
-    /// the rendezvous for later setup calls: they count among its collective calls, whose order
-    /// must be the same on every PE.
+    /// The PEs first exchange their data. If a PE cannot start, or has another library, other
+    /// settings, or the GPU of another PE, every PE gets an error before NVSHMEM is called. The
+    /// rendezvous distributes the id, and NVSHMEM uses its network interface. The context keeps the
+    /// rendezvous for later setup calls. They count among the rendezvous' collective calls, whose
+    /// order must be the same on every PE.
     ///
     /// If NVSHMEM already runs in this process with the same arguments, this returns another handle
-    /// without communication. A process that has another context, or a context that cannot be
-    /// started again, is an error on every PE.
+    /// without communication. If a process has another context, or one that cannot be started
+    /// again, every PE gets an error.
     ///
     /// `device` is the device of this PE; each PE needs its own.
     ///
@@ -117,15 +117,15 @@ impl Context {
         let Some(id) = id else {
             return Err(PreflightError::Peer { pe: Pe::new(0), reason: "it sent no id".to_owned() }.into());
         };
-        let start = start.expect("a PE that may not start has an error of its own");
+        let start = start.expect("a PE that may not start has its own error");
         start.run(ready, inside, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 
     /// Creates an id for [`from_unique_id`](Self::from_unique_id). Loads a plug-in, and opens a
     /// socket in this process that listens until the PEs are connected.
     ///
-    /// `settings` selects the network interface. NVSHMEM reads all of its settings here, once in
-    /// this process: the start must have the same.
+    /// `settings` selects the network interface. NVSHMEM reads all of its settings in this call,
+    /// once in this process, so the start must use the same settings.
     ///
     /// # Errors
     /// [`MisuseKind::AlreadyInitialized`] if NVSHMEM has read other settings;
@@ -179,10 +179,10 @@ impl Context {
     /// that cannot be loaded, such as one for another MPI.
     ///
     /// # Safety
-    /// `communicator` points to an `MPI_Comm` of the MPI that NVSHMEM's plug-in is linked to. MPI
-    /// is initialised and allows calls by threads other than the main one (`MPI_THREAD_SERIALIZED`
-    /// at least). Both live until NVSHMEM is finalised or, if this call times out, until the
-    /// process ends.
+    /// `communicator` points to an `MPI_Comm` of the MPI to which NVSHMEM's plug-in is linked. MPI
+    /// is initialised and allows calls by threads other than the main one (at least
+    /// `MPI_THREAD_SERIALIZED`). Both live until NVSHMEM is finalised or, if this call times out,
+    /// until the process ends.
     pub unsafe fn from_mpi(
         communicator: *mut c_void,
         device: &Arc<CudaContext>,
@@ -203,7 +203,7 @@ impl Context {
     /// # Errors
     /// As for [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in
     /// that cannot be loaded, such as one for another PMIx. If no launcher started the process, the
-    /// error is NVSHMEM's.
+    /// error is that of NVSHMEM.
     pub fn from_launcher(device: &Arc<CudaContext>, settings: Settings) -> Result<Self, NvshmemError> {
         const CALL: &str = "Context::from_launcher";
         settings.check(CALL)?;
@@ -252,8 +252,8 @@ fn greeting(call: &'static str, arguments: &Arguments, device: &Arc<CudaContext>
     Ok((Ready::new(call, nvshmem, device, &arguments.settings)?, card))
 }
 
-/// What an initialisation needs of this process, acquired before other PEs get the report that this
-/// PE is ready.
+/// The resources of this process that an initialisation needs. They are acquired before this PE
+/// reports to the others that it is ready.
 struct Ready {
     nvshmem: Nvshmem,
     worker: Worker,
@@ -297,8 +297,8 @@ fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &W
     }
 }
 
-/// Whether creating an id failed before. NVSHMEM has then freed its plug-in and may free it again
-/// at the next attempt (3.4.5).
+/// Whether creating an id has failed. NVSHMEM has then freed its plug-in, and may free it again at
+/// the next attempt (3.4.5).
 static ID_FAILED: AtomicBool = AtomicBool::new(false);
 
 fn can_still_start(call: &'static str) -> Result<(), NvshmemError> {
@@ -329,8 +329,8 @@ fn no_answer(call: &'static str, function: &'static str, error: NoAnswer, world:
     }
 }
 
-/// An initialisation in progress. It ends in a context, or in the state that it cannot be repeated;
-/// or, if NVSHMEM was not called, in the former state.
+/// An initialisation in progress. It ends in a context, or in the state that it cannot be repeated.
+/// If NVSHMEM was not called, it ends in the previous state.
 struct Start {
     call: &'static str,
     outcome: Option<ProcessState>,
@@ -340,13 +340,13 @@ enum Begun {
     /// Another handle of the running context.
     Running(Context),
     Start(Start),
-    /// This process cannot start. Other PEs may wait for it at the rendezvous.
+    /// This process cannot start. Other PEs may be waiting for it at the rendezvous.
     Refused(NvshmemError),
 }
 
 impl Start {
     /// # Errors
-    /// Errors that other PEs must not be sent: they are in another call with this PE.
+    /// Errors that must not be sent to other PEs, because this PE is in another call with them.
     fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a forked child, a thread that does not exist may hold the lock.
         let forked = Nvshmem::is_forked();
@@ -501,7 +501,7 @@ fn busy(call: &'static str, why: &'static str) -> NvshmemError {
     NvshmemError::misuse(call, MisuseKind::Context { why })
 }
 
-/// Returns an error that names the first argument in which two initialisations differ.
+/// Fails with the first argument in which two initialisations differ.
 fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<(), NvshmemError> {
     let differ = |what, found: String, asked: String| {
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
@@ -585,7 +585,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_init_names_the_argument_that_differs() {
+    fn second_init_error_names_the_argument_that_differs() {
         let running =
             Arguments { way: "an id", place: Some((0, 2)), which: 7, device: 0, settings: Settings::default().max_teams(8) };
         let differs = |change: fn(&mut Arguments)| {

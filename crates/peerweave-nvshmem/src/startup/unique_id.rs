@@ -18,7 +18,8 @@ impl UniqueId {
     /// Length of an id in bytes.
     pub const LEN_BYTES: usize = size_of::<sys::nvshmemx_uniqueid_t>();
 
-    /// Returns the id of these bytes. Bytes that NVSHMEM did not create fail when PEs connect.
+    /// Returns the id with these bytes. If NVSHMEM did not create the bytes, connecting the PEs
+    /// fails.
     pub const fn from_bytes(bytes: [u8; Self::LEN_BYTES]) -> Self {
         Self(bytes)
     }
@@ -59,7 +60,7 @@ impl fmt::Debug for UniqueId {
 impl TryFrom<&[u8]> for UniqueId {
     type Error = NvshmemError;
 
-    /// Requires exactly 128 bytes.
+    /// Converts exactly 128 bytes.
     fn try_from(bytes: &[u8]) -> Result<Self, NvshmemError> {
         let wrong = |_| {
             let kind = MisuseKind::Length { what: "the id", found: bytes.len(), expected: Self::LEN_BYTES, unit: "bytes" };

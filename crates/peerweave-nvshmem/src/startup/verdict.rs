@@ -4,9 +4,9 @@ use super::unique_id::UniqueId;
 
 /// Outcome of a PE's checks.
 pub(super) enum Readiness {
-    /// It is ready. PE 0 sends the id.
+    /// The PE is ready. PE 0 sends the id.
     Ready(Option<UniqueId>),
-    /// It cannot start, with the reason.
+    /// The PE cannot start, for this reason.
     Cannot(String),
 }
 

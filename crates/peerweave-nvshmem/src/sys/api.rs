@@ -1,7 +1,7 @@
 //! NVSHMEM's untyped functions, each with the first library that exports it.
 //!
-//! They check nothing. Co-resident launches are not bound: they take a kernel of CUDA's runtime,
-//! which Rust does not have.
+//! These functions check no arguments. Launches of co-resident kernels are not declared: they take
+//! a kernel of CUDA's runtime, which Rust does not have.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
@@ -14,20 +14,20 @@ peerweave_dylib::bindings! {
     pub struct Api {
         // Versions and names.
 
-        /// The product's version.
+        /// Returns the product's version.
         "3.3.24" fn nvshmemx_vendor_get_version_info(major: *mut c_int, minor: *mut c_int, patch: *mut c_int);
-        /// The version of the OpenSHMEM specification.
+        /// Returns the version of the OpenSHMEM specification.
         "3.3.24" fn nvshmem_info_get_version(major: *mut c_int, minor: *mut c_int);
-        /// The product's name, at most [`NVSHMEM_MAX_NAME_LEN`] bytes.
+        /// Returns the product's name, at most [`NVSHMEM_MAX_NAME_LEN`] bytes.
         "3.3.24" fn nvshmem_info_get_name(name: *mut c_char);
 
         // Initialisation and end.
 
-        /// Returns how far NVSHMEM is initialised.
+        /// Returns the state of NVSHMEM's initialisation.
         "3.3.24" fn nvshmemx_init_status() -> c_int;
         /// Initialises. Collective.
         "3.3.24" fn nvshmemx_hostlib_init_attr(flags: c_uint, attr: *mut nvshmemx_init_attr_t) -> c_int;
-        /// Ends NVSHMEM. Collective. Ends the process if it fails.
+        /// Finalises NVSHMEM. Collective. Ends the process if it fails.
         "3.3.24" fn nvshmemx_hostlib_finalize();
         /// Creates an id. Loads a plug-in and opens a socket.
         "3.3.24" fn nvshmemx_get_uniqueid(id: *mut nvshmemx_uniqueid_t) -> c_int;
@@ -37,11 +37,11 @@ peerweave_dylib::bindings! {
         ) -> c_int;
         /// Fills in the arguments of the bootstrap by MPI.
         "3.3.24" fn nvshmemx_set_attr_mpi_comm_args(mpi_comm: *mut c_void, attr: *mut nvshmemx_init_attr_t) -> c_int;
-        /// Returns which threads may call NVSHMEM.
+        /// Returns the supported level of threads.
         "3.3.24" fn nvshmem_query_thread(provided: *mut c_int);
-        /// Ends all PEs.
+        /// Ends the processes of all PEs.
         "3.3.24" fn nvshmem_global_exit(status: c_int);
-        /// Returns this PE.
+        /// Returns the number of this PE.
         "3.3.24" fn nvshmem_my_pe() -> c_int;
         /// Returns the number of PEs.
         "3.3.24" fn nvshmem_n_pes() -> c_int;
@@ -56,7 +56,7 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmem_align(alignment: usize, bytes: usize) -> *mut c_void;
         /// Frees symmetric memory. Collective.
         "3.3.24" fn nvshmem_free(address: *mut c_void);
-        /// Returns the address at which a PE's part is mapped here, or null.
+        /// Returns the address at which a PE's part is mapped in this process, or null.
         "3.3.24" fn nvshmem_ptr(address: *const c_void, pe: c_int) -> *mut c_void;
         /// Returns the multicast address of a team's parts, or null.
         "3.3.24" fn nvshmemx_mc_ptr(team: nvshmem_team_t, address: *const c_void) -> *mut c_void;
@@ -427,36 +427,36 @@ peerweave_dylib::bindings! {
 
         // Collectives by bytes.
 
-        /// Bytes.
+        /// Sends a part to and receives a part from every PE of a team, bytes.
         "3.3.24" fn nvshmem_alltoallmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
-        /// Bytes.
+        /// Sends a part to and receives a part from every PE of a team, bytes.
         "3.3.24" fn nvshmemx_alltoallmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
         ) -> c_int;
-        /// Bytes.
+        /// Concatenates the sources of a team's PEs on each of them, bytes.
         "3.3.24" fn nvshmem_fcollectmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
-        /// Bytes.
+        /// Concatenates the sources of a team's PEs on each of them, bytes.
         "3.3.24" fn nvshmemx_fcollectmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
         ) -> c_int;
-        /// Bytes.
+        /// Copies the source of the root to every PE of a team, bytes.
         "3.3.24" fn nvshmem_broadcastmem(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, root: c_int,
         ) -> c_int;
-        /// Bytes.
+        /// Copies the source of the root to every PE of a team, bytes.
         "3.3.24" fn nvshmemx_broadcastmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, root: c_int, stream: CUstream,
         ) -> c_int;
 
         // Modules, launches, regions, queue pairs.
 
-        /// Initialises a module with what NVSHMEM's device functions need.
+        /// Initialises a module with the state of NVSHMEM's device functions.
         "3.3.24" fn nvshmemx_cumodule_init(module: CUmodule) -> c_int;
-        /// Removes it from a module.
+        /// Removes NVSHMEM's state from a module.
         "3.3.24" fn nvshmemx_cumodule_finalize(module: CUmodule) -> c_int;
-        /// Initialises a library.
+        /// Initialises a library with the state of NVSHMEM's device functions.
         "3.3.24" fn nvshmemx_culibrary_init(library: CUlibrary) -> c_int;
-        /// Removes it from a library.
+        /// Removes NVSHMEM's state from a library.
         "3.3.24" fn nvshmemx_culibrary_finalize(library: CUlibrary) -> c_int;
         /// Begins a region in which transfers may be batched.
         "3.8.0" fn nvshmemx_region_start(
@@ -464,9 +464,9 @@ peerweave_dylib::bindings! {
         ) -> c_int;
         /// Ends a region.
         "3.8.0" fn nvshmemx_region_stop(handle: nvshmemx_region_handle_t) -> c_int;
-        /// Returns whether there is a region.
+        /// Returns whether a region is active.
         "3.8.0" fn nvshmemx_region_is_active(hints: u32, active: *mut c_int) -> c_int;
-        /// Queue pairs for kernels.
+        /// Creates queue pairs for kernels.
         "3.6.5" fn nvshmemx_qp_create(count: c_int, handles: *mut *mut nvshmemx_qp_handle_t) -> c_int;
     }
 }

@@ -1,10 +1,10 @@
-//! The typed families: one function for each type of C, 71 families, 1,344 functions.
+//! The typed families: one function for each C type, in 71 families with 1,344 functions.
 //!
-//! A family is a prefix, a suffix and a set of types; its functions differ in the pointers' types
-//! alone, which the machine does not see. Where a value is passed as itself ([`ByValue`]), the
-//! caller states the function's type.
+//! A family is a prefix, a suffix and a set of types. Its functions differ only in the types of
+//! pointers, which have the same calling convention. For a function that takes or returns an
+//! element by value ([`ByValue`]), the caller states the function's type.
 //!
-//! Invariant: a name in a table is the name of the function that the accessor's type describes.
+//! Invariant: each name in a table is that of a function with the accessor's type.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
@@ -81,7 +81,7 @@ const AMO_FLOAT: Types = types(&[CType::Half, CType::Float, CType::Double]);
 /// The functions of one family, each resolved separately.
 #[derive(Debug)]
 pub struct Family {
-    /// By type; an empty name if the family lacks the type.
+    /// Names by type; an empty name if the family lacks the type.
     names: [&'static CStr; N_TYPES],
     symbols: [Symbol; N_TYPES],
     since: &'static str,
@@ -140,7 +140,7 @@ macro_rules! families {
             )*
         }
 
-        /// Returns every typed function that is bound, of all families.
+        /// Returns all typed functions that are declared, of all families.
         pub fn typed_symbols() -> Vec<SymbolInfo> {
             let mut all = Vec::new();
             $(all.extend(Family::new(names!($prefix, $suffix), $types, $since).symbols());)*
@@ -148,15 +148,15 @@ macro_rules! families {
         }
 
         impl Families {
-            /// Binds a library. Each function is looked up at its first use.
+            /// Returns the functions of a library. Each is resolved at its first use.
             pub fn new(library: Library) -> Self {
                 Self { library, $($name: Family::new(names!($prefix, $suffix), $types, $since),)* }
             }
 
-            /// Returns the bound functions that the library lacks.
+            /// Returns the declared functions that the library lacks.
             pub fn missing(&self) -> Vec<SymbolInfo> {
                 let lacks = |symbol: &SymbolInfo| {
-                    let name = std::ffi::CString::new(symbol.name).expect("names of functions have no zero byte");
+                    let name = std::ffi::CString::new(symbol.name).expect("function names contain no zero byte");
                     self.library.symbol(&name).is_none()
                 };
                 typed_symbols().into_iter().filter(lacks).collect()
@@ -186,23 +186,23 @@ pub type Transfer = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_in
 pub type TransferOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, CUstream);
 /// target, source, stride of the target, stride of the source, count, PE.
 pub type Strided = unsafe extern "C" fn(*mut c_void, *const c_void, isize, isize, usize, c_int);
-/// As [`Strided`], stream.
+/// Like [`Strided`], with a stream at the end.
 pub type StridedOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, isize, isize, usize, c_int, CUstream);
 /// target, source, count, signal's word, its value, operation, PE, stream.
 pub type PutSignalOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut u64, u64, c_int, c_int, CUstream);
 /// team, target, source, count.
 pub type Collective = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize) -> c_int;
-/// As [`Collective`], stream.
+/// Like [`Collective`], with a stream at the end.
 pub type CollectiveOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, CUstream) -> c_int;
 /// team, target, source, count, root.
 pub type Broadcast = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, c_int) -> c_int;
-/// As [`Broadcast`], stream.
+/// Like [`Broadcast`], with a stream at the end.
 pub type BroadcastOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, c_int, CUstream) -> c_int;
-/// words, how many, mask, comparison, pointer to the values, stream.
+/// words, number of words, mask, comparison, pointer to the values, stream.
 pub type WaitVectorOnStream = unsafe extern "C" fn(*mut c_void, usize, *const c_int, c_int, *mut c_void, CUstream);
 /// target, PE.
 pub type Increment = unsafe extern "C" fn(*mut c_void, c_int);
-/// A function that takes or returns a value of the type itself; the caller casts it.
+/// A function that takes or returns an element by value; the caller casts it.
 pub type ByValue = NonNull<c_void>;
 
 families! {
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn type_that_a_family_lacks_is_missing() {
         let families = families();
-        let missing = families.and_reduce_on_stream(CType::Float).expect_err("bitwise is for integers");
+        let missing = families.and_reduce_on_stream(CType::Float).expect_err("bitwise operations are for integers");
         assert_eq!(missing.name, "");
         let missing = families.put(CType::Float).expect_err("libc has no such function");
         assert_eq!(missing.name, "nvshmem_float_put");

@@ -1,12 +1,13 @@
-//! NVSHMEM's own names, types and functions, unsafe to call. Public under the feature `raw`.
+//! NVSHMEM's own names, types and functions, which are unsafe to call. Public under the feature
+//! `raw`.
 //!
-//! Nothing here checks anything, and nothing decides: which library is bound is [`crate::Nvshmem`].
-//! Not bound are data symbols, the `nvshmemid_` entry points (they belong to NVSHMEM's device
-//! library), and what headers define inline: `nvshmem_init`, `nvshmemx_init_attr` and
-//! `nvshmem_finalize` are exported by no library.
+//! These declarations make no checks; [`crate::Nvshmem`] selects the library. Not declared are data
+//! symbols, the `nvshmemid_` entry points (they belong to NVSHMEM's device library), and functions
+//! that headers define inline: no library exports `nvshmem_init`, `nvshmemx_init_attr` and
+//! `nvshmem_finalize`.
 //!
-//! The versions beside the functions are those of the first *library* that exports them, among
-//! 3.3.24, 3.4.5, 3.6.5 and 3.8.0.
+//! The version of each function is that of the first *library* that exports it, among 3.3.24,
+//! 3.4.5, 3.6.5 and 3.8.0.
 
 mod api;
 mod families;
@@ -18,5 +19,5 @@ pub use families::*;
 pub use layout::{Fact, facts};
 pub use types::*;
 
-/// The version of the header that the structs here follow.
+/// The version of the header from which the structs are declared.
 pub const HEADER: crate::Version = crate::Version::new(3, 8, 0);

@@ -26,9 +26,9 @@ pub type nvshmemx_region_handle_t = u64;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_uniqueid_t {
-    /// Layout and size.
+    /// Layout version and size.
     pub version: c_int,
-    /// The vendor's.
+    /// Data of NVSHMEM.
     pub internal: [c_char; 124],
 }
 
@@ -37,15 +37,15 @@ impl nvshmemx_uniqueid_t {
     pub const EMPTY: Self = Self { version: version_word(1, size_of::<Self>()), internal: [0; 124] };
 }
 
-/// This process among those that connect by an id.
+/// Description of this process for a bootstrap by an id.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct nvshmemx_uniqueid_args_t {
-    /// Layout and size.
+    /// Layout version and size.
     pub version: c_int,
     /// The id.
     pub id: *mut nvshmemx_uniqueid_t,
-    /// This PE, -1 if unset.
+    /// Number of this PE, -1 if unset.
     pub myrank: c_int,
     /// Number of PEs, -1 if unset.
     pub nranks: c_int,
@@ -55,11 +55,12 @@ pub struct nvshmemx_uniqueid_args_t {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_init_args_t {
-    /// Layout and size.
+    /// Layout version and size.
     pub version: c_int,
     /// Arguments of the bootstrap by id.
     pub uid_args: nvshmemx_uniqueid_args_t,
-    /// The device's ordinal, -1 for the current context's. Layout 2; padding before.
+    /// Ordinal of the device, -1 for that of the current context. Only in layout 2; padding in
+    /// layout 1.
     pub cuda_device_id: c_int,
     /// Reserved.
     pub content: [c_char; 92],
@@ -69,7 +70,7 @@ pub struct nvshmemx_init_args_t {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_init_attr_t {
-    /// Layout and size.
+    /// Layout version and size.
     pub version: c_int,
     /// A pointer to an `MPI_Comm`, for the bootstrap by MPI.
     pub mpi_comm: *mut c_void,
@@ -77,7 +78,7 @@ pub struct nvshmemx_init_attr_t {
     pub args: nvshmemx_init_args_t,
 }
 
-/// The first library that reads layout 2 of the initialisation's structs.
+/// The first library that reads layout 2 of the structs of initialisation.
 pub const INIT_LAYOUT_2: Version = Version::new(3, 6, 5);
 
 impl nvshmemx_init_attr_t {
@@ -109,7 +110,7 @@ impl nvshmemx_init_attr_t {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmem_team_config_t {
-    /// Layout and size.
+    /// Layout version and size.
     pub version: c_int,
     /// Number of contexts, -1 if unset.
     pub num_contexts: c_int,
@@ -160,16 +161,16 @@ constants! {
     NVSHMEM_TEAM_INVALID: nvshmem_team_t = -1;
     /// All PEs.
     NVSHMEM_TEAM_WORLD: nvshmem_team_t = nvshmem::TEAM_WORLD;
-    /// PEs whose memory this one maps.
+    /// The PEs whose memory is mapped in this process.
     NVSHMEM_TEAM_SHARED: nvshmem_team_t = nvshmem::TEAM_SHARED;
     /// PEs of this machine.
     NVSHMEMX_TEAM_NODE: nvshmem_team_t = nvshmem::TEAM_NODE;
     /// PEs of the same index on every machine.
     NVSHMEMX_TEAM_SAME_MYPE_NODE: nvshmem_team_t = 3;
 
-    /// A put's signal is stored.
+    /// The signal of a put is stored.
     NVSHMEM_SIGNAL_SET: c_int = signal_op(SignalOp::Set);
-    /// A put's signal is added.
+    /// The signal of a put is added.
     NVSHMEM_SIGNAL_ADD: c_int = signal_op(SignalOp::Add);
 
     /// Equal.
@@ -191,9 +192,9 @@ constants! {
     NVSHMEM_STATUS_IS_BOOTSTRAPPED: c_int = 1;
     /// Initialised.
     NVSHMEM_STATUS_IS_INITIALIZED: c_int = 2;
-    /// Initialised, several PEs share a GPU, with a subset of the calls.
+    /// Initialised; several PEs share a GPU and support only some calls.
     NVSHMEM_STATUS_LIMITED_MPG: c_int = 3;
-    /// Initialised, several PEs share a GPU.
+    /// Initialised; several PEs share a GPU.
     NVSHMEM_STATUS_FULL_MPG: c_int = 4;
 
     /// The number of contexts is set.
@@ -207,11 +208,11 @@ constants! {
     NVSHMEMX_ERROR_INVALID_VALUE: c_int = 1;
     /// Not enough memory.
     NVSHMEMX_ERROR_OUT_OF_MEMORY: c_int = 2;
-    /// Not supported here.
+    /// Not supported.
     NVSHMEMX_ERROR_NOT_SUPPORTED: c_int = 3;
     /// The PEs' arguments differ.
     NVSHMEMX_ERROR_SYMMETRY: c_int = 4;
-    /// No device.
+    /// No device is selected.
     NVSHMEMX_ERROR_GPU_NOT_SELECTED: c_int = 5;
     /// A kernel that must be co-resident was not launched.
     NVSHMEMX_ERROR_COLLECTIVE_LAUNCH_FAILED: c_int = 6;

@@ -1,4 +1,4 @@
-//! Teams: ordered sets of PEs that call collectives together.
+//! Teams: ordered sets of PEs that make collective calls together.
 //!
 //! `split.rs` creates teams, `ops` has their collectives.
 //!
@@ -25,36 +25,39 @@ use crate::context::Context;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 
-/// An ordered set of PEs that includes this one. [`Rank`]s are indexes in it.
+/// An ordered set of PEs that includes this one. A [`Rank`] is an index in it.
 ///
 /// # Order
-/// NVSHMEM has one set of counters for each team. So the collectives of a team (barriers, syncs,
-/// setup calls and splits too) must be called in the same order on every PE, and two of them must
-/// never run at once in one process. The caller ensures the first, this crate the second:
+/// NVSHMEM has one set of counters for each team. So the collectives of a team (including barriers,
+/// syncs, setup calls and splits) must be called in the same order on every PE, and two of them
+/// must never run concurrently in one process. The caller ensures the first condition, this crate
+/// the second:
 ///
 /// - All handles of a team share one order: the order of the calls. Several threads may call its
 ///   collectives. NVSHMEM's predefined teams (all PEs, those whose memory is mapped, those of a
-///   machine, those of an index) share one order too, because NVSHMEM implements collectives of all
-///   PEs partly as theirs.
+///   machine, those with the same index) share one order, because NVSHMEM implements collectives of
+///   all PEs partly as collectives of the others.
 /// - A collective on another stream than the team's last one waits on the device for all earlier
-///   work of that stream. The host waits only while another thread is in a call of the team. A
-///   stream that waits for work enqueued after the new collective deadlocks both streams: use a
-///   separate team for each independent stream.
-/// - Setup calls (allocating, freeing, registering, creating and destroying teams, the end) must be
-///   called in the same order over all teams on every PE that takes part. One thread of a process
-///   makes them at a time; other threads wait for it. Threads that make them in other orders on
-///   other PEs wait for each other until the deadline, outside of NVSHMEM, and get errors.
+///   work of that stream. The host waits only while another thread is in a call of the team. If a
+///   stream waits for work enqueued after the new collective, both streams deadlock: use a separate
+///   team for each independent stream.
+/// - Setup calls (allocating, freeing, registering, creating and destroying teams, finalising) must
+///   be called in the same order over all teams, on every PE that takes part. One thread of a
+///   process makes them at a time; other threads wait for it. If threads make them in different
+///   orders on different PEs, they wait for each other outside of NVSHMEM until the deadline, and
+///   get errors.
 /// - Calls that NVSHMEM runs on its own stream (allocating, freeing, registering) and blocking
 ///   calls first wait within the context's deadline for the team's last stream. Creating and
-///   destroying teams, and the end, wait for every stream used with this context, because NVSHMEM
-///   itself then waits for the whole device. Other work on the device that waits for a PE beyond
-///   the deadline makes the context unusable.
+///   destroying teams and finalising wait for every stream used with this context, because NVSHMEM
+///   then waits for the whole device. Other work on the device that waits for a PE beyond the
+///   deadline makes the context unusable.
 /// - A captured collective waits on the host for a last stream outside of the graph, because a
-///   graph cannot. While the last stream is being captured, other collectives are refused
-///   ([`MisuseKind::Context`]), unless they are captured into the same graph. Launching a graph is
-///   a call of CUDA that this crate does not see: [`join`](Self::join) orders it.
+///   graph cannot wait for it. While the last stream is being captured, other collectives are
+///   refused ([`MisuseKind::Context`]), unless they are captured into the same graph. This crate
+///   does not observe the launch of a graph, which is a call of CUDA: [`join`](Self::join) orders
+///   it.
 ///
-/// End every capture, also after an error: a stream that is dropped during its capture can never
+/// End every capture, even after an error: a stream that is dropped during its capture can never
 /// complete its last work.
 ///
 /// The blocking forms use the context's own stream ([`Context::stream`]).
@@ -68,8 +71,8 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// # }
 /// ```
 ///
-/// Dropping a team created here is local: NVSHMEM keeps it until it is finalised, and the number of
-/// teams is limited ([`Settings::max_teams`](crate::Settings::max_teams)).
+/// Dropping a team created by the program is local: NVSHMEM keeps it until it is finalised, and the
+/// number of teams is limited ([`Settings::max_teams`](crate::Settings::max_teams)).
 /// [`destroy`](Self::destroy) releases it.
 pub struct Team {
     pub(crate) comm: Arc<Comm>,
@@ -81,11 +84,11 @@ struct Core {
     kind: TeamKind,
     members: Vec<Pe>,
     rank: Rank,
-    /// Identifies the team; the same on every member.
+    /// Number that identifies the team, the same on every member.
     identity: u64,
-    /// Whether it was created by an id: NVSHMEM has no stride for it then.
+    /// Whether the team was created by an id, so that NVSHMEM has no stride for it.
     by_id: bool,
-    /// Order of its collectives, shared by all handles of the team.
+    /// Order of the team's collectives, shared by all of its handles.
     order: Arc<Order>,
 }
 
@@ -102,11 +105,11 @@ const CHILD: u64 = 3;
 pub enum TeamKind {
     /// All PEs.
     World,
-    /// The PEs whose memory is mapped here.
+    /// The PEs whose memory is mapped in this process.
     Shared,
     /// The PEs of this machine.
     Node,
-    /// The PEs of the same index on every machine.
+    /// The PEs with the same index on every machine.
     SameIndex,
     /// Created by the program.
     Made,
@@ -143,7 +146,7 @@ impl TeamConfig {
 pub struct TeamId(u64);
 
 impl TeamId {
-    /// Returns the id of this number.
+    /// Returns the id with this number.
     pub const fn from_u64(number: u64) -> Self {
         Self(number)
     }
@@ -181,7 +184,7 @@ impl Team {
         Self::of_handle(comm, &mut entered, handle, kind, mix(mix(SEED, PREDEFINED), handle as u64), false)
     }
 
-    /// Queries the members of a team of this PE from NVSHMEM.
+    /// Returns a team that contains this PE, with its members as reported by NVSHMEM.
     fn of_handle(
         comm: &Arc<Comm>,
         entered: &mut Entered<'_>,
@@ -232,17 +235,17 @@ impl Team {
         self.core.members.is_empty()
     }
 
-    /// Returns its PEs in rank order.
+    /// Returns the PEs in rank order.
     pub fn members(&self) -> &[Pe] {
         &self.core.members
     }
 
-    /// Returns its origin.
+    /// Returns the origin of the team.
     pub fn kind(&self) -> TeamKind {
         self.core.kind
     }
 
-    /// Returns the PE of a rank.
+    /// Returns the PE with a rank.
     ///
     /// # Errors
     /// [`MisuseKind::Rank`].
@@ -251,8 +254,8 @@ impl Team {
         Ok(self.core.members[rank.index()])
     }
 
-    /// Returns the rank in another team of the PE that has this rank here, or `None` if it is not a
-    /// member.
+    /// Returns the rank in another team of the PE with a rank in this team; `None` if the PE is not
+    /// a member.
     ///
     /// # Errors
     /// [`MisuseKind::Rank`].
@@ -280,7 +283,7 @@ impl Team {
         Ok(TeamConfig { n_contexts: u32::try_from(raw.num_contexts).ok() })
     }
 
-    /// Destroys a team created here, after the streams of its collectives have completed.
+    /// Destroys a team created by the program, after the streams of its collectives have completed.
     ///
     /// # Collective
     /// All PEs of the team.
@@ -353,7 +356,7 @@ impl Team {
         Arc::<Core>::clone(&self.core)
     }
 
-    /// Returns an error unless the team belongs to that context.
+    /// Fails unless the team belongs to that context.
     pub(crate) fn check(&self, call: &'static str, comm: &Arc<Comm>) -> Result<(), NvshmemError> {
         if Arc::ptr_eq(&self.comm, comm) {
             Ok(())
@@ -384,7 +387,7 @@ impl Context {
         Team::world(&self.comm)
     }
 
-    /// Returns the team of the PEs whose memory is mapped here.
+    /// Returns the team of the PEs whose memory is mapped in this process.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`].
@@ -400,7 +403,7 @@ impl Context {
         Team::predefined(&self.comm, TeamKind::Node)
     }
 
-    /// Returns the team of the PEs that have this PE's index on their machine.
+    /// Returns the team of the PEs that have the same index on their machine as this PE.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`].

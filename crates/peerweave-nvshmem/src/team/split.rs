@@ -1,4 +1,4 @@
-//! Creates teams: parts of a team, its rows and columns, and teams of any PEs that share an id.
+//! Creation of teams: parts of a team, its rows and columns, and teams of any PEs that share an id.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -34,10 +34,10 @@ impl Team {
     /// All PEs of this team, with the same arguments.
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] for ranks that this team does not have; [`NvshmemError::Nvshmem`] if
+    /// [`MisuseKind::Value`] for ranks that this team does not have. [`NvshmemError::Nvshmem`] if
     /// there are too many teams ([`Settings::max_teams`](crate::Settings::max_teams)), except with
-    /// multicast: each team then takes many slots, and NVSHMEM ends the process when there are no
-    /// more; [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
+    /// multicast: each team then uses many slots, and NVSHMEM ends the process if none is free.
+    /// [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
     pub fn split_strided(&self, start: u32, stride: i32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
         const CALL: &str = "nvshmem_team_split_strided";
         let _setup = self.comm.setup_turn(CALL)?;
@@ -133,7 +133,7 @@ impl Team {
         self.comm.nvshmem.check(CALL, code)?;
         let mut made = |handle, identity| {
             let team = self.made(CALL, &mut entered, handle, true, identity)?;
-            Ok::<_, NvshmemError>(team.expect("a member has a team, or an error"))
+            Ok::<_, NvshmemError>(team.expect("a member has a team or an error"))
         };
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
@@ -157,7 +157,7 @@ impl Team {
         Self::by_id(&self.comm, call, entered, id, &members, config, identity).map(Some)
     }
 
-    /// Creates a team of these PEs by an id; this PE is one of them.
+    /// Creates a team of these PEs, including this one, by an id.
     fn by_id(
         comm: &Arc<Comm>,
         call: &'static str,
@@ -186,7 +186,7 @@ impl Team {
         Self::of_handle(comm, entered, handle, TeamKind::Made, identity, true)
     }
 
-    /// Returns the team of a new handle.
+    /// Returns the team with a new handle.
     fn made(
         &self,
         call: &'static str,
@@ -205,7 +205,7 @@ impl Team {
         }
     }
 
-    /// Returns the number of the next child, the same on every member.
+    /// Returns the number of the next child team, the same on every member.
     fn child(&self, salt: u64) -> u64 {
         let count = self.comm.count(Counter::Children(self.core.identity));
         mix(mix(mix(self.core.identity, CHILD), count), salt)
@@ -225,10 +225,10 @@ impl Context {
         Ok(TeamId(id))
     }
 
-    /// Creates a team of any PEs in any order that all have the id.
+    /// Creates a team of any PEs, in any order, that all have the id.
     ///
     /// # Collective
-    /// The members, with the same list. They are matched by the id: PEs with different lists get
+    /// The members, with the same list. The id matches them: PEs with different lists get
     /// [`NvshmemError::Disagree`].
     ///
     /// # Errors
@@ -263,7 +263,7 @@ impl Context {
             return Err(value("this PE", &self.comm.pe, "one of the members"));
         }
         if id.0 == u64::MAX {
-            let kind = MisuseKind::Text { what: "the team's id", why: "all ones stands for no id" };
+            let kind = MisuseKind::Text { what: "the team's id", why: "all ones means no id" };
             return Err(NvshmemError::misuse(call, kind));
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! What the scenarios have in common: fakes, PEs as processes that meet by a rendezvous, a stream
-//! that can be held.
+//! Shared by the tests: fakes, PEs as processes with a rendezvous, and a stream that can be
+//! blocked.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -13,10 +13,10 @@ use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Settings, Signal, Sym
 use peerweave_types::{Compare, Pe, SignalOp};
 use peerweave_vmm::{Exportable, Granularity, MappedMemory, PhysicalMemory, Reservation, Rights};
 
-/// What nothing in a scenario that succeeds comes near.
+/// A time limit that no successful test reaches.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
-/// What a scenario waits for that waits in vain: long enough for what it does besides, also on a
-/// machine that is busy with other work.
+/// Time limit of waits that must time out: long enough for the other steps of such a test on a busy
+/// machine.
 pub(crate) const SHORT: Duration = Duration::from_secs(2);
 
 pub(crate) fn fakes() -> Fakes {
@@ -31,7 +31,7 @@ pub(crate) fn settings(deadline: Duration) -> Settings {
     Settings::default().deadline(deadline).remote_transport("none").symmetric_size_bytes(64 << 20).heap_step_bytes(2 << 20)
 }
 
-/// Where the children of a scenario meet, each as the PE of its rank.
+/// Returns the rendezvous of the child processes of a test. Each is the PE with its rank.
 pub(crate) fn rendezvous(child: &Child, deadline: Duration) -> Arc<Rendezvous> {
     let name = child.directory.to_string_lossy().replace('/', "-");
     let job =
@@ -40,14 +40,14 @@ pub(crate) fn rendezvous(child: &Child, deadline: Duration) -> Arc<Rendezvous> {
     Arc::new(Rendezvous::join(&job, Options { deadline, ..Options::default() }).expect("all join"))
 }
 
-/// A PE that runs.
+/// A PE with a running NVSHMEM.
 pub(crate) struct Here {
     pub(crate) context: Context,
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(crate) stream: Arc<CudaStream>,
 }
 
-/// Starts NVSHMEM among the children, each on a device of its own.
+/// Starts NVSHMEM among the child processes, each on its own device.
 pub(crate) fn start(child: &Child) -> Here {
     start_within(child, DEADLINE)
 }
@@ -79,7 +79,7 @@ impl Here {
         (self.context.pe().get() + self.context.n_pes() - 1) % self.context.n_pes()
     }
 
-    /// Ends NVSHMEM, with nothing left.
+    /// Finalises NVSHMEM, and asserts that all memory was freed.
     pub(crate) fn end(self) {
         let report = self.context.finalize().expect("it ends");
         assert!(report.leaked.is_empty() && report.other_handles == 0, "{report:?}");
@@ -87,7 +87,7 @@ impl Here {
     }
 }
 
-/// Holds streams until it is told to let them go.
+/// Blocks streams until it is released.
 pub(crate) struct Hold {
     word: SymmetricBuffer<u64>,
     context: Context,
@@ -95,13 +95,13 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// Collective.
+    /// Creates the value. Collective.
     pub(crate) fn new(here: &Here) -> Self {
         let word = here.context.alloc_zeroed::<u64>(1).expect("memory");
         Self { word, context: here.context.clone(), other: here.new_stream() }
     }
 
-    /// The stream goes on after [`release`](Self::release) alone.
+    /// Blocks the stream until [`release`](Self::release).
     pub(crate) fn hold(&self, stream: &Arc<CudaStream>) {
         self.context.signal_wait(&self.word, Compare::Eq, 1, stream).expect("it is enqueued");
     }
@@ -111,14 +111,15 @@ impl Hold {
         self.context.signal(&signal, self.context.pe(), &self.other).expect("it is enqueued");
     }
 
-    /// Holds again what is given to [`hold`](Self::hold) from now on.
+    /// Blocks again the streams passed to [`hold`](Self::hold) from now on.
     pub(crate) fn reset(&self) {
         let signal = Signal { word: &self.word, value: 0, op: SignalOp::Set };
         self.context.signal(&signal, self.context.pe(), &self.other).expect("it is enqueued");
         self.other.synchronize().expect("it passes");
     }
 
-    /// Releases after a while, from another thread, while `body` runs. Gives how long that took.
+    /// Releases the streams after a while, from another thread, while `body` runs. Returns the
+    /// duration of `body`.
     pub(crate) fn release_after<R>(&self, while_held: Duration, body: impl FnOnce() -> R) -> (R, Duration) {
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -130,21 +131,21 @@ impl Hold {
         })
     }
 
-    /// Collective.
+    /// Frees the memory. Collective.
     pub(crate) fn free(self) {
         self.other.synchronize().expect("it passes");
         self.context.free(self.word).expect("it is freed");
     }
 }
 
-/// The kind of a mistake.
+/// Returns the kind of misuse of a result.
 #[track_caller]
 pub(crate) fn misuse<R>(result: Result<R, NvshmemError>) -> MisuseKind {
     let error = result.err().expect("it is refused");
     error.misuse_kind().unwrap_or_else(|| panic!("a misuse was expected, not: {error}")).clone()
 }
 
-/// An error's text, which has all these parts.
+/// Returns the text of an error, and asserts that it contains all of these parts.
 #[track_caller]
 pub(crate) fn says<R>(result: Result<R, NvshmemError>, parts: &[&str]) -> NvshmemError {
     let error = result.err().expect("it is refused");
@@ -155,7 +156,7 @@ pub(crate) fn says<R>(result: Result<R, NvshmemError>, parts: &[&str]) -> Nvshme
     error
 }
 
-/// So many steps of virtual memory whose handle can be shared.
+/// Returns virtual memory of that many steps, with a shareable handle.
 pub(crate) fn mapped(here: &Here, steps: usize) -> MappedMemory<u32> {
     let (device, ordinal) = (here.context.device(), here.context.device().ordinal());
     let granularity = Granularity::of_device(ordinal, Exportable::FILE_DESCRIPTOR).expect("virtual memory");
@@ -167,7 +168,7 @@ pub(crate) fn mapped(here: &Here, steps: usize) -> MappedMemory<u32> {
     mapping.memory(ordinal).expect("memory")
 }
 
-/// No PE's memory is mapped in another: everything goes by the network.
+/// Starts NVSHMEM such that no PE's memory is mapped in another: all transfers use the network.
 pub(crate) fn by_network(child: &Child) -> Here {
     start_with(child, settings(DEADLINE).disable_p2p(true).remote_transport("ibrc"))
 }
@@ -177,7 +178,7 @@ pub(crate) fn settle() {
     assert!(peerweave_driver::settle(Instant::now() + DEADLINE), "destructors do not come to an end");
 }
 
-/// What the fake counts.
+/// Returns a counter of the fake library.
 pub(crate) fn count(what: &str) -> i64 {
     let name = std::ffi::CString::new(what).expect("no zero byte");
     // SAFETY: the library is loaded for everybody to see.
@@ -190,7 +191,7 @@ pub(crate) fn count(what: &str) -> i64 {
     unsafe { function(name.as_ptr()) }
 }
 
-/// A function that only the fake driver has.
+/// Returns the address of a function that only the fake driver has.
 fn fake_driver(name: &std::ffi::CStr) -> std::ptr::NonNull<std::ffi::c_void> {
     peerweave_driver::Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
 }
@@ -202,7 +203,7 @@ fn fake_of_stream(name: &std::ffi::CStr, stream: &CudaStream) {
     assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
 }
 
-/// The stream stops before what is enqueued next, which no memory knows of.
+/// Blocks the stream before the work that is enqueued next. No memory records this.
 pub(crate) fn block(stream: &CudaStream) {
     fake_of_stream(c"peerweave_fake_stream_block", stream);
 }
@@ -211,7 +212,7 @@ pub(crate) fn unblock(stream: &CudaStream) {
     fake_of_stream(c"peerweave_fake_stream_unblock", stream);
 }
 
-/// Makes calls of the fake driver fail from now on; an empty text ends that.
+/// Makes calls of the fake driver fail from now on. An empty text ends that.
 pub(crate) fn fail_driver(orders: &str) {
     type Function = extern "C" fn(*const std::ffi::c_char) -> std::ffi::c_int;
     let orders = std::ffi::CString::new(orders).expect("no zero");

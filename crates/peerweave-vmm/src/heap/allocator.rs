@@ -1,12 +1,12 @@
-//! The allocator of the heap's bytes. It works on numbers alone.
+//! The allocator of the heap's bytes. It only computes offsets, and accesses no memory.
 //!
-//! It takes the lowest free range that fits, so that the same calls give the same offsets on every
-//! PE. Invariants: free ranges neither touch nor overlap; free and taken ranges together are
-//! exactly the added ranges.
+//! An allocation gets the lowest free range that fits, so the same calls return the same offsets on
+//! every PE. Invariants: free ranges neither touch nor overlap; free and allocated ranges together
+//! are exactly the added ranges.
 
 use std::collections::BTreeMap;
 
-/// Free and taken ranges of a heap by their start, in bytes.
+/// Free and allocated ranges of a heap by their start, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ranges {
     free: BTreeMap<u64, u64>,
@@ -14,16 +14,17 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Unit of all taken ranges: two cache lines of a GPU, so that PEs never share one.
+    /// Unit of all allocated ranges: two cache lines of a GPU, so that no line has data of two
+    /// allocations.
     pub(crate) const UNIT_BYTES: u64 = 256;
 
-    /// Adds free bytes.
+    /// Adds a free range.
     pub(crate) fn add(&mut self, start: u64, bytes: u64) {
         self.put_back(start, bytes);
     }
 
-    /// Takes `bytes` at a multiple of `alignment` (a power of two), at the lowest offset that fits.
-    /// Returns `None` if there is none.
+    /// Allocates `bytes` at a multiple of `alignment` (a power of two), at the lowest offset that
+    /// fits. Returns `None` if no free range is large enough.
     pub(crate) fn take(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(Self::UNIT_BYTES)?;
         let alignment = alignment.max(Self::UNIT_BYTES);
@@ -42,7 +43,7 @@ impl Ranges {
         Some(at)
     }
 
-    /// Returns the range at `start`; `false` if it is not taken.
+    /// Frees the range at `start`; returns `false` if it is not allocated.
     pub(crate) fn give_back(&mut self, start: u64) -> bool {
         match self.taken.remove(&start) {
             Some(bytes) => {
@@ -72,7 +73,7 @@ impl Ranges {
         self.free.values().sum()
     }
 
-    /// Returns the taken ranges.
+    /// Returns the allocated ranges.
     #[cfg(test)]
     fn taken(&self) -> impl Iterator<Item = (u64, u64)> {
         self.taken.iter().map(|(start, bytes)| (*start, *bytes))
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_neighbours_become_one_again() {
+    fn freed_neighbours_merge_into_one_range() {
         let mut ranges = Ranges::default();
         ranges.add(0, 4096);
         let places: Vec<u64> = (0..4).map(|_| ranges.take(1024, 1).expect("it fits")).collect();
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn adjacent_chunk_joins_the_heap_and_distant_one_does_not() {
+    fn adjacent_chunks_merge_and_distant_ones_do_not() {
         let mut ranges = Ranges::default();
         ranges.add(0, 4096);
         ranges.add(4096, 4096);
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn alignment_is_kept_and_the_gap_stays_free() {
+    fn aligned_allocation_leaves_the_gap_free() {
         let mut ranges = Ranges::default();
         ranges.add(0, 1 << 20);
         assert_eq!(ranges.take(10, 1), Some(0));
@@ -137,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_sequence_keeps_the_books_and_is_the_same_on_every_pe(
+        fn any_calls_keep_invariants_and_give_equal_offsets(
             calls in proptest::collection::vec((0u64..20_000, 0u32..12, any::<prop::sample::Index>(), any::<bool>()), 1..120)
         ) {
             let mut one = Ranges::default();

@@ -1,6 +1,7 @@
-//! Checks access among the PEs of a machine by writing and reading, not by the driver's answers.
+//! Tests the access among the PEs of a machine by writing and reading memory.
 //!
-//! Invariant: a path counts as working only after data written through it was compared at its end.
+//! Invariant: a path counts as working only if the data transferred through it was compared at the
+//! receiving end. Answers of the driver do not count.
 
 use std::time::Instant;
 
@@ -14,20 +15,20 @@ use crate::memory::streams::wait_for;
 use crate::peer::pattern_word;
 use crate::{copy, read, write};
 
-/// Number of words that each PE writes to each.
+/// Number of words that each PE writes to every other PE.
 const WORDS: usize = 8192;
 
 impl SymmetricHeap {
-    /// Writes to and reads from every PE of this machine, and compares every word. Takes a few
-    /// pages of the heap meanwhile, and frees them even after an error, unless this PE's device is
-    /// stuck.
+    /// Writes to and reads from every PE of this machine, and compares every word. Allocates a few
+    /// pages of the heap, and frees them even after an error, unless this PE's device does not
+    /// complete its work.
     ///
     /// # Collective
     /// All PEs of the job.
     ///
     /// # Errors
-    /// [`VmmError::BrokenPeer`] names the two PEs, on the PE that found it, and [`VmmError::Peer`]
-    /// notifies the others; as for [`alloc`](Self::alloc).
+    /// [`VmmError::BrokenPeer`] names the two PEs, on the PE that detected it; the other PEs get
+    /// [`VmmError::Peer`]. As for [`alloc`](Self::alloc).
     pub fn check_peers(&self) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::check_peers";
         let n = self.inner.rendezvous.n_pes() as usize;
@@ -78,7 +79,7 @@ impl SymmetricHeap {
             write(stream, staging, &words(me, *pe), until)?;
             copy(stream, &mut mailbox.peer(*pe)?.slice(slot(me))?, staging)?;
             // One after the other, so that a broken path can be named.
-            came(wait_for(stream, "SymmetricHeap::check_peers", Instant::now(), until), me, *pe, "written")?;
+            broken_path(wait_for(stream, "SymmetricHeap::check_peers", Instant::now(), until), me, *pe, "written")?;
         }
         Ok(())
     }
@@ -98,7 +99,7 @@ impl SymmetricHeap {
         for pe in self.members() {
             // The peer wrote this data itself, so only the tested path can have lost it.
             copy(stream, staging, &mailbox.peer(*pe)?.slice(slot(*pe))?)?;
-            let found = came(read(stream, staging, until), me, *pe, "read")?;
+            let found = broken_path(read(stream, staging, until), me, *pe, "read")?;
             compare_with(&found, (*pe, *pe), (me, *pe), "read")?;
         }
         Ok(())
@@ -106,14 +107,14 @@ impl SymmetricHeap {
 }
 
 /// Converts a timeout to the error that names the broken path.
-fn came<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, way: &str) -> Result<T, VmmError> {
+fn broken_path<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, direction: &str) -> Result<T, VmmError> {
     waited.map_err(|error| match error {
-        VmmError::Timeout { .. } => broken(from, to, format!("data {way} did not arrive by the deadline")),
+        VmmError::Timeout { .. } => broken(from, to, format!("data {direction} did not arrive by the deadline")),
         error => error,
     })
 }
 
-/// Returns the range that a PE writes to in every mailbox.
+/// Returns the range of every mailbox to which a PE writes.
 fn slot(of: Pe) -> std::ops::Range<usize> {
     of.index() * WORDS..(of.index() + 1) * WORDS
 }
@@ -126,18 +127,18 @@ fn words(from: Pe, to: Pe) -> Vec<u64> {
     crate::peer::pattern(seed(from, to), WORDS)
 }
 
-fn compare(found: &[u64], from: Pe, to: Pe, way: &str) -> Result<(), VmmError> {
-    compare_with(found, (from, to), (from, to), way)
+fn compare(found: &[u64], from: Pe, to: Pe, direction: &str) -> Result<(), VmmError> {
+    compare_with(found, (from, to), (from, to), direction)
 }
 
-/// Compares with the data that `pattern.0` wrote to `pattern.1`; `blamed` are the ends of the
-/// tested path.
-fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), way: &str) -> Result<(), VmmError> {
+/// Compares words with the data that `pattern.0` wrote to `pattern.1`. An error blames `blamed`,
+/// the two ends of the tested path.
+fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), direction: &str) -> Result<(), VmmError> {
     let expected = |at| pattern_word(seed(pattern.0, pattern.1), at);
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {
         None => Ok(()),
         Some((at, word)) => {
-            Err(broken(blamed.0, blamed.1, format!("{way}: word {at} is {word:#018x}, expected {:#018x}", expected(at))))
+            Err(broken(blamed.0, blamed.1, format!("{direction}: word {at} is {word:#018x}, expected {:#018x}", expected(at))))
         }
     }
 }
@@ -155,11 +156,11 @@ mod tests {
     #[test]
     fn missing_data_blames_the_tested_path() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
-        let error = came::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("it did not arrive");
+        let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("it did not arrive");
         let text = "peer access from PE 1 to PE 3 is broken: data written did not arrive by the deadline";
         assert_eq!(error.to_string(), text);
-        let other = came::<()>(Err(broken(Pe::new(0), Pe::new(2), "lost".into())), Pe::new(1), Pe::new(3), "written");
+        let other = broken_path::<()>(Err(broken(Pe::new(0), Pe::new(2), "lost".into())), Pe::new(1), Pe::new(3), "written");
         assert!(other.expect_err("it was lost").to_string().contains("from PE 0 to PE 2"));
-        assert!(came(Ok(5), Pe::new(1), Pe::new(3), "written").is_ok_and(|came| came == 5));
+        assert!(broken_path(Ok(5), Pe::new(1), Pe::new(3), "written").is_ok_and(|broken_path| broken_path == 5));
     }
 }

@@ -1,8 +1,7 @@
-//! One step of a heap's growth: a chunk of memory of each PE of the machine, mapped in all of them.
+//! One step of a heap's growth: a chunk of each PE's memory, mapped on all PEs of the machine.
 //!
-//! `mod.rs` decides when chunks are created. Invariants: a chunk owns what its addresses need, for
-//! as long as it lives; a chunk that was never used is released without waiting for the heap's
-//! streams.
+//! `mod.rs` decides when a chunk is created. Invariants: a chunk owns the memory behind its
+//! addresses; a chunk that was never used is released without waiting for the heap's streams.
 
 use std::sync::Arc;
 
@@ -22,26 +21,26 @@ use crate::share::ipc::{Closing, IpcHandle, IpcMemory, IpcPeerMemory};
 use crate::share::{FabricHandle, SharedMemory};
 use crate::{PeerCause, VmmError};
 
-/// How memory of a PE is shared with the others of its machine.
+/// Transport by which the PEs of a machine share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Way {
-    /// All PEs are threads of one process.
+pub enum HeapTransport {
+    /// Directly: all PEs are threads of one process.
     Process,
-    /// As POSIX file descriptors.
+    /// POSIX file descriptors.
     FileDescriptor,
-    /// As fabric handles.
+    /// Fabric handles.
     Fabric,
-    /// By legacy CUDA IPC: the segments are not at equal strides then. A heap of this kind cannot
-    /// be finalised while a stream of its context is being captured: the driver then refuses to
-    /// close peers' memory, and the capture is invalidated.
+    /// Legacy CUDA IPC. The segments are then not at equal strides. A heap of this kind cannot be
+    /// finalised while a stream of its context is being captured: the driver refuses to close
+    /// peers' memory, and invalidates the capture.
     Ipc,
 }
 
-impl Way {
-    /// Returns the handle types of memory shared in this way. File descriptors are always requested
-    /// if possible, because a multicast object that is shared by descriptor only accepts memory
-    /// that can be shared likewise.
+impl HeapTransport {
+    /// Returns the handle types of memory shared by this transport. File descriptors are always
+    /// requested if possible, because a multicast object that is exported as a descriptor accepts
+    /// only memory that can be exported likewise.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
@@ -50,7 +49,7 @@ impl Way {
 /// Properties shared by all chunks of a heap.
 pub(crate) struct Layout {
     pub(crate) context: Arc<CudaContext>,
-    pub(crate) way: Way,
+    pub(crate) transport: HeapTransport,
     pub(crate) exportable: Exportable,
     /// PEs of this machine in ascending order.
     pub(crate) members: Vec<Pe>,
@@ -62,13 +61,13 @@ pub(crate) struct Layout {
     pub(crate) streams: Arc<Streams>,
 }
 
-/// A chunk of this PE, before it is shared.
+/// A chunk of this PE that is not shared yet.
 pub(crate) struct Made {
     own: Own,
-    /// Makes it visible to other threads.
+    /// Publishes the chunk to other threads.
     _entry: Option<Entry>,
     pub(crate) fd: Option<Descriptor>,
-    /// The data that other PEs need to open it.
+    /// The data with which other PEs open it.
     pub(crate) blob: Vec<u8>,
 }
 
@@ -77,9 +76,9 @@ enum Own {
     Ipc(IpcMemory),
 }
 
-/// A chunk, mapped from all PEs of the machine.
+/// A chunk that is mapped on all PEs of the machine.
 pub(crate) struct Chunk {
-    /// Offset of its first byte in every segment.
+    /// Offset of its first byte, the same in every segment.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
     /// Its addresses in this process, by rank on the machine.
@@ -89,7 +88,7 @@ pub(crate) struct Chunk {
     is_given_out: bool,
 }
 
-/// The owner of the addresses of one PE's part.
+/// The owner of the addresses of one PE's part of a chunk.
 enum Part {
     Mapped(Mapping),
     /// This PE's memory, with legacy IPC.
@@ -106,7 +105,7 @@ impl Layout {
     /// Allocates this PE's part and returns it with the data for the others.
     pub(crate) fn make(&self, bytes: usize) -> Result<Made, VmmError> {
         let context = &self.context;
-        if self.way == Way::Ipc {
+        if self.transport == HeapTransport::Ipc {
             let memory = IpcMemory::alloc_for(context, bytes, Arc::clone(&self.streams))?;
             let handle = memory.export()?;
             let entry = identity::publish(Arc::new(memory.clone()));
@@ -117,8 +116,8 @@ impl Layout {
         }
         let memory = PhysicalMemory::create(context, bytes, self.exportable)?;
         let (mut entry, mut fd, mut blob) = (None, None, Vec::new());
-        match self.way {
-            Way::FileDescriptor => {
+        match self.transport {
+            HeapTransport::FileDescriptor => {
                 let SharedMemory::FileDescriptor { fd: exported, .. } = memory.export_file_descriptor()? else { unreachable!() };
                 if self.place == 0 {
                     // Room for the connections of the others and for their descriptors.
@@ -126,11 +125,11 @@ impl Layout {
                 }
                 fd = Some(exported);
             }
-            Way::Fabric => {
+            HeapTransport::Fabric => {
                 let SharedMemory::Fabric { handle, .. } = memory.export_fabric()? else { unreachable!() };
                 blob.extend(handle.0);
             }
-            Way::Process | Way::Ipc => {
+            HeapTransport::Process | HeapTransport::Ipc => {
                 let published = identity::publish(Arc::<physical::Inner>::clone(&memory.inner));
                 blob.extend(published.key.to_le_bytes());
                 entry = Some(published);
@@ -139,9 +138,9 @@ impl Layout {
         Ok(Made { own: Own::Physical(memory), _entry: entry, fd, blob })
     }
 
-    /// Maps the parts of all members at `start` of their segments. `blobs` are of all PEs of the
-    /// job, `fds` of the members. After an error the result also has the part of the chunk that was
-    /// mapped.
+    /// Maps the parts of all members at offset `start` of their segments. `blobs` has an element
+    /// for every PE of the job, `fds` for every member. After an error the result also has the part
+    /// of the chunk that was mapped.
     pub(crate) fn join(
         &self,
         call: &str,
@@ -203,13 +202,13 @@ impl Layout {
         bytes: usize,
     ) -> Result<PhysicalMemory, VmmError> {
         let mut reader = Reader(blob);
-        let shared = match self.way {
-            Way::FileDescriptor => SharedMemory::FileDescriptor { fd: fd.ok_or_else(|| unreadable(call, pe))?, bytes },
-            Way::Fabric => {
+        let shared = match self.transport {
+            HeapTransport::FileDescriptor => SharedMemory::FileDescriptor { fd: fd.ok_or_else(|| unreadable(call, pe))?, bytes },
+            HeapTransport::Fabric => {
                 let handle = FabricHandle(reader.bytes().ok_or_else(|| unreadable(call, pe))?);
                 SharedMemory::Fabric { handle, bytes }
             }
-            Way::Process | Way::Ipc => {
+            HeapTransport::Process | HeapTransport::Ipc => {
                 let key = reader.number().ok_or_else(|| unreadable(call, pe))?;
                 let inner = identity::find::<physical::Inner>(key).ok_or_else(|| gone(call, pe))?;
                 return Ok(PhysicalMemory { inner });
@@ -261,7 +260,7 @@ impl Layout {
     }
 }
 
-/// Codes of the driver for a device without access to another's memory.
+/// The driver's codes for a device without access to the memory of another.
 pub(crate) const PEER_REFUSED: &[CudaCode] =
     &[CudaCode::INVALID_DEVICE, CudaCode::NOT_SUPPORTED, CudaCode::PEER_ACCESS_UNSUPPORTED];
 
@@ -270,7 +269,7 @@ fn gone(call: &str, pe: Pe) -> VmmError {
 }
 
 impl Made {
-    /// Returns its length.
+    /// Returns the length of the part in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match &self.own {
             Own::Physical(memory) => memory.bytes(),
@@ -281,7 +280,8 @@ impl Made {
     /// Marks this part as not opened by any other PE.
     ///
     /// # Safety
-    /// All PEs know that the call failed before any opened the part, or have closed it.
+    /// No other PE opened the part before the call failed, or all PEs have closed it; and all PEs
+    /// know this.
     pub(crate) unsafe fn recall(&self) {
         if let Own::Ipc(memory) = &self.own {
             memory.unused();
@@ -292,13 +292,13 @@ impl Made {
 }
 
 impl Chunk {
-    /// Marks its addresses as used from now on.
-    pub(crate) fn give_out(mut self) -> Self {
+    /// Marks the addresses of the chunk as used from now on.
+    pub(crate) fn mark_used(mut self) -> Self {
         self.is_given_out = true;
         self
     }
 
-    /// Closes memory of other PEs. Returns handles to wait for that.
+    /// Closes the memory of other PEs. Returns handles by which to wait until it is closed.
     pub(crate) fn close_peers(&mut self) -> Vec<Arc<Closing>> {
         let (mine, others): (Vec<Part>, Vec<Part>) = self.parts.drain(..).partition(|part| matches!(part, Part::Mine(_)));
         self.parts = mine;
@@ -326,7 +326,7 @@ impl Chunk {
         chunks.last().map_or(0, |chunk| chunk.start + chunk.bytes)
     }
 
-    /// Returns whether `bytes` from an offset on lie in this chunk.
+    /// Returns whether `bytes` bytes at an offset lie in this chunk.
     pub(crate) fn holds(&self, offset: u64, bytes: u64) -> bool {
         offset >= self.start && offset.saturating_add(bytes) <= self.start + self.bytes
     }
@@ -342,7 +342,7 @@ impl Drop for Chunk {
 }
 
 impl Part {
-    /// Marks its addresses as never used by any stream.
+    /// Marks the addresses of the chunk as never used by any stream.
     fn unused(&self) {
         match self {
             Self::Mapped(mapping) => mapping.unused(),
@@ -354,10 +354,10 @@ impl Part {
     }
 }
 
-/// Checks whether a device supports fabric handles, by allocating the smallest part as a heap
-/// would; `Err` is the reason.
+/// Checks that a device supports fabric handles, by allocating the smallest part as a heap would.
+/// The error is the reason.
 pub(crate) fn fabric_works(context: &Arc<CudaContext>, file_descriptor: bool) -> Result<Result<(), String>, VmmError> {
-    let exportable = Way::Fabric.exportable(file_descriptor);
+    let exportable = HeapTransport::Fabric.exportable(file_descriptor);
     if !raw::has(context.ordinal(), raw::Attribute::Fabric)? {
         let ordinal = context.ordinal();
         return Ok(Err(format!("device {ordinal} lacks CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED")));

@@ -17,7 +17,7 @@ use super::{Growth, HeapOptions, Leak, Sharing};
 use crate::agree::{Disagreement, Reader, agree};
 use crate::error::{Misuse, VmmError};
 use crate::heap::allocator::Ranges;
-use crate::heap::chunk::{Chunk, Layout, Made, Way, fabric_works};
+use crate::heap::chunk::{Chunk, HeapTransport, Layout, Made, fabric_works};
 use crate::memory::descriptor;
 use crate::memory::physical::{Exportable, Granularity};
 use crate::memory::reservation::Reservation;
@@ -32,11 +32,11 @@ use crate::share::ipc::{Closing, IpcMemory};
 pub(crate) struct HeapInner {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(super) options: HeapOptions,
-    /// The same number on all PEs.
+    /// Number of the heap, the same on all PEs.
     pub(crate) id: u64,
     granularity: u64,
     pub(super) max_bytes: u64,
-    /// For filling with zeros, and for checks.
+    /// The stream for filling memory with zeros and for checks.
     pub(super) stream: PrivateStream,
     /// Distance between two chunks in bytes.
     gap: u64,
@@ -44,13 +44,13 @@ pub(crate) struct HeapInner {
     /// Streams that use multicast addresses of any memory of the heap; a part of the heap's
     /// streams.
     pub(crate) multicast: Arc<Streams>,
-    /// Why memory is shared in another way than requested.
-    pub(super) fell_back: Option<String>,
+    /// The reason why memory is shared by another transport than requested.
+    pub(super) fallback_reason: Option<String>,
     pub(super) chunks: RwLock<Vec<Chunk>>,
     /// Held during a collective call.
     state: Mutex<State>,
     ledger: Mutex<BTreeMap<u64, Leak>>,
-    /// The last field: dropped when all others have been, the rendezvous among them.
+    /// Declared last, so that it is dropped after all other fields, including the rendezvous.
     pub(super) alive: Arc<()>,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Around {
     vmm: bool,
     file_descriptor: bool,
     fabric: bool,
-    /// Why fabric handles cannot be used, if they were tried.
+    /// The reason why fabric handles cannot be used, if they were tried.
     refusal: String,
 }
 
@@ -147,39 +147,40 @@ impl Around {
         whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric, refusal })
     }
 
-    /// Returns the id of the heap, which PE 0 chose. 0 if its blob is invalid, on all PEs alike.
+    /// Returns the number of the heap, chosen by PE 0. Returns 0, on all PEs, if the blob of PE 0
+    /// is invalid.
     pub(super) fn id(blobs: &[Vec<u8>]) -> u64 {
         blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
     }
 
-    /// Returns the distance between chunks on all machines: non-zero if the PEs of any machine use
-    /// legacy IPC.
+    /// Returns the distance between chunks, the same on all machines: non-zero if the PEs of any
+    /// machine use legacy IPC.
     fn gap(all: &[Self], sharing: Sharing, granularity: u64) -> u64 {
         let machines: BTreeSet<u64> = all.iter().map(|pe| pe.machine).collect();
         let any_ipc = machines.into_iter().any(|machine| {
             let members: Vec<&Self> = all.iter().filter(|pe| pe.machine == machine).collect();
-            Self::way(&members, sharing) == Way::Ipc
+            Self::transport(&members, sharing) == HeapTransport::Ipc
         });
         if any_ipc { granularity } else { 0 }
     }
 
-    /// Returns how all PEs of a machine can share memory, given the request.
-    fn way(members: &[&Self], sharing: Sharing) -> Way {
+    /// Returns the transport that all PEs of a machine support, given the request.
+    fn transport(members: &[&Self], sharing: Sharing) -> HeapTransport {
         let all = |can: fn(&Self) -> bool| members.iter().all(|member| can(member));
         let one_process = members.iter().all(|member| member.process == members[0].process);
         match sharing {
-            _ if !all(|member| member.vmm) => Way::Ipc,
-            Sharing::PreferFabric if all(|member| member.fabric) => Way::Fabric,
-            _ if one_process => Way::Process,
-            _ if all(|member| member.file_descriptor) => Way::FileDescriptor,
-            _ if all(|member| member.fabric) => Way::Fabric,
-            _ => Way::Ipc,
+            _ if !all(|member| member.vmm) => HeapTransport::Ipc,
+            Sharing::PreferFabric if all(|member| member.fabric) => HeapTransport::Fabric,
+            _ if one_process => HeapTransport::Process,
+            _ if all(|member| member.file_descriptor) => HeapTransport::FileDescriptor,
+            _ if all(|member| member.fabric) => HeapTransport::Fabric,
+            _ => HeapTransport::Ipc,
         }
     }
 }
 
-/// Returns the smallest multiple of a granularity that is also a multiple of what the driver
-/// recommends for multicast objects.
+/// Returns the smallest multiple of `granularity` that is also a multiple of the granularity
+/// recommended by the driver for multicast objects.
 fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usize, VmmError> {
     if multicast_switch().is_err() || multicast::check_device(ordinal).is_err() {
         return Ok(granularity);
@@ -189,8 +190,8 @@ fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usi
     Ok(if recommended.is_multiple_of(granularity) { recommended } else { granularity.saturating_mul(recommended) })
 }
 
-/// Returns why fabric handles are not used on a machine although requested: the reason of the first
-/// PE that cannot.
+/// Returns the reason why a machine does not use requested fabric handles: that of the first PE
+/// that cannot.
 fn why_not_fabric(members: &[(Pe, &Around)], sharing: Sharing) -> Option<String> {
     let (pe, around) = members.iter().find(|(_, around)| sharing == Sharing::PreferFabric && !around.fabric)?;
     Some(format!("{pe}: {}", around.refusal))
@@ -209,12 +210,12 @@ impl HeapInner {
         let mine = &around[rendezvous.pe().index()];
         let members: Vec<Pe> =
             (0..).map(Pe::new).zip(around).filter(|(_, pe)| pe.machine == mine.machine).map(|(pe, _)| pe).collect();
-        let place = members.iter().position(|pe| *pe == rendezvous.pe()).expect("this PE is on its own machine");
+        let place = members.iter().position(|pe| *pe == rendezvous.pe()).expect("this PE on its own machine");
         let here: Vec<(Pe, &Around)> = members.iter().map(|pe| (*pe, &around[pe.index()])).collect();
-        let way = Around::way(&here.iter().map(|(_, around)| *around).collect::<Vec<_>>(), options.sharing);
-        let fell_back = why_not_fabric(&here, options.sharing);
-        if let Some(why) = &fell_back {
-            tracing::warn!(?way, why, "fabric handles were preferred and are not available");
+        let transport = Around::transport(&here.iter().map(|(_, around)| *around).collect::<Vec<_>>(), options.sharing);
+        let fallback_reason = why_not_fabric(&here, options.sharing);
+        if let Some(why) = &fallback_reason {
+            tracing::warn!(?transport, why, "fabric handles were preferred and are not available");
         }
         let file_descriptor = members.iter().all(|pe| around[pe.index()].file_descriptor);
         let granularity = around.iter().map(|pe| pe.granularity).max().unwrap_or(1).max(IpcMemory::STEP_BYTES as u64);
@@ -231,9 +232,9 @@ impl HeapInner {
         // everywhere. A chunk is at least as long as its gap, so twice the length suffices for all.
         let gap = Around::gap(around, options.sharing, granularity);
         let stride = if gap == 0 { max_bytes } else { 2 * max_bytes };
-        let reservation = match way {
-            Way::Ipc => None,
-            Way::Process | Way::FileDescriptor | Way::Fabric => {
+        let reservation = match transport {
+            HeapTransport::Ipc => None,
+            HeapTransport::Process | HeapTransport::FileDescriptor | HeapTransport::Fabric => {
                 let bytes = usize::try_from(stride * members.len() as u64).map_err(|_| too_large())?;
                 Some(Reservation::new(context, bytes, granularity.next_power_of_two() as usize)?)
             }
@@ -241,15 +242,15 @@ impl HeapInner {
         let stream = PrivateStream::new(context)?;
         let layout = Layout {
             context: Arc::clone(context),
-            way,
-            exportable: way.exportable(file_descriptor),
+            transport,
+            exportable: transport.exportable(file_descriptor),
             members,
             place,
             reservation,
             stride,
             streams: Arc::new(Streams::new()),
         };
-        tracing::debug!(?way, members = layout.members.len(), max_bytes, "a symmetric heap");
+        tracing::debug!(?transport, members = layout.members.len(), max_bytes, "a symmetric heap");
         let multicast = Arc::new(Streams::within(&layout.streams));
         Ok(Self {
             rendezvous: Arc::clone(rendezvous),
@@ -261,7 +262,7 @@ impl HeapInner {
             stream,
             gap,
             layout,
-            fell_back,
+            fallback_reason,
             chunks: RwLock::default(),
             state: Mutex::default(),
             ledger: Mutex::default(),
@@ -269,7 +270,7 @@ impl HeapInner {
         })
     }
 
-    /// Begins a collective call.
+    /// Locks the state for a collective call.
     pub(super) fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, State>, VmmError> {
         let state = self.state();
         match &state.broken {
@@ -295,8 +296,8 @@ impl HeapInner {
         body(&self.chunks.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Records that memory was dropped without being freed.
-    pub(crate) fn park(&self, offset: u64) {
+    /// Records that a handle was dropped without the memory being freed.
+    pub(crate) fn record_dropped(&self, offset: u64) {
         if let Some(leak) = self.ledger().get_mut(&offset) {
             leak.dropped = true;
             tracing::debug!(
@@ -311,13 +312,13 @@ impl HeapInner {
         label(self.id, state.calls, what)
     }
 
-    /// Returns the time limit for waits on this PE's own device in a collective call: early enough
-    /// to notify the other PEs before their deadline.
+    /// Returns the time limit of waits for this PE's own device in a collective call. It leaves
+    /// time to notify the other PEs before their deadline.
     pub(super) fn own_deadline(&self) -> Instant {
         deadline_after(self.rendezvous.deadline() / 4 * 3)
     }
 
-    /// Ends a round: if the PEs may have come to different results, the heap is unusable.
+    /// Ends a round: makes the heap unusable if the PEs may have reached different decisions.
     pub(super) fn settle<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
         agreed.map_err(|disagreement| {
             if let Disagreement::Unknown(error) = &disagreement {
@@ -365,14 +366,14 @@ impl HeapInner {
                 return Err(error);
             }
         };
-        self.chunks.write().unwrap_or_else(PoisonError::into_inner).push(chunk.give_out());
+        self.chunks.write().unwrap_or_else(PoisonError::into_inner).push(chunk.mark_used());
         state.ranges.add(start, bytes);
         state.total += bytes;
         state.end = start + bytes + self.gap;
         Ok(())
     }
 
-    /// Releases the rest of a chunk that failed on some PE.
+    /// Releases the remains of a chunk after a failure on some PE.
     fn undo(&self, state: &mut State, call: &str, chunk: Option<Chunk>, made: Made) {
         let (start, len) = (state.end, made.bytes());
         let mut chunk = chunk;
@@ -394,7 +395,7 @@ impl HeapInner {
     }
 
     /// Waits until the addresses of a dropped chunk are free in all segments, so that the next
-    /// chunk can use them.
+    /// chunk can be mapped there.
     fn wait_for_room(&self, start: u64, len: usize) {
         let Layout { reservation, stride, members, .. } = &self.layout;
         let Some(reservation) = reservation else { return };
@@ -411,7 +412,8 @@ impl HeapInner {
         (bytes as u64).max(1).checked_next_multiple_of(self.granularity).unwrap_or(u64::MAX)
     }
 
-    /// Returns by how much to grow for an allocation, if the heap may and can grow.
+    /// Returns the number of bytes by which to grow for an allocation; `None` if the heap does not
+    /// grow or is at its limit.
     pub(super) fn growth_for(&self, state: &State, bytes: u64, alignment: u64) -> Option<u64> {
         let Growth::Steps { bytes: step } = self.options.growth else { return None };
         let wanted = bytes.max(step as u64).checked_add(alignment)?.max(1).checked_next_multiple_of(self.granularity)?;
@@ -425,7 +427,7 @@ impl HeapInner {
         Misuse::Exhausted { call, bytes, free, total, limit }.into()
     }
 
-    /// Fills a range of this PE's segment with zeros and waits for it.
+    /// Fills a range of this PE's segment with zeros, and waits for completion.
     pub(super) fn zero(&self, call: &'static str, offset: u64, bytes: u64) -> Result<(), VmmError> {
         if bytes == 0 {
             return Ok(());
@@ -476,8 +478,8 @@ pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
 }
 
-/// Waits until memory of other PEs is closed. Returns an error if one part could not be closed: its
-/// owner must not free it then.
+/// Waits until memory of other PEs is closed. Returns an error if a part could not be closed; its
+/// owner must then not free it.
 pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     if !wait_until(until, || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some())))? {
@@ -487,7 +489,7 @@ pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: In
     closings.iter().filter_map(|closing| closing.get().cloned()).collect()
 }
 
-/// Checks that all PEs found the same offset for an allocation, or all found none.
+/// Checks that all PEs found the same offset for an allocation, or that none found one.
 pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagreement> {
     let text = |blob: &[u8]| match blob.try_into() {
         Ok(at) => format!("offset {}", u64::from_le_bytes(at)),
@@ -504,7 +506,7 @@ pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagree
     }
 }
 
-/// Notifies the other PEs of this PE's failure; returns the error, or that of the round.
+/// Notifies the other PEs of this PE's failure. Returns that failure, or the error of the round.
 pub(super) fn tell(rendezvous: &Rendezvous, label: &str, call: &str, error: VmmError) -> VmmError {
     match agree(rendezvous, label, call, Err(error.clone())) {
         Err(disagreement) => disagreement.into(),
@@ -532,16 +534,16 @@ mod tests {
     }
 
     #[test]
-    fn best_sharing_that_all_support_is_chosen() {
-        let way = |members: &[Around], sharing| Around::way(&members.iter().collect::<Vec<_>>(), sharing);
+    fn best_transport_that_all_pes_support_is_chosen() {
+        let transport = |members: &[Around], sharing| Around::transport(&members.iter().collect::<Vec<_>>(), sharing);
         let full = || around(1, true, true, true);
-        assert_eq!(way(&[full(), full()], Sharing::Auto), Way::Process);
-        assert_eq!(way(&[full(), around(2, true, true, true)], Sharing::Auto), Way::FileDescriptor);
-        assert_eq!(way(&[full(), around(2, true, true, true)], Sharing::PreferFabric), Way::Fabric);
-        assert_eq!(way(&[full(), around(2, true, true, false)], Sharing::PreferFabric), Way::FileDescriptor);
-        assert_eq!(way(&[full(), around(2, true, false, true)], Sharing::Auto), Way::Fabric);
-        assert_eq!(way(&[full(), around(2, true, false, false)], Sharing::Auto), Way::Ipc);
-        assert_eq!(way(&[full(), around(1, false, false, false)], Sharing::Auto), Way::Ipc);
+        assert_eq!(transport(&[full(), full()], Sharing::Auto), HeapTransport::Process);
+        assert_eq!(transport(&[full(), around(2, true, true, true)], Sharing::Auto), HeapTransport::FileDescriptor);
+        assert_eq!(transport(&[full(), around(2, true, true, true)], Sharing::PreferFabric), HeapTransport::Fabric);
+        assert_eq!(transport(&[full(), around(2, true, true, false)], Sharing::PreferFabric), HeapTransport::FileDescriptor);
+        assert_eq!(transport(&[full(), around(2, true, false, true)], Sharing::Auto), HeapTransport::Fabric);
+        assert_eq!(transport(&[full(), around(2, true, false, false)], Sharing::Auto), HeapTransport::Ipc);
+        assert_eq!(transport(&[full(), around(1, false, false, false)], Sharing::Auto), HeapTransport::Ipc);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A symmetric heap on the GPUs of one machine: all PEs allocate together, at the same offset, and
-//! each can access the memory of the others.
+//! each PE can access the memory of the others.
 //!
-//! `symmetric.rs` has typed memory, `agree.rs` one round of a collective call, `chunk.rs` one chunk
-//! of memory. It does not reach other machines.
+//! `symmetric.rs` has typed memory, `agree.rs` a round of a collective call, `chunk.rs` a chunk of
+//! memory. Memory of other machines cannot be accessed.
 //!
 //! ```text
 //!   base                stride              stride
@@ -10,8 +10,9 @@
 //! ```
 //!
 //! Invariants: [H1] the allocators of all PEs have executed the same calls with the same results;
-//! [H2] an allocated offset is mapped, for every PE of the machine, until the heap and every handle
-//! of its memory is dropped; [H3] memory that is dropped without `free` is never allocated again.
+//! [H2] an allocated offset is mapped, for every PE of the machine, until the heap and all handles
+//! of its memory are dropped; [H3] memory whose handles are dropped without `free` is never
+//! allocated again.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -24,7 +25,7 @@ use peerweave_types::{Element, HeapGeometry, Pe};
 
 use crate::agree::{Disagreement, agree, unreadable};
 use crate::error::{Misuse, VmmError};
-use crate::heap::chunk::{Chunk, Way};
+use crate::heap::chunk::{Chunk, HeapTransport};
 use crate::heap::pads::SignalPad;
 use crate::heap::symmetric::{Block, SymmetricMemory};
 use crate::memory::buffer::{bytes_of, wrong_value};
@@ -47,16 +48,16 @@ use inner::{Around, State};
 const ALLOC: &str = "SymmetricHeap::alloc";
 const FREE: &str = "SymmetricHeap::free";
 
-/// How memory of the heap should be shared with the other PEs of the machine.
+/// The requested transport by which the PEs of a machine share the heap's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sharing {
-    /// The first that all PEs support: directly among threads of one process; file descriptors;
-    /// fabric handles; legacy IPC.
+    /// The first of these that all PEs support: direct access among threads of one process, file
+    /// descriptors, fabric handles, legacy IPC.
     #[default]
     Auto,
-    /// Fabric handles if all PEs of the machine support them, otherwise as [`Auto`](Self::Auto),
-    /// and [`SymmetricHeap::fell_back`] returns the reason.
+    /// Fabric handles if all PEs of the machine support them. Otherwise as [`Auto`](Self::Auto),
+    /// and [`SymmetricHeap::fallback_reason`] returns the reason.
     PreferFabric,
     /// Legacy IPC.
     Ipc,
@@ -66,32 +67,32 @@ pub enum Sharing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Growth {
-    /// Only by [`SymmetricHeap::grow`].
+    /// The heap grows only by [`SymmetricHeap::grow`].
     #[default]
     Explicit,
-    /// When an allocation does not fit, by at least this many bytes.
+    /// The heap grows when an allocation does not fit, by at least this many bytes.
     Steps {
-        /// Number of bytes.
+        /// Minimum number of bytes of a step.
         bytes: usize,
     },
 }
 
-/// Size and sharing of a heap. The same on all PEs.
+/// Size and sharing of a heap; must be the same on all PEs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeapOptions {
     /// Initial bytes of each PE; rounded up to the granularity.
     pub initial_bytes: usize,
-    /// Maximum bytes of each PE: so many addresses are reserved, which costs no memory. `None` for
-    /// all the memory of the device.
+    /// Maximum bytes of each PE. Addresses are reserved for the maximum, which costs no memory.
+    /// `None` means the memory size of the device.
     pub max_bytes: Option<usize>,
-    /// Whether it grows automatically.
+    /// Whether the heap grows automatically.
     pub growth: Growth,
-    /// How its memory is shared.
+    /// The requested transport.
     pub sharing: Sharing,
-    /// Prepares the heap for [`SymmetricHeap::multicast`]. Its granularity is then a multiple of
-    /// what the driver recommends for multicast objects, which may be 512 MiB, on every PE whose
-    /// device and settings allow them.
+    /// Prepares the heap for [`SymmetricHeap::multicast`], on every PE whose device and settings
+    /// allow multicast objects. The granularity is then a multiple of the one that the driver
+    /// recommends for multicast objects, which may be 512 MiB.
     pub multicast: bool,
 }
 
@@ -107,17 +108,17 @@ impl HeapOptions {
         Self { max_bytes: Some(max_bytes), ..self }
     }
 
-    /// Sets how it grows.
+    /// Sets whether the heap grows automatically.
     pub fn growth(self, growth: Growth) -> Self {
         Self { growth, ..self }
     }
 
-    /// Prepares it for multicast objects.
+    /// Sets whether the heap is prepared for multicast objects.
     pub fn multicast(self, multicast: bool) -> Self {
         Self { multicast, ..self }
     }
 
-    /// Sets how its memory is shared.
+    /// Sets the requested transport.
     pub fn sharing(self, sharing: Sharing) -> Self {
         Self { sharing, ..self }
     }
@@ -128,12 +129,13 @@ impl HeapOptions {
 /// # Collective
 /// All PEs of the job call [`new`](Self::new), [`alloc`](Self::alloc),
 /// [`signal_pad`](Self::signal_pad), [`free`](Self::free), [`grow`](Self::grow) and
-/// [`finalize`](Self::finalize) in the same order with the same arguments. If they do not, all get
-/// [`Misuse::Diverged`] and nothing has changed. The calls end by the deadline of the rendezvous
-/// and name the PEs that did not arrive.
+/// [`finalize`](Self::finalize) in the same order with the same arguments. Otherwise all PEs get
+/// [`Misuse::Diverged`], and nothing changes. Each call returns by the deadline of the rendezvous,
+/// and its error names the PEs that did not arrive.
 ///
-/// Dropping it, or memory of it, is local. Memory that is dropped without [`free`](Self::free) is
-/// parked until the heap is released, and [`finalize`](Self::finalize) reports it.
+/// Dropping the heap or a handle of its memory is local. Memory whose handles are dropped without
+/// [`free`](Self::free) stays allocated until the heap is released, and
+/// [`finalize`](Self::finalize) reports it.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -171,7 +173,8 @@ pub struct Leak {
     pub bytes: u64,
     /// The element's type.
     pub element: &'static str,
-    /// Whether all its handles were dropped. If not, its addresses stay valid until they are.
+    /// Whether all handles of the memory were dropped. The addresses stay valid while a handle
+    /// exists.
     pub dropped: bool,
 }
 
@@ -184,7 +187,7 @@ pub struct LeakReport {
 }
 
 impl LeakReport {
-    /// Returns whether everything had been freed.
+    /// Returns whether all memory had been freed.
     pub fn is_clean(&self) -> bool {
         self.leaks.is_empty()
     }
@@ -193,7 +196,7 @@ impl LeakReport {
 impl fmt::Display for LeakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_clean() {
-            return f.write_str("everything was freed");
+            return f.write_str("all memory was freed");
         }
         let dropped = self.leaks.iter().filter(|leak| leak.dropped).count();
         write!(f, "{} allocations were dropped without free, {} still have handles:", dropped, self.leaks.len() - dropped)?;
@@ -246,8 +249,8 @@ impl SymmetricHeap {
     /// All PEs, with the same type and length. When it returns, the memory of all PEs is zero.
     ///
     /// # Errors
-    /// [`Misuse::Exhausted`] if it does not fit and the heap cannot grow; [`Misuse::Diverged`]; as
-    /// for [`new`](Self::new).
+    /// [`Misuse::Exhausted`] if the memory does not fit and the heap cannot grow;
+    /// [`Misuse::Diverged`]; as for [`new`](Self::new).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricMemory<T>, VmmError> {
         self.alloc_aligned(len, align_of::<T>())
     }
@@ -256,7 +259,7 @@ impl SymmetricHeap {
     /// of two of at most 2 MiB. (Every offset is a multiple of 256.)
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc); [`Misuse::Value`] for another alignment.
+    /// As for [`alloc`](Self::alloc); [`Misuse::Value`] for an invalid alignment.
     pub fn alloc_aligned<T: Element>(&self, len: usize, alignment_bytes: usize) -> Result<SymmetricMemory<T>, VmmError> {
         let mut state = self.inner.enter(ALLOC)?;
         self.alloc_in(&mut state, len, alignment_bytes)
@@ -298,8 +301,8 @@ impl SymmetricHeap {
         Ok(SymmetricMemory::new(Arc::new(block), len))
     }
 
-    /// Makes a round in which all PEs must have found the same offset. Otherwise returns the range
-    /// to the allocator.
+    /// Makes a round in which all PEs must have found the same offset. If they have not, frees the
+    /// range again.
     fn agree_on_offset(
         &self,
         state: &mut State,
@@ -331,15 +334,16 @@ impl SymmetricHeap {
         Ok(SignalPad::new(self.alloc(words)?, len))
     }
 
-    /// Frees memory on every PE, after this PE's streams have completed the work that uses it, and
-    /// all work at multicast addresses of the heap.
+    /// Frees memory on every PE. Waits until this PE's streams have completed the work that uses
+    /// the memory, and all work at multicast addresses of the heap.
     ///
-    /// If it fails, the memory is parked as if it had been dropped. It fails if another library
-    /// used the memory on a per-thread stream, because no other thread can wait for that stream.
+    /// After an error the memory stays allocated, as if its handles had been dropped. Freeing fails
+    /// if another library used the memory on a per-thread stream, because no other thread can wait
+    /// for that stream.
     ///
     /// # Collective
-    /// All PEs, with the handle of the same allocation. There must be no other handle of it,
-    /// including slices and peers' views.
+    /// All PEs, with a handle of the same allocation. No other handle of it may exist, including
+    /// slices and views of peers.
     ///
     /// # Errors
     /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] if a stream does not
@@ -350,7 +354,7 @@ impl SymmetricHeap {
         self.free_in(&mut state, memory, self.inner.own_deadline())
     }
 
-    /// Frees memory after its streams have completed, which they must by `until`.
+    /// Frees memory after its streams have completed; fails if they have not by `until`.
     fn free_in<T: Element>(&self, state: &mut State, mut memory: SymmetricMemory<T>, until: Instant) -> Result<(), VmmError> {
         let is_alone = memory.is_only_handle();
         let (block, offset) = (memory.block(), memory.block().offset());
@@ -415,16 +419,16 @@ impl SymmetricHeap {
         Ok(at)
     }
 
-    /// Ends the heap, after this PE's streams have completed the work that uses it, and reports
-    /// memory that was not freed.
+    /// Ends the heap, after this PE's streams have completed the work that uses it. Reports memory
+    /// that was not freed.
     ///
     /// The memory is released when its last handle is dropped.
     ///
     /// # Collective
-    /// All PEs. Their remaining handles may differ.
+    /// All PEs. The handles that remain may differ among PEs.
     ///
     /// # Errors
-    /// As for [`free`](Self::free). The heap is ended locally in any case.
+    /// As for [`free`](Self::free). The heap has ended on this PE even after an error.
     pub fn finalize(self) -> Result<LeakReport, VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut state = self.inner.enter(CALL)?;
@@ -438,15 +442,16 @@ impl SymmetricHeap {
             drained.map(|()| held.to_le_bytes().into()),
         );
         let held = self.inner.settle(&mut state, CALL, agreed)?;
-        if held.iter().all(|held| *held == [0; 8]) && self.inner.layout.way == Way::Ipc {
+        if held.iter().all(|held| *held == [0; 8]) && self.inner.layout.transport == HeapTransport::Ipc {
             self.close_peers(&mut state)?;
         }
-        state.broken = Some("it was finalised".into());
+        state.broken = Some("the heap was finalised".into());
         drop(state);
         Ok(LeakReport { leaks })
     }
 
-    /// With legacy IPC, memory may be freed only after all other PEs have closed it.
+    /// With legacy IPC, closes the memory of other PEs: memory may be freed only after all other
+    /// PEs have closed it.
     fn close_peers(&self, state: &mut State) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut chunks = std::mem::take(&mut *self.inner.chunks.write().unwrap_or_else(PoisonError::into_inner));
@@ -460,16 +465,16 @@ impl SymmetricHeap {
         Ok(())
     }
 
-    /// Returns a closure that returns `true` once nothing of the heap is left: no handle of it or
-    /// of its memory, also not in threads that free memory after the streams that used it. From
-    /// then on the heap does not hold the rendezvous.
+    /// Returns a closure that returns `true` once all handles of the heap and of its memory are
+    /// gone. This includes threads that free memory after the streams that used it. From then on
+    /// the heap does not hold the rendezvous.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let alive = Arc::downgrade(&self.inner.alive);
         move || alive.strong_count() == 0
     }
 
     /// Returns the address in this process of `offset` in the segment of `pe`. The device of this
-    /// PE's context may read and write there.
+    /// PE's context may read and write it.
     ///
     /// # Errors
     /// [`Misuse::NotMapped`] for a PE of another machine; [`Misuse::OutOfRange`] for an offset
@@ -482,8 +487,7 @@ impl SymmetricHeap {
     /// count the PEs of this machine.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] with legacy IPC, because the segments are not at equal strides
-    /// then.
+    /// [`VmmError::Unsupported`] with legacy IPC, whose segments are not at equal strides.
     pub fn geometry(&self) -> Result<HeapGeometry, VmmError> {
         let layout = &self.inner.layout;
         let base = layout.reservation.as_ref().map(Reservation::base).ok_or_else(|| VmmError::Unsupported {
@@ -496,21 +500,24 @@ impl SymmetricHeap {
         Ok(HeapGeometry { base, stride: layout.stride, heap_start: 0, heap_bytes, my_pe, n_pes })
     }
 
-    /// Returns the PEs whose memory is mapped here, in ascending order: those of this machine.
+    /// Returns the PEs whose memory is mapped in this process, in ascending order: the PEs of this
+    /// machine.
     pub fn members(&self) -> &[Pe] {
         &self.inner.layout.members
     }
 
-    /// Returns how memory is shared among the PEs of this machine. With [`Sharing::PreferFabric`]
-    /// it is [`Way::Fabric`], or [`fell_back`](Self::fell_back) returns why not.
-    pub fn way(&self) -> Way {
-        self.inner.layout.way
+    /// Returns the transport by which the PEs of this machine share memory. With
+    /// [`Sharing::PreferFabric`] it is [`HeapTransport::Fabric`], unless
+    /// [`fallback_reason`](Self::fallback_reason) returns a reason.
+    pub fn transport(&self) -> HeapTransport {
+        self.inner.layout.transport
     }
 
-    /// Returns why memory is shared in another way than requested: the PE that could not, and its
-    /// driver's reason. `None` if it is shared as requested; the same on all PEs of a machine.
-    pub fn fell_back(&self) -> Option<&str> {
-        self.inner.fell_back.as_deref()
+    /// Returns the reason why memory is shared by another transport than requested: the PE that
+    /// does not support it, and the driver's error. Returns `None` if the request was met. The same
+    /// on all PEs of a machine.
+    pub fn fallback_reason(&self) -> Option<&str> {
+        self.inner.fallback_reason.as_deref()
     }
 
     /// Returns the current size of each segment in bytes.
@@ -518,14 +525,14 @@ impl SymmetricHeap {
         self.inner.with_chunks(|chunks| chunks.iter().map(|chunk| chunk.bytes).sum())
     }
 
-    /// Returns the physical memory of this PE by chunk, each with its offset, to bind it to a
+    /// Returns this PE's physical memory by chunk, each with its offset, for binding it to a
     /// multicast object. Empty with legacy IPC.
     pub fn physical(&self) -> Vec<(u64, PhysicalMemory)> {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
 
-    /// Runs a collective call of another module. One runs at a time, and one that may have ended
-    /// differently on the PEs makes the heap unusable.
+    /// Runs a collective call of another module. Calls are serialised. If the PEs may have reached
+    /// different outcomes, the heap is unusable afterwards.
     pub(crate) fn collectively<R>(
         &self,
         call: &'static str,

@@ -1,7 +1,7 @@
-//! Multicast addresses of the symmetric heap: a store at an offset reaches that offset of every
-//! PE's segment.
+//! Multicast addresses of the symmetric heap: a store at an offset writes that offset of every PE's
+//! segment.
 //!
-//! Invariant: the memory bound here is that of the heap's chunks, at the same offsets.
+//! Invariant: the bound memory is that of the heap's chunks, at the same offsets.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,17 +16,17 @@ use crate::heap::symmetric::SymmetricMemory;
 use crate::heap::view::SymmetricView;
 use crate::memory::physical::PhysicalMemory;
 use crate::memory::reservation::Reservation;
-use crate::multicast::collective::put_together;
+use crate::multicast::collective::create_together;
 use crate::multicast::{MulticastMapping, MulticastView};
 use crate::{SymmetricHeap, multicast_switch};
 
-/// Multicast addresses of a heap's segments, of the size that the heap had when this was created.
+/// Multicast addresses of a heap's segments. Growth of the heap after its creation is not included.
 ///
 /// Dropping it is local, and unbinds this PE's memory from the objects after its own streams have
-/// completed. The other PEs must have stopped storing before: synchronise with them, by a barrier
-/// or another collective call.
+/// completed. The other PEs must have stopped storing before: synchronise with them by a barrier or
+/// another collective call.
 pub struct HeapMulticast {
-    /// The heap, without keeping its memory.
+    /// The heap; does not keep its memory allocated.
     heap: Weak<HeapInner>,
     addresses: Reservation,
     /// Offset and length of each chunk.
@@ -38,8 +38,8 @@ pub struct HeapMulticast {
 impl SymmetricHeap {
     /// Creates a multicast object for each chunk of this heap and maps them at the chunks' offsets.
     ///
-    /// The objects are as long as the chunks. Those are multiples of what the driver recommends for
-    /// multicast objects if the heap was prepared for it
+    /// The objects are as long as the chunks. The lengths are multiples of the driver's recommended
+    /// granularity if the heap was prepared for multicast objects
     /// ([`HeapOptions::multicast`](crate::HeapOptions::multicast)).
     ///
     /// # Collective
@@ -47,9 +47,9 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the
-    /// others; [`VmmError::Unsupported`] with what it needs; as for every collective call. If this
-    /// PE cannot know how the call ended on the others, the heap is unusable, and bound memory is
-    /// leaked: another PE may store there.
+    /// other PEs; [`VmmError::Unsupported`] with the missing requirement; as for every collective
+    /// call. If this PE cannot know how the call ended on the other PEs, the heap is unusable and
+    /// bound memory is leaked, because another PE may store there.
     pub fn multicast(&self) -> Result<HeapMulticast, VmmError> {
         const CALL: &str = "SymmetricHeap::multicast";
         self.collectively(CALL, |inner| {
@@ -84,7 +84,7 @@ impl SymmetricHeap {
     }
 }
 
-/// The rounds in which the PEs map a heap.
+/// The rounds of the call that maps a heap's multicast objects.
 struct Rounds<'a> {
     heap: &'a SymmetricHeap,
     inner: &'a Arc<HeapInner>,
@@ -92,7 +92,7 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Reports this PE's result to the others; returns it if all succeeded.
+    /// Reports this PE's result to the other PEs. Returns it if all PEs succeeded.
     fn agree<R>(&self, what: &str, done: Result<R, VmmError>) -> Result<R, Disagreement> {
         let label = format!("peerweave-vmm/multicast/{:016x}/{what}", self.inner.id);
         let outcome = done.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
@@ -103,11 +103,11 @@ impl Rounds<'_> {
         }
     }
 
-    /// Creates an object of a chunk and maps it.
+    /// Creates a multicast object for a chunk and maps it.
     fn map(&self, addresses: &Reservation, start: u64, memory: &PhysicalMemory) -> Result<MulticastMapping, Disagreement> {
         let (rendezvous, context, bytes) = (&self.inner.rendezvous, self.heap.context(), memory.bytes());
         let label = format!("{:016x}/{start}", self.inner.id);
-        let team = put_together(rendezvous, context, self.heap.members(), &label, bytes)?;
+        let team = create_together(rendezvous, context, self.heap.members(), &label, bytes)?;
         let binding = self.agree(&format!("{start}/binding"), team.bind(memory, 0, 0, bytes))?;
         let bound = team.agree_on_bound(rendezvous, &label, vec![binding])?;
         // Memory of the heap is freed and reused only after work at its multicast addresses has
@@ -129,16 +129,17 @@ impl HeapMulticast {
     /// Returns the multicast address of an offset of the heap.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`] beyond the size that the heap had when this was created, and between
-    /// chunks.
+    /// [`Misuse::OutOfRange`] for an offset between chunks, or beyond the size that the heap had
+    /// when this value was created.
     pub fn address_of(&self, offset: SymOffset) -> Result<CUdeviceptr, VmmError> {
         self.range("HeapMulticast::address_of", offset, 1)
     }
 
-    /// Returns what a kernel needs to access memory on every PE, one at a time and all at once.
+    /// Returns the addresses with which a kernel accesses the memory of every PE, one PE at a time
+    /// or all at once.
     ///
-    /// Valid while this value and a handle of the memory live. Record work on a stream by the
-    /// memory's `read` or `write`, and for the [`mappings`](Self::mappings).
+    /// The result is valid while this value and a handle of the memory live. Record work on a
+    /// stream by the memory's `read` or `write`, and for the [`mappings`](Self::mappings).
     ///
     /// # Errors
     /// As for [`address_of`](Self::address_of); [`Misuse::OtherHeap`] for memory of another heap.
@@ -152,7 +153,7 @@ impl HeapMulticast {
         Ok(view.with_multicast(multicast))
     }
 
-    /// Returns the elements of memory of the heap on all PEs at once, for kernels.
+    /// Returns a view of the memory on all PEs at once, for kernels.
     ///
     /// # Errors
     /// As for [`view`](Self::view).
@@ -160,8 +161,8 @@ impl HeapMulticast {
         Ok(MulticastView::new(self.view(memory)?.multicast, memory.len()))
     }
 
-    /// Returns the mappings by chunk, to record the streams that use them by
-    /// [`MulticastMapping::access`]. Freeing memory of the heap waits for all of those.
+    /// Returns the mappings by chunk. Record the streams that use them by
+    /// [`MulticastMapping::access`]; freeing memory of the heap waits for all recorded streams.
     pub fn mappings(&self) -> &[MulticastMapping] {
         &self.mappings
     }
@@ -178,7 +179,7 @@ impl HeapMulticast {
 }
 
 /// Returns whether `start..end` lies in chunks, given by offset and length in ascending order.
-/// There may be gaps between them.
+/// Chunks can have gaps between them.
 fn covers(chunks: &[(u64, u64)], start: u64, end: u64) -> bool {
     let reached =
         chunks.iter().fold(start, |at, (chunk, bytes)| if (*chunk..chunk + bytes).contains(&at) { chunk + bytes } else { at });
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_that_touches_a_gap_between_chunks_has_no_address() {
+    fn range_touching_a_gap_between_chunks_has_no_address() {
         let chunks = [(0, 10), (10, 5), (20, 10)];
         for (start, end) in [(0, 10), (3, 15), (14, 15), (20, 30), (29, 30), (7, 7), (30, 30)] {
             assert!(covers(&chunks, start, end), "{start}..{end}");

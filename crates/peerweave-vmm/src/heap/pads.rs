@@ -1,7 +1,7 @@
 //! Signal pads: words in symmetric memory that one PE sets and another waits for, each in its own
 //! cache line.
 //!
-//! `peerweave-device` has the operations of kernels on them. Invariant: no two signals share a
+//! `peerweave-device` has the kernels' operations on them. Invariant: no two signals share a cache
 //! line.
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;

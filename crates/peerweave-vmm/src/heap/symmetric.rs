@@ -1,8 +1,8 @@
 //! Typed memory of the symmetric heap: this PE's part, and views of the other PEs' parts.
 //!
-//! The heap allocates and frees it. It returns no references: a peer may write the memory at any
-//! time. Invariant: handles of a block keep the heap's mappings; a block that is dropped without
-//! being freed is parked.
+//! The heap allocates and frees the memory. No references to it are returned, because a peer may
+//! write it at any time. Invariant: handles of a block keep the heap's mappings; a block whose
+//! handles are dropped without `free` stays allocated.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -49,7 +49,7 @@ impl Block {
         &self.streams
     }
 
-    /// Marks its range as returned to the allocator.
+    /// Marks the block's range as returned to the allocator.
     pub(crate) fn forget(&self) {
         self.freed.store(true, Ordering::Release);
     }
@@ -62,17 +62,17 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if !*self.freed.get_mut() {
-            self.heap.park(self.offset);
+            self.heap.record_dropped(self.offset);
         }
     }
 }
 
-/// `len` elements at the same offset of every PE's segment; as a buffer, this PE's part. Clones and
-/// slices are handles of the same allocation.
+/// `len` elements at the same offset of every PE's segment. As a buffer it is this PE's part.
+/// Clones and slices are handles of the same allocation.
 ///
-/// [`SymmetricHeap::free`](crate::SymmetricHeap::free) frees it collectively. Work on different
-/// streams and of different PEs may race: the values of the elements are then unspecified, and
-/// nothing else is.
+/// [`SymmetricHeap::free`](crate::SymmetricHeap::free) frees it collectively. If accesses on
+/// different streams or by different PEs race, the values of the elements are unspecified; nothing
+/// else is affected.
 pub struct SymmetricMemory<T> {
     block: Arc<Block>,
     start: usize,
@@ -89,24 +89,24 @@ impl<T> SymmetricMemory<T> {
         &self.block
     }
 
-    /// Returns whether there is no other handle, and no weak handle of
+    /// Returns whether no other handle exists, nor a weak handle of
     /// [`keep`](peerweave_driver::DeviceBuffer::keep) that could be upgraded.
     pub(crate) fn is_only_handle(&mut self) -> bool {
         Arc::get_mut(&mut self.block).is_some()
     }
 
-    /// Returns the address of the first element of this PE. It is valid while a handle lives; using
-    /// it is `unsafe` elsewhere.
+    /// Returns the address of this PE's first element. It is valid while a handle lives; using it
+    /// is `unsafe` elsewhere.
     pub fn address(&self) -> CUdeviceptr {
         self.block.address + self.start_bytes()
     }
 
-    /// Returns its offset in every segment.
+    /// Returns the offset of the memory, the same in every segment.
     pub fn offset(&self) -> SymOffset {
         SymOffset(self.block.offset + self.start_bytes())
     }
 
-    /// Returns a handle of a part of the memory, on every PE. `range` counts elements.
+    /// Returns a handle of a range of the memory, on every PE. `range` counts elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).
@@ -143,14 +143,13 @@ impl<T: Element> SymmetricMemory<T> {
         Ok(PeerMemory { block: Arc::clone(&self.block), pe, address, len: self.len, _elements: PhantomData })
     }
 
-    /// Returns what a kernel needs to access these elements on every PE of the machine, as plain
-    /// data.
+    /// Returns the addresses with which a kernel accesses these elements on every PE of the
+    /// machine, as plain data.
     ///
-    /// Valid while a handle of the memory lives.
+    /// The result is valid while a handle of the memory lives.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] with legacy IPC, because the segments are not at equal strides
-    /// then.
+    /// [`VmmError::Unsupported`] with legacy IPC, whose segments are not at equal strides.
     pub fn view(&self) -> Result<SymmetricView, VmmError> {
         let layout = &self.block.heap.layout;
         let reservation = layout.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
@@ -180,8 +179,8 @@ buffers!(SymmetricMemory);
 /// Elements in the segment of another PE that this PE's device can access. A handle of the same
 /// allocation.
 ///
-/// As a device buffer it is memory for this PE's device: copies to it are puts, copies from it are
-/// gets.
+/// As a device buffer it belongs to this PE's device: a copy to it is a put, a copy from it is a
+/// get.
 pub struct PeerMemory<T> {
     block: Arc<Block>,
     pe: Pe,
@@ -191,17 +190,17 @@ pub struct PeerMemory<T> {
 }
 
 impl<T> PeerMemory<T> {
-    /// Returns the address in this process of that PE's first element.
+    /// Returns the address in this process of the first element of that PE.
     pub fn address(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// Returns the PE whose memory it is.
+    /// Returns the PE that owns the memory.
     pub fn pe(&self) -> Pe {
         self.pe
     }
 
-    /// Returns a handle of a part. `range` counts elements.
+    /// Returns a handle of a range of the memory. `range` counts elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).

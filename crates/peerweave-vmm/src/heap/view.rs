@@ -1,10 +1,11 @@
 //! Plain data of a fixed layout for kernels.
 //!
-//! It accesses no memory. Invariant: the layout is part of the interface, and is checked below.
+//! This module accesses no memory. Invariant: the layout is part of the interface, and is checked
+//! below.
 
 use peerweave_types::{Rank, SymOffset};
 
-/// Bytes at the same offset of every PE's segment, as a kernel accesses them.
+/// Bytes at the same offset of every PE's segment, with the addresses that a kernel uses.
 ///
 /// PEs are identified by their rank on the machine: the index in
 /// [`SymmetricHeap::members`](crate::SymmetricHeap::members).
@@ -17,9 +18,10 @@ pub struct SymmetricView {
     pub stride: u64,
     /// Number of bytes.
     pub bytes: u64,
-    /// Address at which a store reaches all PEs, and a reducing load reads all; 0 if there is none.
+    /// Address at which a store writes the memory of all PEs, and a reducing load reads all of it;
+    /// 0 if there is none.
     pub multicast: u64,
-    /// The rank of this PE.
+    /// Rank of this PE.
     pub me: u32,
     /// Number of PEs.
     pub n_pes: u32,

@@ -1,13 +1,13 @@
 //! Access rights of devices to a mapping.
 //!
-//! Invariant: addresses are handed out for a device only after that device has rights to them.
+//! Invariant: an address is returned for a device only after the device has rights to it.
 
 /// Access rights of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
-    /// Nothing.
+    /// No access.
     None,
-    /// Read.
+    /// Read only.
     Read,
     /// Read and write.
     ReadWrite,

@@ -1,4 +1,4 @@
-//! Device buffers on the kinds of memory of this crate, and copies in stream order.
+//! Device buffers on this crate's kinds of memory, and copies in stream order.
 //!
 //! Each kind has its own address and owner.
 
@@ -75,9 +75,9 @@ macro_rules! buffers {
 }
 pub(crate) use buffers;
 
-/// Enqueues a copy between device buffers of the stream's device, and returns at once.
+/// Enqueues a copy between device buffers of the stream's device, and returns without waiting.
 ///
-/// With a [`PeerMemory`](crate::PeerMemory) on one side this is a put or a get by a copy engine.
+/// If one side is a [`PeerMemory`](crate::PeerMemory), the copy is a put or a get by a copy engine.
 ///
 /// # Errors
 /// [`DriverError::WrongLength`] unless both have the same number of elements,
@@ -104,15 +104,15 @@ pub fn copy<T: Element>(
     Ok(refuse_capture_begun("copy", stream)?)
 }
 
-/// Copies `values` to a device buffer after the earlier work of `stream`, and waits for the copy.
+/// Copies `values` to a device buffer after the earlier work of `stream`, and waits for completion.
 ///
-/// The copy begins when the stream is idle, and then has no deadline: the driver does not cancel
-/// copies of pageable memory. Work that another thread enqueues meanwhile is waited for without a
-/// deadline.
+/// The copy starts when the stream is idle. From then on it has no deadline, because the driver
+/// does not cancel copies of pageable memory. Work that another thread enqueues meanwhile is also
+/// waited for without a deadline.
 ///
 /// # Errors
 /// As for [`copy`](copy#errors); [`VmmError::Timeout`] if the stream is not idle by the deadline:
-/// then nothing is copied.
+/// nothing is copied then.
 pub fn write<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -122,11 +122,11 @@ pub fn write<T: Element>(
     copy_from_host("write", stream, target, values, deadline).map_err(timed_out(stream))
 }
 
-/// Copies a device buffer to the host after the earlier work of `stream`, and waits for the copy,
+/// Copies a device buffer to the host after the earlier work of `stream`, and waits for completion,
 /// like [`write()`].
 ///
-/// From a [`PeerMemory`](crate::PeerMemory) whose peer access is broken the copy may never end. If
-/// that is possible, [`copy`] it to memory of this device first.
+/// A copy from a [`PeerMemory`](crate::PeerMemory) whose peer access is broken may never complete.
+/// If that is possible, [`copy`] the data to memory of this device first.
 ///
 /// # Errors
 /// As for [`write()`].
@@ -134,7 +134,7 @@ pub fn read<T: Element>(stream: &Arc<CudaStream>, source: &impl DeviceBuffer<T>,
     copy_to_host("read", stream, source, deadline).map_err(timed_out(stream))
 }
 
-/// Enqueues filling a device buffer with zero bytes, and returns at once.
+/// Enqueues a fill of a device buffer with zero bytes, and returns without waiting.
 ///
 /// # Errors
 /// As for [`copy`](copy#errors).

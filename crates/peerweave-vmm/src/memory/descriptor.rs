@@ -1,6 +1,6 @@
-//! File descriptors and their exchange, on systems that have them; elsewhere each use is an error.
+//! File descriptors and their exchange on Linux; on other systems each use is an error.
 //!
-//! Invariant: everything that depends on the operating system is here.
+//! Invariant: all code of this crate that depends on the operating system is in this module.
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_types::Pe;
@@ -21,34 +21,34 @@ pub(crate) const POSSIBLE: bool = cfg!(target_os = "linux");
 #[cfg(not(target_os = "linux"))]
 fn nowhere() -> VmmError {
     let found = std::env::consts::OS.to_owned();
-    VmmError::Unsupported { feature: "memory that is exported as a file descriptor", needs: "Linux".to_owned(), found }
+    VmmError::Unsupported { feature: "memory that can be exported as a file descriptor", needs: "Linux".to_owned(), found }
 }
 
-/// Takes ownership of a descriptor that the driver has just opened, and sets close-on-exec: a child
-/// program would otherwise keep the memory.
+/// Takes ownership of a descriptor that the driver has just opened, and sets close-on-exec, because
+/// a child program would otherwise keep the memory allocated.
 pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     #[cfg(unix)]
     if number >= 0 {
         // SAFETY: by the contract of this function it has no other owner.
         let fd: Descriptor = unsafe { std::os::fd::FromRawFd::from_raw_fd(number) };
         if let Err(error) = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC) {
-            tracing::warn!(%error, "child programs inherit a descriptor of GPU memory");
+            tracing::warn!(%error, "cannot set close-on-exec: child programs inherit a descriptor of GPU memory");
         }
         return Ok(fd);
     }
     let (needs, found) = ("a descriptor from the driver".to_owned(), number.to_string());
-    Err(VmmError::Unsupported { feature: "memory that is exported as a file descriptor", needs, found })
+    Err(VmmError::Unsupported { feature: "memory that can be exported as a file descriptor", needs, found })
 }
 
-/// Checks that this process may open so many more descriptors. The leader of an exchange cannot
-/// distinguish a connection for which it has no descriptor from one that never arrives.
+/// Checks that this process can open `count` more descriptors. The leader of an exchange cannot
+/// distinguish a connection for which it has no descriptor from one that never arrived.
 pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> {
     #[cfg(unix)]
     {
         let copies: Result<Vec<Descriptor>, std::io::Error> = (0..count).map(|_| fd.try_clone()).collect();
         copies.map(drop).map_err(|error| {
             let (needs, found) = (format!("{count} more open descriptors"), error.to_string());
-            VmmError::Unsupported { feature: "memory that is exported as a file descriptor", needs, found }
+            VmmError::Unsupported { feature: "memory that can be exported as a file descriptor", needs, found }
         })
     }
     #[cfg(not(unix))]
@@ -58,7 +58,7 @@ pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> 
     }
 }
 
-/// Returns its number in the form of a pointer, as the driver takes it.
+/// Returns the descriptor's number as a pointer, the form that the driver expects.
 pub(crate) fn as_pointer(fd: &Descriptor) -> *mut std::ffi::c_void {
     #[cfg(unix)]
     return std::ptr::without_provenance_mut(usize::try_from(std::os::fd::AsRawFd::as_raw_fd(fd)).unwrap_or(usize::MAX));
@@ -66,7 +66,7 @@ pub(crate) fn as_pointer(fd: &Descriptor) -> *mut std::ffi::c_void {
     match fd.0 {}
 }
 
-/// [`Rendezvous::exchange_descriptors`].
+/// Calls [`Rendezvous::exchange_descriptors`].
 pub(crate) fn exchange(rendezvous: &Rendezvous, members: &[Pe], fd: Descriptor) -> Result<Vec<Descriptor>, VmmError> {
     #[cfg(target_os = "linux")]
     return Ok(rendezvous.exchange_descriptors(members, fd)?);
@@ -77,7 +77,7 @@ pub(crate) fn exchange(rendezvous: &Rendezvous, members: &[Pe], fd: Descriptor) 
     }
 }
 
-/// [`Rendezvous::share_descriptor`].
+/// Calls [`Rendezvous::share_descriptor`].
 pub(crate) fn share(rendezvous: &Rendezvous, members: &[Pe], fd: Option<Descriptor>) -> Result<Descriptor, VmmError> {
     #[cfg(target_os = "linux")]
     return Ok(rendezvous.share_descriptor(members, fd)?);

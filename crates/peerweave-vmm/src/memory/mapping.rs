@@ -1,9 +1,9 @@
-//! Mapped memory: a mapping keeps its memory and its reservation, and is unmapped when no stream
-//! uses it any more.
+//! Mapped memory. A mapping keeps its memory and its reservation alive, and is unmapped when its
+//! streams have completed.
 //!
-//! Invariants: [M1] the memory and the addresses live as long as the mapping; [M2] it is unmapped
-//! after all work on every stream that uses it; [M3] no address is handed out for a device without
-//! rights.
+//! Invariants: [M1] the memory and the addresses live as long as the mapping; [M2] unmapping
+//! happens after all work on every stream that uses the mapping; [M3] no address is returned for a
+//! device without rights.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,15 +25,15 @@ use crate::raw::{self, AccessDescription, Location};
 
 /// Mapped memory. Clones are handles of the same mapping.
 ///
-/// Dropping the last handle does not wait: the memory is unmapped later, when the streams that used
-/// it have completed. Until then its addresses are occupied; [`peerweave_driver::settle`] waits for
-/// that. If another library used it on a per-thread stream, it stays mapped forever.
+/// Dropping the last handle does not wait: the memory is unmapped when the streams that used it
+/// have completed. Until then its addresses are occupied; [`peerweave_driver::settle`] waits for
+/// that. If another library used the memory on a per-thread stream, it stays mapped forever.
 #[derive(Clone)]
 pub struct Mapping {
     inner: Arc<Inner>,
 }
 
-/// The source of a mapping.
+/// The memory behind a mapping.
 pub(crate) enum Source {
     Physical(PhysicalMemory),
     /// A multicast object: its handle and its owner.
@@ -53,14 +53,14 @@ impl Source {
 }
 
 pub(crate) struct Inner {
-    /// Taken by `drop`.
+    /// `None` only after `drop` has taken the parts.
     parts: Option<(Source, Place)>,
     address: CUdeviceptr,
     bytes: usize,
     context: Arc<CudaContext>,
     rights: Mutex<BTreeMap<usize, Rights>>,
     streams: Arc<Streams>,
-    /// Whether no stream used this mapping, whatever else its streams used.
+    /// Whether no stream used this mapping. Its streams may have used other memory.
     is_unused: AtomicBool,
 }
 
@@ -72,8 +72,8 @@ impl Mapping {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Returns the first address. It is valid while a handle of the mapping lives, and for devices
-    /// with rights; using it is `unsafe` elsewhere.
+    /// Returns the first address. It is valid while a handle of the mapping lives, for devices with
+    /// rights. Using it is `unsafe` elsewhere.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
@@ -83,14 +83,13 @@ impl Mapping {
         self.inner.bytes
     }
 
-    /// Sets the rights of devices, by ordinal, to the whole mapping.
+    /// Sets the rights of devices, given by ordinal, to the whole mapping.
     ///
-    /// Reducing the rights of a device is refused while memory was handed out for it: work may
-    /// still use it.
+    /// Reducing the rights of a device fails while memory for that device may be in use.
     ///
     /// # Errors
     /// [`Misuse::Value`] for fewer rights than a device has while [`memory`](Self::memory) may be
-    /// in use; errors of the driver: rights that were to be reduced then count as reduced.
+    /// in use. Errors of the driver: the rights then count as reduced.
     pub fn allow(&self, devices: &[usize], rights: Rights) -> Result<(), VmmError> {
         let call = "Mapping::allow";
         if devices.is_empty() {
@@ -102,7 +101,7 @@ impl Mapping {
         let may_be_in_use = Arc::strong_count(&self.inner) > 1 || !self.inner.streams.is_empty();
         if let Some(device) = devices.iter().find(|device| may_be_in_use && known.get(device).is_some_and(|has| *has > rights)) {
             let value = format!("{rights:?} for device {device}, which has {:?}", known[device]);
-            let expected = "at least the present rights, while there are other handles or streams that used it".into();
+            let expected = "at least the present rights, because other handles or streams use the memory".into();
             return Err(Misuse::Value { call, what: "rights", value, expected }.into());
         }
         let descriptions: Vec<AccessDescription> = devices
@@ -160,7 +159,7 @@ impl Mapping {
         Ok(MappedMemory { mapping: Arc::clone(&self.inner), device, start: 0, len, _elements: PhantomData })
     }
 
-    /// Returns the physical memory behind it; `None` for a multicast mapping.
+    /// Returns the mapped physical memory; `None` for a multicast mapping.
     pub fn physical(&self) -> Option<&PhysicalMemory> {
         match &self.inner.parts.as_ref()?.0 {
             Source::Physical(memory) => Some(memory),
@@ -168,10 +167,10 @@ impl Mapping {
         }
     }
 
-    /// Returns the address for work of device `device` that is about to be enqueued on `stream`: it
-    /// stays mapped until the stream has completed that work. For work that is captured into a
-    /// graph, the graph must have [`keep`](Self::keep) too. If the device may write,
-    /// [`memory`](Self::memory) returns a buffer.
+    /// Returns the address for work of device `device` that is about to be enqueued on `stream`.
+    /// The memory stays mapped until the stream has completed that work. For work that is captured
+    /// into a graph, the graph must also hold [`keep`](Self::keep). If the device may write,
+    /// [`memory`](Self::memory) returns a buffer instead.
     ///
     /// # Errors
     /// [`Misuse::Value`] for a device without rights.
@@ -179,22 +178,22 @@ impl Mapping {
         // Locked until the stream is recorded, which `allow` checks.
         let known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
         if known.get(&device).is_none_or(|rights| *rights == Rights::None) {
-            let (value, expected) = (format!("none for device {device}"), "rights set by Mapping::allow".into());
+            let (value, expected) = (format!("no rights of device {device}"), "rights set by Mapping::allow".into());
             return Err(Misuse::Value { call: "Mapping::access", what: "rights", value, expected }.into());
         }
         self.note(stream);
         Ok(Access::new(self.address()))
     }
 
-    /// Returns the owner that keeps it mapped, for graphs.
+    /// Returns an owner that keeps the memory mapped, for graphs.
     pub fn keep(&self) -> Keep {
         // Locked until the new handle exists, which `allow` counts.
         let _known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
         keep_of(&self.inner)
     }
 
-    /// Marks it as never used by any stream, so that it is unmapped without waiting for the streams
-    /// that it shares with others.
+    /// Marks the mapping as never used by any stream. It is then unmapped without waiting for
+    /// streams that it shares with other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -204,8 +203,8 @@ impl Mapping {
     }
 }
 
-/// Returns a separate handle: upgrading a `Weak` of it creates no handle that `allow` did not
-/// count.
+/// Returns a separate handle. Upgrading a `Weak` of it does not create a handle that `allow` did
+/// not count.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }
@@ -239,8 +238,8 @@ impl Drop for Inner {
 /// A mapping as `len` elements of `T`, for the work of one device. Clones and slices are handles of
 /// the same mapping.
 ///
-/// Work on different streams may use two handles; if that work races, the values of the elements
-/// are unspecified and nothing else is.
+/// Work on different streams may use two handles. If that work races, the values of the elements
+/// are unspecified; nothing else is affected.
 pub struct MappedMemory<T> {
     mapping: Arc<Inner>,
     device: usize,
@@ -255,7 +254,7 @@ impl<T> MappedMemory<T> {
         self.mapping.address + (self.start * size_of::<T>()) as u64
     }
 
-    /// Returns a handle of a part. `range` counts elements.
+    /// Returns a handle of a range of the memory. `range` counts elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`].
@@ -294,7 +293,7 @@ impl<T> Clone for MappedMemory<T> {
 // the mapping is the owner [M1].
 buffers!(MappedMemory);
 
-/// Returns the range of elements, if it is inside.
+/// Checks a range of elements and returns it.
 pub(crate) fn elements_of(call: &'static str, range: Range<usize>, len: usize) -> Result<Range<usize>, Misuse> {
     match range.start <= range.end && range.end <= len {
         true => Ok(range),

@@ -1,7 +1,7 @@
 //! Physical memory of a device, which has no address until it is mapped.
 //!
-//! `share.rs` shares it, `reservation.rs` has addresses. Invariant: the driver's handle is released
-//! when its last user is dropped, a mapping included.
+//! `share.rs` exports and imports it, `reservation.rs` has addresses. Invariant: the driver's
+//! handle is released when the last user is dropped; a mapping is a user.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,15 +23,15 @@ pub struct Exportable {
 }
 
 impl Exportable {
-    /// Not exportable: for this process alone.
+    /// No handle type: the memory is only for this process.
     pub const NOWHERE: Self = Self { file_descriptor: false, fabric: false };
     /// A POSIX file descriptor.
     pub const FILE_DESCRIPTOR: Self = Self { file_descriptor: true, fabric: false };
     /// A fabric handle.
     pub const FABRIC: Self = Self { file_descriptor: false, fabric: true };
 
-    /// Returns the handle types that a device supports, by its attributes. Whether fabric handles
-    /// work is only known after one was created.
+    /// Returns the handle types that a device supports, by its attributes. The attribute for fabric
+    /// handles is not sufficient: only creating one shows whether they work.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -50,9 +50,9 @@ impl Exportable {
 /// The allocation granularity of physical memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granularity {
-    /// Every length and offset is a multiple of it.
+    /// Lengths and offsets must be multiples of this.
     pub minimum: usize,
-    /// The multiple with the best performance.
+    /// The granularity with the best performance, a multiple of the minimum.
     pub recommended: usize,
 }
 
@@ -76,7 +76,7 @@ impl Granularity {
         if minimum == 0 || recommended % minimum != 0 {
             return Err(VmmError::Unsupported {
                 feature: "virtual memory management",
-                needs: "a granularity above 0 of which the recommended one is a multiple".into(),
+                needs: "a positive granularity, and a recommended one that is a multiple of it".into(),
                 found: format!("minimum {minimum}, recommended {recommended}"),
             });
         }
@@ -108,7 +108,7 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
 
 /// Physical memory of one device. Clones are handles of the same memory.
 ///
-/// It has no address: see [`Reservation::map`](crate::Reservation::map). The memory is released
+/// It has no address until [`Reservation::map`](crate::Reservation::map). The memory is released
 /// when the last handle and the last mapping are dropped, in all processes.
 ///
 /// ```no_run
@@ -128,7 +128,7 @@ pub struct PhysicalMemory {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// The driver's handle.
+/// Owner of the driver's handle.
 pub(crate) struct Inner {
     handle: CUmemGenericAllocationHandle,
     bytes: usize,
@@ -142,10 +142,9 @@ impl PhysicalMemory {
     /// Allocates `bytes` on the device of `context`.
     ///
     /// # Errors
-    /// [`Misuse::Unaligned`] unless `bytes` is a multiple of the device's minimum granularity;
-    /// [`VmmError::Unsupported`] if the device, or for fabric handles the machine, does not support
-    /// it; `CUDA_ERROR_OUT_OF_MEMORY` after all retired memory has been freed or a second has
-    /// passed.
+    /// [`Misuse::Unaligned`] unless `bytes` is a multiple of the device's minimum granularity.
+    /// [`VmmError::Unsupported`] if the device (for fabric handles: the machine) lacks support.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` after all retired memory has been freed, or a second has passed.
     pub fn create(context: &Arc<CudaContext>, bytes: usize, exportable: Exportable) -> Result<Self, VmmError> {
         let ordinal = context.ordinal();
         let granularity = Granularity::of_device(ordinal, exportable)?;
@@ -169,9 +168,9 @@ impl PhysicalMemory {
         }
         match made {
             Ok(()) => Ok(Self::own(handle, bytes, exportable, Some(ordinal), context)),
-            Err(error) if exportable.fabric && error.is_code(FABRIC_REFUSED) && !is_fabric_to_be_had(context, &granularity) => {
+            Err(error) if exportable.fabric && error.is_code(FABRIC_REFUSED) && !is_fabric_available(context, &granularity) => {
                 Err(VmmError::Unsupported {
-                    feature: "memory that is exported as a fabric handle",
+                    feature: "memory that can be exported as a fabric handle",
                     needs: "NVIDIA's IMEX service and this user's permission to use it".into(),
                     found: error.to_string(),
                 })
@@ -191,7 +190,7 @@ impl PhysicalMemory {
         Self { inner: Arc::new(Inner { handle, bytes, exportable, device, context: Arc::clone(context) }) }
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
@@ -201,14 +200,14 @@ impl PhysicalMemory {
         self.inner.exportable
     }
 
-    /// Returns the ordinal of its device; `None` for imported memory, which may be on any device,
-    /// even one that this process cannot see.
+    /// Returns the ordinal of the memory's device; `None` for imported memory, which may be on any
+    /// device, even one that this process cannot see.
     pub fn device(&self) -> Option<usize> {
         self.inner.device
     }
 
-    /// Returns the context in which it was created or imported. Imported memory may be on another
-    /// device.
+    /// Returns the context in which the memory was created or imported. Imported memory may be on
+    /// another device.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }
@@ -218,12 +217,12 @@ impl PhysicalMemory {
     }
 }
 
-/// Codes of the driver when fabric handles are known but not available.
+/// The driver's codes for fabric handles that are supported but not available.
 pub(crate) const FABRIC_REFUSED: &[CudaCode] = &[CudaCode::NOT_PERMITTED, CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE];
 
-/// Returns whether the smallest memory can be allocated for fabric handles: then a refusal has
-/// another reason.
-fn is_fabric_to_be_had(context: &Arc<CudaContext>, granularity: &Granularity) -> bool {
+/// Returns whether the smallest amount of memory can be allocated for fabric handles. If so, an
+/// earlier refusal had another reason.
+fn is_fabric_available(context: &Arc<CudaContext>, granularity: &Granularity) -> bool {
     let properties = AllocationProperties::on_device(context.ordinal(), raw::FABRIC.0, false);
     let mut handle = 0;
     // SAFETY: both pointers are to live values; no flags are defined.

@@ -1,7 +1,7 @@
-//! Reserved device addresses, which are not backed by memory until something is mapped there.
+//! Reserved device addresses, which have no memory until it is mapped there.
 //!
-//! `mapping.rs` maps. Invariant: a reservation lives as long as every mapping in it, and no two
-//! mappings overlap.
+//! `mapping.rs` maps memory. Invariant: a reservation lives as long as every mapping in it, and no
+//! two mappings overlap.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,7 +35,7 @@ pub(crate) struct Inner {
 impl Reservation {
     /// Reserves `bytes` of addresses at a multiple of `alignment_bytes` (a power of two).
     ///
-    /// Costs no memory of any device.
+    /// A reservation uses no memory of any device.
     ///
     /// # Errors
     /// [`Misuse::Value`] for 0 bytes or an alignment that is not a power of two; errors of the
@@ -65,20 +65,20 @@ impl Reservation {
         self.inner.base
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 
-    /// Maps the first `bytes` of `memory` at `offset` of this range; both are in bytes and
-    /// multiples of the granularity. (The driver cannot map memory from the middle.)
+    /// Maps the first `bytes` of `memory` at `offset` of this range. Both are multiples of the
+    /// granularity, in bytes. (The driver can only map memory from its start.)
     ///
-    /// No device can access it before [`Mapping::allow`].
+    /// No device can access the memory before [`Mapping::allow`].
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`] for bytes outside either; [`Misuse::Occupied`] if a part is already
-    /// mapped, also by a dropped mapping that is not unmapped yet (wait with
-    /// [`peerweave_driver::settle`]); errors of the driver, for example for offsets that are not
+    /// [`Misuse::OutOfRange`] for bytes outside the memory or the range. [`Misuse::Occupied`] if a
+    /// part is already mapped, or a dropped mapping is not unmapped yet (wait with
+    /// [`peerweave_driver::settle`]). Errors of the driver, for example for offsets that are not
     /// multiples of the granularity.
     pub fn map(&self, offset: usize, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let call = "Reservation::map";
@@ -109,8 +109,7 @@ impl Reservation {
 }
 
 impl Reservation {
-    /// Waits until a range is unmapped whose mappings were dropped. Returns whether it is by the
-    /// deadline.
+    /// Waits until all dropped mappings of a range are unmapped. Returns `false` at the deadline.
     pub(crate) fn wait_for_room(&self, range: Range<usize>, deadline: Instant) -> bool {
         let is_free = || {
             let mapped = self.inner.mapped.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +119,7 @@ impl Reservation {
     }
 }
 
-/// A taken part of a reservation. Dropping it frees the part.
+/// An occupied part of a reservation. Dropping it frees the part.
 pub(crate) struct Place {
     reservation: Arc<Inner>,
     start: usize,
@@ -168,7 +167,7 @@ impl Drop for Inner {
     }
 }
 
-/// Returns `start..start + bytes` if it is inside `len` and not empty.
+/// Returns `start..start + bytes` if it is not empty and within `len`.
 pub(crate) fn range_of(call: &'static str, start: usize, bytes: usize, len: usize) -> Result<Range<usize>, Misuse> {
     match start.checked_add(bytes) {
         Some(end) if end <= len && bytes > 0 => Ok(start..end),

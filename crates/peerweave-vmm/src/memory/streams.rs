@@ -10,9 +10,9 @@ use peerweave_driver::{CudaStream, DriverError, Streams, refuse_per_thread, wait
 
 use crate::VmmError;
 
-/// Waits until the present work of the streams is complete. Returns the error of failed work, and
-/// an error for a per-thread stream, whose work on other threads is unknown. A stream that is being
-/// captured is not complete.
+/// Waits until the present work of the streams is complete. Returns the error of failed work. Also
+/// returns an error for a per-thread stream, because its work on other threads is unknown. A stream
+/// that is being captured is not complete.
 pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     for stream in streams.all() {

@@ -1,7 +1,7 @@
-//! Memory bound to a multicast object while the value lives.
+//! Memory bound to a multicast object. Dropping the binding unbinds the memory.
 //!
-//! Invariants: the memory and the object outlive the binding; it is unbound after every mapping of
-//! the object that could reach it is dropped, because those keep it.
+//! Invariants: the memory and the object outlive the binding; unbinding happens after every mapping
+//! of the object that could access the memory is dropped, because such mappings keep the binding.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,18 +19,19 @@ use crate::memory::physical::PhysicalMemory;
 use crate::memory::reservation::range_of;
 use crate::raw;
 
-/// Memory of one device bound to a part of a multicast object. Dropping it unbinds.
+/// Memory of one device that is bound to a part of a multicast object. Dropping it unbinds the
+/// memory.
 #[must_use = "dropping it unbinds the memory"]
 pub struct Binding {
-    /// The taken range and the owner of the memory. A background thread drops them, so that the
-    /// range is free only after it is unbound.
+    /// The occupied range and the owner of the memory. A background thread drops them, so the range
+    /// is free only after the memory is unbound.
     parts: Option<(Place, Keep)>,
     device: usize,
     range: Range<usize>,
     context: Arc<CudaContext>,
 }
 
-/// A taken part of a device's share of an object. Dropping it frees the part.
+/// An occupied part of a device's share of an object. Dropping it frees the part.
 struct Place {
     object: Arc<Object>,
     device: usize,
@@ -44,15 +45,15 @@ impl Drop for Place {
 }
 
 impl Team {
-    /// Binds `bytes` of `memory`, from `memory_offset` on, to the object at `offset`. All in bytes,
-    /// all multiples of the granularity.
+    /// Binds `bytes` of `memory`, from `memory_offset` on, to the object at `offset`. All values
+    /// are in bytes and multiples of the granularity.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled);
     /// [`Misuse::Unaligned`](crate::Misuse::Unaligned),
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange);
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) if a part is already bound, also by a dropped
-    /// binding that is not unbound yet (wait with [`peerweave_driver::settle`]);
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) if a part is already bound, or a dropped
+    /// binding is not unbound yet (wait with [`peerweave_driver::settle`]);
     /// [`Misuse::Value`](crate::Misuse::Value) for memory of a device that this process did not
     /// add, imported memory (whose device is unknown), or memory with fewer handle types than the
     /// object; errors of the driver.
@@ -105,8 +106,8 @@ impl Team {
     /// Like [`bind`](Self::bind), for memory of another library: `bytes` at `address`, on the
     /// device of `context`.
     ///
-    /// `keep` is dropped when the memory is unbound: after every mapping of the object that reaches
-    /// it is dropped and the work of its streams has completed.
+    /// `keep` is dropped when the memory is unbound: after every mapping of the object that can
+    /// access it is dropped and the work of its streams has completed.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for
@@ -117,8 +118,8 @@ impl Team {
     ///
     /// # Safety
     /// The range is mapped, by CUDA's virtual memory management, to physical memory of the device
-    /// of `context` with the handle types of the object; and it stays mapped while a clone of
-    /// `keep` lives.
+    /// of `context` with the handle types of the object. It stays mapped while a clone of `keep`
+    /// lives.
     pub unsafe fn bind_address(
         &self,
         context: &Arc<CudaContext>,
@@ -147,7 +148,7 @@ impl Team {
     /// `bytes` of the device's part of the object, from `offset` on. A [`Binding`] is unbound by
     /// [`Binding::unbind`], or by dropping it.
     ///
-    /// It works even if multicast is disabled.
+    /// Works even if multicast is disabled.
     ///
     /// # Errors
     /// [`Misuse::Occupied`](crate::Misuse::Occupied) if a [`Binding`] of this process covers a part
@@ -157,8 +158,8 @@ impl Team {
     /// nothing is bound there.
     ///
     /// # Safety
-    /// No work on any device of the team uses a multicast address that reaches this range, now or
-    /// later, unless memory is bound there again.
+    /// No work on any device of the team uses a multicast address of this range, now or later,
+    /// unless memory is bound there again.
     pub unsafe fn unbind(&self, device: usize, offset: usize, bytes: usize) -> Result<(), VmmError> {
         let call = "Team::unbind";
         self.check_added(call, device)?;
@@ -179,14 +180,14 @@ impl Team {
         }
     }
 
-    /// Takes a part of the object for memory of a device.
+    /// Occupies a part of the object for memory of a device.
     fn place_on(&self, call: &'static str, device: usize, offset: usize, bytes: usize) -> Result<Place, VmmError> {
         self.check_added(call, device)?;
         let range = self.object.occupy(call, device, offset, bytes)?;
         Ok(Place { object: Arc::clone(&self.object), device, range })
     }
 
-    /// An object that other processes can import must not hold memory that they cannot import.
+    /// Checks that other processes can import the memory if they can import the object.
     fn check_exportable(&self, call: &'static str, memory: &PhysicalMemory) -> Result<(), VmmError> {
         let (object, memory) = (self.properties().exportable, memory.exportable());
         let fits = (memory.file_descriptor || !object.file_descriptor) && (memory.fabric || !object.fabric);
@@ -201,7 +202,7 @@ impl Team {
         }
     }
 
-    /// Takes a part of the object for memory after checking it.
+    /// Checks memory, and occupies a part of the object for it.
     fn place(&self, call: &'static str, memory: &PhysicalMemory, offset: usize, bytes: usize) -> Result<Place, VmmError> {
         self.check_exportable(call, memory)?;
         let Some(device) = memory.device().filter(|device| self.devices.contains(device)) else {
@@ -238,11 +239,12 @@ impl Binding {
         self.range.clone()
     }
 
-    /// Unbinds the memory now and returns whether that succeeded. Dropping does the same later, and
-    /// only logs an error.
+    /// Unbinds the memory now and returns whether unbinding succeeded. Dropping the binding unbinds
+    /// it later, and only logs an error.
     ///
     /// # Errors
-    /// Errors of the driver: the memory is then still bound, and it and the object are leaked.
+    /// Errors of the driver: the memory is then still bound, and the memory and the object are
+    /// leaked.
     pub fn unbind(mut self) -> Result<(), VmmError> {
         let Some((place, memory)) = self.parts.take() else { return Ok(()) };
         // No mapping of the object reaches it: those keep their bindings in a `Bound`.
@@ -253,7 +255,7 @@ impl Binding {
         unbound
     }
 
-    /// Returns whether it belongs to this object.
+    /// Returns whether the binding belongs to this object.
     pub(super) fn is_of(&self, object: &Arc<Object>) -> bool {
         self.parts.as_ref().is_some_and(|(place, _)| Arc::ptr_eq(&place.object, object))
     }

@@ -1,8 +1,8 @@
 //! A multicast object with memory bound to all of it, and its addresses.
 //!
 //! Invariant: an address exists only while every device of this process has memory bound to every
-//! byte of the object, by bindings that the value owns. A collective call establishes the same of
-//! the other processes; after it, no process unbinds its memory by itself.
+//! byte of the object, by bindings that the value owns. A collective call establishes the same for
+//! the other processes; after it, no process unbinds its memory on its own.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,8 +27,8 @@ use crate::memory::reservation::{Reservation, range_of};
 /// A multicast object with memory of every device. Clones are handles of the same object.
 ///
 /// Dropping the last handle and mapping is local, and unbinds this process's memory. The other
-/// processes must have stopped storing before: a store that finds no memory on some device is a
-/// fault.
+/// processes must have stopped storing before: a store is a fault if some device has no memory
+/// bound there.
 #[derive(Clone)]
 pub struct Bound {
     inner: Arc<Inner>,
@@ -50,9 +50,10 @@ impl Team {
     /// Returns the object with its bindings, if this process added all devices.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for
+    /// [`MulticastDisabled`](super::MulticastDisabled). [`Misuse::Value`](crate::Misuse::Value) for
     /// a binding of another object, a device whose `bindings` leave a gap (other live bindings do
-    /// not count), or a team with devices of other processes. The bindings are dropped then.
+    /// not count), or a team with devices of other processes. The bindings are dropped after an
+    /// error.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
         if here != all as usize {
@@ -62,22 +63,23 @@ impl Team {
         Ok(self.into_bound(bindings))
     }
 
-    /// Returns the object with its bindings, after all PEs of the job have bound theirs.
+    /// Returns the object with its bindings, after all PEs of the job have bound their memory.
     ///
     /// # Collective
     /// All PEs of the job, also those with other objects. `label` is the same on all and names the
     /// objects.
     ///
     /// # Errors
-    /// As for [`bound`](Self::bound), on all PEs; [`Misuse::Diverged`](crate::Misuse::Diverged) on
-    /// all if PEs that created an object together hold different ones; the bindings are then
-    /// dropped; as for every collective call. If this PE cannot know whether all others know that
-    /// all is bound (it timed out), its bindings are leaked: another PE may already store.
+    /// As for [`bound`](Self::bound), on all PEs. [`Misuse::Diverged`](crate::Misuse::Diverged) on
+    /// all PEs if PEs that created an object together hold different ones. The bindings are dropped
+    /// after these errors. As for every collective call: if this PE timed out, it cannot know
+    /// whether another PE already stores, so its bindings are leaked.
     pub fn bound_with(self, rendezvous: &Rendezvous, label: &str, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         Ok(self.agree_on_bound(rendezvous, label, bindings)?)
     }
 
-    /// Does the same; the error also says whether other PEs know of it.
+    /// Implements [`bound_with`](Self::bound_with). The error also tells whether other PEs know of
+    /// it.
     pub(crate) fn agree_on_bound(
         self,
         rendezvous: &Rendezvous,
@@ -86,7 +88,7 @@ impl Team {
     ) -> Result<Bound, Disagreement> {
         let call = format!("Team::bound_with({label})");
         let checked = self.check("Team::bound_with", &bindings);
-        let is_told_so = checked.is_ok();
+        let others_know = checked.is_ok();
         let members = self.members.clone().unwrap_or_else(|| (0..rendezvous.n_pes()).map(Pe::new).collect());
         let object = statement(&members, &format!("{:?}, {:?}", self.id(), self.properties()));
         match agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/bound"), &call, checked.map(|()| object)) {
@@ -95,7 +97,7 @@ impl Team {
                 check_objects(&call, &objects).map_err(Disagreement::Known)?;
                 Ok(self.into_bound(bindings))
             }
-            Err(Disagreement::Unknown(error)) if is_told_so => {
+            Err(Disagreement::Unknown(error)) if others_know => {
                 tracing::warn!(%error, ?bindings, "multicast bindings are leaked, because other PEs may store there");
                 // They keep the object alive too.
                 std::mem::forget(bindings);
@@ -115,7 +117,7 @@ impl Team {
                 let found = format!("no binding at byte {gap}");
                 return Err(wrong_value(
                     call,
-                    "the bound memory of a device",
+                    "the memory bound by a device",
                     format!("{found} of device {device}"),
                     "every byte",
                 ));
@@ -130,7 +132,7 @@ impl Team {
 }
 
 /// Returns the first byte of a device's part of an object of `bytes` that these bindings do not
-/// cover. Other bindings do not count: they may be dropped at any time.
+/// cover. Other bindings do not count, because they may be dropped at any time.
 fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize> {
     let mut ranges: Vec<Range<usize>> =
         bindings.iter().filter(|binding| binding.device() == device).map(Binding::range).collect();
@@ -145,16 +147,16 @@ impl Bound {
         self.inner.handle()
     }
 
-    /// Unbinds this process's memory now and returns whether that succeeded; dropping does it
-    /// later, and only logs.
+    /// Unbinds this process's memory now and returns whether unbinding succeeded. Dropping the
+    /// object unbinds the memory later, and only logs an error.
     ///
-    /// The other processes must have stopped storing before.
+    /// The other processes must have stopped storing before this call.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) if there are other handles or mappings, or dropped
-    /// ones that are not released yet (wait with [`peerweave_driver::settle`]): then this handle is
-    /// dropped, and nothing is unbound by this call. Otherwise the first error of
-    /// [`Binding::unbind`]; the other bindings are unbound in any case.
+    /// [`Misuse::Value`](crate::Misuse::Value) if other handles or mappings exist, or dropped ones
+    /// are not released yet (wait with [`peerweave_driver::settle`]): this handle is then dropped,
+    /// and this call unbinds nothing. Otherwise the first error of [`Binding::unbind`]; the other
+    /// bindings are unbound in any case.
     pub fn unbind(self) -> Result<(), VmmError> {
         let handles = Arc::strong_count(&self.inner) - 1;
         let Some(inner) = Arc::into_inner(self.inner) else {
@@ -164,8 +166,8 @@ impl Bound {
         inner.bindings.into_iter().map(Binding::unbind).fold(Ok(()), Result::and)
     }
 
-    /// Maps the first `bytes` of the object at `offset` of a reservation, for reading and writing
-    /// by these devices of this process.
+    /// Maps the first `bytes` of the object at `offset` of a reservation, readable and writable by
+    /// these devices of this process.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled);
@@ -207,8 +209,8 @@ impl Bound {
 /// Addresses at which a store reaches the memory of every device of the team, and a reducing load
 /// reads all of them.
 ///
-/// Not a device buffer: a plain load or a copy from it is undefined. Clones are handles of the same
-/// mapping.
+/// This is not a device buffer, because a plain load or a copy from it is undefined. Clones are
+/// handles of the same mapping.
 #[derive(Clone, Debug)]
 pub struct MulticastMapping {
     mapping: Mapping,
@@ -225,15 +227,15 @@ impl MulticastMapping {
         self.mapping.bytes()
     }
 
-    /// Returns the address for work that is about to be enqueued on `stream`: it stays mapped until
-    /// the stream has completed that work. For work that is captured into a graph, the graph must
-    /// have [`keep`](Self::keep) too.
+    /// Returns the address for work that is about to be enqueued on `stream`. The memory stays
+    /// mapped until the stream has completed that work. For work that is captured into a graph, the
+    /// graph must also hold [`keep`](Self::keep).
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.mapping.note(stream);
         Access::new(self.address())
     }
 
-    /// Returns the owner that keeps the address valid, for graphs.
+    /// Returns an owner that keeps the address valid, for graphs.
     pub fn keep(&self) -> Keep {
         self.mapping.keep()
     }

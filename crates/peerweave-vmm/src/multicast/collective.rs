@@ -1,7 +1,7 @@
-//! The PEs of a machine create a multicast object together: one creates it, the others import it,
-//! each adds its device.
+//! Creates a multicast object by the PEs of a machine together: one PE creates it, the others
+//! import it, and each adds its device.
 //!
-//! Invariants: nothing is created before all PEs have reported that they can take part; a failure
+//! Invariants: no object is created before all PEs have reported that they can take part. A failure
 //! of any PE is reported to all, and then no PE keeps the object.
 
 use std::sync::Arc;
@@ -25,15 +25,15 @@ const CALL: &str = "multicast::collective";
 ///
 /// # Collective
 /// All PEs of the job, with the same length and the same label, which names the object. `members`
-/// are the PEs of one machine in ascending order; each PE is in its own list, and all members have
-/// the same list. PEs of other machines create an object of their own, so a job has as many objects
-/// as lists, and calls [`Team::bound_with`] together. Nothing is created unless multicast is
+/// are the PEs of one machine in ascending order, including this PE; all members pass the same
+/// list. PEs of other machines create an object of their own, so a job has as many objects as
+/// lists; all PEs call [`Team::bound_with`] together. No object is created unless multicast is
 /// enabled on every PE.
 ///
 /// # Errors
 /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the
-/// others; [`Misuse::Diverged`] on all if the lists differ; [`Misuse::Value`] on all if two members
-/// have the same device; as for [`Building::create`] and every collective call.
+/// other PEs; [`Misuse::Diverged`] on all PEs if the lists differ; [`Misuse::Value`] on all PEs if
+/// two members have the same device; as for [`Building::create`] and every collective call.
 pub fn collective(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
@@ -41,11 +41,11 @@ pub fn collective(
     label: &str,
     bytes: usize,
 ) -> Result<Team, VmmError> {
-    Ok(put_together(rendezvous, context, members, label, bytes)?)
+    Ok(create_together(rendezvous, context, members, label, bytes)?)
 }
 
-/// Does the same; the error also says whether other PEs know of it.
-pub(crate) fn put_together(
+/// Implements [`collective`]. The error also tells whether other PEs know of it.
+pub(crate) fn create_together(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
     members: &[Pe],
@@ -88,15 +88,19 @@ pub(crate) fn put_together(
     Ok(added.map_err(Disagreement::Known)?.into_team(Some(members.into())))
 }
 
-/// The first member's object, and the descriptor for the others, if there are any.
+/// The first member's object, and the descriptor for the other members, if any.
 type Begun = (Building, Option<Descriptor>);
 
-/// Checks that this PE can take part. Returns a string that identifies its device among those of
-/// the machine.
+/// Checks that this PE can take part. Returns a string that identifies its device on the machine.
 fn look(me: Pe, context: &CudaContext, members: &[Pe]) -> Result<String, VmmError> {
     multicast_switch()?;
     if !members.is_sorted_by(|one, next| one < next) || !members.contains(&me) {
-        return Err(wrong_value(CALL, "members", format!("{members:?}"), "PEs in ascending order, each once, with this one"));
+        return Err(wrong_value(
+            CALL,
+            "members",
+            format!("{members:?}"),
+            "PEs in ascending order, each once, including this one",
+        ));
     }
     check_device(context.ordinal())?;
     raw::pci_address(context.ordinal())
@@ -119,7 +123,7 @@ fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: Multica
     Ok(Some((building, Some(fd))))
 }
 
-/// Returns the data of a PE: its members, and a text.
+/// Encodes the members and the text of a PE.
 pub(super) fn statement(members: &[Pe], words: &str) -> Vec<u8> {
     let mut statement = (members.len() as u32).to_le_bytes().to_vec();
     statement.extend(members.iter().flat_map(|pe| pe.get().to_le_bytes()));
@@ -138,8 +142,8 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
 /// A PE and its text.
 type Said<'a> = (Pe, &'a str);
 
-/// Checks that every member of any list has that list, and calls `check` on the texts of any two
-/// members.
+/// Checks that every member of a list passed the same list, and calls `check` with the texts of
+/// each pair of members.
 fn check_members(
     call: &str,
     statements: &[Vec<u8>],
@@ -169,15 +173,15 @@ fn check_members(
     Ok(())
 }
 
-/// Checks that every member has its own device: the driver would wait forever for a missing device.
+/// Checks that every member has its own device: the driver waits forever for a missing device.
 fn check_devices(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     check_members(call, statements, |(one, device), (other, theirs)| match device == theirs {
-        true => Err(wrong_value(CALL, "members", format!("{one} and {other} on device {device}"), "PEs with a device each")),
+        true => Err(wrong_value(CALL, "members", format!("{one} and {other} on device {device}"), "PEs with different devices")),
         false => Ok(()),
     })
 }
 
-/// Checks that all members hold the same object. Other groups of PEs have objects of their own.
+/// Checks that all members hold the same object. Other groups of PEs have their own objects.
 pub(super) fn check_objects(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     check_members(call, statements, |(one, object), (other, theirs)| match object == theirs {
         true => Ok(()),
@@ -196,7 +200,7 @@ mod tests {
         super::statement(&members.iter().copied().map(Pe::new).collect::<Vec<_>>(), words)
     }
 
-    fn told(statements: &[Vec<u8>]) -> String {
+    fn message_of(statements: &[Vec<u8>]) -> String {
         check_devices("it", statements).expect_err("they differ").to_string()
     }
 
@@ -206,19 +210,22 @@ mod tests {
         let machines = [statement(&[0, 2], "a"), statement(&[1, 3], "a"), statement(&[0, 2], "b"), statement(&[1, 3], "b")];
         assert!(check_devices("it", &machines).is_ok());
         assert_eq!(
-            told(&[statement(&[0, 1], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "c")]),
+            message_of(&[statement(&[0, 1], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "c")]),
             "it: the PEs disagree: PE 0 has members [Pe(0), Pe(1)], PE 1 has members [Pe(0), Pe(1), Pe(2)]"
         );
-        assert!(told(&[statement(&[0, 1], "a"), statement(&[1], "b")]).contains("PE 1"));
-        assert!(told(&[statement(&[0, 7], "a")]).contains("no such PE"));
-        assert!(told(&[vec![9, 0, 0, 0, 1]]).contains("sent an invalid blob"));
-        assert!(told(&[vec![0; 3]]).contains("sent an invalid blob"));
+        assert!(message_of(&[statement(&[0, 1], "a"), statement(&[1], "b")]).contains("PE 1"));
+        assert!(message_of(&[statement(&[0, 7], "a")]).contains("no such PE"));
+        assert!(message_of(&[vec![9, 0, 0, 0, 1]]).contains("sent an invalid blob"));
+        assert!(message_of(&[vec![0; 3]]).contains("sent an invalid blob"));
     }
 
     #[test]
     fn two_pes_of_one_device_are_named() {
         let pes = [statement(&[0, 1, 2], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "b")];
-        assert_eq!(told(&pes), "multicast::collective: members is PE 1 and PE 2 on device b, expected PEs with a device each");
+        assert_eq!(
+            message_of(&pes),
+            "multicast::collective: members is PE 1 and PE 2 on device b, expected PEs with different devices"
+        );
     }
 
     #[test]

@@ -7,18 +7,18 @@
 //!      |       bound, bound_with
 //!   Bound      map -> MulticastMapping            an address, once something is behind it on every device
 //! ```
-//! Each step is a type, so that steps in the wrong order do not compile. Each step keeps the
-//! previous ones alive: a mapping its bindings, a binding its memory and the object. They are
-//! released in that order, when no stream uses the address any more.
+//! Each step is a type, so steps in the wrong order do not compile. Each step keeps the previous
+//! ones alive: a mapping keeps its bindings, and a binding keeps its memory and the object. They
+//! are released in that order, when no stream uses the address any more.
 //!
-//! [`collective`] makes the first steps on a job's PEs together, and
-//! [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) makes all of them for a heap.
+//! [`collective`] performs the first steps on all PEs of a job, and
+//! [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) performs all steps for a heap.
 //!
-//! **Never created on a real GPU by the authors of this crate**, and disabled by one variable: see
-//! [`multicast_switch`]. Every step above, the granularity and an export check it first. An
-//! existing mapping stays until it is dropped, and is then unmapped, unbound and released even if
-//! multicast is disabled. [`check_device`] alone does not check it: it reads the driver's version
-//! and an attribute.
+//! **Never tested on a real GPU by the authors of this crate**, and disabled by one variable: see
+//! [`multicast_switch`]. Every step above, the granularity and an export check that variable first.
+//! If multicast is disabled later, an existing mapping stays until it is dropped, and is then
+//! unmapped, unbound and released. Only [`check_device`] ignores the variable: it reads the
+//! driver's version and an attribute.
 //!
 //! Binding needs a complete team:
 //! ```compile_fail,E0599
@@ -79,28 +79,28 @@ pub use object::{Building, MulticastId, SharedMulticast, Team};
 pub use peerweave_driver::{MulticastDisabled, multicast_switch};
 pub use view::MulticastView;
 
-/// The first version of CUDA with multicast objects.
+/// The first version of CUDA that supports multicast objects.
 const SINCE: Version = Version::new(12, 1, 0);
 
 /// Properties of a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastProperties {
-    /// Number of devices: all must be added before memory is bound.
+    /// Number of devices. All must be added before memory is bound.
     pub devices: u32,
-    /// Its length in bytes: a multiple of the granularity.
+    /// Length of the object in bytes: a multiple of the granularity.
     pub bytes: usize,
-    /// Its handle types for export.
+    /// Handle types for export.
     pub exportable: Exportable,
-    /// The driver's flags; none are defined, so it must be 0.
+    /// The driver's flags. None are defined, so this must be 0.
     pub flags: u64,
 }
 
 /// The granularity of memory bound to a multicast object, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastGranularity {
-    /// Every length and offset is a multiple of it.
+    /// Lengths and offsets must be multiples of this.
     pub minimum: usize,
-    /// The multiple with the best performance.
+    /// The granularity with the best performance, a multiple of the minimum.
     pub recommended: usize,
 }
 
@@ -130,11 +130,11 @@ impl MulticastProperties {
     pub fn rounded_up(self) -> Result<Self, VmmError> {
         let bytes = self.granularity()?.round_up(self.bytes);
         let too_long =
-            || wrong_value("MulticastProperties::rounded_up", "bytes", self.bytes, "a length inside the address space");
+            || wrong_value("MulticastProperties::rounded_up", "bytes", self.bytes, "a length within the address space");
         Ok(Self { bytes: bytes.ok_or_else(too_long)?, ..self })
     }
 
-    /// Returns the properties of an object for so many devices that can be exported as a file
+    /// Returns the properties of an object for `devices` devices that can be exported as a file
     /// descriptor.
     pub fn new(devices: u32, bytes: usize) -> Self {
         Self { devices, bytes, exportable: Exportable::FILE_DESCRIPTOR, flags: 0 }
@@ -161,7 +161,7 @@ impl MulticastProperties {
         if minimum == 0 || recommended == 0 || recommended % minimum != 0 {
             return Err(VmmError::Unsupported {
                 feature: "the use of multicast objects",
-                needs: "a granularity above 0 of which the recommended one is a multiple".into(),
+                needs: "a positive granularity, and a recommended one that is a multiple of it".into(),
                 found: format!("minimum {minimum}, recommended {recommended}"),
             });
         }
@@ -173,13 +173,13 @@ impl MulticastProperties {
         MulticastDescription { devices, bytes, handles: u64::from(exportable.bits()), flags }
     }
 
-    /// Checks the properties, and then the length with the driver's granularity, which it returns.
+    /// Checks the properties and the length. Returns the driver's granularity.
     fn check(&self, call: &'static str) -> Result<MulticastGranularity, VmmError> {
         if self.devices == 0 {
             return Err(wrong_value(call, "devices", 0, "at least 1"));
         }
         if self.flags != 0 {
-            return Err(wrong_value(call, "flags", self.flags, "0: none are defined"));
+            return Err(wrong_value(call, "flags", self.flags, "0, because no flags are defined"));
         }
         let granularity = self.granularity()?;
         aligned(call, "bytes", self.bytes, granularity.minimum)?;
@@ -228,7 +228,8 @@ fn unsupported(found: String) -> VmmError {
     }
 }
 
-/// A driver that reports a new version but lacks the functions is too old as well.
+/// Converts the error of a driver that reports a new version but lacks the functions: it is too old
+/// as well.
 fn too_old(error: VmmError) -> VmmError {
     match error {
         VmmError::Driver(DriverError::Missing(missing)) => unsupported(missing.to_string()),

@@ -1,8 +1,8 @@
-//! A multicast object under construction, and the complete team.
+//! A multicast object under construction, and the team of all its devices.
 //!
-//! `binding.rs` binds memory. Invariants: every function here except those that release a handle
-//! checks that multicast is enabled before it calls the driver; a [`Team`] exists only after every
-//! device has been added to its object, so that binding does not wait.
+//! `binding.rs` binds memory. Invariants: every function of this module, except those that release
+//! a handle, checks that multicast is enabled before it calls the driver. A [`Team`] exists only
+//! after every device has been added to its object, so binding does not wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,7 +22,9 @@ use crate::memory::descriptor::Descriptor;
 use crate::memory::reservation::range_of;
 use crate::raw;
 use crate::share::identity;
-use crate::share::{FabricHandle, check_way, export_fabric, export_file_descriptor, import_fabric, import_file_descriptor};
+use crate::share::{
+    FabricHandle, check_exportable, export_fabric, export_file_descriptor, import_fabric, import_file_descriptor,
+};
 
 /// The driver's handle of a multicast object.
 pub(super) struct Object {
@@ -37,8 +39,8 @@ pub(super) struct Object {
 
 /// Identifies a multicast object in all processes: a random number from [`Building::create`].
 ///
-/// It is sent with the descriptor or fabric handle, so that PEs can detect that they hold different
-/// objects.
+/// It is sent together with the descriptor or fabric handle, so that PEs detect if they hold
+/// different objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MulticastId(pub [u8; 16]);
 
@@ -62,8 +64,9 @@ impl MulticastId {
 pub enum SharedMulticast {
     /// As a file descriptor, for a process of this machine.
     FileDescriptor {
-        /// Pass it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or to
-        /// a Unix socket of your own.
+        /// The descriptor: pass it to
+        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or to a Unix
+        /// socket of the application.
         fd: Descriptor,
         /// Properties of the object.
         properties: MulticastProperties,
@@ -72,7 +75,7 @@ pub enum SharedMulticast {
     },
     /// As a fabric handle.
     Fabric {
-        /// Plain bytes.
+        /// The handle as plain bytes.
         handle: FabricHandle,
         /// Properties of the object.
         properties: MulticastProperties,
@@ -81,7 +84,7 @@ pub enum SharedMulticast {
     },
 }
 
-/// A multicast object whose devices are not all added yet.
+/// A multicast object to which devices are being added.
 pub struct Building {
     object: Arc<Object>,
     devices: Vec<usize>,
@@ -93,7 +96,7 @@ pub struct Team {
     pub(super) object: Arc<Object>,
     /// The devices that this process added.
     pub(super) devices: Arc<[usize]>,
-    /// The PEs that hold this object and no other; all PEs of the job if that is not known.
+    /// The PEs that hold this object and no other; all PEs of the job if unknown.
     pub(super) members: Option<Arc<[Pe]>>,
 }
 
@@ -184,7 +187,7 @@ impl Building {
     pub fn export_file_descriptor(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
-        check_way("Building::export_file_descriptor", properties.exportable, properties.exportable.file_descriptor)?;
+        check_exportable("Building::export_file_descriptor", properties.exportable, properties.exportable.file_descriptor)?;
         Ok(SharedMulticast::FileDescriptor { fd: export_file_descriptor(handle)?, properties, id })
     }
 
@@ -196,7 +199,7 @@ impl Building {
     pub fn export_fabric(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
-        check_way("Building::export_fabric", properties.exportable, properties.exportable.fabric)?;
+        check_exportable("Building::export_fabric", properties.exportable, properties.exportable.fabric)?;
         Ok(SharedMulticast::Fabric { handle: export_fabric(handle)?, properties, id })
     }
 
@@ -289,7 +292,7 @@ impl Team {
         self.object.granularity
     }
 
-    /// Returns the driver's handle, like [`Building::as_raw`]. This crate does not know memory
+    /// Returns the driver's handle, like [`Building::as_raw`]. This crate does not track memory
     /// bound through it: such memory does not count for [`bound`](Self::bound), and
     /// [`unbind`](Self::unbind) unbinds it.
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
@@ -311,7 +314,7 @@ impl Object {
         self.granularity
     }
 
-    /// Takes a range of a device's part for a binding.
+    /// Occupies a range of a device's part for a binding.
     pub(super) fn occupy(&self, call: &'static str, device: usize, start: usize, bytes: usize) -> Result<Range<usize>, Misuse> {
         let range = range_of(call, start, bytes, self.properties.bytes)?;
         aligned(call, "offset", start, self.granularity.minimum)?;
@@ -325,7 +328,7 @@ impl Object {
         Ok(range)
     }
 
-    /// Returns an error if a binding of this process covers a part of the range.
+    /// Fails if a binding of this process covers a part of the range.
     pub(super) fn check_vacant(&self, call: &'static str, device: usize, range: &Range<usize>) -> Result<(), Misuse> {
         let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         match bound.range((device, 0)..(device, range.end)).next_back() {

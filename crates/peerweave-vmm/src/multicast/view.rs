@@ -1,7 +1,7 @@
 //! Elements at multicast addresses for kernels: plain data of a fixed layout.
 //!
-//! It accesses no memory and keeps none alive. Invariants: the layout is part of the interface, and
-//! is checked below; a returned address is that of one of the elements.
+//! It accesses no memory and keeps no memory alive. Invariants: the layout is part of the
+//! interface, and is checked below; a returned address is the address of an element.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,11 +13,11 @@ use super::MulticastMapping;
 use crate::error::VmmError;
 use crate::memory::mapping::elements_of;
 
-/// `len` elements at a multicast address. A kernel's store there (`multimem.st`, or a plain one)
-/// reaches every device of the team, and a reducing load (`multimem.ld_reduce`) reads all of them;
-/// a plain load or a copy is undefined.
+/// `len` elements at a multicast address. A kernel's store (`multimem.st`, or a plain one) writes
+/// the memory of every device of the team, and a reducing load (`multimem.ld_reduce`) reads all of
+/// it. A plain load or a copy is undefined.
 ///
-/// Valid while its mapping lives: see [`MulticastMapping::access`] for work on a stream, also for
+/// Valid while its mapping lives. See [`MulticastMapping::access`] for work on a stream, also for
 /// memory of a heap.
 #[repr(C)]
 pub struct MulticastView<T> {
@@ -51,7 +51,7 @@ impl<T> MulticastView<T> {
         (index < self.len()).then(|| self.address + (index * size_of::<T>()) as u64)
     }
 
-    /// Returns a part. `range` counts elements.
+    /// Returns a range of the elements. `range` counts elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_those_of_elements_and_of_no_others() {
+    fn addresses_exist_only_for_elements_in_range() {
         let view = MulticastView::<u32>::new(4096, 10);
         assert_eq!((view.address_of(9), view.address_of(10), view.address_of(usize::MAX)), (Some(4096 + 36), None, None));
         let part = view.slice(4..6).expect("inside");

@@ -1,4 +1,4 @@
-//! The probe's kernels in one context: loaded from PTX, launched with typed arguments.
+//! The kernels of the probe in one context: loaded from PTX, launched with typed arguments.
 //!
 //! Invariant: the module stays loaded until the streams of its kernels have completed.
 
@@ -11,7 +11,7 @@ use peerweave_driver::{CudaContext, CudaStream, Streams, retire};
 use crate::error::VmmError;
 use crate::raw;
 
-/// Zero-terminated for the driver.
+/// The PTX, zero-terminated for the driver.
 const TEXT: &str = concat!(include_str!("kernels.ptx"), "\0");
 
 pub(super) struct Kernels {
@@ -57,8 +57,8 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Copies `pieces` of 16 bytes. Both ranges stay mapped for this device until the stream has
-    /// completed the kernel: the caller recorded the stream.
+    /// Copies `pieces` of 16 bytes. The caller has recorded the stream, so both ranges stay mapped
+    /// for this device until the kernel has completed.
     pub(super) fn copy(
         &self,
         stream: &Arc<CudaStream>,

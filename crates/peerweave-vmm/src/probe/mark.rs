@@ -1,4 +1,4 @@
-//! Timestamps in a stream.
+//! cudarc's events are not used: they return errors that other code recorded in the context.
 //!
 //! cudarc's events return an error that other code recorded in the context instead of working, so
 //! they are not used.
@@ -17,7 +17,7 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Creates a timestamp that is in no stream yet.
+    /// Creates a timestamp that is not recorded yet.
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, VmmError> {
         /// `CU_EVENT_DEFAULT`: with timing.
         const WITH_TIME: u32 = 0;
@@ -28,14 +28,15 @@ impl Mark {
         Ok(Self { event })
     }
 
-    /// Records it at the present end of a stream of its context.
+    /// Records the timestamp at the present end of a stream of its context.
     pub(super) fn record(&self, stream: &Arc<CudaStream>) -> Result<(), VmmError> {
         raw::bind(stream.context())?;
         // SAFETY: both are live.
         raw::done("cuEventRecord", unsafe { raw::api()?.cuEventRecord(self.event, stream.cu_stream()) })
     }
 
-    /// Returns the seconds from here to a later timestamp. The streams have completed both.
+    /// Returns the seconds from this timestamp to a later one. The streams must have completed
+    /// both.
     pub(super) fn seconds_to(&self, later: &Self) -> Result<f64, VmmError> {
         let mut milliseconds = 0.0;
         // SAFETY: the pointer is to a live number, and both events are live.

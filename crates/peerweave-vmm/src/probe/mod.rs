@@ -1,9 +1,9 @@
 //! Measures the path between two devices: bandwidth by stores, by loads and by copy engine, and the
 //! latency of a flag.
 //!
-//! It prints nothing: `peerweave bench p2p` does. The kernels are PTX text that the driver compiles
-//! when it is loaded (`kernels.ptx`). Invariant: every wait has a deadline, on the host by a clock
-//! and in a kernel by a count, and data that arrived is compared.
+//! Prints nothing; `peerweave bench p2p` prints the results. The kernels are PTX text
+//! (`kernels.ptx`), which the driver compiles when it is loaded. Invariant: every wait has a
+//! deadline, a time on the host and a count in a kernel, and transferred data is compared.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,15 +28,15 @@ mod mark;
 use kernels::Kernels;
 use mark::Mark;
 
-/// The method of moving data.
+/// A method of transferring data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Method {
-    /// A kernel of the first device reads its own memory and writes the second's.
+    /// A kernel of the first device reads its own memory and writes that of the second.
     Stores,
-    /// A kernel of the first device reads the second's memory and writes its own.
+    /// A kernel of the first device reads the memory of the second and writes its own.
     Loads,
-    /// A copy engine, from the first device's memory to the second's.
+    /// A copy engine copies from the memory of the first device to that of the second.
     CopyEngine,
 }
 
@@ -44,7 +44,7 @@ impl Method {
     /// All methods.
     pub const ALL: [Self; 3] = [Self::Stores, Self::Loads, Self::CopyEngine];
 
-    /// Returns its name.
+    /// Returns the name of the method.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stores => "stores",
@@ -54,11 +54,11 @@ impl Method {
     }
 }
 
-/// Devices with memory for each other.
+/// Devices, with memory that the others can access.
 pub struct Probe {
     stations: Vec<Station>,
-    /// Why a device has no access to another's memory, by their indices.
-    no_way: BTreeMap<(usize, usize), VmmError>,
+    /// The errors of devices without access to another's memory, by the indices of both.
+    no_access: BTreeMap<(usize, usize), VmmError>,
     /// Length of each source and target in bytes.
     bytes: usize,
     no_kernels: Option<VmmError>,
@@ -69,7 +69,7 @@ struct Station {
     stream: PrivateStream,
     source: Mapping,
     target: Mapping,
-    /// Flags of the ping-pong: one cache line for each other device, and one for failures.
+    /// Flags of the ping-pong: one cache line for each other device, and one that reports failures.
     flags: Mapping,
     kernels: Option<Kernels>,
 }
@@ -82,12 +82,13 @@ pub struct Moved {
     pub seconds: f64,
     /// Bytes moved in that time.
     pub bytes: u64,
-    /// Number of compared words of 8 bytes at the target's start and end that differ.
+    /// Number of words of 8 bytes that differ, among those compared at the start and the end of the
+    /// target.
     pub wrong: usize,
 }
 
 impl Moved {
-    /// Returns GB/s: 10^9 bytes per second.
+    /// Returns the bandwidth in GB/s (10^9 bytes per second).
     pub fn gigabytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.seconds / 1e9
     }
@@ -99,13 +100,13 @@ const COMPARED_WORDS: usize = 1 << 17;
 const LINE_BYTES: u64 = 128;
 
 impl Probe {
-    /// Allocates `bytes`, rounded up to the largest granularity, twice on each device, for all
-    /// devices that can access it.
+    /// Allocates `bytes`, rounded up to the largest granularity, twice on each device. All devices
+    /// with peer access can access the memory.
     ///
     /// # Errors
     /// Errors of the driver; [`VmmError::Timeout`] if a device has not filled its memory by the
-    /// deadline. [`way`](Self::way) reports that a device cannot access another's memory, and
-    /// [`kernels`](Self::kernels) that kernels cannot be loaded.
+    /// deadline. Missing peer access is not an error here: [`access`](Self::access) returns it. If
+    /// kernels cannot be loaded, [`kernels`](Self::kernels) returns the error.
     pub fn new(contexts: &[Arc<CudaContext>], bytes: usize, deadline: Instant) -> Result<Self, VmmError> {
         let step = contexts
             .iter()
@@ -116,11 +117,11 @@ impl Probe {
             .unwrap_or(1);
         let rounded = bytes.max(1).checked_next_multiple_of(step);
         let rounded = rounded.ok_or_else(|| wrong_value("Probe::new", "bytes", bytes, "the memory of a device"))?;
-        let mut probe = Self { stations: Vec::new(), no_way: BTreeMap::new(), bytes: rounded, no_kernels: None };
+        let mut probe = Self { stations: Vec::new(), no_access: BTreeMap::new(), bytes: rounded, no_kernels: None };
         for (at, context) in contexts.iter().enumerate() {
             let kernels = Kernels::load(context).map_err(|error| probe.no_kernels = Some(error)).ok();
             let stream = PrivateStream::new(context)?;
-            let mut map = |bytes| shared(contexts, at, bytes, &mut probe.no_way);
+            let mut map = |bytes| shared(contexts, at, bytes, &mut probe.no_access);
             let (source, target, flags) = (map(rounded)?, map(rounded)?, map(step)?);
             let station = Station { context: Arc::clone(context), stream, source, target, flags, kernels };
             station.fill(deadline)?;
@@ -129,9 +130,10 @@ impl Probe {
         Ok(probe)
     }
 
-    /// Returns why one device cannot access another's memory, if so; both by index.
-    pub fn way(&self, from: usize, to: usize) -> Result<(), &VmmError> {
-        self.no_way.get(&(from, to)).map_or(Ok(()), Err)
+    /// Returns the error if device `from` cannot access the memory of device `to`; both are
+    /// indices.
+    pub fn access(&self, from: usize, to: usize) -> Result<(), &VmmError> {
+        self.no_access.get(&(from, to)).map_or(Ok(()), Err)
     }
 
     /// Returns the length of each source and target in bytes.
@@ -139,24 +141,25 @@ impl Probe {
         self.bytes
     }
 
-    /// Returns why stores, loads and latency cannot be measured, if so.
+    /// Returns the error if kernels cannot be loaded, so that stores, loads and latency cannot be
+    /// measured.
     pub fn kernels(&self) -> Result<(), &VmmError> {
         self.no_kernels.as_ref().map_or(Ok(()), Err)
     }
 
-    /// Moves the whole memory `repeats` times along each path, all paths at once, and compares the
-    /// data. A path is a pair of indices into the contexts of the probe; the first device does the
-    /// work. No device may be first twice, or second twice.
+    /// Transfers the whole memory `repeats` times along all paths at the same time, and compares
+    /// the data. A path is a pair of indices into the contexts of the probe; the first device does
+    /// the work. No device may be first in two paths, or second in two paths.
     ///
     /// `shape` is the number of blocks and threads of the kernels.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) for invalid paths; [`VmmError::Timeout`]; why there
-    /// are no kernels or there is [no access](Self::way); errors of the driver.
+    /// [`Misuse::Value`](crate::Misuse::Value) for invalid paths; [`VmmError::Timeout`]; the errors
+    /// of [`kernels`](Self::kernels) and [`access`](Self::access); errors of the driver.
     pub fn bandwidth(
         &self,
         method: Method,
-        ways: &[(usize, usize)],
+        paths: &[(usize, usize)],
         repeats: u32,
         shape: (u32, u32),
         deadline: Instant,
@@ -164,47 +167,47 @@ impl Probe {
         let call = "Probe::bandwidth";
         let twice = |pick: fn(&(usize, usize)) -> usize| {
             let mut seen = vec![false; self.stations.len()];
-            ways.iter().any(|way| pick(way) >= seen.len() || std::mem::replace(&mut seen[pick(way)], true))
+            paths.iter().any(|path| pick(path) >= seen.len() || std::mem::replace(&mut seen[pick(path)], true))
         };
-        if repeats == 0 || ways.is_empty() || twice(|way| way.0) || twice(|way| way.1) {
+        if repeats == 0 || paths.is_empty() || twice(|path| path.0) || twice(|path| path.1) {
             return Err(wrong_value(
                 call,
-                "ways",
-                format!("{ways:?}"),
+                "paths",
+                format!("{paths:?}"),
                 "devices of the probe, each at most once as first and once as second",
             ));
         }
-        ways.iter().try_for_each(|(from, to)| self.way(*from, *to)).map_err(Clone::clone)?;
-        for (from, to) in ways {
+        paths.iter().try_for_each(|(from, to)| self.access(*from, *to)).map_err(Clone::clone)?;
+        for (from, to) in paths {
             let into = if method == Method::Loads { from } else { to };
             let station = &self.stations[*into];
             crate::zero(&station.stream, &mut station.target.memory::<u64>(station.context.ordinal())?)?;
             wait_for(&station.stream, call, Instant::now(), deadline)?;
         }
         // A warm-up: the first use of a mapping or a kernel is slow.
-        for way in ways {
-            self.enqueue(method, *way, 1, shape)?;
+        for path in paths {
+            self.enqueue(method, *path, 1, shape)?;
         }
-        for (from, _) in ways {
+        for (from, _) in paths {
             wait_for(&self.stations[*from].stream, call, Instant::now(), deadline)?;
         }
         let mut events = Vec::new();
-        for way in ways {
-            let station = &self.stations[way.0];
+        for path in paths {
+            let station = &self.stations[path.0];
             let (start, end) = (Mark::new(&station.context)?, Mark::new(&station.context)?);
             start.record(&station.stream)?;
-            self.enqueue(method, *way, repeats, shape)?;
+            self.enqueue(method, *path, repeats, shape)?;
             end.record(&station.stream)?;
             events.push((start, end));
         }
         let mut moved = Vec::new();
-        for (way, (start, end)) in ways.iter().zip(&events) {
-            wait_for(&self.stations[way.0].stream, call, Instant::now(), deadline)?;
+        for (path, (start, end)) in paths.iter().zip(&events) {
+            wait_for(&self.stations[path.0].stream, call, Instant::now(), deadline)?;
             let seconds = start.seconds_to(end)?;
             moved.push(Moved { seconds, bytes: self.bytes as u64 * u64::from(repeats), wrong: 0 });
         }
-        for (way, moved) in ways.iter().zip(&mut moved) {
-            moved.wrong = self.wrong(method, *way, deadline)?;
+        for (path, moved) in paths.iter().zip(&mut moved) {
+            moved.wrong = self.wrong(method, *path, deadline)?;
         }
         Ok(moved)
     }
@@ -215,7 +218,7 @@ impl Probe {
     /// # Errors
     /// [`VmmError::BrokenPeer`] if a flag does not arrive; as for [`bandwidth`](Self::bandwidth).
     pub fn latency(&self, one: usize, other: usize, rounds: u32, deadline: Instant) -> Result<f64, VmmError> {
-        /// A few seconds, at half a microsecond for each read.
+        /// Maximum number of reads of a flag: a few seconds, at half a microsecond each.
         const MOST_LOOKS: u32 = 8_000_000;
         let call = "Probe::latency";
         if one == other || one.max(other) >= self.stations.len() || rounds == 0 {
@@ -227,7 +230,7 @@ impl Probe {
             ));
         }
         let pair = [(one, other), (other, one)];
-        pair.iter().try_for_each(|(from, to)| self.way(*from, *to)).map_err(Clone::clone)?;
+        pair.iter().try_for_each(|(from, to)| self.access(*from, *to)).map_err(Clone::clone)?;
         for (at, _) in pair {
             let station = &self.stations[at];
             crate::zero(&station.stream, &mut station.flags.memory::<u32>(station.context.ordinal())?)?;
@@ -294,7 +297,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Returns how many of the compared words differ from the source.
+    /// Returns the number of compared words that differ from the source.
     fn wrong(&self, method: Method, (from, to): (usize, usize), deadline: Instant) -> Result<usize, VmmError> {
         let (source, target) = if method == Method::Loads { (to, from) } else { (from, to) };
         let station = &self.stations[target];
@@ -310,8 +313,8 @@ impl Probe {
 }
 
 impl Station {
-    /// Fills the source: both ends with words that are compared, the rest with copies of the first
-    /// end, made by the device.
+    /// Fills the source: both ends with different words, which are compared; the rest with copies
+    /// of the first end, made by the device.
     fn fill(&self, deadline: Instant) -> Result<(), VmmError> {
         let memory: MappedMemory<u64> = self.source.memory(self.context.ordinal())?;
         let write = |range: Range<usize>| {
@@ -331,17 +334,18 @@ impl Station {
     }
 }
 
-/// Returns the compared ranges of a source; they overlap in a short one.
+/// Returns the two compared ranges of a source; they overlap in a short one.
 fn ends(len: usize) -> [Range<usize>; 2] {
     [0..COMPARED_WORDS.min(len), len.saturating_sub(COMPARED_WORDS)..len]
 }
 
-/// Allocates memory of one device for itself and all that can access it. Records which cannot.
+/// Allocates memory of one device, accessible to itself and to all devices with peer access.
+/// Records the devices without access.
 fn shared(
     contexts: &[Arc<CudaContext>],
     at: usize,
     bytes: usize,
-    no_way: &mut BTreeMap<(usize, usize), VmmError>,
+    no_access: &mut BTreeMap<(usize, usize), VmmError>,
 ) -> Result<Mapping, VmmError> {
     let context = &contexts[at];
     let memory = PhysicalMemory::create(context, bytes, Exportable::NOWHERE)?;
@@ -356,7 +360,7 @@ fn shared(
         };
         let needs = format!("access of device {} to the memory of device {}", other.ordinal(), context.ordinal());
         let found = error.to_string();
-        no_way.entry((from, at)).or_insert(VmmError::Unsupported { feature: "peer access", needs, found });
+        no_access.entry((from, at)).or_insert(VmmError::Unsupported { feature: "peer access", needs, found });
     }
     Ok(mapping)
 }

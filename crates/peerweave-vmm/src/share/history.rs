@@ -1,4 +1,4 @@
-//! A number that PEs compare to check that they have made the same calls.
+//! A number by which PEs check that they have made the same calls.
 
 /// A hash of a sequence of calls (FNV-1a).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,13 +11,13 @@ impl Default for History {
 }
 
 impl History {
-    /// Returns the history with one more call.
+    /// Returns the history extended by one call.
     pub(crate) fn with(self, words: &[u64]) -> Self {
         let bytes = words.iter().flat_map(|word| word.to_le_bytes());
         Self(bytes.fold(self.0, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)))
     }
 
-    /// Returns the number.
+    /// Returns the hash.
     pub(crate) fn get(self) -> u64 {
         self.0
     }

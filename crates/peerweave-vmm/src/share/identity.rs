@@ -1,7 +1,7 @@
 //! Identity of this machine, and of this process for PEs that are threads.
 //!
-//! Invariant: two PEs with the same process identity share an address space and a registry; with
-//! the same machine identity they can pass descriptors to each other.
+//! Invariant: two PEs with the same process identity share an address space and a registry; two PEs
+//! with the same machine identity can pass descriptors to each other.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -32,8 +32,8 @@ impl ProcessId {
     }
 }
 
-/// Returns a number for this boot of this machine and this network namespace, in which abstract
-/// sockets are found.
+/// Returns a number that identifies the boot of this machine and this network namespace, the scope
+/// of abstract sockets.
 pub(crate) fn machine() -> u64 {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -48,13 +48,14 @@ pub(crate) type Shared = Arc<dyn Any + Send + Sync>;
 
 static REGISTRY: Mutex<Option<HashMap<u64, Weak<dyn Any + Send + Sync>>>> = Mutex::new(None);
 
-/// A value that other PEs of this process can find by its number, while this lives.
+/// Publication of a value to the other PEs of this process, under a number. Dropping it ends the
+/// publication.
 pub(crate) struct Entry {
     pub(crate) key: u64,
     _value: Shared,
 }
 
-/// Makes a value visible to the other PEs of this process.
+/// Publishes a value to the other PEs of this process.
 pub(crate) fn publish(value: Shared) -> Entry {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let key = NEXT.fetch_add(1, Ordering::Relaxed);

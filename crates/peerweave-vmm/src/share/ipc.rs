@@ -1,8 +1,8 @@
-//! Legacy IPC: shares device memory among processes if virtual memory cannot be shared.
+//! Legacy IPC: shares device memory among processes whose virtual memory cannot be shared.
 //!
-//! The driver chooses the address in an importer, so segments are not at equal strides. Invariant:
-//! exported memory is freed only after its owner has declared that no process has it open;
-//! otherwise it is leaked, because freeing memory under an importer is undefined.
+//! The driver chooses the address in an importing process, so segments are not at equal strides.
+//! Invariant: exported memory is freed only after its owner has declared that no process has it
+//! open. Otherwise it is leaked, because freeing memory that is open elsewhere is undefined.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -40,30 +40,30 @@ struct Inner {
     address: CUdeviceptr,
     bytes: usize,
     context: Arc<CudaContext>,
-    /// Whether other processes may have it open.
+    /// Whether another process may have the memory open.
     lent: AtomicBool,
     streams: Arc<Streams>,
-    /// Whether no stream used this memory, whatever else its streams used.
+    /// Whether no stream used this memory. Its streams may have used other memory.
     is_unused: AtomicBool,
 }
 
 impl IpcMemory {
-    /// The driver's unit of allocation: a multiple of it is a separate allocation, and not a part
-    /// of one with other data.
+    /// The driver's unit of allocation. An allocation of a multiple of it shares no unit with other
+    /// data.
     pub const STEP_BYTES: usize = 2 << 20;
 
     /// Allocates `bytes` on the device of `context`.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) unless it is a multiple of
-    /// [`STEP_BYTES`](Self::STEP_BYTES) above 0; errors of the driver.
+    /// [`Misuse::Value`](crate::Misuse::Value) unless `bytes` is a positive multiple of
+    /// [`STEP_BYTES`](Self::STEP_BYTES); errors of the driver.
     pub fn alloc(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, VmmError> {
         Self::alloc_for(context, bytes, Arc::default())
     }
 
     pub(crate) fn alloc_for(context: &Arc<CudaContext>, bytes: usize, streams: Arc<Streams>) -> Result<Self, VmmError> {
         if bytes == 0 || !bytes.is_multiple_of(Self::STEP_BYTES) {
-            return Err(wrong_value("IpcMemory::alloc", "bytes", bytes, "a multiple of 2 MiB above 0"));
+            return Err(wrong_value("IpcMemory::alloc", "bytes", bytes, "a positive multiple of 2 MiB"));
         }
         raw::bind(context)?;
         let mut address: CUdeviceptr = 0;
@@ -79,7 +79,7 @@ impl IpcMemory {
     }
 
     /// Returns a handle for other processes. From then on dropping the memory leaks it, unless
-    /// [`recall`](Self::recall) is called first.
+    /// [`recall`](Self::recall) was called before.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -94,16 +94,16 @@ impl IpcMemory {
         Ok(IpcHandle(handle.reserved.map(|byte| byte as u8)))
     }
 
-    /// Declares that no other process has the memory open, nor will open it.
+    /// Declares that no other process has the memory open or will open it.
     ///
     /// # Safety
-    /// It is so: all processes have dropped their [`IpcPeerMemory`] after the streams that used it
-    /// had completed, and have reported this.
+    /// All processes have dropped their [`IpcPeerMemory`] after the streams that used it had
+    /// completed, and have reported this.
     pub unsafe fn recall(&self) {
         self.inner.lent.store(false, Ordering::Release);
     }
 
-    /// Returns the address in this process.
+    /// Returns the address of the memory in this process.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
@@ -113,15 +113,15 @@ impl IpcMemory {
         self.inner.bytes
     }
 
-    /// Returns the address for work that is about to be enqueued on `stream`: it stays allocated
-    /// until the stream has completed that work. For work that is captured into a graph, the graph
-    /// must have [`keep`](Self::keep) too.
+    /// Returns the address for work that is about to be enqueued on `stream`. The memory stays
+    /// allocated until the stream has completed that work. For work that is captured into a graph,
+    /// the graph must also hold [`keep`](Self::keep).
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)
     }
 
-    /// Returns the owner that keeps it allocated, for graphs.
+    /// Returns an owner that keeps the memory allocated, for graphs.
     pub fn keep(&self) -> Keep {
         Arc::<Inner>::clone(&self.inner)
     }
@@ -130,8 +130,8 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Marks it as never used by any stream, so that it is freed without waiting for the streams
-    /// that it shares with others.
+    /// Marks the memory as never used by any stream. It is then freed without waiting for streams
+    /// that it shares with other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -160,7 +160,7 @@ impl Drop for Inner {
     }
 }
 
-/// Memory of another process, opened here. Clones are handles of the same opening.
+/// Memory of another process, opened in this one. Clones are handles of the same memory.
 #[derive(Clone)]
 pub struct IpcPeerMemory {
     inner: Arc<PeerInner>,
@@ -175,19 +175,20 @@ struct PeerInner {
     closing: Arc<Closing>,
 }
 
-/// Result of closing, once it is done.
+/// The result of closing memory, set when closing is done.
 pub(crate) type Closing = OnceLock<Result<(), VmmError>>;
 
 impl IpcPeerMemory {
-    /// Opens memory of another process for the device of `context`, with peer access if it is on
-    /// another device.
+    /// Opens memory of another process for the device of `context`; with peer access if the memory
+    /// is on another device.
     ///
     /// # Errors
-    /// Errors of the driver; legacy IPC refuses a handle of the same process.
+    /// Errors of the driver; legacy IPC refuses a handle exported by the same process.
     ///
     /// # Safety
-    /// The handle is of an allocation of `bytes`. Its owner keeps it until it knows that every
-    /// handle of this value was dropped and the streams that used it have completed.
+    /// The handle belongs to an allocation of `bytes`. Its owner keeps the allocation until it
+    /// knows that every handle of this value was dropped and the streams that used it have
+    /// completed.
     pub unsafe fn open(context: &Arc<CudaContext>, handle: IpcHandle, bytes: usize) -> Result<Self, VmmError> {
         // SAFETY: the caller promises it.
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
@@ -217,7 +218,7 @@ impl IpcPeerMemory {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Returns the address in this process.
+    /// Returns the address of the memory in this process.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
@@ -229,26 +230,26 @@ impl IpcPeerMemory {
 }
 
 impl IpcPeerMemory {
-    /// Returns the address for work that is about to be enqueued on `stream`: it stays open until
-    /// the stream has completed that work. For work that is captured into a graph, the graph must
-    /// have [`keep`](Self::keep) too.
+    /// Returns the address for work that is about to be enqueued on `stream`. The memory stays open
+    /// until the stream has completed that work. For work that is captured into a graph, the graph
+    /// must also hold [`keep`](Self::keep).
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)
     }
 
-    /// Returns the owner that keeps it open, for graphs.
+    /// Returns an owner that keeps the memory open, for graphs.
     pub fn keep(&self) -> Keep {
         Arc::<PeerInner>::clone(&self.inner)
     }
 
-    /// Returns where the result of closing will be stored. Closing begins when the last handle is
-    /// dropped.
+    /// Returns the place where the result of closing will be stored. Closing begins when the last
+    /// handle is dropped.
     pub(crate) fn closing(&self) -> Arc<Closing> {
         Arc::clone(&self.inner.closing)
     }
 
-    /// Marks it as never used by any stream.
+    /// Marks the memory as never used by any stream.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

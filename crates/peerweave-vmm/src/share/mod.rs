@@ -1,8 +1,8 @@
 //! Exports and imports physical memory: as a POSIX file descriptor or a fabric handle.
 //!
-//! The caller, or the heap through the rendezvous, sends the handles. Multicast objects have
-//! separate calls, which check that multicast is enabled. Invariant: memory is imported only with
-//! the type and length with which it was exported.
+//! The caller sends the handles to the other process; the heap sends them through the rendezvous.
+//! Multicast objects have separate calls, which check that multicast is enabled. Invariant: memory
+//! is imported only with the type and length with which it was exported.
 
 pub(crate) mod history;
 pub(crate) mod identity;
@@ -37,31 +37,32 @@ impl fmt::Debug for FabricHandle {
 pub enum SharedMemory {
     /// As a file descriptor, for a process of this machine.
     FileDescriptor {
-        /// Pass it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or to
-        /// a Unix socket of your own.
+        /// The descriptor: pass it to
+        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or to a Unix
+        /// socket of the application.
         fd: Descriptor,
-        /// The memory's length.
+        /// Length of the memory in bytes.
         bytes: usize,
     },
     /// As a fabric handle.
     Fabric {
-        /// Plain bytes, to be sent in any way.
+        /// The handle as plain bytes, to be sent by any means.
         handle: FabricHandle,
-        /// The memory's length.
+        /// Length of the memory in bytes.
         bytes: usize,
     },
 }
 
 impl PhysicalMemory {
     /// Returns a file descriptor by which another process of this machine can import this memory.
-    /// The memory lives as long as any of its descriptors.
+    /// The memory lives as long as one of its descriptors.
     ///
     /// # Errors
     /// [`Misuse::Value`](crate::Misuse::Value) for memory without this handle type; errors of the
     /// driver.
     pub fn export_file_descriptor(&self) -> Result<SharedMemory, VmmError> {
         let exportable = self.exportable();
-        check_way("PhysicalMemory::export_file_descriptor", exportable, exportable.file_descriptor)?;
+        check_exportable("PhysicalMemory::export_file_descriptor", exportable, exportable.file_descriptor)?;
         Ok(SharedMemory::FileDescriptor { fd: export_file_descriptor(self.handle())?, bytes: self.bytes() })
     }
 
@@ -72,7 +73,7 @@ impl PhysicalMemory {
     /// As for [`export_file_descriptor`](Self::export_file_descriptor).
     pub fn export_fabric(&self) -> Result<SharedMemory, VmmError> {
         let exportable = self.exportable();
-        check_way("PhysicalMemory::export_fabric", exportable, exportable.fabric)?;
+        check_exportable("PhysicalMemory::export_fabric", exportable, exportable.fabric)?;
         Ok(SharedMemory::Fabric { handle: export_fabric(self.handle())?, bytes: self.bytes() })
     }
 
@@ -82,7 +83,7 @@ impl PhysicalMemory {
     /// Errors of the driver.
     ///
     /// # Safety
-    /// `shared` was exported as physical memory of that many bytes, and not as a multicast object.
+    /// `shared` was exported as physical memory of that length, and not as a multicast object.
     pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMemory) -> Result<Self, VmmError> {
         check_supported(context.ordinal())?;
         raw::bind(context)?;
@@ -95,8 +96,8 @@ impl PhysicalMemory {
     }
 }
 
-/// Checks that a value was created with the handle type for its export.
-pub(crate) fn check_way(call: &'static str, exportable: Exportable, possible: bool) -> Result<(), VmmError> {
+/// Checks that memory or an object was created with the handle type for its export.
+pub(crate) fn check_exportable(call: &'static str, exportable: Exportable, possible: bool) -> Result<(), VmmError> {
     match possible {
         true => Ok(()),
         false => {
@@ -105,7 +106,7 @@ pub(crate) fn check_way(call: &'static str, exportable: Exportable, possible: bo
     }
 }
 
-/// Exports any handle, of memory or of a multicast object.
+/// Exports a handle of memory or of a multicast object.
 pub(crate) fn export_file_descriptor(handle: CUmemGenericAllocationHandle) -> Result<Descriptor, VmmError> {
     let mut fd: i32 = -1;
     // SAFETY: the handle is live, and for this kind the driver stores an integer.

@@ -1,4 +1,4 @@
-//! What the scenarios share: PEs as threads and as processes, and the fake driver's own functions.
+//! Shared by the tests: PEs as threads and as processes, and functions of the fake driver.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -10,10 +10,10 @@ use peerweave_driver::{CudaContext, CudaStream, Driver};
 use peerweave_fakes::Child;
 use peerweave_vmm::VmmError;
 
-/// As long as anything may take.
+/// A time limit that no test reaches by accident.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// One PE with its device.
+/// A PE with its device.
 pub(crate) struct Me {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(crate) context: Arc<CudaContext>,
@@ -34,7 +34,7 @@ impl Me {
         self.rendezvous.barrier(label).expect("everybody comes");
     }
 
-    /// Leaves in order, so that nobody takes it for a crash.
+    /// Leaves the rendezvous, so that the PE is not reported as lost.
     pub(crate) fn leave(self) {
         Arc::into_inner(self.rendezvous).expect("no heap holds the rendezvous").leave().expect("everybody leaves");
     }
@@ -52,12 +52,12 @@ pub(crate) fn soon() -> Instant {
     Instant::now() + LONG
 }
 
-/// Runs the body as each of `n` PEs, which are threads with a device each; gives what they return.
+/// Runs `body` as each of `n` PEs, which are threads with a device each. Returns the results.
 pub(crate) fn threads<T: Send>(n: u32, body: impl Fn(Me) -> T + Sync) -> Vec<T> {
     threads_within(n, LONG, body)
 }
 
-/// The same, with a deadline for every wait.
+/// Like [`threads`], with a deadline for every wait.
 pub(crate) fn threads_within<T: Send>(n: u32, deadline: Duration, body: impl Fn(Me) -> T + Sync) -> Vec<T> {
     let token = Token::random().expect("random numbers");
     let endpoint = Endpoint::random_unix().expect("random numbers");
@@ -74,12 +74,12 @@ pub(crate) fn threads_within<T: Send>(n: u32, deadline: Duration, body: impl Fn(
     })
 }
 
-/// This child as a PE; the first one holds the server.
+/// Returns this child process as a PE. The first PE runs the server.
 pub(crate) fn process(child: &Child) -> Me {
     process_within(child, LONG)
 }
 
-/// The same, with a deadline for every wait.
+/// Like [`process`], with a deadline for every wait.
 pub(crate) fn process_within(child: &Child, deadline: Duration) -> Me {
     if child.rank == 0 {
         let endpoint = Endpoint::random_unix().expect("random numbers");
@@ -93,13 +93,13 @@ pub(crate) fn process_within(child: &Child, deadline: Duration) -> Me {
     Me::join(&Job { served: Served::ByPe0, ..job }, deadline)
 }
 
-/// A function that only the fake driver has.
+/// Returns the address of a function that only the fake driver has.
 fn fake(name: &std::ffi::CStr) -> std::ptr::NonNull<c_void> {
     Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
 }
 
-/// Orders calls to fail from now on: `function:nth=code,...`, counted from 1; an empty text ends
-/// that.
+/// Makes calls of the fake driver fail from now on: `function:nth=code,...`, counted from 1. An
+/// empty text disables all failures.
 pub(crate) fn fail(orders: &str) {
     let orders = CString::new(orders).expect("no zero");
     // SAFETY: the fake declares it so.
@@ -109,7 +109,7 @@ pub(crate) fn fail(orders: &str) {
     assert_eq!(function(orders.as_ptr()), 0, "{orders:?}");
 }
 
-/// Holds a stream up, or lets it go on.
+/// Blocks a stream of the fake driver, or lets it continue.
 pub(crate) fn hold(stream: &CudaStream, hold: bool) {
     let name = if hold { c"peerweave_fake_stream_block" } else { c"peerweave_fake_stream_unblock" };
     type Function = extern "C" fn(peerweave_driver::cudarc::driver::sys::CUstream) -> c_int;
@@ -118,7 +118,7 @@ pub(crate) fn hold(stream: &CudaStream, hold: bool) {
     assert_eq!(function(stream.cu_stream()), 0);
 }
 
-/// What a kernel's store to a multicast address does.
+/// Emulates a kernel's store to a multicast address.
 pub(crate) fn multicast_store(context: &CudaContext, address: u64, bytes: &[u8]) -> Result<(), c_int> {
     context.bind_to_thread().expect("a live context");
     type Function = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
@@ -131,11 +131,12 @@ pub(crate) fn multicast_store(context: &CudaContext, address: u64, bytes: &[u8])
     }
 }
 
-/// How often this process has called a function of the driver that succeeded, by the fake's log.
+/// The calls of driver functions in this process, from the log of the fake driver, and whether each
+/// succeeded.
 pub(crate) struct Calls(Vec<(String, bool)>);
 
 impl Calls {
-    /// All so far.
+    /// Returns all calls so far.
     pub(crate) fn now() -> Self {
         let path = std::env::var("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it");
         let pid = std::process::id().to_string();
@@ -147,18 +148,18 @@ impl Calls {
         Self(text.lines().filter_map(line).collect())
     }
 
-    /// Calls of a function that succeeded.
+    /// Returns the number of calls of a function that succeeded.
     pub(crate) fn good(&self, function: &str) -> usize {
         let count = |failed| self.0.iter().filter(|(name, bad)| name == function && *bad == failed).count();
         count(false) - count(true)
     }
 
-    /// All calls, in order.
+    /// Returns the names of all calls, in order.
     pub(crate) fn names(&self) -> Vec<&str> {
         self.0.iter().filter(|(_, bad)| !bad).map(|(name, _)| name.as_str()).collect()
     }
 
-    /// That what was taken was given back.
+    /// Asserts that all acquired resources were released.
     pub(crate) fn assert_balanced(&self, what: &str) {
         let taken = ["cuMemCreate", "cuMemImportFromShareableHandle", "cuMulticastCreate"];
         let taken: usize = taken.iter().map(|function| self.good(function)).sum();
@@ -171,17 +172,17 @@ impl Calls {
     }
 }
 
-/// Waits until everything dropped is gone.
+/// Waits until all dropped memory is released.
 pub(crate) fn settle() {
     assert!(peerweave_driver::settle(soon()), "what was dropped is freed");
 }
 
-/// Free bytes of a device.
+/// Returns the free bytes of a device.
 pub(crate) fn free_bytes(context: &CudaContext) -> usize {
     context.mem_get_info().expect("a live context").0
 }
 
-/// The call and the code of an error of the driver.
+/// Returns the call and the code of a driver error.
 pub(crate) fn cuda(error: &VmmError) -> Option<(&'static str, u32)> {
     match error {
         VmmError::Driver(peerweave_driver::DriverError::Cuda(error)) => Some((error.call, error.code)),

@@ -66,9 +66,9 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
     };
     let all: Vec<(usize, usize)> =
         (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to).collect();
-    let (pairs, without): (Vec<_>, Vec<_>) = all.into_iter().partition(|(from, to)| probe.way(*from, *to).is_ok());
+    let (pairs, without): (Vec<_>, Vec<_>) = all.into_iter().partition(|(from, to)| probe.access(*from, *to).is_ok());
     for (from, to) in without {
-        if let Err(error) = probe.way(from, to) {
+        if let Err(error) = probe.access(from, to) {
             report.notes.push(format!("GPU {from} to GPU {to} was not measured: {error}"));
         }
     }

@@ -1,14 +1,14 @@
 //! State of the server: joined PEs and pending requests. A pure state machine without sockets,
 //! clock or threads.
 //!
-//! [`crate::server`] handles bytes and connections; this takes decoded frames and returns the
-//! frames to send.
+//! [`crate::server`] handles bytes and connections; this module takes decoded frames and returns
+//! the frames to send.
 //!
-//! Invariants: [1] a PE has at most one seat taken by at most one connection, and a seat once given
-//! up is never taken again; [2] every request of a seated PE is answered, or its connection is
-//! closed (a cancelled collective may be answered a second time, which the client ignores); [3]
-//! `rounds` holds the rounds `first_round..first_round + rounds.len()` without a gap, and a round
-//! leaves it only when every PE has entered.
+//! Invariants: [1] each PE has one seat, which at most one connection takes, and which is never
+//! taken again once it has been given up; [2] every request of a joined PE is answered, or its
+//! connection is closed (a cancelled collective may be answered a second time, which the client
+//! ignores); [3] `rounds` holds the rounds `first_round..first_round + rounds.len()` without a gap,
+//! and a round is removed only when every PE has entered it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use crate::error::Refusal;
 use crate::proto::{self, Collective, Fault, Frame, Hello, JOIN_REQUEST, ProtocolError, ROUND_BIT};
 use crate::token::Token;
 
-/// A connection, named by the server.
+/// Number of a connection, assigned by the server.
 pub(crate) type Link = u64;
 
-/// An action of the server after an event.
+/// An action that the server takes after an event.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Send these bytes. Shared, because all PEs get the result of an exchange.
+    /// Sends these bytes. They are shared, because all PEs get the result of an exchange.
     Send(Link, Arc<[u8]>),
-    /// Close once everything is sent.
+    /// Closes the connection once everything has been sent.
     Close(Link),
 }
 
-/// Maximum number of collective calls that a PE can be ahead of another. Only PEs whose waits
-/// expire get ahead.
+/// Maximum number of collective calls by which a PE can be ahead of another. Only PEs whose waits
+/// time out get ahead.
 const MAX_OPEN_ROUNDS: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,11 +43,11 @@ pub(crate) enum Seat {
 
 struct Member {
     seat: Seat,
-    /// Number of rounds that it has entered.
+    /// Number of rounds that the PE has entered.
     entered: u64,
-    /// The PEs that its last call waited for until the deadline. Empty after its next call.
+    /// PEs that its last call waited for until the deadline. Emptied by its next call.
     in_vain: Vec<u32>,
-    /// The PE that it has named as the cause of its end.
+    /// The PE that it has named as the cause if it ends.
     blames: Option<u32>,
 }
 
@@ -75,12 +75,12 @@ pub(crate) struct Board {
     limit_bytes: usize,
     /// PEs that wait for a key, with their requests.
     awaited: HashMap<String, Vec<(u32, u64)>>,
-    /// PEs whose join is pending.
+    /// PEs that wait for the join to complete.
     joining: Vec<u32>,
-    /// The first loss. All later waits fail with it.
+    /// The first loss. All later waits fail with this fault.
     broken: Option<Fault>,
-    /// Of the PEs that have left, the smallest number of rounds, with the PE. Later rounds cannot
-    /// complete.
+    /// Of the PEs that have left, the one that entered the fewest rounds: that number and the PE.
+    /// Later rounds cannot complete.
     first_left: Option<(u64, u32)>,
 }
 
@@ -103,7 +103,7 @@ impl Board {
         }
     }
 
-    /// The first loss.
+    /// Returns the first loss.
     pub(crate) fn first_loss(&self) -> Option<&Fault> {
         self.broken.as_ref()
     }
@@ -112,7 +112,7 @@ impl Board {
         self.members.iter().map(|member| &member.seat)
     }
 
-    /// Handles a hello. `Err` is the reason for refusing it; nothing has changed then.
+    /// Handles a hello. Returns the reason if the hello is refused, and changes nothing then.
     pub(crate) fn hello(&mut self, link: Link, hello: &Hello, out: &mut Vec<Action>) -> Result<(), Refusal> {
         if hello.token != self.token {
             return Err(Refusal::Token);
@@ -207,7 +207,7 @@ impl Board {
         }
     }
 
-    /// Handles a report of the launcher that a PE is lost.
+    /// Handles the launcher's report that a PE is lost.
     pub(crate) fn report_lost(&mut self, pe: u32, why: &str, out: &mut Vec<Action>) {
         let Some(member) = self.members.get(pe as usize) else { return };
         if let Seat::Taken(link) = member.seat {
@@ -218,7 +218,7 @@ impl Board {
         }
     }
 
-    /// Fails all pending requests, because the server stops.
+    /// Fails all pending requests, because the server is stopping.
     pub(crate) fn end(&mut self, out: &mut Vec<Action>) {
         let fault = self.broken.clone().unwrap_or(Fault::Closing);
         self.fail_all(&fault, out);
@@ -293,7 +293,7 @@ impl Board {
         Ok(())
     }
 
-    /// Returns why the round can never complete, if a PE is lost or has left before it.
+    /// Returns the reason why a round can never complete, if a PE is lost or has left before it.
     fn hopeless(&self, number: u64) -> Option<Fault> {
         let left = || self.first_left.filter(|(entered, _)| *entered <= number).map(|(_, pe)| Fault::Left { pe });
         self.broken.clone().or_else(left)
@@ -420,8 +420,8 @@ impl Board {
     }
 
     /// Marks a PE as lost and fails all waits. All PEs get the first loss, because later ones
-    /// follow from it. If that PE left because its own wait had expired, the cause is the PEs that
-    /// it waited for.
+    /// follow from it. If the PE left because its own wait had timed out, the reported cause is the
+    /// PEs that it waited for.
     fn lose(&mut self, pe: u32, fault: Fault, out: &mut Vec<Action>) {
         let members = &mut self.members;
         let mut missing = std::mem::take(&mut members[pe as usize].in_vain);

@@ -1,5 +1,5 @@
-//! The board against PEs that do anything in any order: who asks is answered, and after a loss
-//! nobody waits.
+//! Tests the state machine with PEs that take random actions in any order: every request is
+//! answered, and no request is pending after a loss.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use super::*;
 
 const N_PES: u32 = 4;
 
-/// One thing that a PE or the launcher does. What is impossible in a state is skipped.
+/// An action of a PE or the launcher. An action that is impossible in the current state is skipped.
 #[derive(Clone, Debug)]
 enum Step {
     Hello(u32),
@@ -19,7 +19,7 @@ enum Step {
     Get(u32, u8, bool),
     Remove(u32, u8),
     Check(u32),
-    /// Cancels one of the requests that wait.
+    /// Cancels one of the pending requests.
     Cancel(u32, prop::sample::Index),
     Leave(u32),
     Close(u32),
@@ -44,13 +44,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The board with the other ends of its connections.
+/// The state machine, and the clients' ends of its connections.
 struct World {
     board: Board,
     token: Token,
     next_link: Link,
     links: Vec<Option<Link>>,
-    /// What each PE waits for.
+    /// Pending requests of each PE.
     open: Vec<HashSet<u64>>,
     rounds: Vec<u64>,
     next_request: u64,
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Takes the actions as the PEs would.
+    /// Handles the actions as the PEs would.
     fn deliver(&mut self, out: Vec<Action>) {
         for action in out {
             match action {

@@ -1,9 +1,9 @@
-//! Atomic operations on one element of a PE's symmetric memory: the first of the slice.
+//! Atomic operations on one element of a PE's symmetric memory: the first element of the slice.
 //!
-//! The names are those of OpenSHMEM. Strong forms acquire and release at system scope; `_relaxed`
-//! forms order nothing: at a PE that the network reaches, not even two operations of one thread on
-//! one word, which [`Context::fence`] orders. A form that returns nothing does not wait for an
-//! answer. Where the PE cannot be reached the status says so, and a fetching form returns a value
+//! The names are those of OpenSHMEM. Strong forms acquire and release at system scope. `_relaxed`
+//! forms order nothing: at a PE reached over the network, not even two operations of one thread on
+//! one word, which [`Context::fence`] orders. A form without a result does not wait for the
+//! operation. If the PE is unreachable, the status reports it, and a fetching form returns a value
 //! with all bits zero.
 
 use crate::api::Context;
@@ -14,8 +14,9 @@ use crate::gpu::{Access, AcqRel, Fence, Reduce, Relaxed, Release, Rmw, Sys};
 use peerweave_types::{KernelOp, Plain, SymSlice};
 
 impl Context {
-    /// The word at a PE: its address where it is mapped (`Ok`), or here where the network reaches
-    /// it (`Err`); a strong operation there comes after what this thread did before.
+    /// Returns the word at a PE: its address if the PE is mapped (`Ok`), or the address in this
+    /// PE's heap if the PE is reached over the network (`Err`). A strong operation over the network
+    /// is ordered after earlier accesses of this thread.
     #[inline(always)]
     fn word<T: Plain>(&self, of: SymSlice<T>, pe: u32, strong: bool) -> Option<Result<*mut T, u64>> {
         assert!(!of.is_empty(), "an atomic operation is on one element, and the slice is empty");
@@ -45,16 +46,16 @@ fn acquired<T>(value: T, strong: bool) -> T {
     value
 }
 
-/// Operations that return what was there: by the word's bits.
+/// Implements operations that return the previous value, through the word's bits.
 macro_rules! fetching {
     ($bound:ident: $($(#[$doc:meta])* $strong:ident, $relaxed:ident($($argument:ident),*) = $operation:ident, $network:ident;)*) => {$(
-        fetching!(@ $bound, $(#[$doc])* "Acquires what it replaces and releases.", AcqRel true, $strong($($argument),*) = $operation, $network);
+        fetching!(@ $bound, $(#[$doc])* "Acquires the replaced value, and releases.", AcqRel true, $strong($($argument),*) = $operation, $network);
         fetching!(@ $bound, $(#[$doc])* "Orders nothing.", Relaxed false, $relaxed($($argument),*) = $operation, $network);
     )*};
     (@ $bound:ident, $(#[$doc:meta])* $order_doc:literal, $order:ident $is_strong:literal, $name:ident($($argument:ident),*) = $operation:ident,
         $network:ident) => {
         $(#[$doc])*
-        /// Returns what was there.
+        /// Returns the previous value.
         ///
         /// # Ordering
         #[doc = $order_doc]
@@ -79,7 +80,7 @@ macro_rules! fetching {
     };
 }
 
-/// Operations that return nothing: by the word's bits.
+/// Implements operations without a result, through the word's bits.
 macro_rules! reducing {
     ($($(#[$doc:meta])* $strong:ident, $relaxed:ident = $operation:ident, $network:ident;)*) => {$(
         reducing!(@ $(#[$doc])* "Releases.", Release true, $strong = $operation, $network);
@@ -106,14 +107,13 @@ macro_rules! reducing {
     };
 }
 
-/// Additions: floats add by instructions of their own.
+/// Implements additions; floats have their own instructions.
 macro_rules! adding {
     ($fetch_add:ident, $add:ident, $fetch_inc:ident, $inc:ident, $strong:literal, $fetch_doc:literal, $doc:literal) => {
-        /// Adds, wrapping where the type is an integer, rounded to nearest where it is a float.
-        /// Returns what was there.
+        /// Adds. Integers wrap, floats are rounded to nearest. Returns the previous value.
         ///
-        /// One instruction, but for `bf16` before sm_90, and for floats at a PE that NVSHMEM
-        /// reaches: those are exchanged until no other change came in between.
+        /// This is one instruction, except for `bf16` before sm_90, and for floats at a PE reached
+        /// over the network. Those are compared and swapped until no other change intervenes.
         ///
         /// # Ordering
         #[doc = $fetch_doc]
@@ -131,8 +131,7 @@ macro_rules! adding {
             }
         }
 
-        /// Adds, wrapping where the type is an integer, rounded to nearest where it is a float: see
-        /// the form that fetches.
+        /// Adds. Integers wrap, floats are rounded to nearest. See the fetching form.
         ///
         /// # Ordering
         #[doc = $doc]
@@ -150,7 +149,7 @@ macro_rules! adding {
             }
         }
 
-        /// Adds one. Returns what was there.
+        /// Adds one. Returns the previous value.
         ///
         /// # Ordering
         #[doc = $fetch_doc]
@@ -183,7 +182,7 @@ impl Context {
         atomic_fetch_inc,
         atomic_inc,
         true,
-        "Acquires what it replaces and releases.",
+        "Acquires the replaced value, and releases.",
         "Releases."
     );
     adding!(
@@ -199,7 +198,7 @@ impl Context {
     fetching! { KernelAtomic:
         /// Writes the value.
         atomic_swap, atomic_swap_relaxed(value) = swap, network_swap;
-        /// Writes `new` where the element is `current`, compared by bits.
+        /// Writes `new` if the element equals `current`, compared by bits.
         atomic_compare_swap, atomic_compare_swap_relaxed(current, new) = compare_swap, network_compare_swap;
     }
 
@@ -224,7 +223,7 @@ impl Context {
     /// Reads the element.
     ///
     /// # Ordering
-    /// Acquire: what its writer released is visible after.
+    /// Acquire: writes released by the writer of the value are visible afterwards.
     ///
     /// # Panics
     /// If the slice is empty; on a GPU that is a trap.

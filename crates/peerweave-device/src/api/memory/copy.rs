@@ -1,9 +1,8 @@
-//! Copies of bytes by the threads of a scope: vectors of 16 bytes, eight in flight, at any
+//! Copies of bytes by the threads of a scope: vectors of 16 bytes, eight in flight, with any
 //! alignment.
 //!
-//! Accesses to a peer are always vectors of 16 bytes where there are 16 bytes; the near side is
-//! accessed by what its alignment allows. Invariant: each byte is moved by exactly one thread of
-//! the scope.
+//! A peer's memory is accessed by vectors of 16 bytes wherever possible; the near side is accessed
+//! as its alignment allows. Invariant: each byte is copied by exactly one thread of the scope.
 
 use crate::api::scope::Scope;
 use crate::api::value::Side;
@@ -12,19 +11,19 @@ use crate::gpu::{self, Piece, Vector};
 /// Bytes of a vector.
 const VECTOR: usize = 16;
 
-/// The side that belongs to the peer, which is accessed by whole vectors if the alignments differ.
+/// The side that belongs to the peer. It is accessed by whole vectors if the alignments differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Far {
     To,
     From,
 }
 
-/// Copies `bytes` bytes. All threads of the scope call it with the same arguments, and synchronise
-/// afterwards.
+/// Copies `bytes` bytes. All threads of the scope call this with the same arguments, and
+/// synchronise afterwards.
 ///
 /// # Safety
-/// `from` is readable by accesses of side `A` and `to` writable by those of side `B`, for `bytes`
-/// bytes, and they do not overlap.
+/// `from` is readable by accesses of side `A` and `to` writable by accesses of side `B`, for
+/// `bytes` bytes, and they do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize, far: Far) {
     let all = to as usize | from as usize | bytes;
@@ -61,15 +60,15 @@ fn fits<S: Scope>(bytes: usize, piece: usize) -> bool {
     bytes <= S::size() * piece
 }
 
-/// Returns the offset of this thread's piece, if it has one; `bytes` [`fits`], so 32 bits are
-/// enough.
+/// Returns the offset of this thread's piece, if it has one. `bytes` satisfies [`fits`], so 32 bits
+/// are sufficient.
 #[inline(always)]
 fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
     let skip = S::rank() as u32 * piece as u32;
     (skip < bytes as u32).then_some(skip as usize)
 }
 
-/// Copies vectors at indices `start + k * step` for `k` below `N`: all loads before the first
+/// Copies vectors at indices `start + k * step` for `k` below `N`, with all loads before the first
 /// store.
 ///
 /// # Safety
@@ -99,7 +98,7 @@ unsafe fn batch<A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, 
     }
 }
 
-/// Copies `n` vectors, `N` of each thread in flight: 8, or 4 where registers are few.
+/// Copies `n` vectors, with `N` in flight for each thread: 8, or 4 if registers are scarce.
 ///
 /// # Safety
 /// As for [`copy`]; both pointers are aligned to a vector.
@@ -141,7 +140,7 @@ unsafe fn pieces<S: Scope, A: Side, B: Side, P: Piece>(to: *mut u8, from: *const
     }
 }
 
-/// Copies a few bytes by the largest pieces that the alignment of both sides and the length allow.
+/// Copies a few bytes by the largest pieces that the alignments and the length allow.
 ///
 /// # Safety
 /// As for [`copy`].
@@ -162,10 +161,10 @@ unsafe fn few<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: u
     }
 }
 
-/// A vector that is read in pieces.
+/// Reads a vector in pieces.
 ///
 /// # Safety
-/// `from` is that of 16 readable bytes of side `A`, aligned to a piece.
+/// `from` points to 16 readable bytes of side `A`, aligned to a piece.
 #[inline(always)]
 unsafe fn gather<A: Side, P: Piece + Into<u64>>(from: *const u8) -> Vector {
     let per_half = 8 / size_of::<P>();
@@ -180,10 +179,10 @@ unsafe fn gather<A: Side, P: Piece + Into<u64>>(from: *const u8) -> Vector {
     vector
 }
 
-/// Writes a vector in pieces, which `cut` takes from the low end of a word.
+/// Writes a vector in pieces, which `cut` extracts from the low end of a word.
 ///
 /// # Safety
-/// `to` is that of 16 writable bytes of side `B`, aligned to a piece.
+/// `to` points to 16 writable bytes of side `B`, aligned to a piece.
 #[inline(always)]
 unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u64) -> P) {
     let per_half = 8 / size_of::<P>();
@@ -195,9 +194,10 @@ unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u
     }
 }
 
-/// [`copy`] where an address or the length is no multiple of a vector: a head up to the first whole
-/// vector of the far side, whole vectors, a tail. A function of its own, with few registers: a
-/// kernel whose blocks are large may not call one that needs more than it has itself.
+/// Implements [`copy`] if an address or the length is not a multiple of a vector: copies a head up
+/// to the first aligned vector of the far side, whole vectors, and a tail. It is a separate
+/// function that needs few registers: a kernel with large blocks must not call a function that
+/// needs more registers than the kernel itself.
 ///
 /// # Safety
 /// As for [`copy`].

@@ -1,7 +1,7 @@
-//! Views of memory through a multicast address, whose accesses reach every GPU of the machine at
-//! once.
+//! Views of memory at a multicast address. One access reaches every GPU of the machine.
 //!
-//! Compiled and assembled, but not yet run: a context whose `multicast` is 0 has no such view.
+//! Compiled and assembled, but not yet tested on GPUs: a context whose `multicast` is 0 has no such
+//! view.
 
 use crate::api::Context;
 use core::marker::PhantomData;
@@ -9,12 +9,12 @@ use peerweave_types::{Plain, SymSlice, bf16, f16};
 
 use crate::arch::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// Elements at a multicast address: one access reaches the same elements of every GPU of the
+/// Elements at a multicast address. One access reaches the same elements of every GPU of the
 /// machine.
 ///
-/// Every access is relaxed and of system scope: fences, signals and barriers order it as they order
-/// stores to peers. The host backend has no such memory: there [`Context::get_multicast_array`]
-/// gives `None`, and an access would panic.
+/// Every access is relaxed and of system scope: fences, signals and barriers order it like stores
+/// to peers. The host backend has no such memory: [`Context::get_multicast_array`] returns `None`
+/// there, and an access would panic.
 ///
 /// ```
 /// use peerweave_device::prelude::*;
@@ -50,8 +50,8 @@ impl<T> Clone for MulticastSlice<T> {
 impl<T> Copy for MulticastSlice<T> {}
 
 impl Context {
-    /// The view of symmetric memory through the multicast address of the heap; `None` where there
-    /// is none, or the device is older than sm_90.
+    /// Returns the view of symmetric memory at the multicast address of the heap; `None` if there
+    /// is no multicast address, or the device is older than sm_90.
     #[inline]
     pub fn get_multicast_array<T: Plain>(&self, of: SymSlice<T>) -> Option<MulticastSlice<T>> {
         let base = self.raw().multicast;
@@ -66,7 +66,7 @@ impl Context {
 }
 
 impl<T> MulticastSlice<T> {
-    /// Number of elements.
+    /// Returns the number of elements.
     #[inline]
     pub fn len(self) -> usize {
         self.len
@@ -78,10 +78,10 @@ impl<T> MulticastSlice<T> {
         self.len == 0
     }
 
-    /// The multicast address of an element.
+    /// Returns the multicast address of an element.
     ///
     /// # Panics
-    /// If the index is not below the length; on a GPU that is a trap.
+    /// If the index is out of range; on a GPU that is a trap.
     #[inline]
     #[track_caller]
     pub fn address(self, index: usize) -> u64 {
@@ -95,7 +95,7 @@ macro_rules! loads {
         $(#[$doc])*
         ///
         /// # Panics
-        /// If the index is not below the length: a trap.
+        /// If the index is out of range: a trap.
         #[inline(always)]
         pub fn $name(self, index: usize) -> T {
             // SAFETY: `get_multicast_array` gave the address where the architecture has such
@@ -110,7 +110,7 @@ macro_rules! writes {
         $(#[$doc])*
         ///
         /// # Panics
-        /// If the index is not below the length: a trap.
+        /// If the index is out of range: a trap.
         #[inline(always)]
         pub fn $name(self, index: usize, value: T) {
             // SAFETY: `get_multicast_array` gave the address where the architecture has such
@@ -122,7 +122,7 @@ macro_rules! writes {
 
 impl<T: Multimem> MulticastSlice<T> {
     loads! {
-        /// The sum of the element over all GPUs.
+        /// Returns the sum of the element over all GPUs.
         load_add = load_add;
     }
     writes! {
@@ -135,35 +135,35 @@ impl<T: Multimem> MulticastSlice<T> {
 
 impl<T: MultimemOrd> MulticastSlice<T> {
     loads! {
-        /// The smallest of the element over all GPUs.
+        /// Returns the minimum of the element over all GPUs.
         load_min = load_min;
-        /// The largest of the element over all GPUs.
+        /// Returns the maximum of the element over all GPUs.
         load_max = load_max;
     }
     writes! {
-        /// Replaces the element on every GPU by the smaller of it and the value.
+        /// Replaces the element on every GPU by the minimum of it and the value.
         reduce_min = reduce_min;
-        /// Replaces the element on every GPU by the larger of it and the value.
+        /// Replaces the element on every GPU by the maximum of it and the value.
         reduce_max = reduce_max;
     }
 }
 
 impl<T: MultimemBits> MulticastSlice<T> {
     loads! {
-        /// Bitwise and of the element over all GPUs.
+        /// Returns the bitwise and of the element over all GPUs.
         load_and = load_and;
-        /// Bitwise or of the element over all GPUs.
+        /// Returns the bitwise or of the element over all GPUs.
         load_or = load_or;
-        /// Bitwise exclusive or of the element over all GPUs.
+        /// Returns the bitwise exclusive or of the element over all GPUs.
         load_xor = load_xor;
     }
 }
 
-/// The elements as vectors of 16 bytes.
+/// Implements the view of the elements as vectors of 16 bytes.
 macro_rules! vectors {
     ($($t:ty, $vector:ident, $lanes:literal;)*) => {$(
         impl MulticastSlice<$t> {
-            #[doc = concat!("The elements as vectors of ", $lanes, ", which one access of 16 bytes moves. Elements that fill no vector are left out.")]
+            #[doc = concat!("Returns the elements as vectors of ", $lanes, ", each of which one access of 16 bytes transfers. Remaining elements are omitted.")]
             ///
             /// # Panics
             /// If the first element is not aligned to 16 bytes; on a GPU that is a trap.

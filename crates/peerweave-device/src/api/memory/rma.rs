@@ -1,8 +1,8 @@
-//! Puts and gets: one element, contiguous elements, elements at strides.
+//! Puts and gets of one element, of contiguous elements, and of elements at strides.
 //!
-//! One implementation for each direction, over the scope; the public names choose it. A mapped peer
-//! is accessed directly: by vectors, or by the copy unit where shared memory is lent and the copy
-//! is long enough for it to win.
+//! Each direction has one implementation, generic over the scope; the public names select the
+//! scope. A mapped peer is accessed directly: by vectors, or by the copy unit if shared memory is
+//! lent and the copy is long enough to be faster.
 
 use super::copy::{self, Far};
 use crate::api::context::Reach;
@@ -14,9 +14,9 @@ use crate::api::{Context, Failed, network};
 use crate::gpu::bulk;
 use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
 
-/// Bytes from which the copy unit is faster than the threads of a scope, for a put and for a get;
-/// measured on H200. The length is compared first, and the size of a block only where it decides:
-/// every thread of a block does this for every message.
+/// Returns whether the copy unit is faster than the threads of a scope for this length; measured on
+/// H200. The length is compared first, and the size of a block only if it matters, because every
+/// thread of a block executes this for every message.
 #[inline(always)]
 fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     match (S::KIND, far) {
@@ -28,9 +28,9 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
-/// Returns whether the first thread of a scope can start a bulk copy for all, which its argument
-/// says. Where it can, every thread's own accesses are ordered before those of the copy unit. A
-/// thread alone does that where it starts the copy.
+/// Returns whether the first thread of a scope can start a bulk copy for all threads; `can` is this
+/// thread's answer. If it can, every thread's own accesses are ordered before those of the copy
+/// unit. For a single thread, the start of the copy does that.
 #[inline(always)]
 fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {
@@ -51,11 +51,12 @@ fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
 }
 
 impl Context {
-    /// Copies to a mapped peer. Reading of the source may be outstanding where it is shared memory.
+    /// Copies to a mapped peer. If the source is shared memory, it may still be read after the
+    /// call.
     ///
     /// # Safety
-    /// `from` is readable, global memory where `GLOBAL` says so, and `to` that of a mapped peer,
-    /// for `bytes` bytes.
+    /// `from` is readable for `bytes` bytes, and global memory if `GLOBAL` is true. `to` is memory
+    /// of a mapped peer of `bytes` bytes.
     #[inline(always)]
     pub(crate) unsafe fn copy_to_peer<S: Scope, const GLOBAL: bool>(
         &self,
@@ -95,8 +96,8 @@ impl Context {
         }
     }
 
-    /// The completion of a blocking put: one thread waits until its source has been read; a warp or
-    /// a block until all is written, because any of its threads may fence or signal next.
+    /// Completes a blocking put. One thread waits until its source has been read. A warp or a block
+    /// waits until all data has been written, because any of its threads may fence or signal next.
     #[inline(always)]
     fn leave_put<S: Scope, const GLOBAL: bool>(&self, nbi: bool) {
         if nbi {
@@ -107,11 +108,11 @@ impl Context {
         }
     }
 
-    /// Copies from a mapped peer, and waits for what this thread has copied.
+    /// Copies from a mapped peer, and waits for the data copied by this thread.
     ///
     /// # Safety
-    /// `to` is writable, global memory where `GLOBAL` says so, and `from` that of a mapped peer,
-    /// for `bytes` bytes.
+    /// `to` is writable for `bytes` bytes, and global memory if `GLOBAL` is true. `from` is memory
+    /// of a mapped peer of `bytes` bytes.
     #[inline(always)]
     pub(crate) unsafe fn copy_from_peer<S: Scope, const GLOBAL: bool>(&self, to: *mut u8, from: *const u8, bytes: usize) {
         if bulk::AVAILABLE && bulk_pays::<S>(Far::From, bytes) {
@@ -138,7 +139,7 @@ impl Context {
         }
     }
 
-    /// Every form of put. Returns how many elements were put.
+    /// Implements every form of put. Returns the number of elements put.
     #[inline(always)]
     fn put_any<T: Plain, S: Scope, X: Source<T>>(&self, to: SymSlice<T>, from: &X, pe: u32, nbi: bool) -> usize {
         let count = to.len().min(from.count());
@@ -165,7 +166,7 @@ impl Context {
         count
     }
 
-    /// Every form of get. Returns how many elements were got.
+    /// Implements every form of get. Returns the number of elements read.
     #[inline(always)]
     fn get_any<T: Plain, S: Scope, X: Target<T>>(&self, to: &mut X, from: SymSlice<T>, pe: u32, nbi: bool) -> usize {
         let count = from.len().min(to.count());
@@ -192,7 +193,7 @@ impl Context {
         count
     }
 
-    /// Refuses lengths that differ.
+    /// Fails if the lengths differ.
     #[inline(always)]
     fn same_length(&self, operation: KernelOp, pe: u32, to: usize, from: usize) -> Result<(), Failed> {
         if to == from {
@@ -202,10 +203,10 @@ impl Context {
         Err(self.fail(FailureKind::LengthMismatch, report))
     }
 
-    /// Writes one element to a PE: the first of `to`.
+    /// Writes one element to a PE: the first element of `to`.
     ///
     /// # Ordering
-    /// None. Complete at the peer after [`Self::quiet`].
+    /// None. The put is complete at the peer after [`Self::quiet`].
     #[inline(always)]
     pub fn p<T: Plain>(&self, to: SymSlice<T>, value: T, pe: u32) {
         if to.is_empty() {
@@ -220,8 +221,8 @@ impl Context {
         }
     }
 
-    /// Reads one element of a PE: the first of `from`. All bits zero where the PE cannot be
-    /// reached, which the status then says.
+    /// Returns one element of a PE: the first element of `from`. If the PE is unreachable, the
+    /// status reports it, and all bits of the result are zero.
     ///
     /// # Ordering
     /// None: see [`Self::fence`].
@@ -241,7 +242,7 @@ impl Context {
         }
     }
 
-    /// Every form of strided put.
+    /// Implements every form of strided put.
     #[inline(always)]
     fn iput_any<T: Plain, S: Scope, X: Source<T>>(
         &self,
@@ -278,7 +279,7 @@ impl Context {
         S::sync();
     }
 
-    /// Every form of strided get.
+    /// Implements every form of strided get.
     #[inline(always)]
     fn iget_any<T: Plain, S: Scope, X: Target<T>>(
         &self,
@@ -323,11 +324,10 @@ fn strided(len: usize, step: usize) -> usize {
     if step == 0 { 0 } else { len.div_ceil(step) }
 }
 
-/// Copies `count` elements at distances `steps` (target, source), eight loads in flight.
+/// Copies `count` elements at distances `steps` (target, source), with eight loads in flight.
 ///
 /// # Safety
-/// The elements with indices `index * step` are accessible on both sides, for indices below
-/// `count`.
+/// The elements at `index * step`, for indices below `count`, are accessible on both sides.
 #[inline(always)]
 unsafe fn stride<T: Plain, S: Scope, A: value::Side, B: value::Side>(
     to: *mut T,
@@ -353,53 +353,56 @@ unsafe fn stride<T: Plain, S: Scope, A: value::Side, B: value::Side>(
     }
 }
 
-/// The public names, one for each scope.
+/// Declares the public methods, one for each scope.
 macro_rules! scoped {
     ($scope:ident, $words:literal: $put:ident, $get:ident, $put_nbi:ident, $get_nbi:ident, $put_checked:ident, $get_checked:ident,
         $iput:ident, $iget:ident) => {
         impl Context {
             #[doc = concat!("Copies elements to a PE, by ", $words, ".")]
-            /// The shorter length counts; returns it. The source may be used again when the call
-            /// returns.
+            /// If the lengths differ, the shorter one is used; returns it. The source can be reused
+            /// when the call returns.
             ///
             /// # Ordering
-            /// None. Complete at the peer after [`Self::quiet`], and before a signal that follows.
+            /// None. The put is complete at the peer after [`Self::quiet`], and before a later
+            /// signal.
             #[inline(always)]
             pub fn $put<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, false)
             }
 
             #[doc = concat!("Copies elements from a PE, by ", $words, ".")]
-            /// The shorter length counts; returns it. The elements are there when the call returns.
+            /// If the lengths differ, the shorter one is used; returns it. The elements have
+            /// arrived when the call returns.
             ///
             /// # Ordering
-            /// None: where the peer wrote them, wait for its signal first.
+            /// None: if the peer wrote the elements, wait for its signal first.
             #[inline(always)]
             pub fn $get<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, false)
             }
 
             #[doc = concat!("Starts to copy elements to a PE, by ", $words, ".")]
-            /// The shorter length counts; returns it. The source may be used again after
-            /// [`Self::flush`] or [`Self::quiet`], called by the first thread of the scope or by
-            /// all.
+            /// If the lengths differ, the shorter one is used; returns it. The source can be reused
+            /// after [`Self::flush`] or [`Self::quiet`], called by the first thread of the scope or
+            /// by all threads.
             #[inline(always)]
             pub fn $put_nbi<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, true)
             }
 
             #[doc = concat!("Starts to copy elements from a PE, by ", $words, ".")]
-            /// The shorter length counts; returns it. The elements are there after [`Self::quiet`],
-            /// called by the first thread of the scope or by all.
+            /// If the lengths differ, the shorter one is used; returns it. The elements have
+            /// arrived after [`Self::quiet`], called by the first thread of the scope or by all
+            /// threads.
             #[inline(always)]
             pub fn $get_nbi<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, true)
             }
 
-            #[doc = concat!("[`Self::", stringify!($put), "`], which refuses lengths that differ.")]
+            #[doc = concat!("[`Self::", stringify!($put), "`]. Fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`]; nothing has been copied.
+            /// [`FailureKind::LengthMismatch`]; no element has been copied.
             #[inline(always)]
             pub fn $put_checked<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Put, pe, to.len(), from.count())?;
@@ -407,10 +410,10 @@ macro_rules! scoped {
                 Ok(())
             }
 
-            #[doc = concat!("[`Self::", stringify!($get), "`], which refuses lengths that differ.")]
+            #[doc = concat!("[`Self::", stringify!($get), "`]. Fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`]; nothing has been copied.
+            /// [`FailureKind::LengthMismatch`]; no element has been copied.
             #[inline(always)]
             pub fn $get_checked<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Get, pe, to.count(), from.len())?;
@@ -419,8 +422,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements to a PE, by ", $words, ": every `to_step`th element of `to` becomes every")]
-            /// `from_step`th of `from`. As many as both hold, where that is fewer; none at a step
-            /// of 0.
+            /// `from_step`th of `from`. If a side has fewer elements, that number is copied; none
+            /// at a step of 0.
             #[inline(always)]
             pub fn $iput<T: Plain>(
                 &self,
@@ -435,8 +438,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements from a PE, by ", $words, ": every `to_step`th element of `to` becomes every")]
-            /// `from_step`th of `from`. As many as both hold, where that is fewer; none at a step
-            /// of 0.
+            /// `from_step`th of `from`. If a side has fewer elements, that number is copied; none
+            /// at a step of 0.
             #[inline(always)]
             pub fn $iget<T: Plain>(
                 &self,

@@ -1,4 +1,4 @@
-//! Order and completion of what a thread has put.
+//! Order and completion of a thread's puts.
 
 use crate::api::scope::{Block, Scope, Warp};
 use crate::api::{Context, network};
@@ -6,18 +6,18 @@ use crate::gpu::{Fence, Sys};
 use peerweave_types::KernelContext;
 
 impl Context {
-    /// Returns whether some PEs are reached by the network, which may have calls of this PE
-    /// outstanding.
+    /// Returns whether some PEs are reached over the network, so that calls of this PE may be
+    /// outstanding there.
     #[inline(always)]
     pub(crate) fn has_network(&self) -> bool {
         network::available() && self.raw().capabilities & KernelContext::CAN_NETWORK != 0
     }
 
-    /// Orders this thread's puts, signals and atomic operations to each PE: those before are
-    /// visible there before those after.
+    /// Orders this thread's puts, signals and atomic operations to each PE: earlier ones are
+    /// visible there before later ones.
     ///
-    /// It orders all that this thread has read and written before, and what it has seen others do.
-    /// Where threads of a warp or a block have put together, each that is to be ordered has
+    /// Orders all earlier reads and writes of this thread, and writes of others that it has
+    /// observed. If threads of a warp or a block have put together, each of them must have
     /// synchronised with the caller.
     #[inline(always)]
     pub fn fence(&self) {
@@ -28,8 +28,8 @@ impl Context {
         <Sys as Fence>::acq_rel();
     }
 
-    /// Waits until this thread's puts, `_nbi` forms included, are complete at their PEs, and its
-    /// gets here. Stronger than [`Self::fence`].
+    /// Waits until this thread's puts, including `_nbi` forms, are complete at their PEs, and its
+    /// gets are complete on this PE. Stronger than [`Self::fence`].
     #[inline(always)]
     pub fn quiet(&self) {
         self.finish_bulk();
@@ -39,8 +39,8 @@ impl Context {
         <Sys as Fence>::acq_rel();
     }
 
-    /// Waits until the sources of this thread's `_nbi` puts may be used again. Weaker than
-    /// [`Self::quiet`]: nothing is complete at the peers.
+    /// Waits until the sources of this thread's `_nbi` puts can be reused. Weaker than
+    /// [`Self::quiet`], because the puts need not be complete at the peers.
     #[inline(always)]
     pub fn flush(&self) {
         self.flush_bulk();
@@ -50,16 +50,16 @@ impl Context {
         }
     }
 
-    /// [`Self::flush`] for all threads of the warp: the sources of all of them may be used again by
-    /// each.
+    /// Like [`Self::flush`], for all threads of the warp: afterwards each thread can reuse the
+    /// sources of all.
     #[inline(always)]
     pub fn flush_warp(&self) {
         self.flush();
         Warp::sync();
     }
 
-    /// [`Self::flush`] for all threads of the block: the sources of all of them may be used again
-    /// by each.
+    /// Like [`Self::flush`], for all threads of the block: afterwards each thread can reuse the
+    /// sources of all.
     #[inline(always)]
     pub fn flush_block(&self) {
         self.flush();

@@ -1,6 +1,7 @@
-//! Signals: 64-bit words that notify a PE of its data. Put with signal, and waits at each scope.
+//! Signals: 64-bit words that notify a PE that its data has arrived. Put with signal, and waits at
+//! each scope.
 //!
-//! The protocol is [`crate::put_signal`], over words of this machine.
+//! The protocol is [`crate::put_signal`], on words of this machine.
 
 use crate::api::context::Reach;
 use crate::api::network::{self, Signal};
@@ -14,7 +15,7 @@ use crate::word::Word;
 use peerweave_types::{Compare, FailureKind, KernelOp, KernelStatus, Plain, SignalOp, SymSlice};
 
 impl Context {
-    /// This PE's own signal word.
+    /// Returns this PE's own signal word.
     #[inline(always)]
     fn signal_word(&self, signal: SymSlice<u64>) -> &Word64 {
         assert!(!signal.is_empty(), "a signal is one word, and the slice is empty");
@@ -23,11 +24,11 @@ impl Context {
         unsafe { Word64::at(self.my_base() + signal.offset().0) }
     }
 
-    /// Changes a signal word of a PE: the first of `signal`.
+    /// Changes a signal word of a PE: the first element of `signal`.
     ///
     /// # Ordering
-    /// Release: all that this thread has put, written and seen before is visible to the waiter that
-    /// sees the signal.
+    /// Release: all earlier puts and writes of this thread, and writes that it has observed, are
+    /// visible to a waiter that acquires the signal.
     #[inline(always)]
     pub fn signal_op(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
         assert!(!signal.is_empty(), "a signal is one word, and the slice is empty");
@@ -42,7 +43,7 @@ impl Context {
         }
     }
 
-    /// Changes the first of `signal`, at a PE whose heap is mapped.
+    /// Changes the first element of `signal` at a PE whose heap is mapped.
     ///
     /// # Safety
     /// A peer's heap is mapped at `base`, and the slice is not empty.
@@ -54,7 +55,7 @@ impl Context {
         put_signal::signal(unsafe { Word64::at(base + signal.offset().0) }, value, op);
     }
 
-    /// Changes a signal word of a PE and orders nothing: the first of `signal`.
+    /// Changes a signal word of a PE, the first element of `signal`, without ordering.
     #[inline(always)]
     pub fn signal_op_relaxed(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
         match op {
@@ -63,10 +64,11 @@ impl Context {
         }
     }
 
-    /// Changes a signal word of several PEs, with one fence for all of them: the first of `signal`.
+    /// Changes a signal word of several PEs, the first element of `signal`, with one fence for all
+    /// of them.
     ///
     /// # Ordering
-    /// As [`Self::signal_op`], for each PE.
+    /// As for [`Self::signal_op`], for each PE.
     #[inline]
     pub fn signal_op_each(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pes: impl IntoIterator<Item = u32>) {
         self.fence();
@@ -75,20 +77,20 @@ impl Context {
         }
     }
 
-    /// Reads this PE's own signal word: the first of `signal`.
+    /// Returns this PE's own signal word: the first element of `signal`.
     ///
     /// # Ordering
-    /// Acquire: what was put before the signal that is seen is visible after.
+    /// Acquire: puts before the signal are visible afterwards.
     #[inline(always)]
     pub fn signal_fetch(&self, signal: SymSlice<u64>) -> u64 {
         self.signal_word(signal).load_acquire()
     }
 
-    /// Waits until this PE's own signal word compares so with `value`, and returns it as it was
-    /// seen.
+    /// Waits until the comparison of this PE's own signal word with `value` holds. Returns the
+    /// word.
     ///
     /// # Ordering
-    /// Acquire: what was put before the signal is visible after.
+    /// Acquire: puts before the signal are visible afterwards.
     ///
     /// # Errors
     /// [`FailureKind::Deadline`], [`FailureKind::Aborted`]. The report names no PE: see
@@ -98,7 +100,7 @@ impl Context {
         self.signal_wait_until_from(signal, compare, value, KernelStatus::NONE)
     }
 
-    /// [`Self::signal_wait_until`], and a failure names the PE that the signal was to come from.
+    /// Like [`Self::signal_wait_until`]; a failure names the PE whose signal is missing.
     ///
     /// # Errors
     /// As for [`Self::signal_wait_until`].
@@ -111,16 +113,16 @@ impl Context {
         })
     }
 
-    /// The signal as it was seen, where it compares so with `value`; looks once.
+    /// Returns the signal word if the comparison with `value` holds. Reads it once.
     ///
     /// # Ordering
-    /// Acquire, where there is an answer.
+    /// Acquire, if the comparison holds.
     #[inline(always)]
     pub fn signal_test(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Option<u64> {
         put_signal::test(self.signal_word(signal), compare, value)
     }
 
-    /// One thread waits for all of its scope.
+    /// Waits by one thread for all threads of the scope.
     #[inline(always)]
     fn signal_wait_by<S: Scope>(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<(), Failed> {
         let mut outcome = Ok(());
@@ -131,7 +133,7 @@ impl Context {
         if failed && outcome.is_ok() { Err(Failed::new(FailureKind::Aborted)) } else { outcome }
     }
 
-    /// Every form of put with signal. Returns how many elements were put.
+    /// Implements every form of put with signal. Returns the number of elements put.
     #[inline(always)]
     fn put_signal_any<T: Plain, S: Scope, X: Source<T>>(
         &self,
@@ -173,17 +175,17 @@ impl Context {
     }
 }
 
-/// The public names, one for each scope.
+/// Declares the public methods, one for each scope.
 macro_rules! scoped {
     ($scope:ident, $words:literal: $put_signal:ident, $put_signal_nbi:ident) => {
         impl Context {
             #[doc = concat!("Copies elements to a PE, then changes its signal word, by ", $words, ".")]
-            /// The shorter length counts; returns it. The source may be used again when the call
-            /// returns.
+            /// If the lengths differ, the shorter one is used; returns it. The source can be reused
+            /// when the call returns.
             ///
             /// # Ordering
-            /// Release: the waiter that sees the signal sees the elements, and all that the scope
-            /// did before.
+            /// Release: a waiter that acquires the signal sees the elements, and all earlier writes
+            /// of the scope.
             #[inline(always)]
             pub fn $put_signal<T: Plain>(
                 &self,
@@ -197,13 +199,13 @@ macro_rules! scoped {
                 self.put_signal_any::<T, $scope, _>(to, &from, (signal, value, op), pe, false)
             }
 
-            #[doc = concat!("Starts to copy elements to a PE, with a signal after them, by ", $words, ".")]
-            /// The shorter length counts; returns it. The source may be used again after
-            /// [`Self::flush`] or [`Self::quiet`], called by the first thread of the scope or by
-            /// all.
+            #[doc = concat!("Starts to copy elements to a PE, followed by a signal, by ", $words, ".")]
+            /// If the lengths differ, the shorter one is used; returns it. The source can be reused
+            /// after [`Self::flush`] or [`Self::quiet`], called by the first thread of the scope or
+            /// by all threads.
             ///
             /// # Ordering
-            /// The waiter that sees the signal sees the elements.
+            /// A waiter that acquires the signal sees the elements.
             #[inline(always)]
             pub fn $put_signal_nbi<T: Plain>(
                 &self,
@@ -224,23 +226,25 @@ scoped!(Thread, "this thread": put_signal, put_signal_nbi);
 scoped!(Warp, "all threads of the warp": put_signal_warp, put_signal_nbi_warp);
 scoped!(Block, "all threads of the block": put_signal_block, put_signal_nbi_block);
 
-/// Waits at wider scopes.
+/// Declares the waits at wider scopes.
 macro_rules! waits {
     ($scope:ident, $words:literal: $wait:ident, $wait_from:ident) => {
         impl Context {
-            #[doc = concat!("[`Self::signal_wait_until`] for ", $words, ": one thread waits, and all see the outcome.")]
+            #[doc = concat!("[`Self::signal_wait_until`] for ", $words, ": one thread waits, and all threads get the outcome.")]
             ///
             /// # Errors
-            /// As for [`Self::signal_wait_until`]; a failure in one thread is one of all.
+            /// As for [`Self::signal_wait_until`]; a failure of the waiting thread is returned to
+            /// all threads.
             #[inline(always)]
             pub fn $wait(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Result<(), Failed> {
                 self.signal_wait_by::<$scope>(signal, compare, value, KernelStatus::NONE)
             }
 
-            #[doc = concat!("[`Self::signal_wait_until_from`] for ", $words, ": one thread waits, and all see the outcome.")]
+            #[doc = concat!("[`Self::signal_wait_until_from`] for ", $words, ": one thread waits, and all threads get the outcome.")]
             ///
             /// # Errors
-            /// As for [`Self::signal_wait_until`]; a failure in one thread is one of all.
+            /// As for [`Self::signal_wait_until`]; a failure of the waiting thread is returned to
+            /// all threads.
             #[inline(always)]
             pub fn $wait_from(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<(), Failed> {
                 self.signal_wait_by::<$scope>(signal, compare, value, pe)

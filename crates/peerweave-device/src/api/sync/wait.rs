@@ -1,8 +1,8 @@
-//! Waits for elements of this PE's own symmetric memory that peers change: one, any, all or some of
-//! several.
+//! Waits for elements of this PE's own symmetric memory that peers change: one element, or any, all
+//! or some of several.
 //!
-//! The loops are those of [`crate::put_signal`]. A wait acquires: what the writer of the element
-//! that it sees released is visible after it. Every wait ends by the context's deadline.
+//! The loops are those of [`crate::put_signal`]. A wait acquires: writes released by the writer of
+//! the element are visible after it. Every wait ends by the context's deadline.
 
 use crate::api::bits::{KernelAtomic, KernelInteger};
 use crate::api::report::Report;
@@ -13,11 +13,11 @@ use crate::pause::until;
 use crate::put_signal::Watch;
 use peerweave_types::{Compare, KernelOp, KernelStatus, SymSlice};
 
-/// Waits for none of the elements but those that it is `false` for.
+/// Excludes no element from a wait.
 pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 
 impl Context {
-    /// Reads this PE's own element, acquiring.
+    /// Reads this PE's own element with acquire order.
     #[inline(always)]
     fn look<T: KernelInteger>(&self, of: SymSlice<T>, index: usize) -> T {
         assert!(index < of.len(), "index lies outside the slice that is awaited");
@@ -27,7 +27,7 @@ impl Context {
         T::from_bits(unsafe { <<T as KernelAtomic>::Bits as Access<Sys>>::load_acquire(element.cast_const().cast()) })
     }
 
-    /// The loops over elements that are not excluded, each compared with a value of its own.
+    /// Returns the loops over elements that are not excluded, each compared with its own value.
     #[inline(always)]
     fn watch<'a, T: KernelInteger, V: Fn(usize) -> T + 'a, X: Fn(usize) -> bool>(
         &'a self,
@@ -43,7 +43,7 @@ impl Context {
         Watch { len: of.len(), look, exclude }
     }
 
-    /// Reports a wait that failed: the first element that is not as expected.
+    /// Reports a failed wait, with the first element for which the comparison does not hold.
     #[cold]
     #[inline]
     fn fail_wait<T: KernelInteger>(
@@ -59,7 +59,7 @@ impl Context {
         self.fail(kind, report)
     }
 
-    /// Waits until the first element of `of` compares so with `value`.
+    /// Waits until the comparison of the first element of `of` with `value` holds.
     ///
     /// # Ordering
     /// Acquire.
@@ -73,26 +73,28 @@ impl Context {
         until(&mut self.spin(), look).map_err(|kind| self.fail_wait(kind, KernelOp::WaitUntil, of, 0, value))
     }
 
-    /// Returns whether the first element of `of` compares so with `value`; looks once.
+    /// Returns whether the comparison of the first element of `of` with `value` holds. Reads it
+    /// once.
     ///
     /// # Ordering
-    /// Acquire, where the answer is yes.
+    /// Acquire, if the result is true.
     #[inline(always)]
     pub fn test<T: KernelInteger>(&self, of: SymSlice<T>, compare: Compare, value: T) -> bool {
         T::holds(compare, self.look(of, 0), value)
     }
 }
 
-/// The forms for several elements: with one value, and with a value for each.
+/// Declares the forms for several elements: with one value, and with a value for each element.
 macro_rules! several {
     ($value:ty, |$index:ident, $values:ident| $each:expr, $plural:literal:
         $wait_any:ident, $wait_all:ident, $wait_some:ident, $test_any:ident, $test_all:ident, $test_some:ident) => {
         impl Context {
-            #[doc = concat!("Waits until any element that is not excluded compares so with ", $plural, ", and returns its index: the")]
-            /// lowest, where one look finds several. `None`, at once, where all are excluded.
+            #[doc = concat!("Waits until the comparison of any element that is not excluded holds, with ", $plural, ". Returns the index of the element: the")]
+            /// lowest, if there are several. Returns `None` immediately if all elements are
+            /// excluded.
             ///
             /// # Ordering
-            /// Acquire, for the element of that index.
+            /// Acquire, for the element at that index.
             ///
             /// # Errors
             /// As for [`Self::wait_until`].
@@ -111,13 +113,13 @@ macro_rules! several {
                 })
             }
 
-            #[doc = concat!("Waits until every element that is not excluded has been seen to compare so with ", $plural, ".")]
+            #[doc = concat!("Waits until the comparison of every element that is not excluded has held, with ", $plural, ".")]
             ///
             /// # Ordering
-            /// Acquire, for each of them.
+            /// Acquire, for each element.
             ///
             /// # Errors
-            /// As for [`Self::wait_until`]; the report shows the first element that is missing.
+            /// As for [`Self::wait_until`]; the report has the first element that is missing.
             #[inline(always)]
             pub fn $wait_all<T: KernelInteger>(
                 &self,
@@ -137,13 +139,13 @@ macro_rules! several {
                 })
             }
 
-            #[doc = concat!("Waits until at least one element that is not excluded compares so with ", $plural, ", writes the indices of")]
-            /// all that do to `indices`, ascending, and returns how many they are. 0, at once,
-            /// where all are excluded. Indices for which there is no room are counted and not
-            /// written.
+            #[doc = concat!("Waits until the comparison of at least one element that is not excluded holds, with ", $plural, ". Writes the indices of")]
+            /// all such elements to `indices`, ascending, and returns their number. Returns 0
+            /// immediately if all elements are excluded. Indices that do not fit are counted but
+            /// not written.
             ///
             /// # Ordering
-            /// Acquire, for each of them.
+            /// Acquire, for each element.
             ///
             /// # Errors
             /// As for [`Self::wait_until`].
@@ -170,10 +172,10 @@ macro_rules! several {
                 })
             }
 
-            #[doc = concat!("The lowest index of an element that is not excluded and compares so with ", $plural, "; looks once.")]
+            #[doc = concat!("Returns the lowest index of an element that is not excluded and whose comparison holds, with ", $plural, ". Reads each element once.")]
             ///
             /// # Ordering
-            /// Acquire, for the element of that index.
+            /// Acquire, for the element at that index.
             #[inline(always)]
             pub fn $test_any<T: KernelInteger>(
                 &self,
@@ -185,10 +187,10 @@ macro_rules! several {
                 self.watch(of, compare, |$index| $each, exclude).test_any()
             }
 
-            #[doc = concat!("Whether every element that is not excluded compares so with ", $plural, "; looks once at each.")]
+            #[doc = concat!("Returns whether the comparison of every element that is not excluded holds, with ", $plural, ". Reads each element once.")]
             ///
             /// # Ordering
-            /// Acquire, where the answer is yes.
+            /// Acquire, if the result is true.
             #[inline(always)]
             pub fn $test_all<T: KernelInteger>(
                 &self,
@@ -200,12 +202,12 @@ macro_rules! several {
                 self.watch(of, compare, |$index| $each, exclude).test_all()
             }
 
-            #[doc = concat!("Writes the indices of all elements that are not excluded and compare so with ", $plural, " to `indices`,")]
-            /// ascending, and returns how many they are; looks once at each. Indices for which
-            /// there is no room are counted and not written.
+            #[doc = concat!("Writes the indices of all elements that are not excluded and whose comparison holds, with ", $plural, " to `indices`,")]
+            /// ascending. Returns their number. Reads each element once. Indices that do not fit
+            /// are counted but not written.
             ///
             /// # Ordering
-            /// Acquire, for each of them.
+            /// Acquire, for each element.
             #[inline(always)]
             pub fn $test_some<T: KernelInteger>(
                 &self,
@@ -229,5 +231,5 @@ macro_rules! several {
 
 several!(T, |_index, value| value, "`value`":
     wait_until_any, wait_until_all, wait_until_some, test_any, test_all, test_some);
-several!(&[T], |index, values| values[index], "the value of its index in `values`":
+several!(&[T], |index, values| values[index], "the value at its index in `values`":
     wait_until_any_vector, wait_until_all_vector, wait_until_some_vector, test_any_vector, test_all_vector, test_some_vector);

@@ -1,6 +1,6 @@
 //! The operators of reductions: sum, product, minimum, maximum, bitwise.
 //!
-//! 16-bit floats are combined in `f32` and rounded once. Integers wrap. The smallest and largest of
+//! 16-bit floats are combined in `f32` and rounded once. Integers wrap. The minimum and maximum of
 //! floats ignore a NaN unless all are NaN.
 
 use crate::gpu::Vector;
@@ -15,9 +15,9 @@ pub trait Combine<T: Reducible>: Copy + 'static {
 
 /// An element that kernels reduce.
 pub trait Reducible: Element + peerweave_types::Plain {
-    /// The type of the intermediate results.
+    /// The type of intermediate results.
     type Wide: Copy;
-    /// As many elements as 16 bytes hold, widened.
+    /// The elements of a vector of 16 bytes, widened.
     #[doc(hidden)]
     type Lanes: Copy;
     #[doc(hidden)]
@@ -49,11 +49,11 @@ operation!(
     Prod
 );
 operation!(
-    /// The smallest.
+    /// The minimum.
     Min
 );
 operation!(
-    /// The largest.
+    /// The maximum.
     Max
 );
 operation!(

@@ -1,17 +1,18 @@
-//! Bulk copies: the host has none, and every copy is made by the thread itself.
+//! Bulk copies: not available on the host, where every copy is made by the thread itself.
 
-/// There are no bulk copies on the host. Nothing else here may be called.
+/// Whether bulk copies are available. They are not on the host, so no other function of this module
+/// may be called.
 pub const AVAILABLE: bool = false;
 
-/// Alignment of addresses, and divisor of sizes, in bytes.
+/// Required alignment of addresses and sizes, in bytes.
 pub const ALIGN: usize = 16;
 
-/// Every address is one of plain memory.
+/// Returns `false`: every address is one of ordinary memory.
 pub fn is_shared(_pointer: *const u8) -> bool {
     false
 }
 
-/// Every address can be reached as global memory can.
+/// Returns `true`: every address can be accessed like global memory.
 pub fn is_global(_pointer: *const u8) -> bool {
     true
 }
@@ -19,7 +20,7 @@ pub fn is_global(_pointer: *const u8) -> bool {
 /// Never called.
 ///
 /// # Safety
-/// Not to be called.
+/// Never called.
 pub unsafe fn shared_address(_pointer: *const u8) -> u32 {
     0
 }
@@ -27,31 +28,31 @@ pub unsafe fn shared_address(_pointer: *const u8) -> u32 {
 /// Never called.
 ///
 /// # Safety
-/// Not to be called.
+/// Never called.
 pub unsafe fn init(_barrier: u32) {}
 
 /// Never called.
 ///
 /// # Safety
-/// Not to be called.
+/// Never called.
 pub unsafe fn invalidate(_barrier: u32) {}
 
-/// Orders nothing: there is no copy unit.
+/// Orders nothing, because there is no copy unit.
 pub fn fence_shared() {}
 
-/// Orders nothing: there is no copy unit.
+/// Orders nothing, because there is no copy unit.
 pub fn fence_global() {}
 
 /// Never called.
 ///
 /// # Safety
-/// Not to be called.
+/// Never called.
 pub unsafe fn start_load(_to: u32, _from: *const u8, _bytes: u32, _barrier: u32) {}
 
 /// Never called.
 ///
 /// # Safety
-/// Not to be called.
+/// Never called.
 pub unsafe fn test(_barrier: u32, _parity: u32) -> bool {
     true
 }
@@ -59,14 +60,14 @@ pub unsafe fn test(_barrier: u32, _parity: u32) -> bool {
 /// Never called.
 ///
 /// # Safety
-/// Not to be called.
+/// Never called.
 pub unsafe fn start_store(_to: *mut u8, _from: u32, _bytes: u32) {}
 
-/// Nothing is outstanding.
+/// Does nothing, because no copy is outstanding.
 pub fn commit() {}
 
-/// Nothing is outstanding.
+/// Does nothing, because no copy is outstanding.
 pub fn wait_read<const PENDING: usize>() {}
 
-/// Nothing is outstanding.
+/// Does nothing, because no copy is outstanding.
 pub fn wait_written() {}

@@ -1,7 +1,7 @@
-//! The executor that runs the threads of a kernel on the host, seen from inside a kernel.
+//! The executor that runs the threads of a kernel on the host, as seen by a kernel.
 //!
-//! Without an executor a kernel is one block of one thread: the thread that called it.
-//! `peerweave-grid` sets one that runs whole grids.
+//! Without an executor, a kernel is a block of one thread: the thread that called it.
+//! `peerweave-grid` sets an executor that runs whole grids.
 
 use crate::network::call::Call;
 use core::cell::RefCell;
@@ -12,44 +12,44 @@ use std::sync::OnceLock;
 use std::time::Instant;
 use std::vec::Vec;
 
-/// The operations that a kernel's thread needs of its executor. Every method has a default: that of
-/// one block of one thread.
+/// The operations that a kernel thread needs of its executor. The default of every method is that
+/// of a block of one thread.
 ///
-/// An executor is set once for the process and is called on every thread that runs device code; a
-/// thread that it does not run must get the answers of [`Single`].
+/// An executor is set once for the process, and is called on every thread that runs device code. A
+/// thread that it does not run must get the results of [`Single`].
 ///
-/// Each wait, each strong access and each fence calls [`Self::step`], where the executor may run
+/// Each wait, each strong access and each fence calls [`Self::step`], in which the executor may run
 /// another thread of the grid.
 pub trait Executor: Sync {
-    /// The index of this thread in its block.
+    /// Returns the index of this thread in its block.
     fn thread_idx(&self) -> Dim3 {
         Dim3::ZERO
     }
 
-    /// The index of this block in its grid.
+    /// Returns the index of this block in its grid.
     fn block_idx(&self) -> Dim3 {
         Dim3::ZERO
     }
 
-    /// The shape of a block.
+    /// Returns the shape of a block.
     fn block_dim(&self) -> Dim3 {
         Dim3::ONE
     }
 
-    /// The shape of the grid.
+    /// Returns the shape of the grid.
     fn grid_dim(&self) -> Dim3 {
         Dim3::ONE
     }
 
-    /// Waits until all threads of the block that have not ended have called it, and returns whether
-    /// any gave `true`. What each wrote before is visible to all after.
+    /// Waits until all threads of the block that have not ended have called it. Returns whether any
+    /// of them passed `true`. Earlier writes of each thread are visible to all threads afterwards.
     fn sync_threads_or(&self, value: bool) -> bool {
         value
     }
 
-    /// Passes `value` to the threads of the warp in `mask` and returns their values by lane; other
-    /// entries are unspecified. All threads in `mask` call it. Earlier writes of each are visible
-    /// to all afterwards.
+    /// Passes `value` to the threads of the warp in `mask`. Returns their values by lane; other
+    /// entries are unspecified. All threads in `mask` call it. Earlier writes of each thread are
+    /// visible to all threads afterwards.
     fn exchange(&self, mask: u32, value: u64) -> [u64; 32] {
         let _ = mask;
         let mut values = [0; 32];
@@ -57,16 +57,15 @@ pub trait Executor: Sync {
         values
     }
 
-    /// The block's shared memory whose size was given at the launch: where it begins, aligned to
-    /// 128 bytes, and its bytes.
+    /// Returns the block's dynamic shared memory, whose size the launch specifies: its address,
+    /// aligned to 128 bytes, and its size in bytes.
     fn dynamic_shared(&self) -> (*mut u8, usize) {
         (ptr::dangling_mut::<u128>().cast(), 0)
     }
 
-    /// The block's shared memory that the program declares at `site`: the same address for all
-    /// threads of the block, with unspecified content. It lives as long as the block. `site`
-    /// identifies the declaration: no other declaration has the same. `align` is a power of two, at
-    /// most 128.
+    /// Returns the block's shared memory declared at `site`: the same address for all threads of
+    /// the block, with unspecified initial content. It lives as long as the block. `site` is unique
+    /// to the declaration. `align` is a power of two, at most 128.
     fn fixed_shared(&self, site: usize, bytes: usize, align: usize) -> *mut u8 {
         let _ = align;
         OWN_SHARED.with_borrow_mut(|declared| {
@@ -75,45 +74,44 @@ pub trait Executor: Sync {
         })
     }
 
-    /// Returns whether this thread's PE reaches others by an emulated network, for PEs whose memory
-    /// its context does not map.
+    /// Returns whether this thread's PE reaches PEs that are not mapped over an emulated network.
     fn has_network(&self) -> bool {
         false
     }
 
-    /// Carries out a call of the network; returns what a call that reads a word has read. Called
-    /// only where [`Self::has_network`] is `true`.
+    /// Executes a call of the network. Returns the value if the call reads a word. Only called if
+    /// [`Self::has_network`] returns `true`.
     fn network(&self, call: Call) -> u64 {
         panic!("this executor has no network: {call:?}")
     }
 
-    /// A point where another thread may run: before each strong access and each fence.
+    /// Called before each strong access and each fence: another thread may run here.
     fn step(&self) {}
 
-    /// A wait has found nothing: others must run.
+    /// Called by a wait after an unsuccessful poll: other threads must run.
     fn pause(&self) {
         std::thread::yield_now();
     }
 
-    /// Nanoseconds on a clock that all threads of the grid share and that never goes back.
+    /// Returns the time in nanoseconds, on a monotonic clock shared by all threads of the grid.
     fn now_ns(&self) -> u64 {
         static START: OnceLock<Instant> = OnceLock::new();
         START.get_or_init(Instant::now).elapsed().as_nanos() as u64
     }
 }
 
-/// A part of shared memory, aligned as the most demanding copies need it.
+/// A part of shared memory, with the alignment that the most demanding copies need.
 #[derive(Clone, Copy)]
 #[repr(C, align(128))]
 struct SharedLine([u8; 128]);
 
 std::thread_local! {
-    /// The shared memory of a block that is this thread alone, by declaration. Never freed while
+    /// Shared memory of a block that consists of this thread, by declaration. It is not freed while
     /// the thread lives.
     static OWN_SHARED: RefCell<BTreeMap<usize, Vec<SharedLine>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// One block of one thread: the thread that calls.
+/// A block of one thread: the calling thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Single;
 
@@ -121,7 +119,7 @@ impl Executor for Single {}
 
 static EXECUTOR: OnceLock<&'static dyn Executor> = OnceLock::new();
 
-/// There is an executor already, and it is another.
+/// Another executor is already set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlreadySet;
 
@@ -133,17 +131,17 @@ impl core::fmt::Display for AlreadySet {
 
 impl core::error::Error for AlreadySet {}
 
-/// Sets the executor of this process, which stays until it ends. Setting the same again does
-/// nothing.
+/// Sets the executor of this process until the process ends. Setting the same executor again has no
+/// effect.
 ///
 /// # Errors
-/// [`AlreadySet`] where another was set.
+/// [`AlreadySet`] if another executor is set.
 pub fn set_executor(executor: &'static dyn Executor) -> Result<(), AlreadySet> {
     let set = *EXECUTOR.get_or_init(|| executor);
     if ptr::addr_eq(set, executor) { Ok(()) } else { Err(AlreadySet) }
 }
 
-/// The executor of this process.
+/// Returns the executor of this process.
 #[inline]
 pub fn executor() -> &'static dyn Executor {
     match EXECUTOR.get() {

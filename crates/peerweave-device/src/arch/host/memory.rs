@@ -1,8 +1,8 @@
-//! Words that several threads access, by the atomics of the language. A reach is always the whole
+//! Words that several threads access, by the atomics of the language. A scope is always the whole
 //! machine.
 //!
-//! Each strong access and each fence is a point where the executor may run another thread, so that
-//! a seeded schedule can vary what the threads of a grid see of each other.
+//! Each strong access and each fence is a point at which the executor may run another thread. So a
+//! seeded schedule can vary which accesses the threads of a grid observe.
 
 use super::executor::executor;
 use crate::arch::ops::{for_each_reach_and_order, for_each_reach_and_reduce_order};
@@ -10,10 +10,10 @@ use crate::arch::{Access, AcqRel, Acquire, Cta, Fence, FloatAdd, Gpu, Reduce, Re
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use peerweave_types::{bf16, f16};
 
-/// An order of read-modify-writes as the language names it.
+/// A memory order of read-modify-writes, in terms of the language.
 pub(super) trait Order {
     const ORDERING: Ordering;
-    /// For the load of a comparison that fails.
+    /// The order of the load of a failed comparison.
     const LOAD: Ordering;
 }
 
@@ -37,11 +37,11 @@ impl Order for AcqRel {
     const LOAD: Ordering = Ordering::Acquire;
 }
 
-/// The atomic at a pointer, after a step of the executor.
+/// Returns the atomic at a pointer, after a step of the executor.
 ///
 /// # Safety
-/// The pointer is that of an aligned word that this thread can access, and that others access by
-/// atomic accesses alone, for `'a`.
+/// The pointer points to an aligned word that this thread can access for `'a`, and that others
+/// access only atomically.
 macro_rules! atomic {
     ($atomic:ty, $pointer:expr) => {{
         executor().step();
@@ -101,7 +101,7 @@ access!(Sys: u32 as AtomicU32, u64 as AtomicU64);
 macro_rules! fetch {
     ($atomic:ty, $order:ident: $($name:ident),*) => {$(
         /// # Safety
-        /// As the method of [`Rmw`] that it implements.
+        /// As for the method of [`Rmw`] that it implements.
         #[inline]
         unsafe fn $name(word: *mut Self, value: Self) -> Self {
             atomic!($atomic, word).$name(value, <$order as Order>::ORDERING)
@@ -161,7 +161,7 @@ macro_rules! reduction {
     )*};
     (@ $reach:ident, $order:ident: $($name:ident $fetch:ident),*) => {$(
         /// # Safety
-        /// As the method of [`Reduce`] that it implements.
+        /// As for the method of [`Reduce`] that it implements.
         #[inline]
         unsafe fn $name(word: *mut Self, value: Self) {
             // SAFETY: the caller promises what the fetching form asks for.
@@ -181,8 +181,8 @@ for_each_reach_and_reduce_order!(reductions);
 /// Reads 16 bytes, each half by one atomic access. Orders nothing.
 ///
 /// # Safety
-/// The pointer is that of 16 bytes, aligned to 16, that this thread can access, and that others
-/// access atomically.
+/// `from` points to 16 bytes, aligned to 16, that this thread can access, and that others access
+/// atomically.
 #[inline]
 pub unsafe fn load_line_relaxed(from: *const u128) -> [u64; 2] {
     let halves = from.cast::<u64>();

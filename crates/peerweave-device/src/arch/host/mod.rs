@@ -1,6 +1,6 @@
-//! Threads and memory of this machine: what a kernel calls when it runs on the host.
+//! Threads and memory of the host: the functions that a kernel calls when it runs on the host.
 //!
-//! Execution goes through the [`Executor`]; memory is accessed by the atomics of the language.
+//! The [`Executor`] executes threads; memory is accessed by the atomics of the language.
 
 pub mod bulk;
 mod execution;

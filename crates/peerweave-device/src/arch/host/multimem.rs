@@ -1,9 +1,10 @@
-//! Accesses to a multicast address, which the host has not: so that kernels that use it where there
-//! is one run on the host too.
+//! Accesses to a multicast address, which the host does not have. They exist so that kernels with a
+//! multicast path also compile for the host.
 
 pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// Whether there are multicast accesses. A kernel on the host checks this, and uses another path.
+/// Whether multicast accesses are available. A kernel on the host checks this, and takes another
+/// path.
 pub const AVAILABLE: bool = false;
 
 fn refuse() -> ! {

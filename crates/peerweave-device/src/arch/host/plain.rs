@@ -1,7 +1,7 @@
 //! Relaxed atomic accesses of the widths that copies need.
 //!
-//! A peer may write what is read here: with atomic accesses that gives unspecified values and never
-//! undefined behaviour.
+//! A peer may concurrently write the memory that is read. With atomic accesses the result is then
+//! unspecified, but not undefined behaviour.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ macro_rules! vector_access {
         /// Reads 16 bytes, each half by one relaxed access.
         ///
         /// # Safety
-        /// The pointer is that of memory, aligned to 16, readable by this thread.
+        /// `from` points to memory, aligned to 16, that this thread can read.
         #[inline]
         pub unsafe fn $load(from: *const u8) -> Vector {
             let halves = from.cast_mut().cast::<u64>();
@@ -24,7 +24,7 @@ macro_rules! vector_access {
         /// Writes 16 bytes, each half by one relaxed access.
         ///
         /// # Safety
-        /// The pointer is that of memory, aligned to 16, writable by this thread.
+        /// `to` points to memory, aligned to 16, that this thread can write.
         #[inline]
         pub unsafe fn $store(to: *mut u8, value: Vector) {
             let halves = to.cast::<u64>();
@@ -40,7 +40,7 @@ macro_rules! vector_access {
 vector_access!(load_vector_global store_vector_global, load_vector_generic store_vector_generic,
     load_vector_relaxed store_vector_relaxed);
 
-/// Values of 1, 2, 4 and 8 bytes, by relaxed accesses.
+/// Values of 1, 2, 4 and 8 bytes, accessed by relaxed accesses.
 ///
 /// # Safety
 /// An implementation accesses exactly the value at the pointer.
@@ -48,7 +48,7 @@ pub unsafe trait Piece: Copy {
     /// Reads a value.
     ///
     /// # Safety
-    /// The pointer is aligned to the size, and what it points to is readable by this thread.
+    /// The pointer is aligned to the size, and this thread can read the value.
     unsafe fn load_global(from: *const Self) -> Self;
     /// Reads a value.
     ///
@@ -71,7 +71,7 @@ pub unsafe trait Piece: Copy {
     /// Writes a value.
     ///
     /// # Safety
-    /// The pointer is aligned to the size, and what it points to is writable by this thread.
+    /// The pointer is aligned to the size, and this thread can write the value.
     unsafe fn store_global(to: *mut Self, value: Self);
     /// Writes a value.
     ///
@@ -114,17 +114,17 @@ macro_rules! piece {
 
 piece!(u8 as AtomicU8, u16 as AtomicU16, u32 as AtomicU32, u64 as AtomicU64);
 
-/// Reads a word that nobody writes while the kernel runs.
+/// Reads a word that is not written while the kernel runs.
 ///
 /// # Safety
-/// The pointer is that of an aligned, readable word that nobody writes until the kernel ends.
+/// `from` points to an aligned, readable word that is not written until the kernel ends.
 #[inline]
 pub unsafe fn load_constant(from: *const u64) -> u64 {
     // SAFETY: the caller promises a readable word that does not change.
     unsafe { *from }
 }
 
-/// Reads a word of 32 bits that nobody writes while the kernel runs.
+/// Reads a word of 32 bits that is not written while the kernel runs.
 ///
 /// # Safety
 /// As for [`load_constant`].
@@ -134,7 +134,7 @@ pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
     unsafe { *from }
 }
 
-/// The pointer `bytes` further on.
+/// Returns the pointer `bytes` further on.
 #[inline]
 pub fn advance(pointer: *mut u8, bytes: usize) -> *mut u8 {
     pointer.wrapping_add(bytes)

@@ -1,7 +1,7 @@
-//! Words of the protocols in memory that threads or processes of this machine share: the atomics of
+//! Words of the protocols in memory shared by threads or processes of this machine: the atomics of
 //! the language.
 //!
-//! How the memory came to be shared is not told here.
+//! This module does not share the memory.
 
 use super::executor::executor;
 use crate::Word;
@@ -9,18 +9,18 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 crate::arch::word_by_atomic!(AtomicU64, Ordering, fence);
 
-/// A 64-bit word that several PEs access, as a kernel sees it: each access is a step of the
+/// A 64-bit word that several PEs access, as seen by a kernel: each access is a step of the
 /// executor.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Word64(AtomicU64);
 
 impl Word64 {
-    /// The word at an address.
+    /// Returns the word at an address.
     ///
     /// # Safety
-    /// The address is that of an aligned word that this thread can access for `'a`, and that is
-    /// accessed atomically alone meanwhile.
+    /// `address` is the address of an aligned word that this thread can access for `'a`, and that
+    /// is only accessed atomically meanwhile.
     #[inline]
     pub unsafe fn at<'a>(address: u64) -> &'a Self {
         // SAFETY: the caller promises an accessible word; an atomic allows others to change it.

@@ -1,24 +1,24 @@
-//! Bulk copies between global and shared memory by the copy unit of sm_90, and the barrier in
-//! shared memory that awaits them.
+//! Bulk copies between global and shared memory by the copy unit of sm_90, and the barriers in
+//! shared memory that wait for them.
 //!
-//! Addresses of shared memory are 32-bit numbers in its window. Where the PTX is for an older
-//! architecture, [`AVAILABLE`] is false and nothing here may be called.
+//! Addresses of shared memory are 32-bit numbers in its window. If the PTX is for an older
+//! architecture, [`AVAILABLE`] is false and no other function of this module may be called.
 //!
-//! The copy unit accesses memory beside the thread that asks it to. [`fence_shared`] and
-//! [`fence_global`] order the thread's own accesses before copies that it starts afterwards.
+//! The copy unit accesses memory independently of the thread that starts the copy. [`fence_shared`]
+//! and [`fence_global`] order the thread's own accesses before copies that it starts afterwards.
 
 use core::arch::asm;
 
 /// Whether the PTX is for an architecture that has bulk copies.
 pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");
 
-/// Alignment of addresses, and divisor of sizes, in bytes.
+/// Required alignment of addresses and sizes, in bytes.
 pub const ALIGN: usize = 16;
 
-/// The address in the shared window of a generic pointer into shared memory.
+/// Returns the address in the shared window of a generic pointer to shared memory.
 ///
 /// # Safety
-/// The pointer is that of shared memory of this block.
+/// `pointer` points to shared memory of this block.
 #[inline(always)]
 pub unsafe fn shared_address(pointer: *const u8) -> u32 {
     let address: u64;
@@ -28,7 +28,7 @@ pub unsafe fn shared_address(pointer: *const u8) -> u32 {
     address as u32
 }
 
-/// Returns whether a generic pointer is one of shared memory.
+/// Returns whether a generic pointer points to shared memory.
 #[inline(always)]
 pub fn is_shared(pointer: *const u8) -> bool {
     let is: u32;
@@ -40,7 +40,7 @@ pub fn is_shared(pointer: *const u8) -> bool {
     is != 0
 }
 
-/// Returns whether a generic pointer is one of global memory.
+/// Returns whether a generic pointer points to global memory.
 #[inline(always)]
 pub fn is_global(pointer: *const u8) -> bool {
     let is: u32;
@@ -52,11 +52,11 @@ pub fn is_global(pointer: *const u8) -> bool {
     is != 0
 }
 
-/// Makes a barrier that one arrival and the bytes it expects complete.
+/// Initialises a barrier whose phase completes after one arrival and the expected number of bytes.
 ///
 /// # Safety
-/// `barrier` is the address of 8 aligned bytes of shared memory of this block that nothing else
-/// uses until [`invalidate`].
+/// `barrier` is the address of 8 aligned bytes of shared memory of this block, which are used for
+/// nothing else until [`invalidate`].
 #[inline(always)]
 pub unsafe fn init(barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -69,10 +69,10 @@ pub unsafe fn init(barrier: u32) {
     fence_shared();
 }
 
-/// Ends a barrier, so that its memory can be used again.
+/// Destroys a barrier, so that its memory can be reused.
 ///
 /// # Safety
-/// A barrier that [`init`] has made and on which nothing is outstanding.
+/// [`init`] has initialised the barrier, and no copy on it is outstanding.
 #[inline(always)]
 pub unsafe fn invalidate(barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -104,13 +104,13 @@ pub fn fence_global() {
     }
 }
 
-/// Starts a copy of global memory to shared memory. The barrier's current phase completes when it
-/// is done.
+/// Starts a copy of global memory to shared memory. The barrier's current phase completes when the
+/// copy does.
 ///
 /// # Safety
-/// [`AVAILABLE`]; both addresses and `bytes` are multiples of [`ALIGN`]; the memory is accessible,
-/// `to` in shared memory of this block, `from` in global memory; nobody else accesses `to` until
-/// the phase is complete; the barrier is idle.
+/// [`AVAILABLE`] is true. Both addresses and `bytes` are multiples of [`ALIGN`]. Both ranges are
+/// accessible, `to` in shared memory of this block and `from` in global memory. No other access to
+/// `to` is made until the phase is complete. The barrier is idle.
 #[inline(always)]
 pub unsafe fn start_load(to: u32, from: *const u8, bytes: u32, barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -126,11 +126,11 @@ pub unsafe fn start_load(to: u32, from: *const u8, bytes: u32, barrier: u32) {
     let _ = (to, from, bytes, barrier);
 }
 
-/// Returns whether the phase with this parity is complete. What the copy wrote is then visible to
+/// Returns whether the phase with this parity is complete. The data of the copy is then visible to
 /// this thread.
 ///
 /// # Safety
-/// [`AVAILABLE`]; a barrier that [`init`] has made.
+/// [`AVAILABLE`] is true, and [`init`] has initialised the barrier.
 #[inline(always)]
 pub unsafe fn test(barrier: u32, parity: u32) -> bool {
     #[cfg(target_feature = "sm_90")]
@@ -155,7 +155,7 @@ pub unsafe fn test(barrier: u32, parity: u32) -> bool {
 /// Starts a copy of shared memory to global memory, in the group that [`commit`] closes.
 ///
 /// # Safety
-/// As for [`start_load`], with the sides exchanged; nobody writes `from` until the group has been
+/// As for [`start_load`], with the sides exchanged. `from` is not written until the group has been
 /// read.
 #[inline(always)]
 pub unsafe fn start_store(to: *mut u8, from: u32, bytes: u32) {
@@ -179,8 +179,8 @@ pub fn commit() {
     }
 }
 
-/// Waits until all but the `PENDING` newest groups of this thread have been read: their shared
-/// memory may be used again.
+/// Waits until all groups of this thread except the `PENDING` newest have been read, so that their
+/// shared memory can be reused.
 #[inline(always)]
 pub fn wait_read<const PENDING: usize>() {
     #[cfg(target_feature = "sm_90")]
@@ -191,7 +191,7 @@ pub fn wait_read<const PENDING: usize>() {
     }
 }
 
-/// Waits until all groups of this thread are complete: what they wrote counts as written by this
+/// Waits until all groups of this thread are complete. Their writes then count as writes of this
 /// thread.
 #[inline(always)]
 pub fn wait_written() {

@@ -1,15 +1,15 @@
 //! Indices, barriers, shuffles, votes, shared memory and time.
 //!
-//! What several threads must execute together is an intrinsic of LLVM, not inline assembly: LLVM
-//! copies assembly into the paths of a branch, so that threads of one barrier arrive at different
-//! instructions. An intrinsic that it knows as convergent stays one instruction. Barriers of a
-//! block are aligned, as `__syncthreads` of CUDA is: the assembler copies those that are not, and
-//! expands them.
+//! Operations that several threads execute together are intrinsics of LLVM, not inline assembly.
+//! LLVM would copy assembly into the paths of a branch, so that threads of one barrier arrive at
+//! different instructions. It never duplicates an intrinsic that is marked convergent. Barriers of
+//! a block are aligned, like `__syncthreads` of CUDA; the assembler copies and expands unaligned
+//! ones.
 
 use core::arch::asm;
 use peerweave_types::Dim3;
 
-/// Threads of a warp.
+/// Number of threads of a warp.
 pub const WARP_SIZE: u32 = 32;
 
 /// Reads a special register whose value does not change while the thread runs.
@@ -41,54 +41,54 @@ unsafe extern "C" {
     fn shfl_sync_bfly(mask: u32, value: u32, by: u32, clamp: u32) -> u32;
 }
 
-/// Keeps the compiler from moving accesses to memory across it. No instruction.
+/// Keeps the compiler from moving memory accesses across it. Generates no instruction.
 #[inline(always)]
 fn compiler_barrier() {
     // SAFETY: an empty text; memory counts as changed.
     unsafe { asm!("", options(nostack)) };
 }
 
-/// The index of this thread in its block.
+/// Returns the index of this thread in its block.
 #[inline(always)]
 pub fn thread_idx() -> Dim3 {
     Dim3 { x: constant_register!("tid.x"), y: constant_register!("tid.y"), z: constant_register!("tid.z") }
 }
 
-/// The index of this block in the grid.
+/// Returns the index of this block in the grid.
 #[inline(always)]
 pub fn block_idx() -> Dim3 {
     Dim3 { x: constant_register!("ctaid.x"), y: constant_register!("ctaid.y"), z: constant_register!("ctaid.z") }
 }
 
-/// The shape of a block.
+/// Returns the shape of a block.
 #[inline(always)]
 pub fn block_dim() -> Dim3 {
     Dim3 { x: constant_register!("ntid.x"), y: constant_register!("ntid.y"), z: constant_register!("ntid.z") }
 }
 
-/// The shape of the grid.
+/// Returns the shape of the grid.
 #[inline(always)]
 pub fn grid_dim() -> Dim3 {
     Dim3 { x: constant_register!("nctaid.x"), y: constant_register!("nctaid.y"), z: constant_register!("nctaid.z") }
 }
 
-/// Waits until all threads of the block have called it. What each wrote before is visible to all
-/// after.
+/// Waits until all threads of the block have called it. Earlier writes of each thread are visible
+/// to all threads afterwards.
 #[inline(always)]
 pub fn sync_threads() {
     // SAFETY: barrier 0, of all threads of the block; it touches no memory.
     unsafe { barrier_sync(0) };
 }
 
-/// [`sync_threads`], and returns whether any thread gave `true`.
+/// Like [`sync_threads`]; returns whether any thread passed `true`.
 #[inline(always)]
 pub fn sync_threads_or(value: bool) -> bool {
     // SAFETY: barrier 0, of all threads of the block; it touches no memory.
     unsafe { barrier_red_or(0, value) }
 }
 
-/// Waits until all threads of the warp in `mask` have called it. What each wrote before is visible
-/// to all after.
+/// Waits until all threads of the warp in `mask` have called it. Earlier writes of each thread are
+/// visible to all threads afterwards.
 #[inline(always)]
 pub fn sync_warp(mask: u32) {
     // SAFETY: a barrier of the threads in the mask; it touches no memory.
@@ -107,26 +107,26 @@ macro_rules! shuffle {
 }
 
 shuffle!(
-    /// The value of lane `from` modulo 32. All threads in `mask` call it.
+    /// Returns the value of lane `from` modulo 32. All threads in `mask` call it.
     shuffle_idx, shfl_sync_idx, from, 31
 );
 shuffle!(
-    /// The value of the lane `by` below this one; its own where there is none. All threads in
-    /// `mask` call it. `by` is at most 31.
+    /// Returns the value of the lane `by` below this one, or its own value if there is no such
+    /// lane. All threads in `mask` call it. `by` is at most 31.
     shuffle_up, shfl_sync_up, by, 0
 );
 shuffle!(
-    /// The value of the lane `by` above this one; its own where there is none. All threads in
-    /// `mask` call it. `by` is at most 31.
+    /// Returns the value of the lane `by` above this one, or its own value if there is no such
+    /// lane. All threads in `mask` call it. `by` is at most 31.
     shuffle_down, shfl_sync_down, by, 31
 );
 shuffle!(
-    /// The value of the lane whose number is this one's exclusive or `by`. All threads in `mask`
-    /// call it.
+    /// Returns the value of the lane whose number is this lane's number exclusive-or `by`. All
+    /// threads in `mask` call it.
     shuffle_xor, shfl_sync_bfly, by, 31
 );
 
-/// The threads of `mask` that gave `true`, by lane. All threads in `mask` call it.
+/// Returns the lanes in `mask` whose threads passed `true`. All threads in `mask` call it.
 #[inline(always)]
 pub fn vote_ballot(mask: u32, value: bool) -> u32 {
     compiler_barrier();
@@ -136,10 +136,10 @@ pub fn vote_ballot(mask: u32, value: bool) -> u32 {
     ballot
 }
 
-/// The block's shared memory whose size was given at the launch: where it begins, and its bytes.
+/// Returns the block's dynamic shared memory, whose size the launch specifies: its address and its
+/// size in bytes.
 ///
-/// The symbol is declared by [`crate::kernel_preamble`], which `#[kernel]` writes into the crate of
-/// the kernel.
+/// [`crate::kernel_preamble`] declares the symbol; `#[kernel]` generates it in the kernel's crate.
 #[inline(always)]
 pub fn dynamic_shared() -> (*mut u8, usize) {
     let address: u64;
@@ -154,7 +154,7 @@ pub fn dynamic_shared() -> (*mut u8, usize) {
     (address as *mut u8, constant_register!("dynamic_smem_size") as usize)
 }
 
-/// Nanoseconds on a clock that all threads of the device share.
+/// Returns the time in nanoseconds, on a clock shared by all threads of the device.
 #[inline(always)]
 pub fn now_ns() -> u64 {
     let now: u64;
@@ -163,11 +163,11 @@ pub fn now_ns() -> u64 {
     now
 }
 
-/// Lets other threads run: called by a wait that found nothing. GPUs need nothing.
+/// Does nothing. Called by a wait after an unsuccessful poll; a GPU runs other threads anyway.
 #[inline(always)]
 pub fn pause() {}
 
-/// Ends the kernel with an error that names no place, and that ends the CUDA context with it.
+/// Ends the kernel with an error that names no thread. The CUDA context is unusable afterwards.
 #[inline(always)]
 pub fn trap() -> ! {
     // SAFETY: ends the kernel. What follows is never executed.

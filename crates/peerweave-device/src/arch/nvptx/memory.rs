@@ -73,7 +73,7 @@ access!(Sys "sys": u32 as "b32" in reg32, u64 as "b64" in reg64);
 /// Reads 16 bytes by one atomic access of system scope. Orders nothing.
 ///
 /// # Safety
-/// The pointer is that of 16 bytes in global memory, aligned to 16, that this thread can access.
+/// `from` points to 16 bytes in global memory, aligned to 16, that this thread can access.
 #[inline(always)]
 pub unsafe fn load_line_relaxed(from: *const u128) -> [u64; 2] {
     let (low, high): (u64, u64);

@@ -1,9 +1,8 @@
-//! GPUs: what a kernel calls when it is compiled to PTX. Everything is inline assembly.
+//! GPUs: the functions that a kernel calls when it is compiled to PTX. Most are inline assembly.
 //!
-//! Each instruction is written out, so that what a function does is what its text says: semantics,
-//! scope and state space are never the compiler's choice. Barriers, shuffles and votes use the
-//! forms that threads of a warp may reach at different instructions: the compiler may duplicate
-//! code that holds them.
+//! Each instruction is written out, so that its semantics, scope and state space do not depend on
+//! the compiler. Barriers, shuffles and votes use forms that threads of a warp may reach at
+//! different instructions, because the compiler may duplicate code that contains them.
 
 pub mod bulk;
 mod execution;

@@ -1,15 +1,16 @@
-//! Accesses to a multicast address: one instruction reaches the memory of every GPU that is bound
-//! to it. Needs sm_90.
+//! Accesses to a multicast address: one instruction accesses the memory of every GPU that is bound
+//! to it. Requires sm_90.
 //!
-//! Where the PTX is for an older architecture, [`AVAILABLE`] is false and nothing here may be
-//! called. All accesses are relaxed and of system scope: order them by fences and signals.
+//! If the PTX is for an older architecture, [`AVAILABLE`] is false and no other function of this
+//! module may be called. All accesses are relaxed and of system scope: order them by fences and
+//! signals.
 
 /// Whether the PTX is for an architecture that has multicast accesses.
 pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");
 
 pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// One instruction that loads. Empty where the architecture lacks it.
+/// Implements a load by one instruction. Empty if the architecture lacks the instruction.
 macro_rules! load_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety
@@ -35,7 +36,7 @@ macro_rules! load_scalar {
     };
 }
 
-/// One instruction that writes. Empty where the architecture lacks it.
+/// Implements a write by one instruction. Empty if the architecture lacks the instruction.
 macro_rules! write_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety
@@ -102,7 +103,7 @@ scalar_bits!(i64, reg64, "and.b64", "or.b64", "xor.b64");
 scalar!(f32, reg32, "st.relaxed.sys.global.f32", "add.f32", "red.relaxed.sys.global.add.f32");
 scalar!(f64, reg64, "st.relaxed.sys.global.f64", "add.f64", "red.relaxed.sys.global.add.f64");
 
-/// One instruction of four registers that loads.
+/// Implements a load by one instruction with four registers.
 macro_rules! load_vector {
     ($name:ident, $text:literal) => {
         /// # Safety
@@ -128,7 +129,7 @@ macro_rules! load_vector {
     };
 }
 
-/// One instruction of four registers that writes.
+/// Implements a write by one instruction with four registers.
 macro_rules! write_vector {
     ($name:ident, $text:literal) => {
         /// # Safety

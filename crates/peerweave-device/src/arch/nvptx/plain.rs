@@ -1,9 +1,7 @@
-//! Weak accesses of vectors, and the strong vector loads by which a peer's memory is read: what
-//! copies are made of.
+//! Weak vector accesses, and strong vector loads of a peer's memory, for copies.
 //!
 //! A vector is 16 bytes in two registers. `global` forms take addresses of global memory, `generic`
-//! forms any address. Memory that is accessed by weak forms must not be written by others
-//! meanwhile.
+//! forms any address. Memory that weak forms access must not be written concurrently.
 
 use core::arch::asm;
 
@@ -15,7 +13,7 @@ macro_rules! vector_access {
         #[doc = concat!("Reads 16 bytes of ", $space, " memory.")]
         ///
         /// # Safety
-        /// The pointer is that of such memory, aligned to 16, readable by this thread.
+        /// `from` points to such memory, aligned to 16, that this thread can read.
         #[inline(always)]
         pub unsafe fn $load(from: *const u8) -> Vector {
             let (low, high): (u64, u64);
@@ -30,7 +28,7 @@ macro_rules! vector_access {
         #[doc = concat!("Writes 16 bytes of ", $space, " memory.")]
         ///
         /// # Safety
-        /// The pointer is that of such memory, aligned to 16, writable by this thread.
+        /// `to` points to such memory, aligned to 16, that this thread can write.
         #[inline(always)]
         pub unsafe fn $store(to: *mut u8, value: Vector) {
             // SAFETY: the caller promises aligned, writable memory of this space.
@@ -47,7 +45,8 @@ vector_access!(load_vector_generic "ld.v2.b64", store_vector_generic "st.v2.b64"
 vector_access!(load_vector_relaxed "ld.relaxed.sys.global.v2.b64", store_vector_relaxed "st.relaxed.sys.global.v2.b64",
     "global, each half by an access of system scope");
 
-/// Values of 1, 2, 4 and 8 bytes: weak accesses, and relaxed ones of system scope.
+/// Values of 1, 2, 4 and 8 bytes, accessed by weak accesses and by relaxed accesses of system
+/// scope.
 ///
 /// # Safety
 /// An implementation accesses exactly the value at the pointer.
@@ -55,12 +54,12 @@ pub unsafe trait Piece: Copy {
     /// Reads a value of global memory.
     ///
     /// # Safety
-    /// The pointer is that of global memory, aligned to the size, readable by this thread.
+    /// `from` points to global memory, aligned to the size, that this thread can read.
     unsafe fn load_global(from: *const Self) -> Self;
     /// Reads a value of any memory.
     ///
     /// # Safety
-    /// The pointer is aligned to the size, and what it points to is readable by this thread.
+    /// The pointer is aligned to the size, and this thread can read the value.
     unsafe fn load_generic(from: *const Self) -> Self;
     /// Reads a value of global memory by a relaxed access of system scope.
     ///
@@ -70,12 +69,12 @@ pub unsafe trait Piece: Copy {
     /// Writes a value of global memory.
     ///
     /// # Safety
-    /// The pointer is that of global memory, aligned to the size, writable by this thread.
+    /// `to` points to global memory, aligned to the size, that this thread can write.
     unsafe fn store_global(to: *mut Self, value: Self);
     /// Writes a value of any memory.
     ///
     /// # Safety
-    /// The pointer is aligned to the size, and what it points to is writable by this thread.
+    /// The pointer is aligned to the size, and this thread can write the value.
     unsafe fn store_generic(to: *mut Self, value: Self);
     /// Writes a value of global memory by a relaxed access of system scope.
     ///
@@ -87,7 +86,7 @@ pub unsafe trait Piece: Copy {
 macro_rules! piece_load {
     ($name:ident, $text:literal, $carrier:ty, $class:ident) => {
         /// # Safety
-        /// As the method of [`Piece`] that it implements.
+        /// As for the method of [`Piece`] that it implements.
         #[inline(always)]
         unsafe fn $name(from: *const Self) -> Self {
             let value: $carrier;
@@ -101,7 +100,7 @@ macro_rules! piece_load {
 macro_rules! piece_store {
     ($name:ident, $text:literal, $carrier:ty, $class:ident) => {
         /// # Safety
-        /// As the method of [`Piece`] that it implements.
+        /// As for the method of [`Piece`] that it implements.
         #[inline(always)]
         unsafe fn $name(to: *mut Self, value: Self) {
             // SAFETY: the caller promises aligned, writable memory of this space.
@@ -110,7 +109,7 @@ macro_rules! piece_store {
     };
 }
 
-/// A byte travels in a register of 16 bits: there are none of 8.
+/// Implements [`Piece`]. A byte is held in a 16-bit register, because PTX has no 8-bit registers.
 macro_rules! piece {
     ($t:ty, $carrier:ty, $class:ident: $load:literal $load_generic:literal $load_strong:literal
         $store:literal $store_generic:literal $store_strong:literal) => {
@@ -131,14 +130,14 @@ piece!(u16, u16, reg16: "ld.global.b16" "ld.b16" "ld.relaxed.sys.global.b16" "st
 piece!(u32, u32, reg32: "ld.global.b32" "ld.b32" "ld.relaxed.sys.global.b32" "st.global.b32" "st.b32" "st.relaxed.sys.global.b32");
 piece!(u64, u64, reg64: "ld.global.b64" "ld.b64" "ld.relaxed.sys.global.b64" "st.global.b64" "st.b64" "st.relaxed.sys.global.b64");
 
-/// Reads a word that nobody writes while the kernel runs. May be moved out of loops.
+/// Reads a word that is not written while the kernel runs. The load may be moved out of loops.
 ///
-/// A weak load, not one of the read-only path (`.nc`): ptxas moves that one into loops, where it
-/// saves registers and costs an access to the L2 cache after each fence.
+/// A weak load, not one through the read-only cache (`.nc`). ptxas moves such a load into loops,
+/// which saves registers but costs an access to the L2 cache after each fence.
 ///
 /// # Safety
-/// The pointer is that of an aligned word in global memory, readable by this thread, that nobody
-/// writes until the kernel ends.
+/// `from` points to an aligned word in global memory that this thread can read, and that is not
+/// written until the kernel ends.
 #[inline(always)]
 pub unsafe fn load_constant(from: *const u64) -> u64 {
     let value: u64;
@@ -149,7 +148,8 @@ pub unsafe fn load_constant(from: *const u64) -> u64 {
     value
 }
 
-/// Reads a word of 32 bits that nobody writes while the kernel runs. May be moved out of loops.
+/// Reads a word of 32 bits that is not written while the kernel runs. The load may be moved out of
+/// loops.
 ///
 /// # Safety
 /// As for [`load_constant`].
@@ -163,7 +163,7 @@ pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
     value
 }
 
-/// The pointer `bytes` further on, by an addition that stays where it is written.
+/// Returns the pointer `bytes` further on, by an addition that the compiler does not move.
 #[inline(always)]
 pub fn advance(pointer: *mut u8, bytes: usize) -> *mut u8 {
     let sum: u64;

@@ -1,5 +1,5 @@
-//! Read-modify-writes of words of global memory: `atom` where the old value is wanted, `red` where
-//! it is not.
+//! Read-modify-writes of words of global memory: `atom` if the old value is needed, `red`
+//! otherwise.
 
 use crate::arch::ops::{for_each_reach_and_order, for_each_reach_and_reduce_order};
 use crate::arch::{AcqRel, Acquire, Cta, FloatAdd, Gpu, Reduce, Relaxed, Release, Rmw, Sys};
@@ -9,7 +9,7 @@ use peerweave_types::{bf16, f16};
 #[cfg(not(target_feature = "sm_90"))]
 use super::Piece;
 
-/// One `atom` instruction.
+/// Generates one `atom` instruction.
 macro_rules! atom {
     ($order:literal $scope:literal $operation:expr, $word:expr, $value:expr, $class:ident) => {{
         let old;
@@ -27,7 +27,7 @@ macro_rules! atom {
     }};
 }
 
-/// One `red` instruction.
+/// Generates one `red` instruction.
 macro_rules! red {
     ($order:literal $scope:literal $operation:expr, $word:expr, $value:expr, $class:ident) => {
         // SAFETY: the caller promises an aligned, accessible word in global memory.
@@ -42,7 +42,8 @@ macro_rules! red {
     };
 }
 
-/// `$add` is the type of an addition: PTX has no signed one of 64 bits, and needs none.
+/// Implements integer read-modify-writes. `$add` is the type of an addition: PTX has only an
+/// unsigned one of 64 bits.
 macro_rules! integer {
     ($reach:ident $scope:literal, $order:ident $semantics:literal: $t:ty, $class:ident, $bits:literal, $add:literal, $compare:literal) => {
         // SAFETY: one `atom` instruction each, with the semantics and scope of the parameters.

@@ -4,8 +4,8 @@ use crate::Word;
 use crate::arch::{Access, AcqRel, Fence, Reduce, Release, Rmw, Sys};
 use core::cell::UnsafeCell;
 
-/// A 64-bit word of global memory that several PEs access: what the protocols of this crate run on
-/// in kernels.
+/// A 64-bit word of global memory that several PEs access. The protocols of this crate run on it in
+/// kernels.
 ///
 /// Every access is one instruction of system scope.
 #[derive(Debug)]
@@ -19,11 +19,11 @@ pub struct Word64(UnsafeCell<u64>);
 unsafe impl Sync for Word64 {}
 
 impl Word64 {
-    /// The word at an address.
+    /// Returns the word at an address.
     ///
     /// # Safety
-    /// The address is that of an aligned word of global memory that this thread can access for
-    /// `'a`, and that is accessed by strong instructions of system scope alone meanwhile.
+    /// `address` is the address of an aligned word of global memory that this thread can access for
+    /// `'a`. Meanwhile the word is only accessed by strong instructions of system scope.
     #[inline(always)]
     pub unsafe fn at<'a>(address: u64) -> &'a Self {
         // SAFETY: the caller promises an accessible word; the cell allows others to change it.

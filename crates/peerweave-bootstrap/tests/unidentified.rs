@@ -1,4 +1,5 @@
-//! Whatever connects and is no PE of the job: it costs its own connection and disturbs nobody.
+//! Tests of connections that do not belong to a PE of the job: only the connection itself is
+//! affected.
 
 #![cfg(target_os = "linux")]
 
@@ -25,7 +26,7 @@ fn hello(party: &Party, pe: u32) -> Hello {
     Hello { pe, n_pes: party.n_pes, pid: 1, token: party.token }
 }
 
-/// Everything that the server says until it closes.
+/// Returns all bytes that the server sends until it closes the connection.
 fn rest(mut stream: UnixStream) -> Vec<u8> {
     let mut said = Vec::new();
     match stream.read_to_end(&mut said) {
@@ -35,8 +36,8 @@ fn rest(mut stream: UnixStream) -> Vec<u8> {
     }
 }
 
-/// Runs a whole job whose last PE joins after the strangers have had their turn.
-fn with_strangers(options: ServerOptions, strangers: impl FnOnce(&Party)) {
+/// Runs a whole job whose last PE joins after the other connections have been made.
+fn with_unidentified(options: ServerOptions, unidentified: impl FnOnce(&Party)) {
     let party = Party::with(4, Endpoint::random_unix().unwrap(), options);
     thread::scope(|scope| {
         let job = scope.spawn(|| {
@@ -46,7 +47,7 @@ fn with_strangers(options: ServerOptions, strangers: impl FnOnce(&Party)) {
                 rendezvous.leave().unwrap();
             })
         });
-        strangers(&party);
+        unidentified(&party);
         let last = party.join(3, LONG).unwrap();
         last.exchange("undisturbed", b"PE 3").unwrap();
         last.leave().unwrap();
@@ -57,7 +58,7 @@ fn with_strangers(options: ServerOptions, strangers: impl FnOnce(&Party)) {
 
 #[test]
 fn garbage_is_dropped_at_its_first_bytes() {
-    with_strangers(ServerOptions::default(), |party| {
+    with_unidentified(ServerOptions::default(), |party| {
         for garbage in [
             &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],
             &[0; 64],
@@ -71,13 +72,13 @@ fn garbage_is_dropped_at_its_first_bytes() {
             let _ = stream.write_all(garbage);
             assert_eq!(rest(stream), b"", "{garbage:?}");
         }
-        party.until(|state| state.strangers_dropped >= 5);
+        party.until(|state| state.dropped_connections >= 5);
     });
 }
 
 #[test]
-fn frames_of_members_mean_nothing_from_a_stranger() {
-    with_strangers(ServerOptions::default(), |party| {
+fn frames_of_members_from_unidentified_are_dropped() {
+    with_unidentified(ServerOptions::default(), |party| {
         for frame in [
             Frame::Leave,
             Frame::Check { request: 1 },
@@ -95,7 +96,7 @@ fn frames_of_members_mean_nothing_from_a_stranger() {
 
 #[test]
 fn wrong_token_is_refused_and_the_connection_dropped() {
-    with_strangers(ServerOptions::default(), |party| {
+    with_unidentified(ServerOptions::default(), |party| {
         let mut stream = connect(party);
         let wrong = Hello { token: Token::random().unwrap(), ..hello(party, 3) };
         stream.write_all(&Frame::Hello(wrong).to_bytes()).unwrap();
@@ -106,7 +107,7 @@ fn wrong_token_is_refused_and_the_connection_dropped() {
 
 #[test]
 fn client_of_another_version_is_refused_and_dropped() {
-    with_strangers(ServerOptions::default(), |party| {
+    with_unidentified(ServerOptions::default(), |party| {
         let mut bytes = Frame::Hello(hello(party, 3)).to_bytes();
         bytes[13] += 1;
         let mut stream = connect(party);
@@ -117,9 +118,9 @@ fn client_of_another_version_is_refused_and_dropped() {
 }
 
 #[test]
-fn silence_half_hellos_and_slow_ones_are_dropped_in_time() {
+fn silent_or_slow_hellos_are_dropped_in_time() {
     let options = ServerOptions { hello_within: Duration::from_millis(200), ..ServerOptions::default() };
-    with_strangers(options, |party| {
+    with_unidentified(options, |party| {
         let silent = connect(party);
         let mut half = connect(party);
         half.write_all(&Frame::Hello(hello(party, 3)).to_bytes()[..30]).unwrap();
@@ -135,21 +136,21 @@ fn silence_half_hellos_and_slow_ones_are_dropped_in_time() {
         for stream in [silent, half, slow] {
             assert_eq!(rest(stream), b"");
         }
-        assert_eq!(party.server.state().strangers_dropped, 3);
+        assert_eq!(party.server.state().dropped_connections, 3);
     });
 }
 
 #[test]
-fn more_strangers_than_the_server_bears_push_out_their_oldest() {
-    let options = ServerOptions { max_strangers: 8, ..ServerOptions::default() };
-    with_strangers(options, |party| {
+fn too_many_unidentified_connections_drop_the_oldest() {
+    let options = ServerOptions { max_unidentified: 8, ..ServerOptions::default() };
+    with_unidentified(options, |party| {
         let crowd: Vec<UnixStream> = (0..200).map(|_| connect(party)).collect();
         let is_open = |stream: &&UnixStream| {
             stream.set_nonblocking(true).unwrap();
             matches!((&**stream).read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
         };
         eventually("the end of most of the crowd", || crowd.iter().filter(is_open).count() <= 8 + 4);
-        assert!(party.server.state().strangers_dropped >= 200 - 8 - 4);
+        assert!(party.server.state().dropped_connections >= 200 - 8 - 4);
     });
 }
 
@@ -205,7 +206,7 @@ fn member_that_never_reads_is_dropped_without_a_wait() {
 }
 
 #[test]
-fn frames_in_single_bytes_are_understood() {
+fn frames_sent_in_single_bytes_are_decoded() {
     let party = Party::new(1);
     let mut stream = connect(&party);
     let mut bytes = Frame::Hello(hello(&party, 0)).to_bytes();
