@@ -1,17 +1,17 @@
-//! What a call costs on the CPU beyond the bare call of C: in a loop, against the fake library in
+//! Measures the CPU time of a call beyond the bare call of C: in a loop, with the fake library in
 //! its mode without work.
 //!
-//! Both are made on the same communicator, first a blocking one, then one of the default mode.
-//! There NCCL starts a thread for each call, and the caller polls until that is done, in C as well:
-//! so the bare calls poll too. The cost of this crate is measured with a library that starts no
-//! thread and is in progress for one query; its share beside a thread, with one that starts it. The
-//! driver is queried before each call of ours (which context is current, is the stream being
-//! captured); both queries are measured too, and shown separately. Their cost is the fake driver's
-//! here, which is about the real one's. Nothing here says anything about a GPU:
-//! `examples/call_cost.rs` does.
+//! Both calls use the same communicator: first a blocking one, then a non-blocking one. On a
+//! non-blocking communicator NCCL starts a thread for each call, and a caller in C polls until that
+//! thread is done, so the bare calls poll too. The overhead of this crate is measured with a
+//! library that starts no thread and is in progress for one query; its share beside a thread, with
+//! a library that starts one. Each wrapped call queries the driver twice, for the current context
+//! and for whether the stream is being captured. The two queries are also measured separately. They
+//! use the fake driver, whose time is close to that of the real one. The results do not apply to
+//! GPUs: see `examples/call_cost.rs`.
 //!
-//! Fails if a call did not reach the library, or if the communicator's number of calls is not
-//! theirs. With `ONLY` in the environment, only the rows whose names contain that.
+//! Fails if a call did not reach the library, or if the communicator counted another number of
+//! calls. The variable `ONLY` selects the rows whose names contain its value.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::hint::black_box;
@@ -24,7 +24,7 @@ use peerweave_fakes::Fakes;
 use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, ReduceOp, Switch};
 
 const CALLS: usize = 10_000;
-/// Where each takes microseconds.
+/// Number of calls if each takes microseconds.
 const SLOW_CALLS: usize = 200;
 const ROUNDS: usize = 61;
 
@@ -39,13 +39,13 @@ type Count = unsafe extern "C" fn(*const c_char) -> i64;
 type CurrentContext = unsafe extern "C" fn(*mut Handle) -> c_int;
 type IsCapturing = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
 
-/// How the fake library does no work: with a thread or with a query for each call on a non-blocking
-/// communicator.
+/// Variable that selects the fake library's mode without work on a non-blocking communicator: with
+/// a thread or with a query for each call.
 const MODE: &str = "PEERWEAVE_FAKE_NCCL_NOOP";
 const QUESTIONS: &str = "questions";
 
 const LEN: usize = 256;
-/// Calls in a group that has several.
+/// Number of calls in a group of several.
 const MANY: usize = 10;
 /// `ncclFloat32`, `ncclSum` and `ncclInProgress`.
 const FLOAT32: c_int = 7;
@@ -57,7 +57,9 @@ fn main() -> ExitCode {
         measure();
         return ExitCode::SUCCESS;
     }
-    println!("nanoseconds of a call, medians of {ROUNDS} rounds; beyond: the bare call, that and the two questions");
+    println!(
+        "nanoseconds per call, medians of {ROUNDS} rounds; overhead: over the bare call, and over the bare call with both queries"
+    );
     for mode in ["1", QUESTIONS] {
         let fakes = Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env(MODE, mode);
         // The harness has the driver log its calls, which costs more than they do.
@@ -72,10 +74,10 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A function of a library that is loaded, by its name.
+/// Returns a function of a loaded library by its name.
 ///
 /// # Safety
-/// `F` is the type of a pointer to it.
+/// `F` is the type of a pointer to the function.
 unsafe fn function<F: Copy>(library: &str, name: &CStr) -> F {
     let library = std::ffi::CString::new(library).expect("no zero byte");
     // SAFETY: both names end with zero; the library is loaded already, and stays.
@@ -86,7 +88,7 @@ unsafe fn function<F: Copy>(library: &str, name: &CStr) -> F {
     unsafe { std::mem::transmute_copy(&function) }
 }
 
-/// The functions of C.
+/// The functions of C that the bare calls use.
 struct Bare {
     all_reduce: AllReduce,
     broadcast: Broadcast,
@@ -120,7 +122,7 @@ impl Bare {
         }
     }
 
-    /// What every call of ours asks the driver.
+    /// Makes the two driver queries of a wrapped call.
     #[inline]
     fn ask(&self, stream: Handle) {
         let (mut current, mut status) = (std::ptr::null_mut(), 0);
@@ -132,7 +134,7 @@ impl Bare {
         black_box((current, status));
     }
 
-    /// What C does about a call's answer: where NCCL is still at work, it asks until that is done.
+    /// Completes a bare call: polls while NCCL is in progress.
     #[inline]
     fn complete(&self, comm: Handle, answer: c_int, yields: bool) {
         let mut state = answer;
@@ -147,7 +149,7 @@ impl Bare {
     }
 }
 
-/// Device memory of every row.
+/// Device memory for all rows.
 struct Memory {
     send: DeviceMemory<f32>,
     recv: DeviceMemory<f32>,
@@ -162,7 +164,7 @@ fn measure() {
     let values = |value: f32| DeviceMemory::from_slice(&stream, &[value; LEN]).expect("memory");
     let mut memory = Memory { send: values(1.0), recv: values(0.0), many: (0..MANY).map(|_| values(0.0)).collect() };
     if std::env::var(MODE).is_ok_and(|mode| mode == QUESTIONS) {
-        println!("\nnon-blocking communicator (the default), without the thread that NCCL starts");
+        println!("\nnon-blocking communicator, without NCCL's thread for each call");
         let default = Bench::new(nccl, &context, &bare, &stream, Switch::Off, CALLS);
         alone(&default, &mut memory);
         return groups(&default, &mut memory);
@@ -172,18 +174,16 @@ fn measure() {
     alone(&blocking, &mut memory);
     special(&blocking, &context);
     groups(&blocking, &mut memory);
-    println!("\nnon-blocking communicator, with a thread for each call or group");
+    println!("\nnon-blocking communicator, with NCCL's thread for each call or group");
     let default = Bench::new(nccl, &context, &bare, &stream, Switch::Off, SLOW_CALLS);
     bench_thread(&default, &mut memory);
-    println!(
-        "\nthe same with one processor for this thread and those that it starts; bare calls offer it to others between questions"
-    );
+    println!("\nthe same with all threads on one processor; bare calls yield between queries");
     on_one_processor();
     let bound = Bench { yields: true, ..default };
     bench_thread(&bound, &mut memory);
 }
 
-/// What is beside the library's own thread.
+/// Measures the overhead beside the library's own thread.
 fn bench_thread(bench: &Bench<'_>, memory: &mut Memory) {
     let (comm, stream) = (&bench.comm, bench.stream);
     let to = memory.recv.address() as *mut c_void;
@@ -195,7 +195,7 @@ fn bench_thread(bench: &Bench<'_>, memory: &mut Memory) {
     groups(bench, memory);
 }
 
-/// Binds this thread to the processor that it runs on.
+/// Binds this thread to its current processor.
 fn on_one_processor() {
     // SAFETY: the set is a live one, whose size is given.
     unsafe {
@@ -205,7 +205,7 @@ fn on_one_processor() {
     }
 }
 
-/// Each call by itself.
+/// Measures each call alone.
 fn alone(bench: &Bench<'_>, Memory { send, recv, .. }: &mut Memory) {
     let (comm, stream, bare) = (&bench.comm, bench.stream, bench.bare);
     let (from, to, on, raw) = (send.address() as *const c_void, recv.address() as *mut c_void, bench.on, bench.raw);
@@ -224,7 +224,8 @@ fn alone(bench: &Bench<'_>, Memory { send, recv, .. }: &mut Memory) {
     bench.row("recv", raw_recv, || comm.recv(stream, black_box(recv), Rank::new(0)));
 }
 
-/// Calls with more to do: on another stream, and of memory with events of its own.
+/// Measures calls with additional work: on another stream, and with memory that has events of its
+/// own.
 fn special(bench: &Bench<'_>, context: &Arc<CudaContext>) {
     let (comm, stream, default) = (&bench.comm, bench.stream, context.default_stream());
     let mut other = DeviceMemory::from_slice(&default, &[0.0f32; LEN]).expect("memory");
@@ -235,12 +236,12 @@ fn special(bench: &Bench<'_>, context: &Arc<CudaContext>) {
     bench.row("all_reduce_in_place, default stream", all_reduce, || {
         comm.all_reduce_in_place(&default, black_box(&mut other), ReduceOp::Sum)
     });
-    bench.row("all_reduce of cudarc's slices", all_reduce, || {
+    bench.row("all_reduce of cudarc slices", all_reduce, || {
         comm.all_reduce(stream, black_box(&slice), &mut slice_out, ReduceOp::Sum)
     });
 }
 
-/// In groups, the bare calls with `ncclGroupStart` and `ncclGroupEnd`.
+/// Measures calls in groups; the bare calls use `ncclGroupStart` and `ncclGroupEnd`.
 fn groups(bench: &Bench<'_>, Memory { recv, many, .. }: &mut Memory) {
     let (comm, stream, bare, nccl) = (&bench.comm, bench.stream, bench.bare, bench.comm.nccl());
     let to = recv.address() as *mut c_void;
@@ -257,7 +258,7 @@ fn groups(bench: &Bench<'_>, Memory { recv, many, .. }: &mut Memory) {
         || nccl.group(|group| group.all_reduce_in_place(comm, stream, black_box(recv), ReduceOp::Sum)),
     );
     bench.rows(
-        "group of ten, each",
+        "group of ten, per call",
         MANY,
         || grouped(MANY),
         || {
@@ -268,16 +269,16 @@ fn groups(bench: &Bench<'_>, Memory { recv, many, .. }: &mut Memory) {
     );
 }
 
-/// One communicator, and what is measured on it.
+/// A communicator, and the measurements on it.
 struct Bench<'a> {
     bare: &'a Bare,
     comm: Communicator,
     raw: Handle,
     stream: &'a Arc<CudaStream>,
     on: Handle,
-    /// In a row, timed together.
+    /// Number of calls that are timed together.
     calls: usize,
-    /// Whether bare calls offer the processor to others while they ask.
+    /// Whether bare calls yield the processor between queries.
     yields: bool,
 }
 
@@ -302,7 +303,7 @@ impl<'a> Bench<'a> {
         Self { bare, comm, raw, stream, on: stream.cu_stream().cast(), calls, yields: false }
     }
 
-    /// The bare call.
+    /// Makes the bare call.
     #[inline]
     fn all_reduce(&self, from: *const c_void, to: *mut c_void) {
         // SAFETY: the library only counts; the arguments are live all the same.
@@ -314,13 +315,13 @@ impl<'a> Bench<'a> {
         self.bare.complete(self.raw, answer, self.yields);
     }
 
-    /// Measures the bare call, that after the two queries, and ours; alternately, so that other
-    /// load of the machine affects all three.
+    /// Measures the bare call, the bare call after the two queries, and the wrapped call, in turn,
+    /// so that other load on the machine affects all three equally.
     fn row(&self, name: &str, bare: impl Fn(), ours: impl FnMut() -> Result<(), NcclError>) {
         self.rows(name, 1, bare, ours);
     }
 
-    /// As [`row`](Self::row), for what makes several calls at once.
+    /// Like [`row`](Self::row), for functions that make several calls.
     fn rows(&self, name: &str, calls: usize, bare: impl Fn(), mut ours: impl FnMut() -> Result<(), NcclError>) {
         if std::env::var("ONLY").is_ok_and(|only| !name.contains(&only)) {
             return;
@@ -340,7 +341,7 @@ impl<'a> Bench<'a> {
         println!("{name:<36} {bare:>8.1} {asked:>10.1} {ours:>8.1} {:>8.1} {:>8.1}", beyond[0], beyond[1]);
     }
 
-    /// Nanoseconds of one call. Every call has to reach the library.
+    /// Returns the nanoseconds of one call. Every call has to reach the library.
     fn round(&self, name: &str, calls: usize, mut call: impl FnMut()) -> f64 {
         // SAFETY: the name ends with zero.
         let counted = || unsafe { (self.bare.count)(c"collectives".as_ptr()) };

@@ -1,4 +1,4 @@
-//! Prints what this crate believes of one version of NCCL, for `cargo xtask abi` to compare with a
+//! Prints this crate's declarations of one version of NCCL, which `cargo xtask abi` compares with a
 //! header and a library.
 //!
 //! One line for each fact: `size STRUCT BYTES`, `offset STRUCT.FIELD BYTES`, `value NAME NUMBER`,
@@ -7,10 +7,10 @@
 use clap::Parser;
 use peerweave_nccl::{Version, sys};
 
-/// Prints what this crate believes of one version of NCCL: sizes, offsets, numbers, functions.
+/// Prints this crate's declarations of one version of NCCL: sizes, offsets, numbers, functions.
 #[derive(Parser)]
 struct Arguments {
-    /// Such as 2.28.9
+    /// The version, such as 2.28.9
     version: Version,
 }
 

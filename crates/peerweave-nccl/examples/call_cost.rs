@@ -1,14 +1,14 @@
-//! What a call costs on the host, on the GPUs of a machine: a small all-reduce through this crate
+//! Measures the host time of a call on the GPUs of a machine: a small all-reduce through this crate
 //! and through NCCL's own function, on one communicator.
 //!
-//! One thread drives each device. In each mode (blocking, which is the default, and not) blocks of
+//! One thread drives each device. In each mode (blocking, the default, and non-blocking) blocks of
 //! 50 calls of each kind alternate, and the streams are drained between them, outside of the
-//! timing: so other load of the machine affects all alike. The cost of this crate is divided: bare
-//! calls are timed with the driver query after them, and with an uncontended lock, where NCCL's own
-//! work has been in the caches; the rest is its checks, and fetching their instructions. Where the
-//! communicator is not blocking, the call of C is followed by polling until NCCL is done, as in
-//! every program. Every rank's median is printed; the results are checked at the end; every wait
-//! has a deadline of 20 s, and the whole run one of 120 s.
+//! timing. So other load on the machine affects all kinds equally. The overhead of this crate is
+//! divided: bare calls are timed with the driver query after them, and with an uncontended lock;
+//! the rest is the crate's checks. On a non-blocking communicator the call of C is followed by
+//! polling until NCCL is done, as in every program. The median of every rank is printed, and the
+//! results are checked at the end. Every wait has a deadline of 20 s, and the whole run one of 120
+//! s.
 
 use std::ffi::{CString, c_int, c_void};
 use std::process::ExitCode;
@@ -20,12 +20,12 @@ use clap::Parser;
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, Driver, is_capturing};
 use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, ReduceOp, Switch, UniqueId};
 
-/// Calls in a row that are timed together. Few enough for the queue of a stream.
+/// Number of calls that are timed together. It fits in the queue of a stream.
 const BLOCK: usize = 50;
-/// Blocks that connect and warm up.
+/// Number of blocks for connecting and warming up.
 const WARM_UP: usize = 10;
 const DEADLINE: Duration = Duration::from_secs(20);
-/// How long all of it may take, with whatever NCCL does without a deadline of its own.
+/// Time limit of the whole run, including waits inside NCCL.
 const WHOLE_RUN: Duration = Duration::from_secs(120);
 
 /// `ncclFloat32`, `ncclSum` and `ncclInProgress`.
@@ -36,18 +36,18 @@ const IN_PROGRESS: c_int = 7;
 type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
 type State = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 
-/// Measures what a call costs on the host: a small all-reduce through this crate and through NCCL's
-/// own function.
+/// Measures the host time of a call: a small all-reduce through this crate and through NCCL's own
+/// function.
 #[derive(Clone, Copy, Parser)]
 #[command(max_term_width = 110)]
 struct Arguments {
-    /// How many GPUs take part; default: all
+    /// Number of GPUs; default: all
     #[arg(long, value_parser = at_least_one)]
     devices: Option<usize>,
-    /// Elements (f32) of the all-reduce
+    /// Number of elements (f32) of the all-reduce
     #[arg(long, default_value_t = 256, value_parser = at_least_one)]
     count: usize,
-    /// Blocks of 50 calls that are timed, of either kind
+    /// Number of blocks of 50 calls to time, of each kind
     #[arg(long, default_value_t = 100, value_parser = at_least_one)]
     blocks: usize,
     /// Print JSON
@@ -55,15 +55,15 @@ struct Arguments {
     json: bool,
 }
 
-/// What is timed.
+/// The kind of call that is timed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// A call of C.
     Bare,
-    /// The same and the query that this crate sends to the driver after a call: whether the stream
-    /// is being captured.
+    /// A call of C, followed by the driver query that this crate makes after a call: whether the
+    /// stream is being captured.
     Question,
-    /// The same with an uncontended lock, locked and unlocked.
+    /// A call of C, with an uncontended lock and unlock.
     Turn,
     /// A call of this crate.
     Ours,
@@ -71,19 +71,19 @@ enum Kind {
 
 const KINDS: [Kind; 4] = [Kind::Bare, Kind::Question, Kind::Turn, Kind::Ours];
 
-/// What one rank measured, in one mode: nanoseconds of a call.
+/// The measurements of one rank in one mode: nanoseconds per call.
 struct Measured {
     bare: f64,
     ours: f64,
-    /// Medians of the differences of neighbouring blocks: of this crate's calls, of the query, of
-    /// the lock.
+    /// Medians of the differences of neighbouring blocks: for this crate's calls, the query and the
+    /// lock.
     beyond: f64,
     question: f64,
     turn: f64,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected 1 or more".to_owned())
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected at least 1".to_owned())
 }
 
 fn main() -> ExitCode {
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
     // The bare calls have no deadline: the watchdog sees only the calls of this crate.
     std::thread::spawn(|| {
         std::thread::sleep(WHOLE_RUN);
-        println!("FAILED it takes longer than {WHOLE_RUN:?}");
+        println!("FAILED timed out after {WHOLE_RUN:?}");
         std::process::exit(1);
     });
     match all(&arguments) {
@@ -112,7 +112,7 @@ fn all(arguments: &Arguments) -> Result<(), String> {
     let there = Driver::get().and_then(Driver::device_count).map_err(text)?;
     let devices = arguments.devices.unwrap_or(there);
     if devices > there {
-        return Err(format!("{devices} devices were asked for, and there are {there}"));
+        return Err(format!("{devices} devices were requested, but there are {there}"));
     }
     if !arguments.json {
         println!(
@@ -155,7 +155,7 @@ fn all(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// Every rank in a thread of its own, which has the device to itself.
+/// Runs every rank on its own thread, with its own device.
 fn of_mode(nccl: Nccl, devices: usize, blocking: Switch, arguments: &Arguments) -> Result<Vec<Measured>, String> {
     let id = nccl.unique_id().map_err(text)?;
     let contexts = (0..devices).map(peerweave_driver::context).collect::<Result<Vec<_>, _>>().map_err(text)?;
@@ -211,8 +211,8 @@ fn one_rank(
     Ok(Measured { bare, ours, beyond, question, turn })
 }
 
-/// One rank, and what it reduces. The receive buffer is not the send buffer, so that the numbers
-/// stay what they are.
+/// One rank with its buffers. The receive buffer is not the send buffer, so the values do not
+/// change.
 struct One {
     comm: Communicator,
     stream: Arc<CudaStream>,
@@ -235,7 +235,7 @@ impl One {
         Ok(Self { comm, stream, send, by_us, by_c, all_reduce, state, raw, turn: AtomicU64::new(0) })
     }
 
-    /// Nanoseconds of a call.
+    /// Returns the nanoseconds per call of a kind.
     fn time(&self, kind: Kind) -> Result<f64, String> {
         match kind {
             Kind::Bare => self.timed(|| self.bare()),
@@ -257,7 +257,7 @@ impl One {
         }
     }
 
-    /// A call of C.
+    /// Makes a call of C.
     #[inline]
     fn bare(&self) -> Result<(), String> {
         let (from, to) = (self.send.address() as *const c_void, self.by_c.address() as *mut c_void);
@@ -269,13 +269,13 @@ impl One {
             // SAFETY: as above; the pointer is to a live number.
             let asked = unsafe { (self.state)(self.raw, &raw mut state) };
             if asked != 0 {
-                return Err(format!("ncclCommGetAsyncError gives {asked}"));
+                return Err(format!("ncclCommGetAsyncError returned {asked}"));
             }
         }
-        if state == 0 { Ok(()) } else { Err(format!("ncclAllReduce gives {state}")) }
+        if state == 0 { Ok(()) } else { Err(format!("ncclAllReduce returned {state}")) }
     }
 
-    /// Times a block of calls; then waits until the device has done them.
+    /// Times a block of calls, then waits until the device has completed them.
     fn timed(&self, mut call: impl FnMut() -> Result<(), String>) -> Result<f64, String> {
         let start = Instant::now();
         for _ in 0..BLOCK {
@@ -291,17 +291,17 @@ impl One {
         for (what, memory) in [("ours", &*self.by_us.borrow()), ("bare", &self.by_c)] {
             let found = memory.to_vec(&self.stream).map_err(text)?;
             if found != expected {
-                return Err(format!("{what}: {:?} at rank {rank}, expected {:?}", found.first(), expected.first()));
+                return Err(format!("{what}: {:?} on rank {rank}, expected {:?}", found.first(), expected.first()));
             }
         }
         Ok(())
     }
 }
 
-/// A function of NCCL by its name.
+/// Returns a function of NCCL by its name.
 ///
 /// # Safety
-/// `F` is the type of a pointer to it.
+/// `F` is the type of a pointer to the function.
 unsafe fn function<F: Copy>(nccl: Nccl, name: &str) -> F {
     assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
     let path = CString::new(nccl.path().as_os_str().as_encoded_bytes()).expect("paths have no zero byte");

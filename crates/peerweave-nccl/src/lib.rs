@@ -1,7 +1,6 @@
-//! Safe NCCL, loaded at run time: one binary for NCCL 2.19 to 2.32, and for machines that have
-//! none.
+//! Safe NCCL, loaded at run time: one binary for NCCL 2.19 to 2.32, and for machines without NCCL.
 //!
-//! No network transport of its own, no tensors. Every module says what it does not do.
+//! This crate has no network transport of its own and no tensors.
 //!
 //! ```text
 //!  Nccl          the library: where it is, its version, what it lacks, parameters, logs
@@ -79,7 +78,7 @@ pub use peerweave_types::{DType, Element, F8E4M3, F8E5M2, Rank, ReduceOp, bf16, 
 pub use setup::builder::CommunicatorBuilder;
 pub use setup::split::ShrinkMode;
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = NcclError> = std::result::Result<T, E>;
 /// NCCL's name of [`ReduceOp`], as other bindings have it.
 pub type NcclReduceOp = ReduceOp;

@@ -1,7 +1,7 @@
-//! What a common program needs, in one line: `use peerweave_nccl::prelude::*`.
+//! The types that a typical program needs: `use peerweave_nccl::prelude::*`.
 //!
-//! The crate's own types, the contexts, streams and memory of `peerweave-driver`, and the element
-//! types. cudarc itself is [`peerweave_nccl::cudarc`](crate::cudarc).
+//! It exports the crate's own types, the contexts, streams and memory of `peerweave-driver`, and
+//! the element types. [`peerweave_nccl::cudarc`](crate::cudarc) is cudarc itself.
 
 pub use crate::{
     CollConfig, Communicator, CommunicatorBuilder, Config, CudaContext, CudaSlice, CudaStream, DType, DeviceBuffer,

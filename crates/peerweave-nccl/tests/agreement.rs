@@ -1,5 +1,5 @@
-//! Ranks of one process that do not fit together: lengths that differ within a group, and ranks
-//! that a thread has left out of it.
+//! Tests of ranks of one process that do not match: different lengths within a group, and ranks
+//! that a thread omitted from it.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -94,7 +94,7 @@ fn types_roots_and_calls_that_differ_are_refused() {
                 group.all_reduce_in_place(two, second, &mut floats_of_two, ReduceOp::Sum)
             },
             "all_reduce_in_place: rank 1 calls all_reduce_in_place of 4 f32 elements by sum, \
-             rank 0 of the same group calls all_reduce_in_place of 4 f32 elements by a reduction of its own",
+             rank 0 of the same group calls all_reduce_in_place of 4 f32 elements by a custom reduction",
         );
     });
 }
@@ -179,7 +179,7 @@ fn left_out(result: Result<(), NcclError>, expected: &[u32]) -> String {
 }
 
 #[test]
-fn call_without_a_group_names_the_rank_that_was_left_out() {
+fn call_without_a_group_names_the_omitted_rank() {
     fakes(2).run(|| {
         let all = all(2);
         let (one, first) = &all[0];
@@ -200,7 +200,7 @@ fn call_without_a_group_names_the_rank_that_was_left_out() {
 }
 
 #[test]
-fn rank_left_out_of_a_group_is_named_within_seconds() {
+fn rank_omitted_from_a_group_is_named_within_seconds() {
     fakes(3).run(|| {
         let all = all(3);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -218,7 +218,7 @@ fn rank_left_out_of_a_group_is_named_within_seconds() {
 }
 
 #[test]
-fn call_that_connects_names_the_rank_that_was_left_out() {
+fn call_that_connects_names_the_omitted_rank() {
     // The first collective waits inside the call until all ranks have come.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);

@@ -1,4 +1,5 @@
-//! Every collective, type and reduction against the oracle, by every way of making communicators.
+//! Tests of every collective, type and reduction against expected results, with every kind of
+//! initialisation.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -26,8 +27,8 @@ fn in_one_process(devices: usize, checks: impl FnOnce(&mut Check<'_>) -> Result<
     nothing_is_left();
 }
 
-/// A type of its own kind each: what depends on the type does not depend on how many ranks there
-/// are, nor on more of the library than which it has.
+/// Checks one type of each kind. Results that depend on the type depend neither on the number of
+/// ranks, nor on other properties of the library than its types.
 fn some_types(check: &mut Check<'_>) -> Result<(), NcclError> {
     check.of_type::<f32>(13)?;
     check.of_type::<F8E4M3>(13)?;
@@ -35,19 +36,19 @@ fn some_types(check: &mut Check<'_>) -> Result<(), NcclError> {
 }
 
 #[test]
-fn init_all_of_one_two_and_three() {
+fn init_all_works_with_one_two_and_three_ranks() {
     for devices in [1, 2, 3] {
         fakes(devices).run(|| in_one_process(devices, |check| check.all(13)));
     }
 }
 
 #[test]
-fn init_all_of_eight() {
+fn init_all_works_with_eight_ranks() {
     fakes(8).run(|| in_one_process(8, some_types));
 }
 
 #[test]
-fn threads_with_a_rank_each() {
+fn threads_with_one_rank_each_compute_the_same() {
     fakes(4).run(|| {
         ranks(4, &Config::new(), |comm, stream| {
             let members = [Member { comm, stream }];
@@ -60,7 +61,7 @@ fn threads_with_a_rank_each() {
 }
 
 #[test]
-fn blocking_communicators_do_the_same() {
+fn blocking_communicators_compute_the_same() {
     fakes(2).run(|| {
         ranks(2, &Config::new().blocking(Switch::On), |comm, stream| {
             let members = [Member { comm, stream }];
@@ -73,7 +74,7 @@ fn blocking_communicators_do_the_same() {
 }
 
 #[test]
-fn processes_with_a_rank_each_meet_by_the_rendezvous() {
+fn processes_with_one_rank_each_connect_by_rendezvous() {
     fakes(3).run_many(3, |child| {
         let rendezvous = rendezvous(&child);
         let nccl = Nccl::load().expect("the fake is there");

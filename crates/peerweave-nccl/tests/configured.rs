@@ -1,7 +1,7 @@
-//! The configured form of every collective: at once and in a group, in place and not, by what it
-//! leaves and by the function that was called.
+//! Tests of the configured form of every collective: immediate and in a group, in place and not, by
+//! its result and by the function that was called.
 //!
-//! Which options there are, and what reaches the library, is `options.rs`.
+//! `options.rs` tests the options and the values that reach the library.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -17,7 +17,7 @@ use peerweave_nccl::{CollConfig, Communicator, Config, ConfiguredGroup, NcclErro
 
 const LOG: &str = "PEERWEAVE_FAKE_NCCL_LOG";
 
-/// Lines of the fake's log that contain this.
+/// Returns the number of lines of the fake's log that contain a text.
 fn logged(part: &str) -> usize {
     let path = PathBuf::from(std::env::var_os(LOG).expect("set by the parent"));
     std::fs::read_to_string(path).expect("the fake's log").lines().filter(|line| line.contains(part)).count()
@@ -25,16 +25,16 @@ fn logged(part: &str) -> usize {
 
 type Buffer = DeviceMemory<f32>;
 
-/// What each configured call, on one of two ranks, leaves in its buffer of two elements; all start
-/// with rank + 1 and rank + 11.
+/// A configured call, on one of two ranks, and its result in a buffer of two elements. The initial
+/// elements are rank + 1 and rank + 11.
 type Step = (&'static str, fn(&Communicator, &CollConfig, &Arc<CudaStream>, Buffer) -> Result<Buffer, NcclError>, [[f32; 2]; 2]);
 
-/// Two elements of zeros, or one.
+/// Returns a buffer of one or two zeros.
 fn zeros(stream: &Arc<CudaStream>, len: usize) -> Buffer {
     floats(stream, &[0.0; 2][..len])
 }
 
-/// All of the root's buffer, which is rank 0; the first element of the other's.
+/// Returns the whole buffer on the root (rank 0), and its first element on the other rank.
 fn part(comm: &Communicator, values: &Buffer) -> Result<Buffer, NcclError> {
     Ok(values.slice(0..2 - comm.rank().index())?)
 }
@@ -174,12 +174,12 @@ fn every_collective_has_a_configured_form() {
     });
 }
 
-/// One of two ranks of a thread, with handles of its memory.
+/// One of the two ranks of a thread, with handles of its memory.
 struct Member {
     comm: Communicator,
     stream: Arc<CudaStream>,
     values: Buffer,
-    /// The elements of `values`, each by itself, and what [`part`] gives.
+    /// The elements of `values` as separate handles, and the result of [`part`].
     elements: [Buffer; 2],
     part: Buffer,
     out: Buffer,
@@ -198,7 +198,7 @@ impl Member {
 
 type Recorded = for<'env> fn(&mut ConfiguredGroup<'_, 'env>, &'env mut Member) -> Result<(), NcclError>;
 
-/// The same as [`STEPS`], recorded.
+/// The steps of [`STEPS`], recorded in a group.
 const RECORDED: [Recorded; 15] = [
     |group, r| group.all_reduce(&r.comm, &r.stream, &r.values, &mut r.out, ReduceOp::Sum),
     |group, r| group.broadcast(&r.comm, &r.stream, Some(&r.values), &mut r.out, Rank::new(1)),
@@ -217,7 +217,7 @@ const RECORDED: [Recorded; 15] = [
     |group, r| group.scatter_in_place(&r.comm, &r.stream, &mut r.part, Rank::new(0)),
 ];
 
-/// How many of them leave their result in another buffer.
+/// Number of steps whose result is in another buffer.
 const OUT_OF_PLACE: usize = 8;
 
 #[test]
@@ -246,7 +246,7 @@ fn every_collective_has_a_configured_form_in_groups() {
 }
 
 #[test]
-fn configurations_of_one_group_may_differ_from_call_to_call() {
+fn configurations_may_differ_within_a_group() {
     let directory = tempfile::tempdir().expect("temporary directory");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
         let (comm, stream) = alone();
@@ -290,7 +290,7 @@ fn wrong_configuration_is_an_error_when_recorded() {
 }
 
 #[test]
-fn event_of_another_context_is_refused_at_once_and_in_groups() {
+fn event_of_another_context_is_refused_in_every_form() {
     fakes(2).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
@@ -298,7 +298,7 @@ fn event_of_another_context_is_refused_at_once_and_in_groups() {
         let beside = context_beside(comm.context());
         let what = "all_reduce_in_place: the launch completion event";
         for (event, why) in [
-            (event(&beside), ": it is of another context than the communicator's; both must be of the primary one"),
+            (event(&beside), ": it belongs to another context than the communicator, expected the primary context for both"),
             (event(&device(1)), " is on device 1, expected device 0"),
         ] {
             let config = CollConfig::new().launch_completion_event(event);
@@ -313,7 +313,7 @@ fn event_of_another_context_is_refused_at_once_and_in_groups() {
 }
 
 #[test]
-fn event_of_a_launch_in_a_captured_group_is_kept_by_the_graph() {
+fn launch_event_of_a_captured_group_is_kept_by_the_graph() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);

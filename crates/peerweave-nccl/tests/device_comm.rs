@@ -1,6 +1,6 @@
-//! Device communicators, teams and properties, on fake devices.
+//! Tests of device communicators, teams and properties, on fake devices.
 //!
-//! What a kernel does with them is not here: the fake NCCL lays the bytes out and runs no kernel.
+//! Their use by kernels is not tested: the fake NCCL lays out the bytes and runs no kernels.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -25,7 +25,7 @@ fn fakes_of(version: &str) -> Fakes {
         .env("PEERWEAVE_FAKE_NCCL_VERSION", version_code(version).to_string())
 }
 
-/// Runs `body` on a communicator of four ranks, each with a thread.
+/// Runs `body` on a communicator of four ranks, each on its own thread.
 fn on_every_rank(body: impl Fn(Communicator) + Sync) {
     on_every_rank_of(&Config::new(), body);
 }
@@ -51,13 +51,14 @@ fn on_every_rank_of(config: &Config, body: impl Fn(Communicator) + Sync) {
     });
 }
 
-/// The first words of a device communicator since 2.30.3: mark, version, rank, number of ranks.
+/// Returns the first words of a device communicator since 2.30.3: mark, version, rank, number of
+/// ranks.
 fn head(device: &DeviceCommunicator) -> [u32; 4] {
     std::array::from_fn(|word| u32::from_ne_bytes(device.as_bytes()[4 * word..][..4].try_into().expect("four bytes")))
 }
 
 #[test]
-fn device_communicator_of_a_new_library_is_as_large_as_it_says() {
+fn device_communicator_has_the_size_reported_by_the_library() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let requirements = DeviceCommRequirements::new()
@@ -80,7 +81,7 @@ fn device_communicator_of_a_new_library_is_as_large_as_it_says() {
 }
 
 #[test]
-fn device_communicator_of_2_30_has_the_size_that_is_known() {
+fn device_communicator_of_2_30_has_the_known_size() {
     fakes_of("2.30.7").run(|| {
         on_every_rank(|communicator| {
             let device = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect("all ask for the same");
@@ -91,7 +92,7 @@ fn device_communicator_of_2_30_has_the_size_that_is_known() {
 }
 
 #[test]
-fn kernels_of_an_older_version_get_its_layout() {
+fn requested_older_version_gets_its_layout() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let requirements = DeviceCommRequirements::new().layout(DeviceCommLayout::Version(Version::new(2, 30, 4)));
@@ -102,7 +103,7 @@ fn kernels_of_an_older_version_get_its_layout() {
 }
 
 #[test]
-fn library_without_a_usable_device_interface_is_too_old() {
+fn library_without_a_usable_device_api_is_unsupported() {
     fakes_of("2.29.7").run(|| {
         on_every_rank(|communicator| {
             let error = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect_err("it came later");
@@ -118,7 +119,7 @@ fn library_without_a_usable_device_interface_is_too_old() {
 }
 
 #[test]
-fn multicast_that_is_forbidden_never_reaches_nccl() {
+fn disabled_multicast_is_refused_before_nccl_is_called() {
     fakes_of("2.32.3")
         .env("PEERWEAVE_MULTICAST", "off")
         .env("NCCL_NVLS_ENABLE", "0")
@@ -137,7 +138,7 @@ fn multicast_that_is_forbidden_never_reaches_nccl() {
 }
 
 #[test]
-fn team_of_another_rank_or_communicator_never_reaches_nccl() {
+fn foreign_team_is_refused_before_nccl_is_called() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let rank = communicator.rank();
@@ -158,7 +159,7 @@ fn team_of_another_rank_or_communicator_never_reaches_nccl() {
 }
 
 #[test]
-fn communicator_needs_nvls_off_where_multicast_is_forbidden() {
+fn communicator_needs_nvls_off_if_multicast_is_disabled() {
     fakes_of("2.32.3").env("PEERWEAVE_MULTICAST", "off").env_remove("NCCL_NVLS_ENABLE").run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let contexts = [context(0).expect("the fake has devices")];
@@ -179,7 +180,7 @@ fn differing_requirements_fail_on_every_rank() {
 }
 
 #[test]
-fn teams_of_one_machine_are_the_world_and_oneself() {
+fn teams_of_one_machine_are_all_ranks_and_this_rank() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let rank = communicator.rank();

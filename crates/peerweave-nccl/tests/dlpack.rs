@@ -1,5 +1,5 @@
-//! Tensors of other frameworks, handed over by DLPack, as buffers of NCCL's calls: at once, and in
-//! a graph that owns them.
+//! Tests of tensors of other frameworks, passed by DLPack, as buffers of NCCL's calls: immediate,
+//! and in a graph that owns them.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -16,7 +16,7 @@ use peerweave_nccl::{DeviceMemory, ReduceOp};
 
 static DELETED: AtomicUsize = AtomicUsize::new(0);
 
-/// What the other framework keeps of a tensor.
+/// The data of a tensor that the other framework keeps.
 struct Producer {
     tensor: DLManagedTensor,
     shape: [i64; 1],
@@ -24,14 +24,14 @@ struct Producer {
 }
 
 /// # Safety
-/// A struct that `handed_over` made, once.
+/// `tensor` was created by `handed_over`, and is deleted once.
 unsafe extern "C" fn delete(tensor: *mut DLManagedTensor) {
     // SAFETY: the caller's promise: its context is the box that has it.
     drop(unsafe { Box::from_raw((*tensor).manager_ctx.cast::<Producer>()) });
     DELETED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A tensor of another framework that shares this memory.
+/// Returns a tensor of another framework that shares this memory.
 fn handed_over(memory: &DeviceMemory<f32>) -> DlpackTensor<f32> {
     let dl_tensor = DLTensor {
         data: std::ptr::with_exposed_provenance_mut(memory.address() as usize),

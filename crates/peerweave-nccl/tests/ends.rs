@@ -1,4 +1,5 @@
-//! How communicators end: in order, by force, in every order, and what is refused afterwards.
+//! Tests of the end of communicators: in order, by force, in every order of drops, and the calls
+//! that are refused afterwards.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -86,7 +87,7 @@ fn objects_may_be_dropped_in_any_order() {
 }
 
 #[test]
-fn abort_frees_a_thread_that_is_stuck_in_a_call() {
+fn abort_ends_a_call_blocked_on_another_thread() {
     // A blocking rank waits inside NCCL for the other to split, which never does.
     fakes(2).run(|| {
         ranks(2, &Config::new().blocking(Switch::On), |comm, _| {
@@ -118,7 +119,7 @@ fn abort_unblocks_a_thread_stuck_in_a_query() {
 }
 
 #[test]
-fn abort_frees_a_thread_that_is_stuck_in_a_revocation() {
+fn abort_ends_a_revocation_blocked_on_another_thread() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommRevoke:1").run(|| {
         let (comm, _) = alone();
         let revoking = comm.clone();
@@ -242,7 +243,7 @@ fn wait_for_work_aborted_by_shrink_is_an_error() {
 }
 
 #[test]
-fn call_that_was_late_is_not_launched_when_the_others_come() {
+fn late_call_is_not_launched_when_the_others_arrive() {
     // NCCL's first collective waits on the host for all ranks.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
@@ -263,7 +264,7 @@ fn call_that_was_late_is_not_launched_when_the_others_come() {
 }
 
 #[test]
-fn memory_of_a_communicator_that_could_not_be_freed_stays() {
+fn memory_of_an_unfreeable_communicator_is_kept() {
     for faults in ["ncclCommFinalize:1=2,ncclCommAbort:1=2", "ncclCommDestroy:1=2"] {
         fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", faults).run(|| {
             let (comm, stream) = alone();
@@ -278,7 +279,7 @@ fn memory_of_a_communicator_that_could_not_be_freed_stays() {
 }
 
 #[test]
-fn communicator_whose_revocation_is_refused_stays_what_it_was() {
+fn refused_revocation_leaves_the_communicator_unchanged() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommRevoke:1=2,ncclCommRevoke:3=2").run(|| {
         for (comm, stream) in all(1).into_iter().chain(all_blocking(1)) {
             assert_eq!(comm.revoke().expect_err("NCCL refuses").code().map(|code| code.get()), Some(2));
@@ -291,7 +292,7 @@ fn communicator_whose_revocation_is_refused_stays_what_it_was() {
 }
 
 #[test]
-fn abort_waits_for_a_call_that_comes_back_by_itself() {
+fn abort_waits_for_a_call_that_returns_by_itself() {
     // Each communicator asks for four statistics; the fake ends the process if it is freed before
     // the first of them looks at it.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats:1=100,ncclCommMemStats:5=100").run(|| {
@@ -331,7 +332,7 @@ fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
 }
 
 #[test]
-fn memory_of_a_communicator_that_could_not_be_aborted_stays() {
+fn memory_of_an_unabortable_communicator_is_kept() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommAbort:1=2").run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
@@ -346,7 +347,7 @@ fn memory_of_a_communicator_that_could_not_be_aborted_stays() {
 }
 
 #[test]
-fn call_whose_abort_takes_long_keeps_its_memory_until_the_end() {
+fn call_with_a_slow_abort_keeps_its_memory_until_the_end() {
     // Longer than this crate waits for an abort elsewhere.
     let slow = fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommAbort@0=11500");
     slow.limit(Duration::from_secs(60)).run(|| {

@@ -1,5 +1,4 @@
-//! What goes wrong on the way: stuck collectives, asynchronous errors, ranks that die, memory that
-//! is short.
+//! Tests of faults: stuck collectives, asynchronous errors, dead ranks, lack of memory.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -15,7 +14,7 @@ use peerweave_nccl::{
 };
 
 #[test]
-fn expired_wait_ends_its_own_communicator_alone() {
+fn timed_out_wait_aborts_only_its_own_communicator() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run(|| {
         let (comm, stream) = alone();
         let bystander = comm.split(Some(0), 0).expect("it splits").expect("a part");
@@ -40,7 +39,7 @@ fn expired_wait_ends_its_own_communicator_alone() {
 }
 
 #[test]
-fn expired_wait_ends_every_communicator_where_that_is_asked() {
+fn timed_out_wait_aborts_every_communicator_if_requested() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
         let (comm, stream) = alone();
         let bystander = comm.split(Some(0), 0).expect("it splits").expect("a part");
@@ -57,7 +56,7 @@ fn expired_wait_ends_every_communicator_where_that_is_asked() {
 }
 
 #[test]
-fn expired_wait_ends_all_ranks_of_its_communicator() {
+fn timed_out_wait_aborts_all_ranks_of_its_communicator() {
     // One thread has all ranks, and the collective never ends.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce@0:1").run(|| {
         let all = all(2);
@@ -132,7 +131,7 @@ fn failed_call_carries_nccl_text_and_the_next_call_works() {
 }
 
 #[test]
-fn call_that_fails_ends_a_communicator_that_does_not_block() {
+fn failed_call_ends_a_non_blocking_communicator() {
     // NCCL keeps the error with it, and every later call would only find that.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:1=4,ncclAllReduce:1=4").run(|| {
         let (comm, stream) = alone_non_blocking();
@@ -166,7 +165,7 @@ fn abort_from_another_thread_ends_a_wait() {
 }
 
 #[test]
-fn killed_rank_is_named_and_the_others_go_on_without_it() {
+fn killed_rank_is_named_and_the_others_continue_without_it() {
     for death in ["hang", "error"] {
         // Shrinking takes longer than the dead rank is waited for by other calls.
         let fakes = fakes(3).env("PEERWEAVE_FAKE_NCCL_DEATH", death).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommShrink=1500");
@@ -177,7 +176,7 @@ fn killed_rank_is_named_and_the_others_go_on_without_it() {
     }
 }
 
-/// Forks the rank that dies, so that the scenario's own child does not.
+/// Forks the process of the rank that dies, so that the test's own child process does not.
 fn victim(child: &peerweave_fakes::Child) {
     // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need;
     // nothing was loaded.
@@ -211,7 +210,7 @@ fn reduce(comm: &Communicator) -> Result<f32, NcclError> {
     Ok(buffer.to_vec(&stream)?[0])
 }
 
-/// A communicator of ranks 0 and 2.
+/// Creates a communicator of ranks 0 and 2.
 fn anew(comm: &Communicator, rendezvous: &peerweave_bootstrap::Rendezvous) -> Communicator {
     const KEY: &str = "the id of those that are left";
     if comm.rank() == Rank::new(0) {
@@ -232,7 +231,8 @@ fn anew(comm: &Communicator, rendezvous: &peerweave_bootstrap::Rendezvous) -> Co
         .expect("both come")
 }
 
-/// Does not end before the others do: that, too, would look like a death.
+/// Runs a rank that survives. It does not end before the others, because that would look like a
+/// death too.
 fn survivor(child: &peerweave_fakes::Child) {
     let (comm, rendezvous) = join(child);
     assert_eq!(reduce(&comm).expect("the first works"), 6.0);

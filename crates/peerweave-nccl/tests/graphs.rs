@@ -1,4 +1,5 @@
-//! Calls that are captured into graphs: what a graph keeps, and what a capture forbids.
+//! Tests of calls that are captured into graphs: the resources that a graph keeps, and the calls
+//! that a capture forbids.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -16,11 +17,11 @@ use peerweave_nccl::{
     Switch, Window, WindowKind,
 };
 
-/// How long graphs that stay are waited for.
+/// Time limit of waits for graphs that are not destroyed.
 const SHORT: Duration = Duration::from_millis(100);
 
 #[test]
-fn captured_group_that_is_refused_leaves_nothing_in_the_graph() {
+fn refused_captured_group_leaves_the_graph_empty() {
     fakes(1).run(|| {
         let ((comm, stream), (other, beside)) = (alone(), alone());
         let (mut values, mut more) = (floats(&stream, &[1.0]), floats(&beside, &[1.0]));
@@ -57,7 +58,7 @@ fn slice_whose_event_was_captured_elsewhere_is_refused() {
         let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the stream would be captured too");
         assert_eq!(
             error.to_string(),
-            "all_reduce_in_place: a buffer's own events made the stream part of a capture; give memory that can be kept alive, a DeviceMemory or a Raw"
+            "all_reduce_in_place: a buffer's own events made the stream part of a capture; use memory that can be kept alive, such as a DeviceMemory or a Raw"
         );
         assert_eq!(counted("collectives"), before, "nothing was captured");
         comm.abort(DEADLINE).expect("it ends");
@@ -65,7 +66,7 @@ fn slice_whose_event_was_captured_elsewhere_is_refused() {
 }
 
 #[test]
-fn graph_keeps_what_it_uses_and_its_communicator() {
+fn graph_keeps_its_memory_and_its_communicator() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let result = floats(&stream, &[0.0]);
@@ -113,7 +114,7 @@ fn group_is_captured_as_one() {
 }
 
 #[test]
-fn borrowed_memory_is_not_captured_nor_is_a_capture_waited_for() {
+fn borrowed_memory_is_refused_in_a_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut slice = stream.alloc_zeros::<f32>(4).expect("memory");
@@ -122,14 +123,13 @@ fn borrowed_memory_is_not_captured_nor_is_a_capture_waited_for() {
         let graph = captured(&stream, || {
             let error = comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect_err("it is borrowed").to_string();
             assert!(
-                error.starts_with("all_reduce_in_place: the stream is being captured, and a graph replays after the call"),
+                error.starts_with(
+                    "all_reduce_in_place: the stream is being captured, and its graph accesses memory after the call"
+                ),
                 "{error}"
             );
             let error = comm.wait(&stream, DEADLINE).expect_err("it is being captured").to_string();
-            assert_eq!(
-                error,
-                "wait: the stream is being captured, so no work runs that could be waited for; end the capture first"
-            );
+            assert_eq!(error, "wait: the stream is being captured, so it has no running work to wait for; end the capture first");
             // Neither spoiled the capture, nor ended the communicator.
             comm.all_reduce_in_place(&stream, &mut kept, ReduceOp::Sum)
         });
@@ -159,7 +159,7 @@ fn capture_that_begins_while_a_group_is_recorded_is_an_error() {
 }
 
 #[test]
-fn wait_on_one_stream_does_not_spoil_the_capture_of_another() {
+fn wait_on_one_stream_keeps_the_capture_of_another() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let other = comm.context().new_stream().expect("a stream");
@@ -177,7 +177,7 @@ fn wait_on_one_stream_does_not_spoil_the_capture_of_another() {
 }
 
 #[test]
-fn memory_and_communicators_are_made_while_a_capture_goes_on() {
+fn memory_and_communicators_are_created_during_a_capture() {
     for blocking in [Switch::Off, Switch::On] {
         fakes(1).env("BLOCKING", format!("{blocking:?}")).run(|| {
             let blocking = if std::env::var("BLOCKING").as_deref() == Ok("On") { Switch::On } else { Switch::Off };
@@ -216,7 +216,7 @@ fn memory_and_communicators_are_made_while_a_capture_goes_on() {
 }
 
 #[test]
-fn event_of_a_launch_is_recorded_there_and_kept_by_a_graph() {
+fn launch_event_is_recorded_and_kept_by_the_graph() {
     fakes(2).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
@@ -260,7 +260,7 @@ fn aborted_communicator_is_freed_with_its_graph() {
 }
 
 #[test]
-fn registered_memory_is_not_given_back_under_a_graph() {
+fn registered_memory_in_a_graph_is_not_unregistered() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 1024]).expect("memory");
@@ -315,7 +315,7 @@ fn capture_begun_while_finalize_waits_is_an_error() {
     });
 }
 
-/// Borrowed memory on whose stream a capture begins when a call takes it.
+/// Borrowed memory on whose stream a capture begins when a call acquires it.
 struct Capturing(DeviceMemory<f32>);
 
 // SAFETY: all of it is that of the memory, but that no graph is given it.
@@ -360,8 +360,8 @@ fn capture_begun_while_a_call_waits_is_an_error() {
     });
 }
 
-/// Begins a capture of the stream while a query of a call in another thread is held up. Returns the
-/// call's result and the graph, if there is one.
+/// Begins a capture of the stream while a query of a call on another thread is delayed. Returns the
+/// call's result, and the graph if there is one.
 fn captured_during<B: Send + 'static>(
     (comm, stream): (&Communicator, &Arc<CudaStream>),
     held_up: &str,
@@ -382,7 +382,7 @@ fn captured_during<B: Send + 'static>(
     (result, stream.end_capture(flags).ok().flatten())
 }
 
-/// As [`captured_during`], for a call that asks before it is issued: it fails, and there is no
+/// Like [`captured_during`], for a call that queries before it is issued: it fails, and there is no
 /// graph.
 fn refused_meanwhile(
     blocking: Switch,
@@ -399,11 +399,11 @@ fn refused_meanwhile(
     nothing_is_left();
 }
 
-/// A call that asks once before it is issued: then NCCL asks, and is held up.
+/// Delays NCCL's query, for a call that queries once before it is issued.
 const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
-fn capture_that_begins_during_a_call_keeps_what_it_uses() {
+fn capture_that_begins_during_a_call_keeps_its_memory() {
     // NCCL's query, so that the call is captured; and the one after it, so that the call has run.
     for question in ["1", "2"] {
         fakes(1).env("QUESTION", question).run(|| {
@@ -430,7 +430,7 @@ fn capture_that_begins_during_a_call_keeps_what_it_uses() {
 }
 
 #[test]
-fn capture_begun_during_a_call_on_borrowed_memory_is_spoiled() {
+fn capture_begun_during_a_call_on_borrowed_memory_fails() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0; 4]);
@@ -446,7 +446,7 @@ fn capture_begun_during_a_call_on_borrowed_memory_is_spoiled() {
 }
 
 #[test]
-fn capture_that_begins_during_a_call_gives_no_graph() {
+fn capture_that_begins_during_a_call_yields_no_graph() {
     fakes(1).run(|| {
         // From the first capture on, calls ask before they are issued too.
         let (comm, stream) = alone();
@@ -460,7 +460,7 @@ fn capture_that_begins_during_a_call_gives_no_graph() {
 }
 
 #[test]
-fn capture_that_begins_during_a_slow_call_gives_no_graph() {
+fn capture_that_begins_during_a_slow_call_yields_no_graph() {
     fakes(1).run(|| {
         refused_meanwhile(Switch::Off, NCCL_IS_HELD_UP, |comm, stream, values| {
             comm.all_reduce_in_place(stream, values, ReduceOp::Sum)
@@ -469,7 +469,7 @@ fn capture_that_begins_during_a_slow_call_gives_no_graph() {
 }
 
 #[test]
-fn capture_that_begins_during_a_configured_call_gives_no_graph() {
+fn capture_begun_during_a_configured_call_yields_no_graph() {
     fakes(1).run(|| {
         // The slow path asks again before it calls.
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
@@ -479,7 +479,7 @@ fn capture_that_begins_during_a_configured_call_gives_no_graph() {
 }
 
 #[test]
-fn capture_that_begins_during_a_group_gives_no_graph() {
+fn capture_that_begins_during_a_group_yields_no_graph() {
     fakes(1).run(|| {
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
             comm.nccl().group(|group| group.all_reduce_in_place(comm, stream, values, ReduceOp::Sum))
@@ -488,7 +488,7 @@ fn capture_that_begins_during_a_group_gives_no_graph() {
 }
 
 #[test]
-fn capture_that_ends_during_a_call_leaks_what_it_uses() {
+fn capture_that_ends_during_a_call_leaks_its_memory() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
@@ -511,7 +511,7 @@ fn capture_that_ends_during_a_call_leaks_what_it_uses() {
 }
 
 #[test]
-fn captured_call_that_no_graph_takes_spoils_the_capture() {
+fn captured_call_refused_by_the_graph_breaks_the_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);

@@ -1,4 +1,4 @@
-//! Groups: what is issued together, what is only simulated, and what errors leave behind.
+//! Tests of groups: calls that are issued together, simulated groups, and the state after errors.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -46,7 +46,7 @@ fn error_in_the_closure_issues_nothing() {
     });
 }
 
-/// What lives as long as any group.
+/// Returns memory that outlives any group.
 fn floats_forever(stream: &Arc<CudaStream>) -> &'static mut DeviceMemory<f32> {
     Box::leak(Box::new(floats(stream, &[0.0])))
 }
@@ -73,7 +73,7 @@ fn panic_in_the_closure_issues_nothing() {
 }
 
 #[test]
-fn nested_groups_are_issued_together_and_fail_alone() {
+fn nested_groups_are_issued_together_and_fail_separately() {
     fakes(2).run(|| {
         let all = all(2);
         let sends: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank().get() as f32])).collect();
@@ -127,7 +127,7 @@ fn call_that_nccl_refuses_ends_the_group_with_its_error() {
 }
 
 #[test]
-fn error_inside_a_group_ends_the_issued_part() {
+fn error_inside_a_group_aborts_the_issued_part() {
     fakes(2).without("ncclBroadcast").run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -152,7 +152,7 @@ fn error_inside_a_group_ends_the_issued_part() {
 }
 
 #[test]
-fn part_of_a_group_that_is_in_progress_is_not_waited_for() {
+fn in_progress_part_of_a_failed_group_is_not_waited_for() {
     // The first rank's collective waits for the second's, which does not come.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
@@ -204,7 +204,7 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
 }
 
 #[test]
-fn own_error_during_simulation_ends_nothing() {
+fn own_error_during_simulation_aborts_nothing() {
     fakes(2).without("ncclReduce").run(|| {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
@@ -218,7 +218,7 @@ fn own_error_during_simulation_ends_nothing() {
 }
 
 #[test]
-fn simulation_that_the_library_lacks_begins_no_group() {
+fn unsupported_simulation_starts_no_group() {
     fakes(2).without("ncclGroupSimulateEnd").run(|| {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
@@ -231,7 +231,7 @@ fn simulation_that_the_library_lacks_begins_no_group() {
 }
 
 #[test]
-fn own_error_during_registration_ends_it() {
+fn own_error_during_registration_aborts_it() {
     fakes(2).run(|| {
         let all = all(2);
         let memories: Vec<_> =
@@ -252,7 +252,7 @@ fn own_error_during_registration_ends_it() {
 }
 
 #[test]
-fn simulated_group_gives_a_time_and_runs_nothing() {
+fn simulated_group_returns_a_time_and_runs_nothing() {
     fakes(2).run(|| {
         let all = all_blocking(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0; 1024])).collect();
@@ -281,10 +281,10 @@ fn calls_that_nccl_would_launch_are_not_simulated() {
         let nccl = alone.0.nccl();
         let (send, mut recv, mut two) = (floats(&alone.1, &[1.0]), floats(&alone.1, &[0.0]), floats(&alone.1, &[0.0; 2]));
         let result = nccl.simulate(|group| group.all_reduce(&alone.0, &alone.1, &send, &mut recv, ReduceOp::Sum));
-        refused(result, "do not block");
+        refused(result, "non-blocking");
         let alone = all_blocking(1).remove(0);
         let result = nccl.simulate(|group| group.all_reduce(&alone.0, &alone.1, &send, &mut recv, ReduceOp::Sum));
-        refused(result, "a rank does alone");
+        refused(result, "one rank");
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
         refused(nccl.simulate(|group| group.send(comm, stream, &send, Rank::new(1))), "with the next group");
@@ -370,7 +370,7 @@ fn groups_that_lock_in_opposite_order_do_not_deadlock() {
 }
 
 #[test]
-fn slices_of_cudarc_are_reduced_and_may_be_dropped_at_once() {
+fn cudarc_slices_are_reduced_and_may_be_dropped_at_once() {
     fakes(2).run(|| {
         let all = all(2);
         let mut slices: Vec<_> =
@@ -410,8 +410,8 @@ fn slices_of_cudarc_are_reduced_and_may_be_dropped_at_once() {
     });
 }
 
-/// A group whose thread is held up between its calls, for longer than a thread that is stuck is
-/// waited for, while one of its ranks is aborted.
+/// Delays the thread of a group between its calls, for longer than the grace time of an abort,
+/// while one of its ranks is aborted.
 fn held_up(blocking: Switch) {
     let all = all_with(2, &Config::new().blocking(blocking));
     let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -437,11 +437,11 @@ fn held_up(blocking: Switch) {
 }
 
 #[test]
-fn rank_of_a_group_that_is_held_up_is_freed_after_the_group() {
+fn aborted_rank_of_a_delayed_group_is_freed_after_it() {
     fakes(2).run(|| held_up(Switch::On));
 }
 
 #[test]
-fn rank_of_a_slow_group_is_freed_after_the_group() {
+fn aborted_rank_of_a_slow_group_is_freed_after_it() {
     fakes(2).run(|| held_up(Switch::Off));
 }

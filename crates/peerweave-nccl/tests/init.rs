@@ -1,5 +1,5 @@
-//! Making communicators: one by one, together, with several ids, by growing; and what becomes of
-//! those that are not made.
+//! Tests of creating communicators: one by one, together, with several ids, by growing; and of
+//! failed creation.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -42,7 +42,7 @@ fn grown_communicator_has_the_new_ranks() {
 }
 
 #[test]
-fn scalable_init_takes_several_ids() {
+fn scalable_init_accepts_several_ids() {
     fakes(4).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let ids = [nccl.unique_id().expect("an id"), nccl.unique_id().expect("an id")];
@@ -70,7 +70,7 @@ fn scalable_init_takes_several_ids() {
 }
 
 #[test]
-fn thread_with_several_ranks_joins_with_all_of_them_at_once() {
+fn thread_with_several_ranks_joins_with_all_at_once() {
     fakes(4).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (id, contexts) = (nccl.unique_id().expect("an id"), contexts(4));
@@ -130,7 +130,7 @@ fn init_with_a_missing_rank_ends_at_its_deadline() {
 }
 
 #[test]
-fn init_that_fails_is_an_error_and_leaves_nothing() {
+fn failed_init_is_an_error_and_leaks_nothing() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:2=3").run(|| {
         let made =
             Communicator::builder().nccl(Nccl::load().expect("the fake is there")).deadline(DEADLINE).init_all(&contexts(2));
@@ -211,7 +211,7 @@ fn blocking_ranks_can_be_used_on_another_thread() {
 }
 
 #[test]
-fn ranks_that_block_and_are_not_made_give_the_error() {
+fn failed_blocking_init_returns_the_error() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:2=3").run(|| {
         let (nccl, config) = (Nccl::load().expect("the fake is there"), Config::new().blocking(Switch::On));
         let made = Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&contexts(2));

@@ -1,5 +1,5 @@
-//! What a program has not given back when it ends: reported once, with names, and nothing where
-//! nothing is left.
+//! Tests of the report of leaks at the end of a program: printed once, with names, and not printed
+//! without leaks.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -10,7 +10,7 @@ use peerweave_fakes::child;
 use peerweave_nccl::{Communicator, Config, Nccl, NcclMem};
 
 #[test]
-fn leaks_names_what_is_alive() {
+fn leaks_lists_live_resources() {
     fakes(1).run(|| {
         assert!(Nccl::leaks().is_empty());
         let (comm, stream) = alone();

@@ -1,8 +1,8 @@
-//! The library itself: found or not, old or new, whole or with a function missing, alone or in a
-//! fork.
+//! Tests of the library: found or not, old or new, complete or with a function missing, and in a
+//! forked process.
 //!
-//! Communicators are not here. No GPU and no NCCL is needed: the children of these tests find a
-//! fake one.
+//! Communicators are tested elsewhere. No GPU and no NCCL is needed: the child processes of these
+//! tests load a fake one.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use peerweave_fakes::Fakes;
 use peerweave_nccl::{Communicator, EncryptionConfig, Nccl, NcclError, ResultCode, SymbolInfo, UniqueId, Version, version_code};
 
-/// A fake NCCL that is as old as that, so that it lacks what came later.
+/// Returns a fake NCCL of that version, which lacks later functions.
 fn library_of(version: &str) -> Fakes {
     let version: Version = version.parse().expect("a version");
     let later = Nccl::FUNCTIONS.iter().filter(|function| since(function) > version);
@@ -21,7 +21,7 @@ fn library_of(version: &str) -> Fakes {
         .env("PEERWEAVE_FAKE_NCCL_VERSION", version_code(version).to_string())
 }
 
-/// The fake does not have what no header for Linux declares.
+/// Functions that the fake lacks, because no header for Linux declares them.
 const NOT_IN_THE_FAKE: [&str; 2] = ["ncclGinOutboxCreateRequirement", "ncclGinInboxA2ACreateRequirement"];
 
 fn since(function: &SymbolInfo) -> Version {
@@ -29,7 +29,7 @@ fn since(function: &SymbolInfo) -> Version {
 }
 
 #[test]
-fn no_library_is_an_error_that_names_what_was_tried() {
+fn missing_library_error_lists_the_paths_tried() {
     Fakes::new().env("PEERWEAVE_NCCL_PATH", "/nowhere/libnccl.so.2").run(|| {
         let Err(NcclError::Load(error)) = Nccl::load() else { panic!("there is none") };
         assert!(error.exclusive);
@@ -42,7 +42,7 @@ fn no_library_is_an_error_that_names_what_was_tried() {
 }
 
 #[test]
-fn library_that_is_found_later_is_loaded_then() {
+fn library_installed_after_a_failure_is_loaded() {
     Fakes::new().nccl().run(|| {
         let found = std::env::var_os("PEERWEAVE_NCCL_PATH").expect("the fake is there");
         // SAFETY: the only other thread of this process waits for this one.
@@ -89,7 +89,7 @@ fn library_before_2_19_is_refused() {
 }
 
 #[test]
-fn function_that_is_missing_is_an_error_of_that_call_only() {
+fn missing_function_is_an_error_of_its_call_only() {
     Fakes::new().nccl().without("ncclGetUniqueId").run(|| {
         let nccl = Nccl::load().expect("it is there");
         let Err(NcclError::Unsupported(error)) = nccl.unique_id() else { panic!("it has none") };
@@ -100,7 +100,7 @@ fn function_that_is_missing_is_an_error_of_that_call_only() {
 }
 
 #[test]
-fn ids_differ_and_come_back_from_text() {
+fn ids_differ_and_parse_back_from_text() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("it is there");
         let (one, two) = (nccl.unique_id().expect("an id"), nccl.unique_id().expect("an id"));
@@ -153,7 +153,7 @@ fn param_as_reads_the_type_of_the_parameter() {
         assert_eq!(error.code(), Some(ResultCode::INVALID_ARGUMENT), "{error}");
         assert_eq!(
             nccl.param_as::<bool>("NCCL_DEBUG_LEVELS").expect_err("it is text").to_string(),
-            "Nccl::param_as: the parameter: its value is neither true nor false: read it as a String"
+            "Nccl::param_as: the parameter: its value is neither true nor false; read it as a String"
         );
         assert!(nccl.param_as::<u8>("a\0b").expect_err("no such name can be").misuse_kind().is_some());
     });
@@ -177,7 +177,7 @@ fn error_of_an_integer_code_has_nccl_text() {
 }
 
 #[test]
-fn parameters_and_encryption_of_an_old_library_are_unsupported() {
+fn parameters_and_encryption_of_old_nccl_are_unsupported() {
     library_of("2.29.7").run(|| {
         let nccl = Nccl::load().expect("it is there");
         assert!(matches!(nccl.params(), Err(NcclError::Unsupported(error)) if error.since == Some(Version::new(2, 30, 3))));
@@ -241,7 +241,7 @@ fn library_without_a_working_driver_refuses_devices_only() {
 }
 
 #[test]
-fn fork_of_the_process_gets_errors_instead_of_a_hang() {
+fn forked_process_gets_errors_instead_of_a_hang() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("it is there");
         let parent = std::process::id();

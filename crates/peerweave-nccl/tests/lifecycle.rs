@@ -1,4 +1,4 @@
-//! Making, dividing and resting communicators, and forks.
+//! Tests of creating, splitting and suspending communicators, and of forks.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -14,7 +14,7 @@ use peerweave_nccl::{
 };
 
 #[test]
-fn split_gives_each_color_its_own() {
+fn split_creates_a_communicator_for_each_color() {
     fakes(4).run(|| {
         ranks(4, &Config::new(), |comm, stream| {
             // Ranks in reverse order of the key.
@@ -131,7 +131,7 @@ fn suspended_communicator_refuses_calls_until_resumed() {
 }
 
 #[test]
-fn failed_split_is_an_error_not_none() {
+fn failed_split_is_an_error_and_not_none() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommSplit:1=2").run(|| {
         let (comm, stream) = alone();
         assert_eq!(comm.split(Some(0), 0).expect_err("it fails").code().map(|code| code.get()), Some(2));

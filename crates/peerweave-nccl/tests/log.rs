@@ -1,5 +1,5 @@
-//! NCCL's log as events of `tracing`: at the level that was asked for, of children too, and without
-//! harm to their files.
+//! Tests of NCCL's log as events of `tracing`: at the requested level, including child processes,
+//! and without damage to their files.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -20,8 +20,7 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 
 type Lines = Arc<Mutex<Vec<(Level, String)>>>;
 
-/// Keeps what the target `nccl` says, and what spans of that name begin with, as lines of the level
-/// of spans.
+/// Collects the events of the target `nccl`, and the starts of spans of that name, as lines.
 struct Collector(Lines);
 
 struct Message(String);
@@ -87,7 +86,7 @@ fn has(lines: &Lines, part: &str) -> bool {
 }
 
 #[test]
-fn lines_are_events_of_the_level_that_was_asked_for() {
+fn log_lines_are_events_of_the_requested_level() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce:1=5,ncclAllReduce:2=5").run(|| {
         let lines = collect();
         let nccl = Nccl::load().expect("the fake is there");
@@ -107,7 +106,7 @@ fn lines_are_events_of_the_level_that_was_asked_for() {
     });
 }
 
-/// What a child's NCCL does with the variable: opens it for writing from its start, and writes a
+/// Emulates the NCCL of a child process: opens the file in the variable for writing, and writes a
 /// line.
 const OPENS: &str = r#"printf 'node:7:7 [0] NCCL WARN %s\n' 'from a child' > "$NCCL_DEBUG_FILE""#;
 
@@ -145,7 +144,7 @@ fn child_process_inherits_the_debug_log_settings() {
 }
 
 #[test]
-fn every_call_has_a_span_that_says_of_which_communicator() {
+fn every_call_has_a_span_with_its_communicator() {
     fakes(2).run(|| {
         let lines = collect();
         let (comm, stream) = alone();

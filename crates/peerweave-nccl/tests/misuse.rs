@@ -1,5 +1,5 @@
-//! Misuse of a call is reported before NCCL is called: each with its exact message, and each
-//! version's limits.
+//! Tests that misuse of a call is reported before NCCL is called: the exact messages, and the
+//! limits of each version.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -56,7 +56,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.broadcast(stream, None, &mut six_out, Rank::new(0)),
-            "broadcast: the send buffer: missing, expected on this rank, which is the root",
+            "broadcast: the send buffer: missing, expected on the root, which is this rank",
         );
         says(
             comm.broadcast_in_place(stream, &mut six_out, Rank::new(3)),
@@ -64,7 +64,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.reduce(stream, &two, None, ReduceOp::Sum, Rank::new(0)),
-            "reduce: the receive buffer: missing, expected on this rank, which is the root",
+            "reduce: the receive buffer: missing, expected on the root, which is this rank",
         );
         says(comm.gather(stream, &two, Some(&mut four), Rank::new(0)), "gather: the receive buffer has 4 elements, expected 6");
         says(
@@ -103,14 +103,17 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.shrink(&[Rank::new(0)], ShrinkMode::Abort),
-            "shrink: an excluded rank is 0, expected a rank other than those that call",
+            "shrink: an excluded rank is 0, expected a rank other than the calling ones",
         );
         says(comm.split(Some(u32::MAX), 0), "split: the color is 4294967295, expected at most 2147483647");
         says(
             Communicator::split_all(&[(comm, None, 0), (comm, None, 0)], None),
-            "split: the communicators: one communicator is given twice, expected each once",
+            "split: the communicators: one communicator is passed twice, expected each once",
         );
-        says(comm.grow(3, None), "grow: the number of ranks is 3, expected more ranks than there are, and at most 2147483647");
+        says(
+            comm.grow(3, None),
+            "grow: the number of ranks is 3, expected more than the current number of ranks, and at most 2147483647",
+        );
         assert_eq!((counted("collectives"), comm.sequence()), (calls, 0), "NCCL ask_rendezvous of none");
     });
 }
@@ -137,7 +140,7 @@ fn overlapping_buffers_are_misuse() {
 }
 
 #[test]
-fn gather_checks_a_receive_buffer_that_is_not_the_roots() {
+fn gather_checks_receive_buffers_of_ranks_other_than_root() {
     fakes(2).run(|| {
         let all = all(2);
         let ((comm, stream), (_, other_stream)) = (&all[0], &all[1]);
@@ -196,7 +199,7 @@ fn stream_of_another_context_is_misuse() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         let other = context_beside(comm.context()).new_stream().expect("a stream");
-        let why = "the stream: it is of another context than the communicator's; both must be of the primary one";
+        let why = "the stream: it belongs to another context than the communicator, expected the primary context for both";
         says(comm.all_reduce_in_place(&other, &mut values, ReduceOp::Sum), &format!("all_reduce_in_place: {why}"));
         says(comm.wait(&other, DEADLINE), &format!("wait: {why}"));
         let grouped = comm.nccl().group(|group| group.all_reduce_in_place(&comm, &other, &mut values, ReduceOp::Sum));
@@ -207,7 +210,7 @@ fn stream_of_another_context_is_misuse() {
 }
 
 #[test]
-fn streams_of_each_thread_are_refused_by_every_call() {
+fn per_thread_streams_are_refused_by_every_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let own = comm.context().per_thread_stream();
@@ -318,13 +321,13 @@ fn wrong_ranks_and_devices_are_misuse() {
         let blocking = Config::new().blocking(Switch::On);
         says(
             Communicator::split_all(&[(&comm, Some(0), 0)], Some(&blocking)),
-            "split: Config::blocking: expected the same as the parent: NCCL needs both blocking or both non-blocking",
+            "split: Config::blocking: expected the same mode as the parent, both blocking or both non-blocking",
         );
     });
 }
 
 #[test]
-fn groups_of_communicators_that_block_and_some_that_do_not() {
+fn groups_of_blocking_and_non_blocking_are_refused() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let contexts = contexts(2);
@@ -358,7 +361,7 @@ fn puts_outside_a_window_are_misuse() {
         let slice = stream.alloc_zeros::<f32>(8).expect("memory");
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory");
         let error = Window::register(&comm, &slice, WindowKind::DEFAULT).expect_err("it is borrowed").to_string();
-        assert!(error.starts_with("Window::register: registered memory is reached after the call"), "{error}");
+        assert!(error.starts_with("Window::register: registered memory is accessed after the call"), "{error}");
         let error = Window::register(&comm, &memory.slice(1..8).expect("inside"), WindowKind::DEFAULT)
             .expect_err("4 bytes in")
             .to_string();
@@ -415,7 +418,7 @@ fn needs<T: std::fmt::Debug>(result: Result<T, NcclError>, what: &str, since: &s
 }
 
 #[test]
-fn library_of_2_19_says_what_it_lacks() {
+fn library_of_2_19_reports_missing_features() {
     fakes_of(1, "2.19.3").run(|| {
         let (comm, stream) = alone();
         let nccl = comm.nccl();
@@ -456,7 +459,7 @@ fn library_of_2_19_says_what_it_lacks() {
 }
 
 #[test]
-fn before_2_31_there_is_one_signal() {
+fn only_one_signal_exists_before_2_31() {
     fakes_of(1, "2.30.7").run(|| {
         let (comm, stream) = alone();
         comm.signal(&stream, Rank::new(0), Signal::default()).expect("it is enqueued");
@@ -478,7 +481,7 @@ fn before_2_31_there_is_one_signal() {
 }
 
 #[test]
-fn options_and_calls_come_with_their_versions() {
+fn options_and_calls_need_their_versions() {
     for (version, has_window, has_revoke, has_config) in [
         ("2.22.3", false, false, false),
         ("2.27.7", true, false, false),
@@ -504,7 +507,7 @@ fn options_and_calls_come_with_their_versions() {
 }
 
 #[test]
-fn without_nccl_every_entry_is_an_error() {
+fn every_entry_point_without_nccl_is_an_error() {
     peerweave_fakes::Fakes::new().cuda().env("PEERWEAVE_NCCL_PATH", "/no/such/place").run(|| {
         let error = Nccl::load().expect_err("there is none");
         assert!(matches!(error, NcclError::Load(_)), "{error}");

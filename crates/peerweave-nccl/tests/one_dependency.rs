@@ -1,10 +1,10 @@
-//! The common program, with this crate as its only dependency: the program of the README, and one
-//! that uses more.
+//! Tests that typical programs need this crate as their only dependency: the program of the README,
+//! and one that uses more.
 #![cfg(target_os = "linux")]
 
 use peerweave_fakes::Fakes;
 
-/// The program, as it is.
+/// The program of the README, unchanged.
 mod two_gpus {
     include!("one_dependency/two_gpus.rs");
 
@@ -13,7 +13,7 @@ mod two_gpus {
     }
 }
 
-/// As many GPUs as there are, by the prelude and the re-exports alone.
+/// A program for all GPUs, by the prelude and the re-exports only.
 mod by_prelude {
     use std::time::Duration;
 
@@ -58,7 +58,7 @@ fn all_reduce_on_two_gpus_takes_ten_lines() {
 }
 
 #[test]
-fn prelude_is_enough_for_the_common_program() {
+fn prelude_is_sufficient_for_a_typical_program() {
     Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").run(|| {
         by_prelude::run().expect("it works");
     });

@@ -1,8 +1,7 @@
-//! Every option of a communicator and of a call reaches the library that knows it, and is an error
-//! with one that does not.
+//! Tests that every option of a communicator and of a call reaches a library that supports it, and
+//! is an error with one that does not.
 //!
-//! What the structs look like in which version is tested beside them; what the options do is
-//! NCCL's.
+//! Unit tests check the layouts of the structs; the effects of options are NCCL's.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -19,14 +18,15 @@ use peerweave_nccl::{
 
 const LOG: &str = "PEERWEAVE_FAKE_NCCL_LOG";
 
-/// Lines of the fake's log that contain this, from there on.
+/// Returns the lines of the fake's log, from a position on, that contain a text.
 fn logged(part: &str) -> Vec<String> {
     let path = PathBuf::from(std::env::var_os(LOG).expect("set by the parent"));
     let text = std::fs::read_to_string(path).expect("the fake's log");
     text.lines().filter_map(|line| line.find(part).map(|at| line[at + part.len()..].to_owned())).collect()
 }
 
-/// Each option by itself, as the library shall see it, and the version that brought it.
+/// Returns each option separately, with its text in the fake's log, and the version that introduced
+/// it.
 fn options() -> Vec<(Config, &'static str, &'static str)> {
     let new = Config::new;
     vec![
@@ -59,7 +59,7 @@ fn options() -> Vec<(Config, &'static str, &'static str)> {
 }
 
 #[test]
-fn options_reach_only_libraries_that_know_them() {
+fn options_reach_only_libraries_that_support_them() {
     let directory = tempfile::tempdir().expect("temporary directory");
     for version in ["2.19.3", "2.26.5", "2.27.7", "2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3"] {
         fakes_of(1, version).env(LOG, directory.path().join(version)).run(|| {
@@ -106,7 +106,7 @@ fn all_options_together_reach_the_library_and_its_children() {
     });
 }
 
-/// Options of a call, as the library shall see them.
+/// Returns the options of a call, with their texts in the fake's log.
 fn call_options() -> Vec<(CollConfig, &'static str)> {
     let new = CollConfig::new;
     vec![

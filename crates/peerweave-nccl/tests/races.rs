@@ -1,7 +1,7 @@
-//! Calls that end a communicator at the same moment, or beside calls of others: each finds the
-//! other, and NCCL never gets a handle that was freed.
+//! Tests of calls that end a communicator concurrently with each other or with other calls: NCCL
+//! never gets a freed handle.
 //!
-//! What the gate promises for one order of steps is tested beside it.
+//! Unit tests check the guarantees of the gate for single orders of steps.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{Communicator, DeadState, NcclError, ReduceOp};
 
-/// Revokes in one thread and does something else in another, again and again, a little earlier or
-/// later each time.
+/// Revokes on one thread and runs `end` on another, repeatedly, with varying delays.
 fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclError>)) {
     let start = Instant::now();
     for round in 0.. {

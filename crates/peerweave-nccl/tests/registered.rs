@@ -1,5 +1,5 @@
-//! Registered memory that one rank gives back alone: when nothing of this rank uses it any more,
-//! and whatever the others do.
+//! Tests of unregistering memory by one rank alone: after the work of this rank, independently of
+//! the other ranks.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 

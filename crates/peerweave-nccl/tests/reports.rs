@@ -1,5 +1,5 @@
-//! Reports among ranks over the rendezvous when a wait expires: which ranks are behind, which are
-//! gone, and nothing outdated.
+//! Tests of the reports among ranks over the rendezvous after a timeout: ranks that are behind,
+//! lost ranks, and no outdated reports.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -30,7 +30,7 @@ fn timeout(result: Result<(), NcclError>) -> Box<Timeout> {
 }
 
 #[test]
-fn ranks_report_to_each_other_where_they_are() {
+fn ranks_report_their_positions_to_each_other() {
     fakes(3).run_many(3, |child| {
         let (comm, rendezvous, stream) = join(&child);
         let mut buffer = floats(&stream, &[1.0]);
@@ -89,7 +89,7 @@ fn late_rank_is_not_missing_in_the_next_call() {
 }
 
 #[test]
-fn ranks_joined_from_elsewhere_are_not_in_the_rendezvous() {
+fn rendezvous_does_not_report_ranks_that_joined_by_id() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce").run_many(1, |child| {
         let (comm, _rendezvous, _) = join(&child);
         let (nccl, id) = (comm.nccl(), comm.grow_id().expect("an id"));
@@ -117,12 +117,12 @@ fn ranks_joined_from_elsewhere_are_not_in_the_rendezvous() {
 }
 
 #[test]
-fn rank_that_dies_before_the_communicator_is_made_is_named() {
+fn rank_that_dies_during_creation_is_named() {
     fakes(2).run_many(2, |child| dies_while_the_others_make_it(&child, Duration::from_secs(1)));
 }
 
 #[test]
-fn loss_that_nccl_notices_first_names_the_rank() {
+fn loss_detected_first_by_nccl_names_the_rank() {
     // NCCL's connection to the dead rank is cut before the rendezvous knows.
     let fakes = fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:1=6");
     fakes.run_many(2, |child| dies_while_the_others_make_it(&child, DEADLINE));

@@ -1,4 +1,4 @@
-//! Threads that share a communicator, or the process: their calls exclude each other.
+//! Tests of threads that share a communicator or the process: their calls exclude each other.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 

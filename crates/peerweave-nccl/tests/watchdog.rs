@@ -1,5 +1,5 @@
-//! Deadlines of calls that NCCL keeps and of work that is enqueued: the communicator concerned
-//! ends, the error names the ranks that are behind, others go on.
+//! Tests of the deadlines of blocked calls and of enqueued work: the communicator is aborted, the
+//! error names the ranks that are behind, and other communicators continue.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{Communicator, CommunicatorBuilder, Config, DeadState, Nccl, NcclError, Rank, ReduceOp, Switch};
 
-/// A deadline for what does not come.
+/// Deadline of waits that must time out.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// A deadline for what comes in milliseconds, on a busy machine as well.
+/// Deadline of waits that succeed within milliseconds, also on a busy machine.
 const PATIENT: Duration = Duration::from_secs(2);
 
-/// What is late ends soon after its deadline: the others are asked, and an abort waits for a thread
-/// that may leave by itself.
+/// Time within which late work ends after its deadline: the other ranks are queried, and an abort
+/// waits for a thread that may leave by itself.
 const LATE: Duration = Duration::from_secs(6);
 
-/// A machine where a first collective waits inside NCCL for all ranks.
+/// Returns a machine on which a first collective waits inside NCCL for all ranks.
 fn connecting(devices: usize) -> peerweave_fakes::Fakes {
     fakes(devices).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1")
 }
@@ -102,7 +102,7 @@ fn stuck_group_ends_with_all_of_its_ranks() {
 }
 
 #[test]
-fn abort_of_one_rank_ends_the_group_that_it_is_stuck_in() {
+fn abort_of_one_rank_ends_the_group_it_is_blocked_in() {
     connecting(3).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (id, contexts) = (nccl.unique_id().expect("an id"), contexts(3));
@@ -167,7 +167,7 @@ fn successive_calls_are_not_one_stuck_call() {
 }
 
 #[test]
-fn deadline_that_is_changed_during_a_call_counts() {
+fn deadline_changed_during_a_call_applies_to_it() {
     connecting(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             if comm.rank() == Rank::new(0) {
@@ -186,7 +186,7 @@ fn deadline_that_is_changed_during_a_call_counts() {
 }
 
 #[test]
-fn work_that_is_late_ends_at_its_own_deadline() {
+fn late_work_ends_at_its_own_deadline() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run(|| {
         let (comm, stream) = alone();
         let (bystander, beside) = alone();
@@ -227,7 +227,7 @@ fn stream_that_is_always_busy_is_not_late() {
 }
 
 #[test]
-fn capture_is_not_disturbed_by_a_look_at_late_work() {
+fn capture_is_not_broken_by_a_check_of_late_work() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         comm.set_work_deadline(Duration::from_millis(80));

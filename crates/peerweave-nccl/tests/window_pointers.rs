@@ -1,6 +1,6 @@
-//! Where kernels find windows, on fake devices.
+//! Tests of the addresses of windows for kernels, on fake devices.
 //!
-//! What kernels do there is not here: addresses are compared, not used.
+//! Addresses are compared, not used.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -26,13 +26,13 @@ fn fakes_of(version: &str) -> Fakes {
         .env("PEERWEAVE_FAKE_NCCL_VERSION", version_code(version).to_string())
 }
 
-/// As [`fakes_of`], with nothing that forbids multicasts, whatever the tests were started with.
+/// Like [`fakes_of`], with multicast enabled independently of the environment of the tests.
 fn with_multicast(version: &str) -> Fakes {
     let forbidding = ["PEERWEAVE_MULTICAST", "NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS"];
     forbidding.iter().fold(fakes_of(version), |fakes, name| fakes.env_remove(name)).env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "1")
 }
 
-/// Runs `body` on every rank, each with a thread, with a window of `LEN` elements.
+/// Runs `body` on every rank, each on its own thread, with a window of `LEN` elements.
 fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync) {
     let nccl = Nccl::load().expect("the fake is there");
     let id: UniqueId = nccl.unique_id().expect("an id");
@@ -57,7 +57,7 @@ fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync
 }
 
 #[test]
-fn every_rank_s_part_is_found_by_rank_and_by_index() {
+fn parts_of_a_window_are_found_by_rank_and_by_index() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
             // NCCL maps all ranks' memory again, this rank's too: only that there is an address can
@@ -80,7 +80,7 @@ fn every_rank_s_part_is_found_by_rank_and_by_index() {
 }
 
 #[test]
-fn ranks_and_offsets_that_do_not_exist_are_misuse() {
+fn nonexistent_ranks_and_offsets_are_misuse() {
     fakes_of("2.32.3").run(|| {
         with_windows(|_, _, window| {
             for error in [
@@ -102,7 +102,7 @@ fn ranks_and_offsets_that_do_not_exist_are_misuse() {
 }
 
 #[test]
-fn multicast_is_found_where_there_is_one() {
+fn multicast_address_is_returned_if_there_is_one() {
     with_multicast("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
             let first = window.lsa_multimem_pointer(0).expect("it is allowed").expect("the fake was told to have one");
@@ -125,7 +125,7 @@ fn hardware_without_multicast_has_none() {
 }
 
 #[test]
-fn multicast_that_is_forbidden_is_not_asked_for() {
+fn disabled_multicast_address_is_not_queried() {
     let forbidden = fakes_of("2.32.3").env("NCCL_NVLS_ENABLE", "0").env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "1");
     forbidden.run(|| {
         with_windows(|_, _, window| {
@@ -137,7 +137,7 @@ fn multicast_that_is_forbidden_is_not_asked_for() {
 }
 
 #[test]
-fn names_of_a_fabric_need_a_fabric_and_2_31() {
+fn fabric_names_need_a_fabric_and_2_31() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
             assert!(matches!(window.peer_endpoint(Rank::new(0), 0), Err(NcclError::Nccl(_))), "the fake has no fabric");

@@ -1,5 +1,5 @@
-//! Registered memory: windows, what is put into them, buffers of one rank, and when they may be
-//! given back.
+//! Tests of registered memory: windows, puts into them, buffers of one rank, and when they may be
+//! unregistered.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -15,7 +15,7 @@ use peerweave_nccl::{
 };
 
 #[test]
-fn every_rank_puts_into_every_window() {
+fn every_rank_puts_to_every_window() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             let (n, rank) = (comm.n_ranks(), comm.rank());
@@ -197,7 +197,7 @@ fn signals_are_counted_by_sender_and_by_number() {
 }
 
 #[test]
-fn registered_buffers_of_rooted_calls_are_found_on_all_ranks() {
+fn registered_buffers_of_rooted_calls_are_used_on_all_ranks() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             let (send, mut recv) = (floats(&stream, &[comm.rank().get() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));
@@ -231,7 +231,7 @@ fn registered_buffers_of_rooted_calls_are_found_on_all_ranks() {
 }
 
 #[test]
-fn registered_buffer_is_given_back() {
+fn registered_buffer_is_unregistered() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let buffer = floats(&stream, &[1.0; 1024]);
@@ -264,7 +264,7 @@ fn window_releases_streams_without_owners() {
 }
 
 #[test]
-fn window_that_waits_in_vain_for_a_put_enqueues_nothing() {
+fn timed_out_wait_for_a_put_unregisters_nothing() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclPutSignal:1").run(|| {
         let (comm, stream) = alone();
         let beside = comm.context().new_stream().expect("a stream");

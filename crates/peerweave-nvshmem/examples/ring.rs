@@ -52,7 +52,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 
     let came = target.to_vec(stream)?;
     assert_eq!(came, [previous.get() as f32; COUNT], "the data of the previous PE");
-    println!("{} of {n_pes}: received from {previous} {COUNT} times {}", nvshmem.pe(), came[0]);
+    println!("{} of {n_pes}: from {previous} came {COUNT} times {}", nvshmem.pe(), came[0]);
 
     nvshmem.free(source)?;
     nvshmem.free(target)?;

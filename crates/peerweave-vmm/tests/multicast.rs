@@ -161,8 +161,8 @@ fn groups_of_pes_create_and_complete_separate_objects() {
             }
             me.barrier("stored");
             assert_eq!(seen(&me.context, &own, 0, 4), [members[0].get() as u8 + 1; 4], "what the first of the group stored");
-            // One that holds another object than the rest of its group is message_of to all, whatever it
-            // has bound.
+            // One that holds another object than the rest of its group is reported to all,
+            // whatever it has bound.
             let team = collective(&me.rendezvous, &me.context, members, "again", bytes).expect("all add their devices");
             let other = collective(&me.rendezvous, &me.context, members, "other", bytes).expect("all add their devices");
             let team = if me.pe == 2 { other } else { team };

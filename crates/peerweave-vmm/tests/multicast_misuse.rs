@@ -286,7 +286,7 @@ fn pes_on_one_device_are_refused_and_create_nothing() {
         let error = collective(&me.rendezvous, &shared, &members, "one device", bytes).map(drop).expect_err("two of them share");
         let text = error.to_string();
         assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "members", .. })), "{error}");
-        assert!(text.contains("PE 1 and PE 2 on device") && text.contains("a device each"), "{text}");
+        assert!(text.contains("PE 1 and PE 2 on device") && text.contains("different devices"), "{text}");
         let heap = SymmetricHeap::new(&me.rendezvous, &shared, HeapOptions::new(16 * MIB)).expect("a heap may share a device");
         let error = heap.multicast().map(drop).expect_err("two of them share");
         assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "members", .. })), "{error}");

@@ -119,7 +119,7 @@ fn probe_copies_and_reports_missing_kernels() {
         assert!(probe.latency(0, 1, 10, soon()).is_err());
         for wrong in [&[][..], &[(0, 3)], &[(0, 1), (0, 2)], &[(0, 2), (1, 2)]] {
             let result = probe.bandwidth(Method::CopyEngine, wrong, 1, (1, 32), soon());
-            assert!(matches!(result, Err(VmmError::Misuse(Misuse::Value { what: "ways", .. }))), "{wrong:?}");
+            assert!(matches!(result, Err(VmmError::Misuse(Misuse::Value { what: "paths", .. }))), "{wrong:?}");
         }
         drop(probe);
         settle();

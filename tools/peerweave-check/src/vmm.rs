@@ -2,11 +2,11 @@
 //! [--rounds N]`.
 //!
 //! N processes (or threads) map one heap all to all; every pair is written and read with patterns;
-//! the heap grows; many rounds of allocation leave no memory behind. The line `transport: ...` names the
-//! transport that the memory really uses; with `--fabric` it holds `FELL BACK` and the reason where
-//! fabric handles are not available. With `--kill` one process is killed while its memory is
-//! mapped, and the others must get an error that names it. Before the last line, `OK ...` or
-//! `FAILED ...`, comes a table of PE 0's steps. No wait is longer than 20 seconds, and the whole
+//! the heap grows; many rounds of allocation leave no memory behind. The line `transport: ...`
+//! names the transport that the memory really uses; with `--fabric` it holds `FELL BACK` and the
+//! reason where fabric handles are not available. With `--kill` one process is killed while its
+//! memory is mapped, and the others must get an error that names it. Before the last line, `OK ...`
+//! or `FAILED ...`, comes a table of PE 0's steps. No wait is longer than 20 seconds, and the whole
 //! ends after 260 seconds. Multicast objects are never touched.
 
 use std::sync::Arc;
@@ -52,8 +52,8 @@ pub(crate) struct Arguments {
     /// Share by legacy IPC
     #[arg(long, conflicts_with = "fabric")]
     ipc: bool,
-    /// Share by fabric handles where they are to be had; the line `transport:` says FELL BACK and why
-    /// where they are not
+    /// Share by fabric handles where they are to be had; the line `transport:` says FELL BACK and
+    /// why where they are not
     #[arg(long)]
     fabric: bool,
     /// Rounds of allocations and of mappings; heaps are made a fiftieth as often

@@ -1,7 +1,7 @@
-//! Teardown communicators by force.
+//! Forced teardown of communicators.
 //!
-//! Invariant: a handle is passed to `ncclCommAbort` once, by the thread that closed its gate, on a
-//! thread of its own.
+//! Invariant: a handle is passed to `ncclCommAbort` once, on a separate thread, by the thread that
+//! closed its gate.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,24 +18,25 @@ use crate::library::error::{CommunicatorName, NcclError};
 use crate::member::membership::{Abort, Handle, Inner, set_current};
 use crate::member::state::State;
 use crate::sys::ncclResult_t;
-/// How long this crate waits for aborts without a limit of their own.
+/// Time limit of aborts that have no limit of their own.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long an abort waits for a thread to leave a call by itself. With a non-blocking communicator
-/// that takes microseconds; a thread that is stuck inside NCCL only leaves because of the abort.
+/// Time for which an abort waits for a thread to return from a call by itself. On a non-blocking
+/// communicator that takes microseconds; a thread that is stuck inside NCCL returns only after the
+/// abort.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
-/// How long an abort waits for NCCL where graphs keep the communicator from being freed.
+/// Time for which an abort waits for NCCL if graphs keep the communicator from being freed.
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
 impl Abort {
-    /// Waits until NCCL has finished the abort, however long that takes; where graphs keep NCCL
-    /// from freeing the communicator, until it has ended the running work. For a call that found
-    /// the gate closed, and has left it: NCCL may have been about to launch it, with memory that is
-    /// the caller's again when the call returns.
+    /// Waits until NCCL has finished the abort, without a deadline. If graphs keep NCCL from
+    /// freeing the communicator, waits until it has ended the running work. For a call that was cut
+    /// off by the abort: NCCL may have been about to launch it, with memory that the caller may
+    /// reuse when the call returns.
     ///
-    /// The only wait of this crate without a deadline: returning earlier would be unsound, and only
-    /// NCCL can end it.
+    /// This is the only wait of this crate without a deadline: returning earlier would be unsound,
+    /// and only NCCL can end it.
     pub(crate) fn wait(inner: &Inner) {
         let mut started = None;
         let mut done = || {
@@ -44,22 +45,22 @@ impl Abort {
             Ok(ended_what_runs || inner.abort.is_done.load(Ordering::Acquire))
         };
         while wait_until::<Infallible>(deadline_after(ABORT_LIMIT), &mut done) != Ok(true) {
-            tracing::error!(communicator = %inner.name, "an abort takes long: a call that it cuts off waits until NCCL is done with the call's memory");
+            tracing::error!(communicator = %inner.name, "an abort takes long; a call that it cut off waits until NCCL no longer uses the call's memory");
         }
     }
 }
 
-/// Aborts those that are open, each on its own thread. Returns how many.
+/// Aborts the open communicators, each on its own thread. Returns their number.
 pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> Result<usize, NcclError> {
     let open = |inner: &&Arc<Inner>| inner.nccl.not_forked("abort").is_ok() && inner.gate.close(State::Aborted).is_ok();
     let closed: Vec<Arc<Inner>> = communicators.iter().filter(open).map(Arc::clone).collect();
     abort_closed(&closed, limit).into_iter().collect::<Result<Vec<()>, _>>().map(|aborted| aborted.len())
 }
 
-/// Frees communicators that this thread has closed, and waits for that, at most so long.
+/// Frees communicators that this thread has closed, and waits for at most `limit`.
 ///
-/// Where captured graphs use one, NCCL ends what runs, and frees it only with them: then this only
-/// waits until NCCL has ended what runs.
+/// If captured graphs use a communicator, NCCL frees it only when they are destroyed. Then this
+/// function only waits until NCCL has ended the running work.
 pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec<Result<(), NcclError>> {
     const CALL: &str = "abort";
     let start = Instant::now();
@@ -89,16 +90,17 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
     communicators.iter().zip(aborts).map(wait).collect()
 }
 
-/// Frees a communicator that was closed, once no thread uses it, or all that do are blocked in
-/// NCCL.
+/// Frees a closed communicator when no thread uses it, or when all threads that use it are blocked
+/// in NCCL.
 ///
-/// A thread that is blocked in a group leaves when the first of the group's communicators is
-/// aborted, and uses all of them until then. So that one is aborted alone, and the others after it.
+/// A thread that is blocked in a group returns when the first of the group's communicators is
+/// aborted, and uses all of them until then. So the first one is aborted alone, and the others
+/// after it.
 fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);
         let is_first = group.iter().all(|other| inner.name.number <= other.name.number);
-        tracing::warn!(communicator = %inner.name, others = group.len() - 1, "aborted while a call on it is stuck");
+        tracing::warn!(communicator = %inner.name, others = group.len() - 1, "aborted while a call on it is blocked");
         let others: Vec<_> = group.into_iter().filter(|other| !Arc::ptr_eq(other, inner)).collect();
         if !others.is_empty() {
             // Waits for no end: each has a thread of its own.

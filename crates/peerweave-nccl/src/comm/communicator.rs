@@ -1,9 +1,10 @@
-//! A communicator: the handle that users have, and what they can ask it.
+//! A communicator: the user's handle, and its queries.
 //!
-//! What clones of it share is `membership.rs`. Making one is `init.rs` and `split.rs`, ending one
-//! `lifecycle.rs`, waiting `wait.rs`; what it does for its users is in `collectives.rs` and others.
+//! `membership.rs` has the state shared by clones, `init.rs` and `split.rs` create communicators,
+//! `lifecycle.rs` ends them, `wait.rs` waits, and the operations are in `collectives.rs` and
+//! others.
 //!
-//! Invariant: what is asked here is asked inside the gate, or known since it was made.
+//! Invariant: queries are made inside the gate, or answered from values stored at creation.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -23,29 +24,29 @@ use crate::{CommProperties, Nccl, Rank};
 
 /// One rank's membership in an ordered set of ranks that communicate.
 ///
-/// A handle: clones are the same membership. Dropping the last handle, together with the last
-/// graph, window and reduction made of it, ends the membership in the background, without waiting
-/// for other ranks; [`finalize`](Self::finalize) ends it in order.
+/// Clones are handles of the same membership. The membership ends in the background, without
+/// waiting for other ranks, when the last handle is dropped, together with the last graph, window
+/// and reduction created from it. [`finalize`](Self::finalize) ends it in order.
 ///
 /// # Threads
-/// Any thread may use it. NCCL forbids calls on one communicator that are in no order, so each call
-/// takes the communicator's own lock, and waits for it at most as long as
-/// [`deadline`](Self::deadline) says. That makes calls of several threads safe, not right: their
-/// order must still be the same on every rank, which threads that race do not give.
-/// [`abort`](Self::abort) needs no lock; [`async_error`](Self::async_error) and
-/// [`wait`](Self::wait) wait no longer than a moment for it, and work while another thread is
-/// stuck.
+/// Any thread may use it. NCCL requires the calls on a communicator to be ordered, so each call
+/// acquires the communicator's own lock, and waits for it for at most [`deadline`](Self::deadline).
+/// That makes calls of several threads safe, but not correct: their order must still be the same on
+/// every rank, which racing threads do not ensure. [`abort`](Self::abort) needs no lock.
+/// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait only briefly for it, and work
+/// while another thread is blocked.
 ///
 /// # Calls that have to wait
-/// By default communicators block, as in NCCL: what NCCL does on the host (meeting, connecting at
-/// first use, splitting) is done when a call returns. A watchdog, one thread of the process, ends a
-/// call that takes longer than [`deadline`](Self::deadline): it finds out which ranks are behind or
-/// gone, aborts the communicator, and the call returns that as its error. It costs a call nothing.
+/// By default communicators block, as in NCCL: when a call returns, NCCL's work on the host
+/// (bootstrap, connecting at first use, splitting) is complete. A watchdog, one thread of the
+/// process, ends a call that takes longer than [`deadline`](Self::deadline). It finds the ranks
+/// that are behind or lost and aborts the communicator, and the call returns that as its error. A
+/// call has no overhead for it.
 ///
-/// With [`Config::blocking`](crate::Config::blocking) off, NCCL returns at once and this crate
-/// waits, with the same deadline. That has two prices: from NCCL 2.23.4 on NCCL starts a thread for
-/// each call or group (60 to 110 microseconds on H200, where a blocking call takes 5); and an error
-/// that NCCL gives one call stays with the communicator, where each later call is
+/// With [`Config::blocking`](crate::Config::blocking) off, NCCL returns immediately and this crate
+/// waits, with the same deadline. That has two costs. From NCCL 2.23.4 on, NCCL starts a thread for
+/// each call or group (60 to 110 microseconds on H200, where a blocking call takes 5). And an error
+/// that NCCL returns for one call stays with the communicator, so that each later call is
 /// [`NcclError::Dead`].
 ///
 /// ```
@@ -112,7 +113,7 @@ impl Communicator {
         Ok(Self { inner })
     }
 
-    /// Returns the library that it belongs to.
+    /// Returns the library of the communicator.
     pub fn nccl(&self) -> Nccl {
         self.inner.nccl
     }
@@ -127,12 +128,12 @@ impl Communicator {
         self.inner.rank
     }
 
-    /// Returns the ordinal of the device that this rank uses.
+    /// Returns the ordinal of this rank's device.
     pub fn cuda_device(&self) -> usize {
         self.inner.device()
     }
 
-    /// Returns the context of that device.
+    /// Returns the context of this rank's device.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }
@@ -140,12 +141,12 @@ impl Communicator {
     /// Returns NCCL's own handle, an `ncclComm_t`, for libraries that take one and for calls that
     /// this crate lacks.
     ///
-    /// Using it is as unsafe as C: not concurrently with calls of other threads, only while this
-    /// communicator lives (no abort, no finalize, no drop of its last handle), never to free it.
-    /// Calls on it are not counted in [`sequence`](Self::sequence).
+    /// Using it is as unsafe as in C. Do not use it concurrently with calls of other threads, or
+    /// after this communicator has ended (by abort, finalize, or the drop of its last handle), and
+    /// never free it. Calls on it are not counted in [`sequence`](Self::sequence).
     ///
     /// # Errors
-    /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
+    /// [`NcclError::Dead`] after it was aborted or finalized; [`NcclError::Forked`].
     pub fn as_raw(&self) -> Result<*mut c_void, NcclError> {
         const CALL: &str = "as_raw";
         self.inner.nccl.not_forked(CALL)?;
@@ -153,48 +154,47 @@ impl Communicator {
         Ok(self.inner.handle.get().cast())
     }
 
-    /// Returns its name in errors.
+    /// Returns the name of the communicator in errors.
     pub fn name(&self) -> &CommunicatorName {
         &self.inner.name
     }
 
-    /// Returns the number of the last call that was issued on it, counted from 1; 0 before the
-    /// first.
+    /// Returns the number of the last call issued on it, counted from 1; 0 before the first call.
     ///
     /// Ranks that issue the same calls in the same order have the same numbers.
     pub fn sequence(&self) -> u64 {
         self.inner.last().0
     }
 
-    /// Returns how long a call may take on the host: for the lock, and for NCCL to connect ranks at
-    /// first use. After that the communicator is aborted, and the call returns
-    /// [`NcclError::Timeout`] or [`NcclError::PeerLost`].
+    /// Returns the time limit of a call on the host: for the lock, and for NCCL to connect ranks at
+    /// first use. After it the communicator is aborted, and the call returns [`NcclError::Timeout`]
+    /// or [`NcclError::PeerLost`].
     pub fn deadline(&self) -> Duration {
         self.inner.deadline()
     }
 
-    /// Changes [`deadline`](Self::deadline), for all clones. In milliseconds, rounded up.
+    /// Sets [`deadline`](Self::deadline) for all clones, in milliseconds, rounded up.
     pub fn set_deadline(&self, deadline: Duration) {
         self.inner.set_deadline(deadline);
         watchdog::watch();
     }
 
-    /// Returns how long enqueued work may take, whether or not a thread waits for it. 10 minutes by
-    /// default.
+    /// Returns the time limit of enqueued work, whether or not a thread waits for it. The default
+    /// is 10 minutes.
     ///
-    /// Calls that are replayed by a graph are not looked at, and other work in the stream counts as
-    /// well. [`wait`](Self::wait) has a deadline of its own.
+    /// Calls replayed by a graph are not observed, and other work in the stream counts too.
+    /// [`wait`](Self::wait) has its own deadline.
     pub fn work_deadline(&self) -> Duration {
         self.inner.work_deadline()
     }
 
-    /// Changes [`work_deadline`](Self::work_deadline), for all clones. In milliseconds, rounded up;
-    /// [`Duration::MAX`] for none.
+    /// Sets [`work_deadline`](Self::work_deadline) for all clones, in milliseconds, rounded up;
+    /// [`Duration::MAX`] disables it.
     ///
-    /// When work is late, by up to an eighth of that, the communicator is aborted, with all of its
-    /// ranks in this process: so a thread returns that waits for the stream without this crate, by
-    /// `CudaStream::synchronize`. [`wait`](Self::wait) then returns the reason, which names the
-    /// ranks that are behind.
+    /// When work exceeds the limit, by up to an eighth of it, the communicator is aborted, with all
+    /// of its ranks in this process. So a thread that waits for the stream without this crate, by
+    /// `CudaStream::synchronize`, returns. [`wait`](Self::wait) then returns the reason, which
+    /// names the ranks that are behind.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -208,11 +208,11 @@ impl Communicator {
     }
 
     /// Returns NCCL's asynchronous error, of a peer or the network; `None` if there is none.
-    /// Returns [`ResultCode::IN_PROGRESS`] while NCCL or another thread is at work; never waits for
-    /// a call that is blocked.
+    /// Returns [`ResultCode::IN_PROGRESS`] while NCCL or another thread is in a call. Never waits
+    /// for a call that is blocked.
     ///
     /// # Errors
-    /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
+    /// [`NcclError::Dead`] after it was aborted or finalized; [`NcclError::Forked`].
     pub fn async_error(&self) -> Result<Option<ResultCode>, NcclError> {
         match self.inner.async_code("async_error", PROBE_TIMEOUT)? {
             ncclResult_t::ncclSuccess => Ok(None),
@@ -220,11 +220,11 @@ impl Communicator {
         }
     }
 
-    /// Returns NCCL's text of the last error; `None` if there was none. NCCL keeps one for the
-    /// process, so it may be of another communicator.
+    /// Returns NCCL's text of the last error; `None` if there is none. NCCL has one such text for
+    /// the process, so the error may be of another communicator.
     ///
     /// # Errors
-    /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
+    /// [`NcclError::Dead`] after it was aborted or finalized; [`NcclError::Forked`].
     pub fn last_error(&self) -> Result<Option<String>, NcclError> {
         const CALL: &str = "last_error";
         self.inner.nccl.not_forked(CALL)?;
@@ -232,7 +232,7 @@ impl Communicator {
         Ok(Some(self.inner.nccl.last_error_text(self.inner.handle.get())).filter(|text| !text.is_empty()))
     }
 
-    /// Returns its capabilities: the transports among the ranks.
+    /// Returns the capabilities of the communicator: the transports among the ranks.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; NCCL's own.
@@ -244,7 +244,7 @@ impl Communicator {
         unsafe { CommProperties::query(inner.nccl, inner.handle.get(), &inner.name) }
     }
 
-    /// Returns how much device memory NCCL holds for this rank.
+    /// Returns the device memory that NCCL uses for this rank.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; NCCL's own.
@@ -268,17 +268,17 @@ impl Communicator {
     }
 }
 
-/// How much memory of the device NCCL holds for a rank.
+/// Device memory that NCCL uses for a rank, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemStats {
-    /// What [`Communicator::suspend`] gives back, or has given back.
+    /// Memory that [`Communicator::suspend`] releases, or has released.
     pub suspendable_bytes: u64,
-    /// Whether it is given back now.
+    /// Whether that memory is released now.
     pub is_suspended: bool,
-    /// What it does not give back.
+    /// Memory that `suspend` does not release.
     pub persistent_bytes: u64,
-    /// All that NCCL tracks, what was given back for now among it.
+    /// All memory tracked by NCCL, including memory released by `suspend`.
     pub total_bytes: u64,
 }
 

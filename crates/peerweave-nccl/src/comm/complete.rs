@@ -1,8 +1,8 @@
-//! The end of a call: waits until NCCL has finished its work on the host.
+//! Completion of a call: waits until NCCL has finished its work on the host.
 //!
-//! Not for what runs on the device: that is `wait.rs`. Invariant: a call that NCCL has not finished
-//! when it returns is finished, or the communicator is aborted and NCCL done with it, before the
-//! borrows of the call end ([C2] of `membership.rs`).
+//! `wait.rs` waits for work on the device. Invariant: when a call returns, NCCL has finished it;
+//! otherwise the communicator is aborted, and NCCL has stopped using it, before the borrows of the
+//! call end ([C2] of `membership.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use crate::member::state::{Allowed, Inside, State};
 use crate::sys::{Api, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
 impl Inner {
-    /// Completes a call: waits if NCCL is still at work. Upholds [C2].
+    /// Completes a call: waits if NCCL is still in progress. Ensures [C2].
     #[inline]
     pub(crate) fn complete(
         self: &Arc<Self>,
@@ -33,12 +33,12 @@ impl Inner {
         if code == ncclResult_t::ncclSuccess { Ok(()) } else { self.complete_slowly(call, code, inside) }
     }
 
-    /// As [`complete`](Self::complete), for a call that is not a collective.
+    /// Like [`complete`](Self::complete), for a call that is not a collective.
     ///
-    /// On a non-blocking communicator, some of those return success while a thread of NCCL is at
-    /// work and will write to the caller's memory: they drop the result of the end of their own
-    /// group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; seen in 2.28 to 2.32). So
-    /// success only means that they have started, and the communicator is queried.
+    /// On a non-blocking communicator, some of these calls return success while a thread of NCCL is
+    /// still running and will write to the caller's memory. They drop the result of the end of
+    /// their own group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; observed in 2.28 to
+    /// 2.32). So success only means that the call has started, and the communicator is queried.
     pub(crate) fn complete_started(
         self: &Arc<Self>,
         call: &'static str,
@@ -48,18 +48,18 @@ impl Inner {
         self.complete(call, self.started(code), inside)
     }
 
-    /// Returns the code of a call that is not a collective: see
+    /// Returns the code of a call that is not a collective. See
     /// [`complete_started`](Self::complete_started).
     pub(crate) fn started(&self, code: ncclResult_t) -> ncclResult_t {
         let may_go_on = !self.blocking && code == ncclResult_t::ncclSuccess;
         if may_go_on { ncclResult_t::ncclInProgress } else { code }
     }
 
-    /// Calls a function on the handle, exclusively, with the device's context current, and waits
-    /// until NCCL has finished.
+    /// Calls a function on the handle, exclusively, with the device's context current. Waits until
+    /// NCCL has finished.
     ///
     /// # Errors
-    /// Those of [`enter`](Self::enter) and of [`complete`](Self::complete); NCCL's.
+    /// Those of [`enter`](Self::enter) and [`complete`](Self::complete); NCCL's own.
     pub(crate) fn call(
         self: &Arc<Self>,
         name: &'static str,
@@ -70,7 +70,7 @@ impl Inner {
         self.call_inside(name, inside, function)
     }
 
-    /// As [`call`](Self::call), for a thread that is inside the gate.
+    /// Like [`call`](Self::call), for a thread that is inside the gate.
     pub(crate) fn call_inside(
         self: &Arc<Self>,
         name: &'static str,
@@ -84,11 +84,11 @@ impl Inner {
         self.complete_started(name, code, inside)
     }
 
-    /// As [`call`](Self::call), for a function that stores something: at a place that outlives the
-    /// call if NCCL does not end it.
+    /// Like [`call`](Self::call), for a function that stores a result. Its place outlives the call
+    /// if NCCL does not finish.
     ///
     /// # Errors
-    /// As [`call`](Self::call).
+    /// As for [`call`](Self::call).
     pub(crate) fn call_into<T>(
         self: &Arc<Self>,
         name: &'static str,
@@ -119,30 +119,30 @@ impl Inner {
     }
 }
 
-/// Records a refused call: a non-blocking communicator keeps NCCL's errors, and every later call
-/// would only return them.
+/// Records a refused call. A non-blocking communicator keeps NCCL's errors, and every later call
+/// would return them again.
 fn keep_failure(inner: &Inner) {
     if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
         let _ = inner.gate.change(State::Live, State::Failed);
     }
 }
 
-/// How often NCCL is queried in a row, ten to forty nanoseconds each, before the processor is
-/// yielded. From 2.23.4 on every call on a non-blocking communicator is in progress for as long as
-/// NCCL's thread takes, and that may have only this processor to run on.
+/// Number of consecutive queries of NCCL, ten to forty nanoseconds each, before the processor is
+/// yielded. From 2.23.4 on, every call on a non-blocking communicator is in progress until NCCL's
+/// thread is done, and that thread may need this processor.
 const IN_A_ROW: u32 = 50;
 
-/// How long the processor is only yielded between queries; then this thread sleeps.
+/// Time for which the processor is only yielded between queries; after it the thread sleeps.
 const YIELDS: Duration = Duration::from_millis(1);
 
-/// As [`complete_all`], without its costs if NCCL finishes within microseconds and without an
+/// Like [`complete_all`], without its costs if NCCL finishes within microseconds and without an
 /// error.
 fn complete_group(call: &'static str, inside: Entered<'_>, deadline: Duration) -> Result<(), NcclError> {
     if is_done_soon(&inside) { Ok(()) } else { complete_all(call, inside.into_vec(), deadline) }
 }
 
-/// Returns whether NCCL has finished in time without an error. Other results are returned again by
-/// the next query.
+/// Returns whether NCCL has finished in time without an error. Any other result is returned again
+/// by the next query.
 fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
     leave_blocking_all(inside);
     let mut rest = IN_A_ROW;
@@ -158,7 +158,7 @@ fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
     })
 }
 
-/// Calls `ready` until it returns true or the deadline has passed; returns whether it returned
+/// Calls `ready` until it returns true or the deadline has passed. Returns whether it returned
 /// true.
 fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
@@ -178,7 +178,7 @@ fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
 }
 
 /// Waits until NCCL has finished its work on the host for these communicators. Aborts those that
-/// have not finished in time [C2].
+/// are not finished in time [C2].
 #[cold]
 pub(crate) fn complete_all(
     call: &'static str,
@@ -237,7 +237,7 @@ pub(crate) fn complete_all(
         }
         drop(members);
         for error in abort_closed(&late, ABORT_LIMIT).into_iter().filter_map(Result::err) {
-            tracing::error!(%error, "a communicator whose call did not end could not be aborted in time");
+            tracing::error!(%error, "a communicator whose call did not return could not be aborted in time");
         }
         late.iter().for_each(|inner| Abort::wait(inner));
     } else {
@@ -252,11 +252,11 @@ pub(crate) fn complete_all(
     }
 }
 
-/// Marks this thread as blocking in all gates, or in none: then one of the communicators was
-/// aborted or finalized meanwhile, and the thread that did so waits until this one has left.
+/// Marks this thread as blocking in all gates. If one of the communicators was aborted or finalized
+/// meanwhile, marks it in none: the thread that did so waits until this one has left.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
-    /// The number of the last group of several communicators.
+    /// Number of the last group of several communicators.
     static GROUPS: AtomicU64 = AtomicU64::new(0);
     if inside.len() > 1 {
         let group = GROUPS.fetch_add(1, Ordering::Relaxed) + 1;
@@ -283,8 +283,8 @@ pub(crate) fn leave_blocking_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
 /// Makes NCCL refuse the group that this thread has started: its end then launches nothing, waits
 /// for no rank, and returns an error.
 ///
-/// Issues an invalid call: NCCL records its error for the group before it looks at anything else
-/// (seen in 2.19 to 2.30).
+/// Issues an invalid call. NCCL records its error for the group before any other check (observed in
+/// 2.19 to 2.30).
 #[cold]
 pub(crate) fn refuse_group(nccl: Nccl) {
     let (kind, op) = (ncclDataType_t::ncclUint8, ncclRedOp_t::ncclSum);
@@ -295,11 +295,10 @@ pub(crate) fn refuse_group(nccl: Nccl) {
     debug_assert!(!matches!(refused, Ok(ncclResult_t::ncclSuccess)));
 }
 
-/// Completes a group of calls, for which NCCL has returned `ended`.
+/// Completes a group of calls for which NCCL has returned `ended`.
 ///
-/// A partial group did not reach NCCL as a whole, which NCCL does not know: the other ranks would
-/// never join the part that it launches, or it would work until the deadline. So the communicators
-/// are aborted.
+/// If only part of a group reached NCCL, the other ranks would never join the part that it
+/// launches, or it would run until the deadline. So the communicators are aborted.
 #[inline]
 pub(crate) fn end_group(
     call: &'static str,
@@ -344,18 +343,17 @@ fn end_badly(
     // Who aborts waits for this thread to leave.
     drop(inside);
     if is_partial && let Err(error) = abort_together(&inners, ABORT_LIMIT) {
-        tracing::error!(%error, "part of a group could not be ended in time");
+        tracing::error!(%error, "part of a group could not be aborted in time");
     }
     inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| root_cause(inner, error.clone())))
 }
 
-/// Returns what a call has stored, by its result. After an error that does not confirm that NCCL
-/// has finished, NCCL may still write there, so the place is leaked.
+/// Returns the value that a call has stored, if its result is success. After an error that does not
+/// confirm that NCCL has finished, NCCL may still write to the place, so it is leaked.
 ///
 /// # Safety
-/// The place is that of a box, and belongs to the caller, or to NCCL as long as the call is not
-/// done.
+/// The place is that of a box. It belongs to the caller, or to NCCL until the call is done.
 unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, NcclError> {
     let is_done = match &result {
         Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,
@@ -363,7 +361,7 @@ unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, N
     };
     // SAFETY: NCCL is done with the place, which is the caller's box.
     let stored = is_done.then(|| *unsafe { Box::from_raw(place) });
-    result.map(|()| stored.expect("success was done"))
+    result.map(|()| stored.expect("the call succeeded"))
 }
 
 #[cfg(test)]
@@ -388,7 +386,7 @@ mod tests {
             communicator: None,
         };
         let dead = NcclError::Dead { call: "register", communicator: name, state: DeadState::Aborted };
-        let left_out = NcclError::misuse("register", MisuseKind::Context { why: "a rank was left out" });
+        let left_out = NcclError::misuse("register", MisuseKind::Context { why: "a rank was omitted" });
         for (result, is_freed) in [
             (Ok(()), true),
             (Err(failure().into()), true),

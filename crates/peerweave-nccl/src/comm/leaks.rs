@@ -1,8 +1,8 @@
 //! NCCL's resources that a process has not freed, as a value, and as a report when the process
 //! ends.
 //!
-//! Frees nothing. Invariant: the report at the end calls neither NCCL nor the driver, whose own
-//! ends may have come before.
+//! Resources are not freed here. Invariant: the report at the end calls neither NCCL nor the
+//! driver, which may have shut down before.
 
 use std::fmt;
 use std::io::Write as _;
@@ -15,11 +15,11 @@ use crate::library::loading;
 use crate::member::membership::{self, Inner};
 use crate::{DeadState, Nccl};
 
-/// Allocations of NCCL's memory that are not freed, and their bytes.
+/// Number of allocations of NCCL's memory that are not freed, and their bytes.
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Counts an allocation until it is dropped, which is when the memory is freed.
+/// Counts an allocation until it is dropped, when the memory is freed.
 pub(crate) struct CountedAllocation(u64);
 
 impl CountedAllocation {
@@ -37,21 +37,21 @@ impl Drop for CountedAllocation {
     }
 }
 
-/// NCCL's resources that this process holds now. At the end of a program they are leaked.
+/// NCCL's resources that this process holds now. At the end of a program they are leaks.
 ///
-/// `Display` has a line for each thing; nothing where there is none.
+/// `Display` prints a line for each resource; nothing if there is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leaks {
-    /// Communicators that were neither finalized, aborted nor dropped with their last handle,
-    /// graph, window and operation.
+    /// Communicators that were not finalized, aborted, or dropped with their last handle, graph,
+    /// window and operation.
     pub communicators: Vec<LeakedCommunicator>,
-    /// Communicators that are still being ended in the background:
+    /// Number of communicators that are still being ended in the background:
     /// [`Communicator::wait_for_dropped`](crate::Communicator::wait_for_dropped) waits for them.
     pub ending: usize,
-    /// Allocations of [`NcclMem`](crate::NcclMem) that are not freed.
+    /// Number of allocations of [`NcclMem`](crate::NcclMem) that are not freed.
     pub allocations: usize,
-    /// Bytes that were asked for by these allocations.
+    /// Requested size of these allocations in bytes.
     pub allocated_bytes: u64,
 }
 
@@ -59,13 +59,13 @@ pub struct Leaks {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakedCommunicator {
-    /// Its name in errors.
+    /// Name of the communicator in errors.
     pub name: Arc<CommunicatorName>,
-    /// What became of it, where it does not work any more: revoked, suspended, failed.
+    /// The reason why it cannot be used, if any: revoked, suspended or failed.
     pub state: Option<DeadState>,
-    /// Windows and buffers that are registered with it.
+    /// Number of windows and buffers registered with it.
     pub registrations: usize,
-    /// Captured calls whose graphs were not destroyed.
+    /// Number of captured calls whose graphs were not destroyed.
     pub captured_calls: usize,
 }
 
@@ -81,7 +81,7 @@ impl LeakedCommunicator {
 }
 
 impl Leaks {
-    /// Returns whether there is nothing.
+    /// Returns whether there are no leaks.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -123,7 +123,7 @@ impl fmt::Display for Leaks {
 }
 
 impl Nccl {
-    /// Returns what this process holds of NCCL now, of every library.
+    /// Returns the resources that this process holds of NCCL now, of every loaded library.
     ///
     /// ```
     /// assert!(peerweave_nccl::Nccl::leaks().is_empty());
@@ -132,14 +132,14 @@ impl Nccl {
         Leaks::of(&membership::all())
     }
 
-    /// Writes what was not given back to standard error when the process ends (by return from
-    /// `main` or `exit`), one line for each thing. Once, however often it is asked for.
+    /// Prints leaked resources to standard error when the process ends (by return from `main` or
+    /// `exit`), one line for each. The report is printed once, even if requested several times.
     ///
-    /// Waits for nothing: a communicator that was dropped just before may still be ending, and is
-    /// reported as such.
+    /// The report waits for nothing: a communicator that was dropped shortly before may still be
+    /// ending, and is reported as such.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if the system takes no more functions for the end of the process.
+    /// [`NcclError::Misuse`] if the system accepts no more functions for the end of the process.
     pub fn report_leaks_at_exit() -> Result<(), NcclError> {
         static ONCE: Once = Once::new();
         let mut refused = false;
@@ -175,7 +175,7 @@ mod tests {
     use crate::Rank;
 
     #[test]
-    fn each_leak_has_a_line_of_its_own() {
+    fn each_leak_is_reported_on_its_own_line() {
         let name = |number| Arc::new(CommunicatorName { name: None, rank: Rank::new(1), ranks: 2, number });
         let leaked = |number, state, registrations, captured_calls| LeakedCommunicator {
             name: name(number),

@@ -1,6 +1,6 @@
-//! Ending communicators in order and by force; suspending and resuming them.
+//! Ending communicators in order or by force, and suspending and resuming them.
 //!
-//! What waits for NCCL without a limit of NCCL's own does so on a thread of its own.
+//! Calls that may wait forever inside NCCL run on a separate thread.
 //!
 //! Invariant: a handle is passed to `ncclCommDestroy` or `ncclCommAbort` once, by the thread that
 //! closed its gate.
@@ -23,17 +23,17 @@ use crate::member::spans;
 use crate::member::state::{Allowed, State};
 use crate::sys::{self, ncclResult_t};
 
-/// How long the driver may take to release what destroyed graphs held.
+/// Time within which the driver releases the resources of destroyed graphs.
 const GRAPH_RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 impl Communicator {
-    /// Ends the membership in order: what was issued completes, and NCCL's resources are freed.
+    /// Ends the membership in order: issued work completes, and NCCL's resources are freed.
     ///
-    /// It takes the handle; clones of it give [`NcclError::Dead`] afterwards.
+    /// It consumes the handle; calls through clones of it then return [`NcclError::Dead`].
     ///
-    /// NCCL frees memory that its peers have mapped, for which the driver waits until those devices
-    /// are idle. So where several ranks are threads of one process, let all of them come back from
-    /// this before one of them enqueues anything that waits for another rank.
+    /// NCCL frees memory that peers have mapped, for which the driver waits until their devices are
+    /// idle. So if several ranks are threads of one process, let all of them return from this call
+    /// before one of them enqueues work that waits for another rank.
     ///
     /// ```compile_fail,E0382
     /// # use std::time::Duration;
@@ -45,13 +45,12 @@ impl Communicator {
     /// ```
     ///
     /// # Collective
-    /// All ranks. A thread that has several ranks ends them with
-    /// [`finalize_all`](Self::finalize_all).
+    /// All ranks. A thread with several ranks ends them with [`finalize_all`](Self::finalize_all).
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds (then nothing was
-    /// done); [`NcclError::Timeout`] if others did not come or work does not end, after which it is
-    /// aborted; [`NcclError::Dead`] if it was ended before, through another handle.
+    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds (nothing has changed
+    /// then). [`NcclError::Timeout`] if other ranks do not arrive or work does not complete, after
+    /// which it is aborted. [`NcclError::Dead`] if it was ended before through another handle.
     pub fn finalize(self, deadline: Duration) -> Result<(), NcclError> {
         Self::finalize_all(vec![self], deadline)
     }
@@ -59,11 +58,11 @@ impl Communicator {
     /// Ends several memberships of this process in order.
     ///
     /// # Collective
-    /// As [`finalize`](Self::finalize).
+    /// As for [`finalize`](Self::finalize).
     ///
     /// # Errors
-    /// As [`finalize`](Self::finalize): the first. All are ended nevertheless, unless a graph uses
-    /// one of them.
+    /// As for [`finalize`](Self::finalize): the first error. All memberships are ended
+    /// nevertheless, unless a graph uses one of them.
     pub fn finalize_all(communicators: Vec<Self>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "finalize";
         let (start, deadline) = (Instant::now(), bounded(deadline));
@@ -105,16 +104,16 @@ impl Communicator {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Ends the membership by force: running work on the device ends soon, with unspecified
-    /// results, and blocked calls of other threads return an error. Needs neither the lock nor
+    /// Ends the membership by force. Running work on the device ends soon, with unspecified
+    /// results, and blocked calls of other threads return an error. It needs neither the lock nor
     /// another rank.
     ///
-    /// Returns when NCCL has freed the communicator, at most after `limit`; NCCL goes on in the
-    /// background then. While captured graphs use the communicator, NCCL keeps its memory until
-    /// they are destroyed, and this returns without waiting for that.
+    /// Returns when NCCL has freed the communicator, or after `limit`; NCCL then continues in the
+    /// background. While captured graphs use the communicator, NCCL keeps its memory until they are
+    /// destroyed, and this call does not wait for that.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] if NCCL has not ended by then; [`NcclError::Dead`] if it was ended
+    /// [`NcclError::Timeout`] if NCCL has not finished by then; [`NcclError::Dead`] if it was ended
     /// before; NCCL's own.
     pub fn abort(&self, limit: Duration) -> Result<(), NcclError> {
         const CALL: &str = "abort";
@@ -124,35 +123,36 @@ impl Communicator {
         abort_closed(std::slice::from_ref(&self.inner), bounded(limit)).pop().unwrap_or(Ok(()))
     }
 
-    /// Aborts every communicator of this process, each from a thread of its own: aborting one after
-    /// the other can wait forever, since they share devices. Gives how many were aborted.
+    /// Aborts every communicator of this process, each on a separate thread. Aborting them one
+    /// after the other can wait forever, because they share devices. Returns their number.
     ///
     /// # Errors
-    /// As [`abort`](Self::abort): the first.
+    /// As for [`abort`](Self::abort): the first error.
     pub fn abort_all(limit: Duration) -> Result<usize, NcclError> {
         abort_together(&membership::all(), bounded(limit))
     }
 
-    /// Waits until the communicators that were dropped so far are freed, at most for `deadline`.
-    /// Returns whether they are.
+    /// Waits until all communicators dropped so far are freed, for at most `deadline`. Returns
+    /// whether they are freed.
     ///
-    /// For the end of a program, which would otherwise end the background threads.
+    /// Call it at the end of a program, because exiting would end the background threads.
     pub fn wait_for_dropped(deadline: Duration) -> bool {
         // In this order: a last handle that the watchdog drops is counted before its look is over.
         let ended = || Ok(!watchdog::is_looking() && teardown::count() == 0);
         wait_until::<std::convert::Infallible>(Instant::now() + bounded(deadline), ended).unwrap_or(false)
     }
 
-    /// Ends what runs on the communicator, and keeps it for [`split`](Self::split) and
-    /// [`shrink`](Self::shrink). NCCL 2.28.7.
+    /// Ends running work on the communicator, but keeps it for [`split`](Self::split) and
+    /// [`shrink`](Self::shrink). Requires NCCL 2.28.7.
     ///
-    /// Blocked work on the device ends. If the communicator blocks, so do blocked calls of other
-    /// threads. If it does not block, this locks it as other calls do: NCCL would free a call that
-    /// it is still working on, and later free it again ([`abort`](Self::abort) ends such a call).
+    /// Blocked work on the device ends. On a blocking communicator, blocked calls of other threads
+    /// also end. On a non-blocking one, this call locks it like other calls: NCCL would free a call
+    /// that is still in progress, and later free it again ([`abort`](Self::abort) ends such a
+    /// call).
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`], also where it was revoked before;
-    /// [`NcclError::Timeout`] by the communicator's deadline; NCCL's own.
+    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`], also if it was revoked
+    /// before. [`NcclError::Timeout`] at the communicator's deadline. NCCL's own.
     pub fn revoke(&self) -> Result<(), NcclError> {
         const CALL: &str = "revoke";
         let inner = &self.inner;
@@ -163,17 +163,18 @@ impl Communicator {
         if inner.blocking { revoke_concurrently(inner, CALL) } else { revoke_exclusively(inner, CALL) }
     }
 
-    /// Gives back the memory of the device that NCCL can do without for now. NCCL 2.29.7.
+    /// Releases device memory that NCCL does not need while no work is in flight. Requires NCCL
+    /// 2.29.7.
     ///
-    /// Until [`resume`](Self::resume), nothing can be issued.
+    /// No work can be issued until [`resume`](Self::resume).
     ///
     /// # Collective
-    /// All ranks, when nothing is in flight.
+    /// All ranks, when no work is in flight.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds, since they would
-    /// replay calls into memory that was given back; [`NcclError::Unsupported`] before;
-    /// [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds, because they would
+    /// replay calls into released memory. [`NcclError::Unsupported`] with an older NCCL.
+    /// [`NcclError::Dead`]. NCCL's own.
     pub fn suspend(&self) -> Result<(), NcclError> {
         const CALL: &str = "suspend";
         self.inner.nccl.not_forked(CALL)?;
@@ -184,19 +185,19 @@ impl Communicator {
         })
     }
 
-    /// Takes the memory again. NCCL 2.29.7.
+    /// Reacquires the memory released by [`suspend`](Self::suspend). Requires NCCL 2.29.7.
     ///
     /// # Collective
     /// All ranks.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless it is suspended; else as [`suspend`](Self::suspend).
+    /// [`NcclError::Misuse`] unless it is suspended; otherwise as for [`suspend`](Self::suspend).
     pub fn resume(&self) -> Result<(), NcclError> {
         const CALL: &str = "resume";
         if self.inner.gate.state() == State::Live {
             return Err(NcclError::misuse(
                 CALL,
-                MisuseKind::Context { why: "the communicator is not suspended, expected after `suspend`" },
+                MisuseKind::Context { why: "the communicator is not suspended; call `suspend` first" },
             ));
         }
         self.change(CALL, State::Suspended, State::Live, |api, comm| {
@@ -205,7 +206,7 @@ impl Communicator {
         })
     }
 
-    /// Makes NCCL change the state, and changes it here before another thread enters.
+    /// Makes NCCL change the state, and records the change before another thread enters.
     fn change(
         &self,
         call: &'static str,
@@ -239,8 +240,8 @@ impl Communicator {
 
 /// Fails while captured graphs use one of the communicators.
 ///
-/// The driver lets go of what a destroyed graph held some time after the destruction, on a thread
-/// of its own (seen on H200): that is waited for, at most for `patience`, and not for long.
+/// The driver releases the resources of a destroyed graph some time later, on a thread of its own
+/// (observed on H200). This function waits for that, for at most `patience`.
 pub(crate) fn no_graphs<'a>(
     call: &'static str,
     communicators: impl IntoIterator<Item = &'a Arc<Inner>> + Clone,
@@ -253,7 +254,8 @@ pub(crate) fn no_graphs<'a>(
     }
 }
 
-/// Revokes a non-blocking communicator: no other thread is inside, and NCCL has no pending call.
+/// Revokes a non-blocking communicator: no other thread is inside the gate, and NCCL has no pending
+/// call.
 fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
     let start = Instant::now();
     let inside = inner.enter(call, Allowed::OPEN)?;
@@ -293,7 +295,8 @@ fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), Nccl
     }
 }
 
-/// Revokes a blocking communicator while other threads may be inside: their blocked calls end.
+/// Revokes a blocking communicator while other threads may be inside the gate: their blocked calls
+/// end.
 fn revoke_concurrently(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
     let reader = inner.gate.enter_shared(Allowed::OPEN).map_err(|refused| inner.refused(call, refused))?;
     inner.bind()?;
@@ -312,8 +315,8 @@ fn revoke_concurrently(inner: &Arc<Inner>, call: &'static str) -> Result<(), Ncc
     if inner.gate.is_closed() { result.and(Err(inner.dead(call, inner.gate.state()))) } else { result }
 }
 
-/// Records the revocation, and returns the previous state. NCCL revokes once, for the first caller;
-/// a closed communicator fails.
+/// Records the revocation, and returns the previous state. Only the first caller makes NCCL revoke;
+/// a closed communicator is an error.
 fn revoked(inner: &Inner, call: &'static str) -> Result<State, NcclError> {
     match inner.gate.set(State::Revoked) {
         Ok(State::Revoked) => Err(inner.dead(call, State::Revoked)),

@@ -1,5 +1,5 @@
-//! A communicator as its users have it: what it is asked, how calls on it complete, how it is
-//! waited for and watched, how it ends.
+//! The communicator as its users see it: queries, completion of calls, waits, the watchdog, and its
+//! end.
 
 pub(crate) mod abort;
 pub(crate) mod communicator;

@@ -1,10 +1,11 @@
-//! The ranks of one communicator in one process: which of them are behind, and whether another
+//! The ranks of one communicator in one process: the ranks that are behind, and whether another
 //! thread can still issue their calls.
 //!
-//! A thread that has several ranks issues their calls in one group. If it omits one, it waits for a
-//! call that only it can issue, and NCCL never notices. Other processes are checked in `wait.rs`.
+//! A thread with several ranks issues their calls in one group. If it omits a rank, it waits for a
+//! call that only it can issue, and NCCL never detects this. `wait.rs` checks ranks of other
+//! processes.
 //!
-//! Invariant: this only reads; a call pays for it with one store.
+//! Invariant: this module only reads. Its cost for a call is one store.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,30 +14,31 @@ use crate::library::error::{MisuseKind, NcclError, RankReport};
 use crate::member::membership::{self, Inner};
 use crate::member::threads::this_thread;
 
-/// How often the other ranks of the process are looked at.
+/// Interval at which the other ranks of the process are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Half of a shorter deadline than twice this says nothing: threads are late by as much.
+/// Minimum time before a rank counts as omitted, because threads can be late by that much.
 const AT_LEAST: Duration = Duration::from_millis(500);
 
-/// How long a thread that has issued the call for several ranks waits for one that it left out.
+/// Time for which a thread that has issued the call for several ranks waits for one that it
+/// omitted.
 const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
 
-/// The other ranks of a communicator in this process.
+/// Returns the other ranks of a communicator in this process.
 fn siblings(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let mut all = membership::all();
     all.retain(|other| other.identity == inner.identity && !Arc::ptr_eq(other, inner) && !other.gate.is_closed());
     all
 }
 
-/// All ranks of a communicator in this process, this one among them.
+/// Returns all ranks of a communicator in this process, including this one.
 pub(crate) fn of_process(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let mut all = siblings(inner);
     all.push(Arc::clone(inner));
     all
 }
 
-/// Where the other ranks of this process are, as they would report it.
+/// Returns the positions of the other ranks in this process, in the form of their reports.
 pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     let report = |other: &Arc<Inner>| {
         let (sequence, call) = other.last();
@@ -45,33 +47,34 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     siblings(inner).iter().map(report).collect()
 }
 
-/// Looks, while a thread waits for a call, whether it has left out a rank that only it could bring.
+/// Checks, while a thread waits for a call, whether it has omitted a rank whose call only it could
+/// issue.
 pub(crate) struct LeftOut {
     thread: u64,
     next: Instant,
-    /// When the rank is not expected any more: sooner where the thread is known to issue several
-    /// ranks.
+    /// Time after which the rank is not expected any more: shorter if the thread is known to issue
+    /// calls for several ranks.
     patience: Duration,
 }
 
 impl LeftOut {
-    /// For a wait of this thread that lasts at most so long.
+    /// Creates the check for a wait of this thread with that time limit.
     pub(crate) fn new(deadline: Duration) -> Self {
         Self::by_thread(this_thread(), deadline)
     }
 
-    /// As [`new`](Self::new), for a wait of the thread with this number.
+    /// Like [`new`](Self::new), for a wait of the thread with this number.
     pub(crate) fn by_thread(thread: u64, deadline: Duration) -> Self {
         Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
     }
 
-    /// An error if the thread that issued the last call on the communicator, or waits for it, has
-    /// left out a rank.
+    /// Fails if the thread that issued the last call on the communicator, or that waits for it, has
+    /// omitted a rank.
     ///
-    /// A rank counts as left out if it has fewer collectives, and no other thread than this one has
-    /// made or used it. Its handle may have gone to another thread that has not called yet: so this
-    /// waits for half of the deadline, and not less than half a second; or for a second, if this
-    /// thread has issued this collective for another rank too.
+    /// A rank counts as omitted if it has fewer collectives, and no thread other than this one has
+    /// created or used it. Its handle may have been passed to another thread that has not made a
+    /// call yet. So this waits for half of the deadline, and at least half a second. If this thread
+    /// has issued this collective for another rank too, it waits for a second.
     ///
     /// # Errors
     /// [`MisuseKind::NotInGroup`].

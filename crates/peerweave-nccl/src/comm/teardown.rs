@@ -1,6 +1,6 @@
-//! Teardown in the background: what was dropped, and what `finalize` waits for.
+//! Teardown in the background: of dropped communicators, and for `finalize`.
 //!
-//! What waits for NCCL without a limit of NCCL's own does so on a thread of its own.
+//! Calls that may wait forever inside NCCL run on a separate thread.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use crate::member::membership::{Handle, Inner, set_current};
 use crate::member::state::{Allowed, Inside, Refused, State};
 use crate::sys::ncclResult_t;
 use crate::{Nccl, Timeout};
-/// How many communicators are being ended in the background.
+/// Number of communicators that are being ended in the background.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// How many communicators are being ended in the background.
+/// Returns the number of communicators that are being ended in the background.
 pub(crate) fn count() -> usize {
     ENDING.load(Ordering::Acquire)
 }
 
-/// Ends a dropped communicator in the background. Never blocks, never panics: one that cannot be
-/// ended is leaked.
+/// Ends a dropped communicator in the background. Never blocks and never panics. A communicator
+/// that cannot be ended is leaked.
 fn teardown_later(inner: &Inner, state: State) {
     if inner.nccl.not_forked("drop").is_err() {
         return;
     }
     if Teardown::of(inner, state, inner.deadline()).start().is_none() {
-        tracing::error!(communicator = %inner.name, "leaked: no thread to end it");
+        tracing::error!(communicator = %inner.name, "leaked, because no thread could be started to end it");
     }
 }
 
-/// What is needed to end a communicator that is not used any more.
+/// The values needed to end a communicator that is not used any more.
 pub(super) struct Teardown {
     nccl: Nccl,
     handle: Handle,
@@ -43,7 +43,7 @@ pub(super) struct Teardown {
     name: Arc<CommunicatorName>,
     state: State,
     deadline: Duration,
-    /// Memory that peers reach until the communicator is freed: leaked if it cannot be.
+    /// Memory that peers access until the communicator is freed; leaked if it cannot be freed.
     deferred: ManuallyDrop<Vec<Keep>>,
     is_freed: Arc<AtomicBool>,
 }
@@ -86,7 +86,7 @@ impl Teardown {
         })
     }
 
-    /// Completes what was issued.
+    /// Completes the issued work.
     fn finalize(&self, start: Instant) -> Result<(), NcclError> {
         const CALL: &str = "ncclCommFinalize";
         let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
@@ -147,11 +147,11 @@ impl Teardown {
 
 #[cold]
 pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
-    NcclError::misuse(call, MisuseKind::Context { why: "the system has no thread for it; raise the limit of threads" })
+    NcclError::misuse(call, MisuseKind::Context { why: "the system cannot start a thread for it; raise the limit of threads" })
 }
 
-/// Runs `work` on a separate thread, and counts it until it is done. Returns `None` if the system
-/// has no thread for it.
+/// Runs `work` on a separate thread, and counts it until it returns. Returns `None` if the system
+/// cannot start a thread.
 pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
     struct Counted;
     impl Drop for Counted {
@@ -172,8 +172,8 @@ pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce(
     std::thread::Builder::new().name(name.to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
-/// Runs `work` inside a communicator's gate, for a destructor: now if the gate is free, on another
-/// thread if it is busy, not at all if the communicator was freed.
+/// Runs `work` inside a communicator's gate, for a destructor: immediately if the gate is free, on
+/// another thread if it is busy, and not at all if the communicator was freed.
 pub(crate) fn run_or_defer(
     inner: Arc<Inner>,
     allowed: Allowed,
@@ -185,7 +185,7 @@ pub(crate) fn run_or_defer(
         if inside.enter_blocking().is_ok()
             && let Err(error) = work(inner)
         {
-            tracing::warn!(%error, "while something was freed");
+            tracing::warn!(%error, "while a resource was freed");
         }
     }
     if inner.nccl.not_forked("drop").is_err() {

@@ -1,9 +1,9 @@
-//! Waiting with a deadline for enqueued work, and finding the ranks that are missing.
+//! Waits with a deadline for enqueued work, and finds the missing ranks.
 //!
-//! Teardown what is stuck is `lifecycle.rs`.
+//! `lifecycle.rs` ends communicators whose work is stuck.
 //!
-//! Invariant: ranks report their position only when a wait has expired or when
-//! [`Communicator::report`] is called: a call costs nothing for it.
+//! Invariant: ranks report their position only after a wait has timed out or when
+//! [`Communicator::report`] is called, so a call has no cost for it.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -22,68 +22,70 @@ use crate::member::spans;
 use crate::member::state::State;
 use crate::sys::ncclResult_t;
 
-/// What an expired wait does about pending work.
+/// The action on pending work when a wait times out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnExpiry {
-    /// Aborts the communicator, with all of its ranks in this process. Others go on.
+    /// Aborts the communicator, with all of its ranks in this process. Other communicators
+    /// continue.
     #[default]
     Abort,
-    /// Aborts every communicator of the process: where work that is stuck on a device blocks others
-    /// that share it.
+    /// Aborts every communicator of the process. For stuck work that blocks other communicators on
+    /// the same device.
     AbortAll,
-    /// Leaves everything as it is, for [`Communicator::shrink`] with
-    /// [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or [`Communicator::revoke`]. The work stays
-    /// stuck until then, and with it the stream.
+    /// Changes nothing. For [`Communicator::shrink`] with
+    /// [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or [`Communicator::revoke`]; the work and
+    /// its stream stay stuck until then.
     LeaveAlone,
 }
 
-/// How often NCCL is queried for asynchronous errors.
+/// Interval at which NCCL is queried for asynchronous errors.
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
-/// How often a waiter asks the rendezvous which ranks are gone, and how long it waits for the
+/// Interval at which a waiter queries the rendezvous for lost ranks, and the time limit of the
 /// response, which usually takes less than a tenth of a millisecond.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
-/// How long work in which a rank took part before it died may still run.
+/// Time for which work in which a rank took part before it died may still run.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
-/// How long the other ranks may take to report their position.
+/// Time within which the other ranks report their position.
 const REPORTS: Duration = Duration::from_millis(500);
 
 impl Communicator {
-    /// Waits until all work that the stream has now is complete, and polls for errors of the
-    /// communicator meanwhile. A thread that is blocked in a call does not delay this one.
+    /// Waits until all present work of the stream is complete, and polls the communicator for
+    /// errors meanwhile. A thread that is blocked in a call does not delay this one.
     ///
-    /// On expiry, or on an error, **the communicator is aborted**, with all of its ranks in this
-    /// process, each from a thread of its own. Other communicators go on.
-    /// [`wait_with`](Self::wait_with) can leave that out, or abort all that the process has.
+    /// After a timeout or an error, **the communicator is aborted**, with all of its ranks in this
+    /// process, each on a separate thread. Other communicators continue.
+    /// [`wait_with`](Self::wait_with) can skip the abort, or abort all communicators of the
+    /// process.
     ///
     /// # Errors
     /// [`NcclError::Timeout`] names the last call and its number, and the ranks that are behind:
-    /// those of this process, and those that reported over the rendezvous, if there is one;
-    /// [`MisuseKind::NotInGroup`] before the deadline, where this thread waits for a rank that it
-    /// alone could bring; [`NcclError::PeerLost`] half a second after the rendezvous knows that a
-    /// rank has died, or at the deadline; [`NcclError::Nccl`] for NCCL's asynchronous errors;
-    /// [`NcclError::Dead`] if the communicator was ended meanwhile; [`NcclError::Cuda`] if the work
+    /// those of this process, and those that reported over the rendezvous, if there is one.
+    /// [`MisuseKind::NotInGroup`] before the deadline, if this thread waits for a rank whose call
+    /// only it could issue. [`NcclError::PeerLost`] half a second after the rendezvous reports that
+    /// a rank has died, or at the deadline. [`NcclError::Nccl`] for NCCL's asynchronous errors.
+    /// [`NcclError::Dead`] if the communicator was ended meanwhile. [`NcclError::Cuda`] if the work
     /// failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::default())
     }
 
-    /// Waits as [`wait`](Self::wait) does, until the communicator's own
-    /// [`deadline`](Self::deadline).
+    /// Waits like [`wait`](Self::wait), until the communicator's own [`deadline`](Self::deadline).
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// As for [`wait`](Self::wait).
     pub fn synchronize(&self, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
         self.wait(stream, self.deadline())
     }
 
-    /// Waits as [`wait`](Self::wait) does, with a choice of what happens to pending work on expiry.
+    /// Waits like [`wait`](Self::wait), with a choice of the action on pending work after a
+    /// timeout.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// As for [`wait`](Self::wait).
     pub fn wait_with(&self, stream: &Arc<CudaStream>, deadline: Duration, on_expiry: OnExpiry) -> Result<(), NcclError> {
         const CALL: &str = "wait";
         let inner = &self.inner;
@@ -92,7 +94,7 @@ impl Communicator {
         inner.check_stream(CALL, stream)?;
         // The query itself would invalidate the capture.
         if is_capturing(stream)? {
-            let why = "the stream is being captured, so no work runs that could be waited for; end the capture first";
+            let why = "the stream is being captured, so it has no running work to wait for; end the capture first";
             return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
         }
         inner.bind()?;
@@ -155,7 +157,7 @@ impl Communicator {
     }
 }
 
-/// Why a wait ends before its deadline.
+/// The reason why a wait ends before its deadline.
 enum Stop {
     /// The state of the work is unknown, or another thread has ended it.
     Unasked(NcclError),
@@ -163,17 +165,16 @@ enum Stop {
     Failed(NcclError),
 }
 
-/// Returns whether the code is about the query itself and says nothing about the work.
+/// Returns whether the code is about the query itself and not about the work.
 fn is_about_asking(code: CudaCode) -> bool {
     // Parameters, contexts and handles; what has to do with captures.
     matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
 }
 
-/// Whether what was enqueued still means what its caller thinks: a communicator that was revoked or
-/// aborted ends its work too.
+/// Checks whether the state of enqueued work is still reliable: revoking or aborting a communicator
+/// also ends its work.
 ///
-/// A thread that is inside sees by itself what went wrong; it is waited for no longer than
-/// `patience`.
+/// A thread inside the gate detects errors by itself; this waits for it for at most `patience`.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {
@@ -212,19 +213,19 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: Rank) -> Result<Option
     Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
 }
 
-/// Waiters are notified within 500 ms when a rank dies, over a rendezvous: over NVLink NCCL never
-/// notices, and the work is stuck until the deadline.
+/// Notifies waiters within 500 ms when a rank dies, through a rendezvous. Over NVLink NCCL does not
+/// detect the death, and the work is stuck until the deadline.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// When the rendezvous is asked next, in time waited.
+    /// Time of the next query of the rendezvous, since the start of the wait.
     next: Option<Duration>,
-    /// The ranks that are gone, and when that was learned.
+    /// The lost ranks, and the time at which they were reported.
     gone: Option<(Vec<Rank>, Instant)>,
 }
 
 impl Watch {
-    /// An error when a rank has been gone for a while: what it still took part in has ended by
-    /// then.
+    /// Returns an error when a rank has been lost for some time: work in which it still took part
+    /// has completed by then.
     pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
         if let Some((ranks, since)) = &mut self.gone {
             if since.elapsed() < LAST_WORK {
@@ -247,16 +248,16 @@ impl Watch {
         waited >= *self.next.get_or_insert(WATCH_EVERY)
     }
 
-    /// Notes what the rendezvous said, and how long that took: a server that is slow is asked less
-    /// often, for a tenth of the time at most.
+    /// Records the answer of the rendezvous and its duration. A slow server is queried less often,
+    /// for at most a tenth of the time.
     fn answered(&mut self, waited: Duration, took: Duration, gone: Vec<Rank>) {
         self.next = Some(waited + took * 10 + WATCH_EVERY);
         self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
     }
 }
 
-/// Queries the rendezvous on a separate thread: a server that is gone or stuck must not delay this
-/// thread beyond its deadline. Returns the default without a rendezvous.
+/// Queries the rendezvous on a separate thread, because a lost or blocked server must not delay
+/// this thread beyond its deadline. Returns the default value without a rendezvous.
 fn ask_rendezvous<R: Default + Send + 'static>(
     inner: &Arc<Inner>,
     ask: impl FnOnce(&Inner, &Rendezvous) -> R + Send + 'static,
@@ -273,8 +274,8 @@ fn ask_rendezvous<R: Default + Send + 'static>(
     }
 }
 
-/// Converts an error of NCCL into [`NcclError::PeerLost`] if a rank is gone. Called outside of the
-/// gate: it may take a moment.
+/// Converts an error of NCCL to [`NcclError::PeerLost`] if a rank is lost. Called outside of the
+/// gate, because it may take some time.
 #[cold]
 pub(crate) fn root_cause(inner: &Arc<Inner>, error: NcclError) -> NcclError {
     let NcclError::Nccl(failure) = &error else { return error };
@@ -298,7 +299,7 @@ pub(crate) fn root_cause(inner: &Arc<Inner>, error: NcclError) -> NcclError {
     PeerLost { call: failure.call, communicator, ranks: gone, last_error }.into()
 }
 
-/// Returns the error of a wait that expired, with the reports of the other ranks.
+/// Returns the error of a wait that timed out, with the reports of the other ranks.
 #[cold]
 pub(crate) fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
     let (sequence, call) = inner.last();
@@ -321,7 +322,7 @@ pub(crate) fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
     .into()
 }
 
-/// What the other ranks reported, or the rendezvous about them.
+/// The reports of the other ranks, or of the rendezvous about them.
 #[derive(Default)]
 struct PeerReports {
     gone: Vec<Rank>,
@@ -330,7 +331,7 @@ struct PeerReports {
 }
 
 impl PeerReports {
-    /// The ranks that the rendezvous knows to be gone.
+    /// Returns the ranks that the rendezvous reports as lost.
     fn gone(inner: &Inner, rendezvous: &Rendezvous) -> Vec<Rank> {
         Self::gone_within(inner, rendezvous, REPORTS)
     }
@@ -345,7 +346,7 @@ impl PeerReports {
         }
     }
 
-    /// With what is known of the ranks of this process, whether there is a rendezvous or not.
+    /// Adds the known positions of the ranks of this process, with or without a rendezvous.
     fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
         for report in known {
             self.missing.retain(|rank| *rank != report.rank);

@@ -1,12 +1,13 @@
-//! The watchdog: one thread of the process, which gives deadlines to calls that NCCL keeps on the
-//! host and to work that is enqueued.
+//! The watchdog: one thread of the process, which enforces deadlines for blocked calls and for
+//! enqueued work.
 //!
-//! A call pays nothing for it: the watchdog reads what a call writes anyway: the owner of the gate
-//! (`state.rs`), the number of the last call, the streams that got work. A separate thread for each
-//! long call asks where other ranks are, so that no query delays the deadline of another call.
+//! A call has no cost for it, because the watchdog reads values that a call writes anyway: the
+//! owner of the gate (`state.rs`), the number of the last call, and the streams with work. A
+//! separate thread for each late call queries the positions of the other ranks, so a query does not
+//! delay the deadline of another call.
 //!
 //! Invariant: a communicator is closed before it is aborted, as by every other abort, and only
-//! while the call that is late is the same one.
+//! while the late call is still the same one.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,35 +23,35 @@ use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
 
-/// How often communicators are inspected: this often within the shortest deadline, and within these
-/// bounds.
+/// Number of inspections of a communicator within its shortest deadline; the interval is also
+/// bounded.
 const LOOKS: u32 = 8;
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
 
-/// How often a call that takes long is looked at.
+/// Interval at which a late call is inspected.
 const INSPECT_EVERY: Duration = Duration::from_millis(50);
 
-/// The one thread.
+/// State of the watchdog's thread.
 #[derive(Default)]
 struct Thread {
     is_running: bool,
-    /// How often there was something new to watch.
+    /// Number of changes that require an inspection.
     changes: u64,
 }
 
 static THREAD: Mutex<Thread> = Mutex::new(Thread { is_running: false, changes: 0 });
 static CHANGED: Condvar = Condvar::new();
 
-/// How many inspections hold communicators now.
+/// Number of inspections that hold communicators now.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns whether the watchdog holds communicators now. Then the last handle of a communicator may
-/// be the watchdog's, for a moment.
+/// briefly be the watchdog's.
 pub(crate) fn is_looking() -> bool {
     LOOKING.load(Ordering::Acquire) != 0
 }
 
-/// An inspection of communicators. The handles that it took are dropped before it.
+/// An inspection of communicators. It is dropped after the handles that it took.
 struct Look;
 
 impl Look {
@@ -103,7 +104,7 @@ fn run() {
     }
 }
 
-/// What was seen of one communicator.
+/// The state of one communicator at the last inspection.
 #[derive(Default)]
 struct Seen {
     call: Option<SeenCall>,
@@ -116,7 +117,8 @@ struct SeenCall {
     is_inspected: bool,
 }
 
-/// Looks at every communicator that is open. Gives when to look again; `None` where there is none.
+/// Inspects every open communicator. Returns the time until the next inspection; `None` if there is
+/// no communicator.
 fn look_at_all(seen: &mut HashMap<u64, Seen>) -> Option<Duration> {
     let _look = Look::begin();
     let mut open = membership::all();
@@ -155,7 +157,7 @@ impl Seen {
     }
 }
 
-/// A call that was seen twice, and may be stuck.
+/// A call that was observed by two inspections, and may be stuck.
 struct LateCall {
     inner: Weak<Inner>,
     acquisition: u64,
@@ -163,7 +165,7 @@ struct LateCall {
 }
 
 impl LateCall {
-    /// Waits until the call is over, or it has to be ended.
+    /// Waits until the call has returned or must be ended.
     fn inspect(&self) {
         let (mut watch, mut left_out) = (Watch::default(), None);
         while let Some(pause) = self.look(&mut watch, &mut left_out) {
@@ -171,7 +173,8 @@ impl LateCall {
         }
     }
 
-    /// Gives when to look again; `None` where the call is over, or was ended.
+    /// Inspects the call. Returns the time until the next inspection; `None` if the call has
+    /// returned or was ended.
     fn look(&self, watch: &mut Watch, left_out: &mut Option<LeftOut>) -> Option<Duration> {
         let _look = Look::begin();
         let inner = self.inner.upgrade()?;
@@ -200,15 +203,15 @@ impl LateCall {
 }
 
 impl LateCall {
-    /// Whether the call waits for every rank. A communicator is shrunk, and revoked, because some
-    /// are gone.
+    /// Returns whether the call waits for every rank. Shrink and revoke do not, because they are
+    /// used after ranks are lost.
     fn needs_all_ranks(&self, inner: &Inner) -> bool {
         self.acquisition != Gate::READER && inner.last().1 != Call::Shrink.name()
     }
 }
 
-/// The communicators whose calls the thread that is inside of this one makes together: it leaves
-/// NCCL with all of them.
+/// Returns the communicators of the group in which the thread inside this one is blocked: it
+/// returns from NCCL for all of them together.
 pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let group = inner.group.load(Ordering::Acquire);
     if group == 0 {
@@ -221,7 +224,7 @@ pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     together
 }
 
-/// Ends work that is late, unless it was completed meanwhile.
+/// Ends late work, unless it has completed meanwhile.
 fn abort_late_work(inner: &Weak<Inner>, since: Instant) {
     let _look = Look::begin();
     let Some(inner) = inner.upgrade() else { return };
@@ -231,7 +234,7 @@ fn abort_late_work(inner: &Weak<Inner>, since: Instant) {
 
 /// Aborts communicators, and records the reason for their waits and blocked calls.
 pub(crate) fn abort_late(communicators: &[Arc<Inner>], error: &NcclError) {
-    tracing::error!(%error, count = communicators.len(), "what is late is aborted");
+    tracing::error!(%error, count = communicators.len(), "late work is aborted");
     for inner in communicators {
         // The first reason stays.
         let _ = inner.abort_reason.set(error.clone());

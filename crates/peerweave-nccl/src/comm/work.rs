@@ -1,8 +1,8 @@
-//! Work that calls have enqueued, as the watchdog sees it: whether it is done in time.
+//! Enqueued work as seen by the watchdog: whether it completes in time.
 //!
-//! A stream that is busy may have got new work since. So the watchdog records an event of its own
-//! behind what is enqueued, now and then, and asks whether that is done. A call costs nothing for
-//! it, and most work is done before an event is recorded.
+//! A busy stream may have received new work meanwhile. So the watchdog records an event behind the
+//! enqueued work now and then, and queries whether it is reached. A call has no cost for it, and
+//! most work is complete before an event is recorded.
 //!
 //! Invariant: no event is recorded in a stream that is being captured.
 
@@ -14,26 +14,26 @@ use peerweave_driver::{CudaCode, CudaStream, is_capturing, relaxed};
 
 use crate::member::membership::{Inner, set_current};
 
-/// Work is looked at when it has taken this part of its deadline.
+/// Work is checked when this fraction of its deadline has passed.
 const PART: u32 = 8;
 
-/// `CU_EVENT_DISABLE_TIMING`: the cheapest event there is.
+/// `CU_EVENT_DISABLE_TIMING`: the cheapest event.
 const DISABLE_TIMING: u32 = 2;
 
-/// What is known of the work of one communicator.
+/// The state of the work of one communicator.
 #[derive(Default)]
 pub(crate) struct Work {
-    /// Calls up to this one are done.
+    /// Number of the last call that is known to be complete.
     done: u64,
-    /// When a later one was seen first.
+    /// Time at which a later call was first observed.
     since: Option<Instant>,
-    /// Events behind the work of calls up to this one.
+    /// Events behind the work of calls up to this number.
     marks: Option<(u64, Vec<Mark>)>,
     is_late: bool,
 }
 
 impl Work {
-    /// Whether work was enqueued for so long that its deadline has passed. Says so once.
+    /// Returns whether the deadline of enqueued work has passed. Returns `true` only once.
     pub(crate) fn is_late(&mut self, inner: &Arc<Inner>, now: Instant) -> bool {
         let limit = inner.work_deadline();
         let (last, _) = inner.last();
@@ -61,12 +61,12 @@ struct Mark(CUevent);
 
 // SAFETY: shared is a handle that only the driver follows, which takes it from any thread;
 // synchronised by being used by the watchdog's thread alone. Would be caught by the test
-// `work_that_is_late_ends_at_its_own_deadline`.
+// `late_work_ends_at_its_own_deadline`.
 unsafe impl Send for Mark {}
 
 impl Mark {
-    /// Behind all that the communicator has enqueued. Streams that are being captured, and those
-    /// that refuse, have none.
+    /// Records events behind all work enqueued by the communicator. Streams that are being
+    /// captured, and streams that return an error, get no event.
     fn all(inner: &Arc<Inner>) -> Vec<Self> {
         if set_current(&inner.context).is_err() {
             return Vec::new();
@@ -91,7 +91,7 @@ impl Mark {
         None
     }
 
-    /// Whether the stream has passed it. An event that cannot be asked about says nothing.
+    /// Returns whether the stream has reached the event; `false` if the event cannot be queried.
     fn is_reached(&self, inner: &Inner) -> bool {
         // SAFETY: the event is live.
         let code = relaxed(|| unsafe { inner.driver.api().cuEventQuery(self.0) });

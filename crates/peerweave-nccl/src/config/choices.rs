@@ -1,77 +1,77 @@
-//! The options that are chosen among a few, rather than counted or written.
+//! Options with a few named values.
 //!
-//! Which option takes which is `of_communicator.rs`.
+//! `of_communicator.rs` has the options.
 
 use std::ffi::c_int;
 
 use crate::{Version, sys};
 
-/// Whether something is to be done.
+/// Whether a feature is enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Switch {
-    /// It is.
+    /// Enabled.
     On,
-    /// It is not.
+    /// Disabled.
     Off,
 }
 
-/// How many processors of the device (CTAs) NCCL takes from computation.
+/// Policy for the number of CTAs, and thus of SMs, that NCCL uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CtaPolicy {
-    /// As many as are fastest.
+    /// As many CTAs as are fastest.
     Default,
-    /// Few, where that costs little.
+    /// Few CTAs, where that costs little performance.
     Efficiency,
-    /// None, where copy engines and the network can do it. NCCL 2.28.
+    /// No CTAs, where copy engines and the network can do the work. Requires NCCL 2.28.
     Zero,
 }
 
-/// How collectives of a communicator are captured into graphs.
+/// The use of a communicator's collectives in graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GraphUsage {
-    /// They are not.
+    /// No collective is captured.
     Never,
-    /// Into one graph at a time, with nothing launched beside it.
+    /// Collectives are captured into one graph at a time, with no other launch concurrently.
     One,
-    /// Into several graphs, or some into graphs and others not. NCCL's default.
+    /// Collectives are captured into several graphs, or are also launched directly. NCCL's default.
     Mixed,
 }
 
-/// Whether host code can ask for a fabric's names of windows. NCCL 2.31.1.
+/// Whether host code can query a fabric's names of windows. Requires NCCL 2.31.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostCftMode {
-    /// It can, or making the communicator fails.
+    /// Enabled; creating the communicator fails if it is not supported.
     Enable,
-    /// It cannot.
+    /// Disabled.
     Disable,
-    /// It can where the hardware allows.
+    /// Enabled if the hardware supports it.
     Fallback,
 }
 
-/// Which of NVLink's switch operations (NVLS) the host side uses. NCCL 2.32.
+/// The NVLink switch operations (NVLS) that the host side uses. Requires NCCL 2.32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NvlsHostMode {
-    /// All.
+    /// All operations.
     Enable,
-    /// Not the NVLS transport, nor the registration of buffers for it.
+    /// All except the NVLS transport and the registration of buffers for it.
     DisableTransport,
-    /// No multimem instructions in NCCL's symmetric kernels and copies.
+    /// All except multimem instructions in NCCL's symmetric kernels and copies.
     DisableSymmetricMultimem,
-    /// Neither of the two above.
+    /// All except the operations of the two variants above.
     DisableBoth,
-    /// None, also of those that later versions may bring.
+    /// No operation, not even those added by later versions.
     Disable,
 }
 
-/// An option that NCCL takes as a number.
+/// An option that NCCL represents as a number.
 pub(crate) trait Choice: Copy {
     fn number(self) -> c_int;
 
-    /// The version that brought this value, where that is later than its field.
+    /// Returns the version that introduced this value, if it is later than that of its field.
     fn since(self) -> Option<Version> {
         None
     }

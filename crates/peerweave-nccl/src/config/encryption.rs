@@ -1,5 +1,5 @@
-//! How NCCL's own sockets are encrypted (NCCL 2.32). Concerns bootstrap and the socket network, not
-//! NVLink or InfiniBand.
+//! Encryption of NCCL's own sockets (NCCL 2.32). It applies to the bootstrap and the socket
+//! network, not to NVLink or InfiniBand.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use crate::config::of_communicator::{Found, interned};
 use crate::sys::{self, Versioned, ncclEncryptionConfig_t};
 use crate::{MisuseKind, Nccl, NcclError, Version, version_code};
 
-/// How NCCL's own sockets are encrypted.
+/// Encryption of NCCL's own sockets.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EncryptionConfig {
-    /// Not at all.
+    /// No encryption.
     Plain,
-    /// With a key that every rank was given beforehand (TLS, pre-shared key), at least 32 bytes of
-    /// it. It stays in memory until the process ends, and `Debug` does not show it.
+    /// Encryption with a pre-shared key (TLS) of at least 32 bytes, which every rank has. The key
+    /// stays in memory until the process ends, and `Debug` does not print it.
     PreSharedKey(String),
 }
 
@@ -50,11 +50,11 @@ impl EncryptionConfig {
 
 impl Nccl {
     /// Encrypts NCCL's own sockets from now on. Call it before the first unique id and
-    /// communicator, and on every rank alike. NCCL 2.32.
+    /// communicator, and on every rank equally. Requires NCCL 2.32.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.32, [`NcclError::Misuse`] for a key that is too short or
-    /// has a zero byte, [`NcclError::Nccl`] where NCCL refuses.
+    /// [`NcclError::Unsupported`] before 2.32; [`NcclError::Misuse`] for a key that is too short or
+    /// has a zero byte; [`NcclError::Nccl`] if NCCL refuses it.
     pub fn set_encryption(self, config: &EncryptionConfig) -> Result<(), NcclError> {
         let found = Found { call: "Nccl::set_encryption", version: self.version(), path: &self.shared_path() };
         let raw = config.for_version(&found)?;
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn key_is_set_where_the_library_knows_it() {
+    fn encryption_key_is_set_if_the_library_supports_it() {
         let config = EncryptionConfig::PreSharedKey("0123456789abcdef0123456789abcdef".into());
         let raw = build(&config, sys::HEADER).expect("2.32 has it");
         assert_eq!((raw.size, raw.mode), (32, 1));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn key_is_never_shown_and_never_short() {
+    fn encryption_key_is_not_shown_and_not_short() {
         let config = EncryptionConfig::PreSharedKey("secret".into());
         assert_eq!(format!("{config:?}"), "PreSharedKey(..)");
         for key in ["", "a key of 31 bytes: 1 too short.", "a\0b, and long enough to be a key that is used"] {

@@ -1,20 +1,20 @@
-//! The switch that forbids multicast objects, where NCCL would make them by itself.
+//! The variable that disables multicast objects, applied to NCCL, which creates them implicitly.
 //!
-//! NCCL makes multicast objects with a communicator, for NVLink's switches, and knows only its own
-//! variable. What Peerweave's own crates make is guarded by them; a device communicator's multimem
-//! is guarded where it is asked for.
+//! NCCL creates multicast objects with a communicator, for NVLink switches, and only reads its own
+//! variable. Peerweave's crates check the variable for their own objects; the multimem of a device
+//! communicator is checked when it is requested.
 //!
-//! Invariant: while multicast objects are forbidden, no communicator is created unless NCCL is
+//! Invariant: while multicast objects are disabled, no communicator is created unless NCCL is
 //! configured not to use them.
 
 use peerweave_driver::multicast_switch;
 
 use crate::library::error::{MisuseKind, NcclError};
 
-/// An error where NCCL would do what is forbidden.
+/// Fails if multicast objects are disabled but NCCL would create them.
 ///
 /// # Errors
-/// [`NcclError::Misuse`] with what to set.
+/// [`NcclError::Misuse`] with the option to set.
 pub(crate) fn obeys_the_switch(call: &'static str) -> Result<(), NcclError> {
     let told = std::env::var("NCCL_NVLS_ENABLE").ok();
     if is_obeyed(multicast_switch().is_ok(), told.as_deref()) {
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nccl_must_be_told_what_is_forbidden() {
+    fn disabled_multicast_must_be_configured_in_nccl() {
         for (told, obeyed) in [(None, false), (Some(""), false), (Some("1"), false), (Some("2"), false), (Some(" 0 "), true)] {
             assert_eq!(is_obeyed(false, told), obeyed, "{told:?}");
             assert!(is_obeyed(true, told));

@@ -1,7 +1,8 @@
-//! The configuration of one collective (NCCL 2.31). That of a communicator is `of_communicator.rs`.
+//! The configuration of one collective (NCCL 2.31). `of_communicator.rs` has that of a
+//! communicator.
 //!
-//! Does not call anything. NCCL checks it on each rank by itself: that all ranks give the same is
-//! the caller's business.
+//! This module makes no calls. NCCL checks the configuration on each rank separately; the caller
+//! must pass the same one on all ranks.
 //!
 //! Invariant: as in `of_communicator.rs`, an option is either in the struct that the library reads,
 //! or an error.
@@ -17,8 +18,8 @@ use crate::member::membership::Inner;
 use crate::sys::{self, Versioned, ncclCollConfig_t, ncclConfigExt_t};
 use crate::{CtaPolicy, Switch, Version, version_code};
 
-/// How one collective shall run. What is not set is NCCL's to choose. Every rank has to give the
-/// same. NCCL 2.31.
+/// Configuration of one collective. NCCL chooses unset options. Every rank must pass the same
+/// configuration. Requires NCCL 2.31.
 ///
 /// ```
 /// use peerweave_nccl::{CollConfig, Switch};
@@ -41,24 +42,24 @@ pub struct CollConfig {
     vendor_options: Vec<VendorOption>,
 }
 
-/// An option of a library by another vendor that has NCCL's interface. NVIDIA's ignores them.
+/// An option of another vendor's library with NCCL's interface. NVIDIA's library ignores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VendorOption {
-    /// The vendor's number: not 0, below 2^24.
+    /// Number of the vendor: not 0, less than 2^24.
     pub vendor: u32,
-    /// The option's number at that vendor.
+    /// The vendor's number of the option.
     pub option: i32,
-    /// What it is set to.
+    /// Value of the option.
     pub value: VendorValue,
 }
 
-/// What a vendor's option is set to.
+/// The value of a vendor's option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VendorValue {
     /// A number.
     Number(i32),
-    /// Text. Each different text stays in memory until the process ends.
+    /// A text. Each distinct text stays in memory until the process ends.
     Text(String),
 }
 
@@ -66,84 +67,86 @@ const SINCE: Version = Version::new(2, 31, 0);
 const MOST: u32 = i32::MAX as u32;
 
 impl CollConfig {
-    /// Creates a configuration with nothing set.
+    /// Creates a configuration without any option set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the minimum of CTAs.
+    /// Sets the minimum number of CTAs.
     pub fn min_ctas(mut self, ctas: u32) -> Self {
         self.min_ctas = Some(ctas);
         self
     }
 
-    /// Sets the maximum of CTAs; at most the communicator's own limit.
+    /// Sets the maximum number of CTAs; at most the communicator's own limit.
     pub fn max_ctas(mut self, ctas: u32) -> Self {
         self.max_ctas = Some(ctas);
         self
     }
 
-    /// Sets the maximum of CTAs where NVLink's switches are used.
+    /// Sets the maximum number of CTAs if NVLink switches are used.
     pub fn nvls_ctas(mut self, ctas: u32) -> Self {
         self.nvls_ctas = Some(ctas);
         self
     }
 
-    /// Blocks in a cluster of the kernel, 0 to 8; the same for all collectives of a group.
+    /// Sets the number of blocks in a cluster of the kernel, 0 to 8; the same for all collectives
+    /// of a group.
     pub fn cga_cluster_size(mut self, blocks: u32) -> Self {
         self.cga_cluster_size = Some(blocks);
         self
     }
 
-    /// Sets the algorithms that may be used, in NCCL's own syntax. Each different text stays in
-    /// memory until the process ends.
+    /// Sets the allowed algorithms, in NCCL's own syntax. Each distinct text stays in memory until
+    /// the process ends.
     pub fn algorithms(mut self, selection: impl Into<String>) -> Self {
         self.algorithms = Some(selection.into());
         self
     }
 
-    /// Sets whether a selection of [`algorithms`](Self::algorithms) that is not available is an
-    /// error, which is the default.
+    /// Sets whether an unavailable selection of [`algorithms`](Self::algorithms) is an error, which
+    /// is the default.
     pub fn force_algorithms(mut self, force: Switch) -> Self {
         self.force_algorithms = Some(force);
         self
     }
 
-    /// Sets how many SMs of the device NCCL takes from computation.
+    /// Sets the policy for the number of SMs that NCCL uses.
     ///
-    /// [`CtaPolicy::Zero`] is for buffers in symmetric windows, which copy engines then work on.
-    /// Seen on 4 H200s with NCCL 2.32.3: scatter in place is refused on the root, while the other
-    /// ranks wait for it until the deadline.
+    /// [`CtaPolicy::Zero`] is for buffers in symmetric windows, which copy engines then process. On
+    /// 4 H200 with NCCL 2.32.3, an in-place scatter was refused on the root, while the other ranks
+    /// waited for it until the deadline.
     pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
         self.cta_policy = Some(policy);
         self
     }
 
-    /// Sets the tag that profilers see with this collective; below 2^63. 0 is no tag.
+    /// Sets the tag of this collective in profilers; less than 2^63. 0 means no tag.
     pub fn profiler_tag(mut self, tag: u64) -> Self {
         self.profiler_tag = tag;
         self
     }
 
-    /// An event of this rank's device, in the context of its streams, that is recorded when the
-    /// kernel has been launched completely, made without timing (as cudarc does by default). All
-    /// ranks give one or none does; one for each communicator and group. NCCL 2.32.
+    /// Sets an event that is recorded when the kernel has been launched completely. It belongs to
+    /// this rank's device and the context of its streams, and is created without timing (cudarc's
+    /// default). All ranks set one or none does; one for each communicator and group. Requires NCCL
+    /// 2.32.
     pub fn launch_completion_event(mut self, event: Arc<CudaEvent>) -> Self {
         self.launch_completion_event = Some(event);
         self
     }
 
-    /// Adds an option for a library of another vendor.
+    /// Adds an option for another vendor's library.
     pub fn vendor_option(mut self, option: VendorOption) -> Self {
         self.vendor_options.push(option);
         self
     }
 
-    /// The struct for this library, for a call of that communicator.
+    /// Returns the struct for this library and a call of that communicator.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a
-    /// value that NCCL would refuse.
+    /// [`NcclError::Unsupported`] for an option that the library does not support;
+    /// [`NcclError::Misuse`] for a value that NCCL would refuse.
     pub(crate) fn to_raw(&self, call: &'static str, inner: &Inner) -> Result<RawCollConfig, NcclError> {
         let raw = self.for_version(&Found { call, version: inner.nccl.version(), path: &inner.nccl.shared_path() })?;
         let checked = |event: &Arc<CudaEvent>| inner.check_context(call, "the launch completion event", event.context());
@@ -194,14 +197,14 @@ impl CollConfig {
         Ok(RawCollConfig { raw, _extensions: extensions, event: self.launch_completion_event.clone() })
     }
 
-    /// The linked list of the vendors' options; each points to the next.
+    /// Returns the linked list of the vendors' options.
     fn extensions(&self, call: &'static str) -> Result<Vec<ncclConfigExt_t>, NcclError> {
         const WHAT: &str = "CollConfig::vendor_option";
         let mut list = Vec::with_capacity(self.vendor_options.len());
         for (index, option) in self.vendor_options.iter().enumerate() {
             let key = (option.vendor, option.option);
             if self.vendor_options[..index].iter().any(|earlier| (earlier.vendor, earlier.option) == key) {
-                return Err(NcclError::misuse(call, MisuseKind::Combination { what: WHAT, why: "an option is given twice" }));
+                return Err(NcclError::misuse(call, MisuseKind::Combination { what: WHAT, why: "an option is set twice" }));
             }
             let vendor = in_range(call, WHAT, option.vendor, 1..=(1 << 24) - 1, "a vendor from 1 to 16777215")?;
             let val = match &option.value {
@@ -223,10 +226,10 @@ impl CollConfig {
     }
 }
 
-/// The configuration of a collective for one version of the library. Has to outlive every call that
-/// it is given to, and the end of their group.
+/// The configuration of a collective for one version of the library. It must outlive every call to
+/// which it is passed, and the end of their group.
 ///
-/// Not `Clone`: the struct points into the list beside it.
+/// Not `Clone`, because the struct points into the list next to it.
 pub(crate) struct RawCollConfig {
     raw: ncclCollConfig_t,
     _extensions: Vec<ncclConfigExt_t>,
@@ -234,13 +237,13 @@ pub(crate) struct RawCollConfig {
 }
 
 impl RawCollConfig {
-    /// For NCCL, which only reads it.
+    /// Returns the pointer for NCCL, which only reads the struct.
     pub(crate) fn as_ptr(&self) -> *const ncclCollConfig_t {
         &raw const self.raw
     }
 
-    /// The event that NCCL records; to be kept until then, and as long as a graph that captured the
-    /// collective.
+    /// Returns the event that NCCL records. It must be kept until then, and as long as a graph that
+    /// captured the collective.
     pub(crate) fn event(&self) -> Option<&Arc<CudaEvent>> {
         self.event.as_ref()
     }
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn struct_is_that_of_the_version() {
+    fn call_config_struct_has_the_size_of_the_version() {
         for (version, len_bytes, code) in
             [("2.31.0", 64, 23100), ("2.31.2", 64, 23102), ("2.32.3", 72, 23203), ("2.40.1", 72, 23203)]
         {
@@ -271,13 +274,13 @@ mod tests {
     }
 
     #[test]
-    fn library_before_2_31_is_too_old_for_any() {
+    fn library_before_2_31_supports_no_call_config() {
         let error = build(&CollConfig::new(), "2.30.7").err().expect("2.30 has none");
         assert_eq!(error.to_string(), "CollConfig (ncclCollConfig_t) needs NCCL 2.31.0, found 2.30.7 (/opt/libnccl.so.2)");
     }
 
     #[test]
-    fn values_arrive() {
+    fn call_config_values_are_in_the_struct() {
         let config = CollConfig::new()
             .min_ctas(1)
             .max_ctas(4)
@@ -295,13 +298,13 @@ mod tests {
     }
 
     #[test]
-    fn vendors_options_are_a_list_that_ends() {
+    fn vendor_options_are_a_terminated_list() {
         let option = |option, value| VendorOption { vendor: 77, option, value };
         let config = CollConfig::new()
             .vendor_option(option(1, VendorValue::Number(-5)))
             .vendor_option(option(2, VendorValue::Text("fast".into())))
             .vendor_option(option(3, VendorValue::Number(9)));
-        let built = build(&config, "2.31.2").expect("all is known");
+        let built = build(&config, "2.31.2").expect("all options are supported");
         let mut keys = Vec::new();
         let mut next = built.raw.ext.cast_const();
         while !next.is_null() {
@@ -318,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nccl_would_refuse_is_misuse() {
+    fn call_config_that_nccl_would_refuse_is_misuse() {
         for (config, expected) in [
             (CollConfig::new().min_ctas(5).max_ctas(4), "all_reduce: CollConfig::min_ctas: it is greater than max_ctas"),
             (

@@ -1,9 +1,9 @@
-//! The configuration of a communicator. That of one collective is `of_call.rs`.
+//! The configuration of a communicator. `of_call.rs` has that of one collective.
 //!
-//! Does not set anything by itself: what is left out is NCCL's to choose.
+//! NCCL chooses options that are not set.
 //!
 //! Invariant: an option is either in the struct that the library reads, or an error. NCCL itself
-//! drops what it does not know.
+//! ignores options that it does not support.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -17,20 +17,20 @@ use crate::library::loading::PRODUCT;
 use crate::sys::{self, Versioned, ncclConfig_t};
 use crate::{Nccl, Unsupported, Version, version_code};
 
-/// The most that NCCL's numbers can hold.
+/// The maximum of NCCL's numbers.
 const MOST: u32 = i32::MAX as u32;
 
-/// Declares the options: those that are chosen, those that are counted, those that are text.
+/// Declares the options: named values, numbers and texts.
 macro_rules! options {
     (
         choices { $($(#[$choice_doc:meta])* $choice:ident: $Choice:ty => $choice_field:ident $(, $unsafe:tt)?;)* }
         counts { $($(#[$count_doc:meta])* $count:ident in $range:expr, $expected:literal => $count_field:ident;)* }
         texts { $($(#[$text_doc:meta])* $text:ident => $text_field:ident;)* }
     ) => {
-        /// How a communicator shall be made. What is not set is NCCL's to choose.
+        /// Configuration of a communicator. NCCL chooses unset options.
         ///
-        /// Each option names the version that brought it. With an older library it is
-        /// [`NcclError::Unsupported`] where the communicator is made.
+        /// Each option names the version that introduced it. With an older library, creating the
+        /// communicator fails with [`NcclError::Unsupported`].
         ///
         /// ```
         /// use peerweave_nccl::{Config, CtaPolicy, Switch};
@@ -69,7 +69,7 @@ macro_rules! options {
                 }
             )*
 
-            /// Puts every option that is set into the struct of that version.
+            /// Writes every set option to the struct of that version.
             fn fill(&self, raw: &mut ncclConfig_t, found: &Found<'_>) -> Result<(), NcclError> {
                 $(if let Some(choice) = self.$choice {
                     const WHAT: &str = option_name!($choice, $choice_field);
@@ -93,8 +93,8 @@ macro_rules! options {
             }
         }
 
-        /// Every option by itself, set to something that is allowed, with the name of its field.
-        /// For tests.
+        /// Returns one configuration for each option, set to an allowed value, with the name of its
+        /// field. For tests.
         #[cfg(test)]
         fn one_by_one() -> Vec<(&'static str, Config)> {
             fn some<C: Choice + Sample>() -> C { C::SAMPLE }
@@ -115,105 +115,105 @@ macro_rules! option_name {
 
 options! {
     choices {
-        /// Whether calls wait inside NCCL until it is done with what the host has to do. Off (as
-        /// when it is not set), they return at once, and this crate waits with its deadlines. On,
-        /// the call that makes a communicator has its deadline too: NCCL is called on another
-        /// thread, which stays in NCCL, and perhaps keeps a processor busy, for as long as the
-        /// others do not come. **Later calls have no deadline on the host** (splitting, connecting
-        /// at first use): what is stuck in one ends by
-        /// [`Communicator::abort`](crate::Communicator::abort) from another thread. NCCL 2.14.
+        /// Whether calls wait inside NCCL until its work on the host is complete. If off or not
+        /// set, they return immediately, and this crate waits with its deadlines. If on, the call
+        /// that creates a communicator has its deadline too: NCCL is called on another thread,
+        /// which stays in NCCL, and may keep a processor busy, until the other ranks arrive.
+        /// **Later calls have no deadline on the host** (splitting, connecting at first use):
+        /// [`Communicator::abort`](crate::Communicator::abort) from another thread ends a blocked
+        /// one. NCCL 2.14.
         blocking: Switch => blocking;
-        /// Whether children made by split share resources with this communicator; not set, that is
-        /// NCCL's environment's to say (`NCCL_COMM_SPLIT_SHARE_RESOURCES`), with the same duties.
-        /// NCCL 2.18.
+        /// Whether children created by split share resources with this communicator. If not set,
+        /// NCCL's environment variable (`NCCL_COMM_SPLIT_SHARE_RESOURCES`) decides, with the same
+        /// duties. NCCL 2.18.
         ///
         /// # Safety
-        /// On: while a call on the communicator or one of its children runs, on the host, no other
-        /// thread makes one on any of them. NCCL changes what they share without a lock, and what
-        /// this crate has is for one communicator. And what one of them aborts ends the others'
-        /// work too, without an error of theirs.
+        /// If on: while a host call on the communicator or one of its children runs, no other
+        /// thread makes one on any of them. NCCL changes shared state without a lock, and this
+        /// crate's lock is for one communicator. Aborting one of them also ends work of the others,
+        /// without an error for them.
         split_share: Switch => splitShare, unsafe;
-        /// Whether children made by shrink share resources with this communicator
+        /// Whether children created by shrink share resources with this communicator
         /// (`NCCL_COMM_SHRINK_SHARE_RESOURCES`). NCCL 2.27.
         ///
         /// # Safety
-        /// As [`split_share`](Self::split_share).
+        /// As for [`split_share`](Self::split_share).
         shrink_share: Switch => shrinkShare, unsafe;
-        /// Whether reductions run inside InfiniBand's switches (SHARP). NCCL 2.27.
+        /// Whether reductions run inside InfiniBand switches (SHARP). NCCL 2.27.
         collnet_enable: Switch => collnetEnable;
-        /// How many processors of the device NCCL takes from computation. NCCL 2.27;
-        /// [`CtaPolicy::Zero`] 2.28.
+        /// Policy for the number of SMs that NCCL uses. NCCL 2.27; [`CtaPolicy::Zero`] 2.28.
         cta_policy: CtaPolicy => CTAPolicy;
         /// Whether work is scheduled for the best use of NVLink. NCCL 2.28.
         nvlink_centric_sched: Switch => nvlinkCentricSched;
-        /// How this communicator's collectives are captured into graphs. NCCL 2.29.
+        /// Use of this communicator's collectives in graphs. NCCL 2.29.
         graph_usage: GraphUsage => graphUsageMode;
-        /// Whether NCCL keeps kernels that are captured into graphs in order. Off, the caller does;
-        /// that needs [`GraphUsage::Never`] or [`GraphUsage::One`]. NCCL 2.30.5.
+        /// Whether NCCL keeps kernels that are captured into graphs in order. If off, the caller
+        /// must do so; that needs [`GraphUsage::Never`] or [`GraphUsage::One`]. NCCL 2.30.5.
         graph_stream_ordering: Switch => graphStreamOrdering;
-        /// Whether launches of several communicators on one device get the same order on every
+        /// Whether launches of several communicators on one device have the same order on every
         /// rank, so that they cannot block each other. NCCL 2.31.
         launch_order_implicit: Switch => launchOrderImplicit;
-        /// Whether one-sided signals are set up when the communicator is made, rather than with the
-        /// first window. Needed to signal without any window. NCCL 2.31.
+        /// Whether one-sided signals are set up when the communicator is created, instead of with
+        /// the first window. Required for signals without any window. NCCL 2.31.
         rma_eager_init: Switch => rmaEagerInit;
-        /// Whether host code can ask for a fabric's names of windows. NCCL 2.31.1.
+        /// Whether host code can query a fabric's names of windows. NCCL 2.31.1.
         host_cft_mode: HostCftMode => hostCftMode;
-        /// Which of NVLink's switch operations the host side uses. NCCL 2.32.
+        /// The NVLink switch operations that the host side uses. NCCL 2.32.
         nvls_host_mode: NvlsHostMode => nvlsHostMode;
     }
     counts {
-        /// Blocks in a cluster of NCCL's kernels, 0 to 8. NCCL 2.17.
+        /// Number of blocks in a cluster of NCCL's kernels, 0 to 8. NCCL 2.17.
         cga_cluster_size in 0..=8, "0 to 8" => cgaClusterSize;
-        /// The fewest CTAs of a kernel. Needs [`max_ctas`](Self::max_ctas) too. NCCL 2.17.
+        /// Minimum number of CTAs of a kernel. Requires [`max_ctas`](Self::max_ctas). NCCL 2.17.
         min_ctas in 1..=MOST, "at least 1" => minCTAs;
-        /// The most CTAs of a kernel. NCCL 2.17.
+        /// Maximum number of CTAs of a kernel. NCCL 2.17.
         max_ctas in 1..=MOST, "at least 1" => maxCTAs;
-        /// The traffic class of network operations, with the network's meaning (service level, type
+        /// Traffic class of network operations, with the network's own meaning (service level, type
         /// of service). NCCL 2.26.
         traffic_class in 0..=MOST, "at most 2147483647" => trafficClass;
-        /// CTAs of kernels that use NVLink's switches. NCCL 2.27.
+        /// Number of CTAs of kernels that use NVLink switches. NCCL 2.27.
         nvls_ctas in 1..=MOST, "at least 1" => nvlsCTAs;
-        /// Network channels to one peer; NCCL rounds up to a power of two. NCCL 2.28.
+        /// Number of network channels to one peer; NCCL rounds up to a power of two. NCCL 2.28.
         channels_per_net_peer in 1..=64, "1 to 64" => nChannelsPerNetPeer;
-        /// Contexts of one-sided operations; 0 for none. NCCL 2.29.
+        /// Number of contexts of one-sided operations; 0 for none. NCCL 2.29.
         num_rma_ctx in 0..=MOST, "at most 2147483647" => numRmaCtx;
-        /// The most peers that any rank sends to or receives from at a time. NCCL 2.30.
+        /// Maximum number of peers to which a rank sends, or from which it receives, at a time.
+        /// NCCL 2.30.
         max_p2p_peers in 1..=MOST, "at least 1" => maxP2pPeers;
-        /// Signals in each context of one-sided operations. NCCL 2.31.
+        /// Number of signals in each context of one-sided operations. NCCL 2.31.
         num_rma_sig in 0..=MOST, "at most 2147483647" => numRmaSig;
     }
     texts {
         /// The network to use: `IB`, `Socket`, or a plug-in's name. NCCL 2.17.
         net_name => netName;
-        /// A name for logs, profilers and errors. NCCL 2.27. NCCL keeps pointing to it, so that
-        /// each different name stays in memory until the process ends.
+        /// Name for logs, profilers and errors. NCCL 2.27. NCCL keeps a pointer to it, so each
+        /// distinct name stays in memory until the process ends.
         name => commName;
     }
 }
 
 impl Config {
-    /// Creates a configuration with nothing set.
+    /// Creates a configuration without any option set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns the name that was set.
+    /// Returns the name, if set.
     pub fn name_set(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Whether calls shall wait, where that was set.
+    /// Returns whether calls wait inside NCCL, if set.
     pub(crate) fn blocking_set(&self) -> Option<Switch> {
         self.blocking
     }
 
-    /// The struct for this library.
+    /// Returns the struct for this library.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] for an option that the library does not know;
-    /// [`NcclError::Misuse`] for a value that NCCL would refuse, and where multicast objects are
-    /// forbidden but NCCL was not told so.
+    /// [`NcclError::Unsupported`] for an option that the library does not support.
+    /// [`NcclError::Misuse`] for a value that NCCL would refuse, or if multicast objects are
+    /// disabled but NCCL is not configured accordingly.
     pub(crate) fn to_raw(&self, call: &'static str, nccl: Nccl) -> Result<RawConfig, NcclError> {
         nvls::obeys_the_switch(call)?;
         self.for_version(&Found { call, version: nccl.version(), path: &nccl.shared_path() })
@@ -231,11 +231,11 @@ impl Config {
         Ok(RawConfig(raw))
     }
 
-    /// What NCCL refuses, or would only log and then do otherwise.
+    /// Fails for values that NCCL refuses, or would only log and replace.
     fn check(&self, call: &'static str) -> Result<(), NcclError> {
         let combination = |what, why| Err(NcclError::misuse(call, MisuseKind::Combination { what, why }));
         match (self.min_ctas, self.max_ctas) {
-            (Some(_), None) => return combination("Config::min_ctas", "NCCL takes it only together with max_ctas"),
+            (Some(_), None) => return combination("Config::min_ctas", "it requires max_ctas too"),
             (Some(min), Some(max)) if min > max => return combination("Config::min_ctas", "it is greater than max_ctas"),
             _ => {}
         }
@@ -244,14 +244,14 @@ impl Config {
         {
             return combination(
                 "Config::graph_stream_ordering",
-                "Off needs graph_usage Never or One; NCCL would turn it on again",
+                "Off requires graph_usage Never or One; NCCL would ignore it otherwise",
             );
         }
         Ok(())
     }
 }
 
-/// Every field as NCCL marks what is not set. Size and version are still 0.
+/// Returns the struct with every field marked as not set. Size and version are 0.
 fn unset() -> ncclConfig_t {
     const UNDEF: c_int = sys::NCCL_CONFIG_UNDEF_INT;
     ncclConfig_t {
@@ -296,14 +296,14 @@ unsafe impl Send for RawConfig {}
 unsafe impl Sync for RawConfig {}
 
 impl RawConfig {
-    /// For NCCL, which reads it during the call and keeps only pointers to the names, which live
-    /// forever.
+    /// Returns the pointer for NCCL, which reads the struct during the call and keeps only pointers
+    /// to the names, which live forever.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut ncclConfig_t {
         &raw mut self.0
     }
 }
 
-/// The library that something is built for.
+/// The library for which a struct is built.
 pub(crate) struct Found<'a> {
     pub(crate) call: &'static str,
     pub(crate) version: Version,
@@ -321,13 +321,13 @@ impl Found<'_> {
     }
 }
 
-/// The version that brought a field of `ncclConfig_t`.
+/// Returns the version that introduced a field of `ncclConfig_t`.
 fn field_since(name: &str) -> Version {
     let field = ncclConfig_t::FIELDS.iter().find(|field| field.name == name);
     field.expect("the history of the struct has every field").since
 }
 
-/// A number that NCCL accepts.
+/// Fails unless NCCL accepts the number.
 pub(crate) fn in_range(
     call: &'static str,
     what: &'static str,
@@ -341,12 +341,12 @@ pub(crate) fn in_range(
     }
 }
 
-/// Text that lives until the process ends, as NCCL wants of names that it keeps pointing to. Equal
+/// Returns text that lives until the process ends, for names to which NCCL keeps pointers. Equal
 /// texts share their memory.
 pub(crate) fn interned(call: &'static str, what: &'static str, text: &str) -> Result<*const c_char, NcclError> {
     static TEXTS: Mutex<Option<HashSet<&'static CStr>>> = Mutex::new(None);
     let Ok(text) = CString::new(text) else {
-        return Err(NcclError::misuse(call, MisuseKind::Text { what, why: "a zero byte inside" }));
+        return Err(NcclError::misuse(call, MisuseKind::Text { what, why: "it contains a zero byte" }));
     };
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     let texts = texts.get_or_insert_default();
@@ -393,7 +393,7 @@ mod tests {
         config.for_version(&Found { call: "init_rank", version, path: &path }).map(|raw| raw.0)
     }
 
-    /// The words of the struct as the library would read them: only as far as its size says.
+    /// Returns the words of the struct that the library reads, up to the size in the struct.
     fn known_prefix(raw: &ncclConfig_t) -> Vec<&'static str> {
         let known = ncclConfig_t::FIELDS.iter().filter(|field| field.offset_bytes + field.len_bytes <= raw.size);
         known.map(|field| field.name).collect()
@@ -435,9 +435,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_undefined_everywhere() {
+    fn unset_options_are_marked_undefined() {
         for text in VERSIONS {
-            let raw = build(&Config::new(), text.parse().expect("a version")).expect("nothing is asked for");
+            let raw = build(&Config::new(), text.parse().expect("a version")).expect("no option is set");
             assert_eq!(raw.magic, 0xcafe_beef);
             assert_eq!([raw.blocking, raw.splitShare, raw.nvlsHostMode], [c_int::MIN; 3]);
             assert!(raw.netName.is_null() && raw.commName.is_null());
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn values_arrive() {
+    fn call_config_values_are_in_the_struct() {
         let config = Config::new()
             .blocking(Switch::Off)
             .cta_policy(CtaPolicy::Zero)
@@ -467,9 +467,9 @@ mod tests {
     }
 
     #[test]
-    fn value_that_came_later_than_its_field_is_unsupported() {
+    fn value_newer_than_its_field_is_unsupported() {
         let error =
-            build(&Config::new().cta_policy(CtaPolicy::Zero), Version::new(2, 27, 7)).expect_err("2.27 knows the field only");
+            build(&Config::new().cta_policy(CtaPolicy::Zero), Version::new(2, 27, 7)).expect_err("2.27 has only the field");
         assert_eq!(
             error.to_string(),
             "Config::cta_policy (ncclConfig_t.CTAPolicy) needs NCCL 2.28.0, found 2.27.7 (/opt/libnccl.so.2)"
@@ -477,19 +477,19 @@ mod tests {
     }
 
     #[test]
-    fn what_nccl_would_refuse_or_ignore_is_misuse() {
+    fn config_that_nccl_would_refuse_or_ignore_is_misuse() {
         for (config, expected) in [
             (
                 Config::new().cga_cluster_size(9),
                 "init_rank: Config::cga_cluster_size (ncclConfig_t.cgaClusterSize) is 9, expected 0 to 8",
             ),
-            (Config::new().min_ctas(2), "init_rank: Config::min_ctas: NCCL takes it only together with max_ctas"),
+            (Config::new().min_ctas(2), "init_rank: Config::min_ctas: it requires max_ctas too"),
             (Config::new().min_ctas(9).max_ctas(8), "init_rank: Config::min_ctas: it is greater than max_ctas"),
             (
                 Config::new().graph_stream_ordering(Switch::Off),
-                "init_rank: Config::graph_stream_ordering: Off needs graph_usage Never or One; NCCL would turn it on again",
+                "init_rank: Config::graph_stream_ordering: Off requires graph_usage Never or One; NCCL would ignore it otherwise",
             ),
-            (Config::new().name("a\0b"), "init_rank: Config::name (ncclConfig_t.commName): a zero byte inside"),
+            (Config::new().name("a\0b"), "init_rank: Config::name (ncclConfig_t.commName): it contains a zero byte"),
             (
                 Config::new().traffic_class(u32::MAX),
                 "init_rank: Config::traffic_class (ncclConfig_t.trafficClass) is 4294967295, expected at most 2147483647",

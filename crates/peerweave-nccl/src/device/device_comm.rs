@@ -1,13 +1,13 @@
-//! Device communicators: what a kernel is given so that it communicates by itself (NCCL 2.30.3).
+//! Device communicators: the state that a kernel needs to communicate by itself (NCCL 2.30.3).
 //!
-//! What one shall have is `requirements.rs`. The device side, linked into kernels, is NCCL's and
-//! not here.
+//! `requirements.rs` has their requirements. The device side, which is linked into kernels, is
+//! NCCL's own.
 //!
 //! # Invariants
-//! - **[D1]** The bytes stay in place from before NCCL gets their address until NCCL has finished
+//! - **[D1]** The bytes are not moved from before NCCL gets their address until NCCL has finished
 //!   with them.
-//! - **[D2]** A device communicator keeps its communicator, so that what its bytes point to exists
-//!   as long as it does.
+//! - **[D2]** A device communicator keeps its communicator alive, so the resources to which its
+//!   bytes point exist as long as it does.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -24,10 +24,10 @@ use crate::sys::{Api, ncclCftTeamMode_t, ncclComm_t, ncclTeam_t};
 use crate::{DeviceTeam, Version};
 
 /// The state that a kernel needs to communicate by itself: bytes that only NCCL's device code
-/// understands.
+/// interprets.
 ///
 /// Dropping it does not call NCCL: its resources are freed with the communicator.
-/// [`destroy`](Self::destroy) frees them at once.
+/// [`destroy`](Self::destroy) frees them immediately.
 pub struct DeviceCommunicator {
     communicator: Communicator,
     bytes: Storage,
@@ -35,22 +35,22 @@ pub struct DeviceCommunicator {
     multimem: Vec<MultimemHandle>,
 }
 
-/// Where a team's multicast begins: for kernels, and for windows.
+/// The multicast address of a team, for kernels and windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MultimemHandle(u64);
 
 impl MultimemHandle {
-    /// Returns the address. Only multimem instructions of kernels may use it; 0 where the hardware
-    /// has none.
+    /// Returns the address. Only multimem instructions of kernels may use it; 0 if the hardware has
+    /// none.
     pub fn address(self) -> u64 {
         self.0
     }
 }
 
-/// Bytes that NCCL writes, allocated as `u64` for their alignment. Zero at first, so that reading
+/// Bytes that NCCL writes, allocated as `u64` for their alignment. Initially zero, so that reading
 /// any of them is defined.
 ///
-/// Held by pointer, since NCCL keeps one of its own while it works [D1].
+/// Allocated separately, because NCCL keeps a pointer to them during the call [D1].
 struct Storage {
     words: NonNull<u64>,
     len_bytes: usize,
@@ -85,19 +85,19 @@ impl Drop for Storage {
 }
 
 impl DeviceCommunicator {
-    /// Makes a device communicator.
+    /// Creates a device communicator.
     ///
     /// # Collective
-    /// Every rank, with the same requirements, at the same place among its calls. One thread that
-    /// drives several ranks cannot do it for one after the other: it takes a thread for each.
+    /// Every rank, with the same requirements and at the same position among its calls. A thread
+    /// with several ranks cannot call it for one after the other: use a thread for each rank.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before NCCL 2.30.3 and for what the library does not know;
-    /// [`NcclError::Misuse`] for numbers that NCCL would refuse, and for a team that is not of this
-    /// rank of this communicator; [`NcclError::MulticastDisabled`] where the requirements need
-    /// multicast objects; [`NcclError::Nccl`] where the hardware lacks something, see
-    /// [`Communicator::properties`]; [`NcclError::Timeout`] past the communicator's deadline, which
-    /// is then aborted; [`NcclError::Dead`].
+    /// [`NcclError::Unsupported`] before NCCL 2.30.3, and for requirements that the library does
+    /// not support. [`NcclError::Misuse`] for numbers that NCCL would refuse, or a team that does
+    /// not belong to this rank of this communicator. [`NcclError::MulticastDisabled`] if the
+    /// requirements need multicast objects. [`NcclError::Nccl`] if the hardware lacks support: see
+    /// [`Communicator::properties`]. [`NcclError::Timeout`] at the communicator's deadline, after
+    /// which it is aborted. [`NcclError::Dead`].
     pub fn create(communicator: &Communicator, requirements: &DeviceCommRequirements) -> Result<Self, NcclError> {
         const CALL: &str = "ncclDevCommCreate";
         let inner = &communicator.inner;
@@ -125,8 +125,8 @@ impl DeviceCommunicator {
         Ok(Self { communicator: communicator.clone(), bytes, buffers, multimem })
     }
 
-    /// Returns what a kernel takes by value as its `ncclDevComm`, or copied to the device by
-    /// pointer. Opaque.
+    /// Returns the bytes of the `ncclDevComm`. Pass them to a kernel by value, or copy them to the
+    /// device and pass a pointer. The bytes are opaque.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.bytes()
     }
@@ -136,24 +136,24 @@ impl DeviceCommunicator {
         &self.communicator
     }
 
-    /// Returns the handle of the buffer with that index of the requirements: a number that NCCL's
+    /// Returns the handle of the buffer with this index in the requirements: a number that NCCL's
     /// device functions take.
     pub fn buffer_handle(&self, index: usize) -> Option<u32> {
         self.buffers.get(index).copied()
     }
 
-    /// Returns where that buffer begins in the device communicator's own window, in bytes.
+    /// Returns the offset of that buffer in the device communicator's own window, in bytes.
     pub fn buffer_offset_bytes(&self, index: usize) -> Option<usize> {
         // As NCCL's headers compute it: handles count by 128 bytes.
         self.buffers.get(index).map(|handle| *handle as usize * 128)
     }
 
-    /// Returns the multicast of the team with that index of the requirements.
+    /// Returns the multicast address of the team with this index in the requirements.
     pub fn multimem_handle(&self, index: usize) -> Option<MultimemHandle> {
         self.multimem.get(index).copied()
     }
 
-    /// Gives back what it holds: buffers, barriers, network contexts. Local.
+    /// Frees its resources: buffers, barriers, network contexts. Local.
     ///
     /// ```compile_fail,E0133
     /// # fn f(device: peerweave_nccl::DeviceCommunicator) -> Result<(), peerweave_nccl::NcclError> {
@@ -162,11 +162,11 @@ impl DeviceCommunicator {
     /// ```
     ///
     /// # Errors
-    /// [`NcclError::Dead`] where the communicator gave it back already; [`NcclError::Nccl`].
+    /// [`NcclError::Dead`] if the communicator has freed them already; [`NcclError::Nccl`].
     ///
     /// # Safety
-    /// No kernel that uses it runs any more, on this rank or, by loads, stores and the network, on
-    /// another.
+    /// No kernel that uses it is running, on this rank or on another rank that accesses it by
+    /// loads, stores or the network.
     pub unsafe fn destroy(self) -> Result<(), NcclError> {
         let inner = &self.communicator.inner;
         let _span = spans::of(inner, "ncclDevCommDestroy");
@@ -185,15 +185,15 @@ impl fmt::Debug for DeviceCommunicator {
     }
 }
 
-/// Which ranks a team of the fabric has. NCCL 2.31.
+/// The ranks of a team of the fabric. Requires NCCL 2.31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CftTeam {
-    /// All of the fabric.
+    /// All ranks of the fabric.
     Flat,
-    /// Those that a multicast reaches.
+    /// Ranks that a multicast reaches.
     Multimem,
-    /// Those that loads and stores reach.
+    /// Ranks accessible by loads and stores.
     Lsa,
 }
 
@@ -203,29 +203,30 @@ impl Communicator {
         DeviceTeam::world(self.n_ranks(), self.rank())
     }
 
-    /// Returns the ranks that this one's loads and stores reach, itself among them; `None` where
-    /// NCCL does not know, for lack of what device communicators need. NCCL 2.28.3.
+    /// Returns the ranks accessible by loads and stores, including this one; `None` if NCCL does
+    /// not know them because device communicators are not supported. Requires NCCL 2.28.3.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`].
+    /// [`NcclError::Unsupported`] with an older NCCL; [`NcclError::Dead`].
     pub fn lsa_team(&self) -> Result<Option<DeviceTeam>, NcclError> {
         // SAFETY: the handle is live.
         self.team("ncclTeamLsa", |api, comm| unsafe { api.ncclTeamLsa(comm) })
     }
 
-    /// Returns the ranks that have this one's index in each LSA team. NCCL 2.28.3.
+    /// Returns the ranks that have the same index as this one in each LSA team. Requires NCCL
+    /// 2.28.3.
     ///
     /// # Errors
-    /// As [`lsa_team`](Self::lsa_team).
+    /// As for [`lsa_team`](Self::lsa_team).
     pub fn rail_team(&self) -> Result<Option<DeviceTeam>, NcclError> {
         // SAFETY: the handle is live.
         self.team("ncclTeamRail", |api, comm| unsafe { api.ncclTeamRail(comm) })
     }
 
-    /// Returns the ranks of the fabric; `None` where there is none. NCCL 2.31.
+    /// Returns the ranks of the fabric; `None` if there is no fabric. Requires NCCL 2.31.
     ///
     /// # Errors
-    /// As [`lsa_team`](Self::lsa_team).
+    /// As for [`lsa_team`](Self::lsa_team).
     pub fn cft_team(&self, which: CftTeam) -> Result<Option<DeviceTeam>, NcclError> {
         self.inner.nccl.needs("ncclTeamCft", Version::new(2, 31, 0))?;
         let mode = match which {
@@ -255,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_start_as_zeros_and_are_aligned() {
+    fn device_comm_bytes_are_zeroed_and_aligned() {
         for len_bytes in [0, 1, 240, 248] {
             let storage = Storage::new(len_bytes);
             assert_eq!(storage.bytes(), vec![0; len_bytes]);

@@ -1,4 +1,4 @@
-//! What kernels are given: device communicators, what they require, teams of ranks.
+//! Values for kernels: device communicators, their requirements, teams of ranks.
 
 pub(crate) mod device_comm;
 pub(crate) mod requirements;

@@ -1,7 +1,7 @@
 //! The requirements of a device communicator, and NCCL's structs for them.
 //!
-//! Creating it is `device_comm.rs`. The device API of 2.28 and 2.29 had other layouts and is not
-//! used: 2.30.3 is the first.
+//! `device_comm.rs` creates device communicators. The device API of 2.28 and 2.29 had other layouts
+//! and is not supported: 2.30.3 is the first version.
 //!
 //! Invariant: as in `of_communicator.rs`, a requirement is either in the struct that the library
 //! reads, or an error.
@@ -18,24 +18,24 @@ use crate::sys::{
 };
 use crate::{DeviceTeam, GinConnection, GinType, Rank, Switch, Version, version_code};
 
-/// The first version whose device communicators say of which version they are.
+/// The first version whose device communicators contain their version.
 pub(crate) const SINCE: Version = Version::new(2, 30, 3);
-/// The first version that can say how large they are.
+/// The first version that reports the size of a device communicator.
 pub(crate) const RUNTIME_SINCE: Version = Version::new(2, 31, 0);
 
-/// Of which version the device communicator shall be: that which the kernels were compiled for.
+/// The version of a device communicator's layout: that for which the kernels were compiled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceCommLayout {
-    /// Of the library itself: for kernels that are linked, at run time, with the device code that
-    /// comes with it.
+    /// The version of the library itself, for kernels that are linked at run time with the device
+    /// code of the library.
     #[default]
     Library,
-    /// Of this version: for kernels that were compiled with its headers. No later than the library.
+    /// This version, for kernels compiled with its headers. It must not be later than the library.
     Version(Version),
 }
 
-/// What a device communicator shall have. Every rank has to ask for the same. NCCL 2.30.3.
+/// Requirements of a device communicator. Every rank must pass the same. Requires NCCL 2.30.3.
 ///
 /// ```
 /// use peerweave_nccl::{DeviceCommRequirements, ResourceBuffer};
@@ -77,15 +77,15 @@ pub struct DeviceCommRequirements {
 /// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceBuffer {
-    /// How much, in bytes.
+    /// Length in bytes.
     pub len_bytes: usize,
-    /// Its alignment in bytes: a power of two.
+    /// Alignment in bytes: a power of two.
     pub align_bytes: usize,
 }
 
 impl Default for DeviceCommRequirements {
-    /// What NCCL's headers begin with: nothing, with four network contexts should a network be
-    /// asked for.
+    /// Returns the defaults of NCCL's headers: no resources, and four network contexts if a network
+    /// is requested.
     fn default() -> Self {
         Self {
             layout: DeviceCommLayout::Library,
@@ -132,48 +132,47 @@ impl DeviceCommRequirements {
     }
 
     setters! {
-        /// Of which version the device communicator shall be.
+        /// The version of the device communicator's layout.
         layout: DeviceCommLayout;
-        /// Whether kernels use multimem instructions on the ranks that loads and stores reach.
-        /// Needs a multicast object, which can be forbidden.
+        /// Whether kernels use multimem instructions on the ranks accessible by loads and stores.
+        /// Needs a multicast object, which can be disabled.
         lsa_multimem: Switch;
-        /// Barriers among all ranks, that use loads and stores as far as they reach and the network
-        /// beyond.
+        /// Number of barriers among all ranks, by loads and stores where possible and over the
+        /// network otherwise.
         barriers: u32;
-        /// Barriers among the ranks that loads and stores reach.
+        /// Number of barriers among the ranks accessible by loads and stores.
         lsa_barriers: u32;
-        /// Barriers along rails, over the network.
+        /// Number of barriers along rails, over the network.
         rail_gin_barriers: u32;
-        /// Barriers among all ranks over the network.
+        /// Number of barriers among all ranks over the network.
         world_gin_barriers: u32;
-        /// Thread blocks that run an all-to-all of short messages.
+        /// Number of thread blocks that run an all-to-all of short messages.
         lla2a_blocks: u32;
-        /// Slots of each of them.
+        /// Number of slots of each of these blocks.
         lla2a_slots: u32;
-        /// Network contexts; a hint.
+        /// Number of network contexts; a hint.
         gin_contexts: u32;
-        /// Network signals, from 0 on.
+        /// Number of network signals, with indices from 0.
         gin_signals: u32;
-        /// Network counters, from 0 on.
+        /// Number of network counters, with indices from 0.
         gin_counters: u32;
-        /// Which ranks kernels reach over the network. Anything that is called `gin` here needs
-        /// one.
+        /// The ranks that kernels reach over the network. All options named `gin` need one.
         gin_connection: GinConnection;
         /// Whether no other device communicator uses these contexts.
         gin_exclusive_contexts: Switch;
-        /// How many operations a context holds; 0 for NCCL's choice.
+        /// Number of operations that a context holds; 0 for NCCL's choice.
         gin_queue_depth: u32;
-        /// Whether kernels use strong signals. Off, they must not. NCCL 2.30.7.
+        /// Whether kernels may use strong signals. NCCL 2.30.7.
         gin_strong_signals: Switch;
-        /// Whether kernels signal addresses. Off, they must not. NCCL 2.30.7.
+        /// Whether kernels may signal addresses. NCCL 2.30.7.
         gin_va_signals: Switch;
-        /// What shall carry communication over the network; [`GinType::None`] for any. NCCL 2.31.
+        /// The network transport; [`GinType::None`] for any. NCCL 2.31.
         gin_type: GinType;
         /// Whether kernels use the fabric by logical endpoints. NCCL 2.31.
         cft: Switch;
-        /// Whether kernels use the fabric's multicasts, which can be forbidden. NCCL 2.31.
+        /// Whether kernels use the fabric's multicasts, which can be disabled. NCCL 2.31.
         cft_multimem: Switch;
-        /// Barriers over the fabric. NCCL 2.31.
+        /// Number of barriers over the fabric. NCCL 2.31.
         cft_barriers: u32;
     }
 
@@ -183,28 +182,28 @@ impl DeviceCommRequirements {
         self
     }
 
-    /// Adds memory of the device communicator's own.
+    /// Adds memory of the device communicator.
     /// [`DeviceCommunicator::buffer_offset_bytes`](crate::DeviceCommunicator::buffer_offset_bytes)
-    /// returns its place, by the order in which buffers were added.
+    /// returns its offset; buffers are numbered in the order in which they were added.
     pub fn buffer(mut self, buffer: ResourceBuffer) -> Self {
         self.buffers.push(buffer);
         self
     }
 
-    /// Adds a team whose ranks multicast to each other, which can be forbidden. Its handle is
-    /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle), by the
-    /// order in which teams were added.
+    /// Adds a team whose ranks multicast to each other, which can be disabled.
+    /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle) returns
+    /// its handle; teams are numbered in the order in which they were added.
     pub fn multimem_team(mut self, team: DeviceTeam) -> Self {
         self.multimem_teams.push(team);
         self
     }
 
-    /// The structs for this library, and how many bytes the device communicator has. `None` where
-    /// the library has to say it.
+    /// Returns the structs for this library, and the size of the device communicator in bytes;
+    /// `None` if the library must report it.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a
-    /// value that NCCL would refuse; [`NcclError::MulticastDisabled`].
+    /// [`NcclError::Unsupported`] for requirements that the library does not support;
+    /// [`NcclError::Misuse`] for a value that NCCL would refuse; [`NcclError::MulticastDisabled`].
     pub(crate) fn to_raw(
         &self,
         found: &Found<'_>,
@@ -262,8 +261,8 @@ impl DeviceCommRequirements {
         Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
-    /// The version in the structs, the bytes of the result if they are known, and whether the
-    /// library's own layout is asked for by name.
+    /// Returns the version in the structs, the size of the result in bytes if known, and whether
+    /// the library's own layout is requested explicitly.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
         const WHAT: &str = "a device communicator whose size is known";
         let newest = found.version.min(sys::HEADER);
@@ -280,7 +279,7 @@ impl DeviceCommRequirements {
                     None => Err(NcclError::misuse(
                         found.call,
                         MisuseKind::Context {
-                            why: "the layout of that version is not known here; known are 2.30.3, 2.30.4, 2.30.7, 2.31.2 and 2.32.3",
+                            why: "the layout of that version is unknown; the known versions are 2.30.3, 2.30.4, 2.30.7, 2.31.2 and 2.32.3",
                         },
                     )),
                 }
@@ -292,10 +291,13 @@ impl DeviceCommRequirements {
         let combination = |what, why| Err(NcclError::misuse(found.call, MisuseKind::Combination { what, why }));
         let gin = [self.rail_gin_barriers, self.world_gin_barriers, self.gin_signals, self.gin_counters];
         if self.gin_connection == GinConnection::None && gin.iter().any(|count| *count > 0) {
-            return combination("DeviceCommRequirements", "signals, counters and barriers of the network need a gin_connection");
+            return combination(
+                "DeviceCommRequirements",
+                "signals, counters and barriers of the network require a gin_connection",
+            );
         }
         if (self.lla2a_blocks == 0) != (self.lla2a_slots == 0) {
-            return combination("DeviceCommRequirements", "lla2a_blocks and lla2a_slots need each other");
+            return combination("DeviceCommRequirements", "lla2a_blocks and lla2a_slots require each other");
         }
         if self.buffers.iter().any(|buffer| !buffer.align_bytes.is_power_of_two()) {
             return combination("ResourceBuffer::align_bytes", "it is not a power of two");
@@ -322,10 +324,11 @@ impl DeviceCommRequirements {
     }
 }
 
-/// NCCL's structs, with the lists that they point to, and the places that NCCL fills when the
-/// device communicator is created.
+/// NCCL's structs, with the lists to which they point, and the places that NCCL fills when it
+/// creates the device communicator.
 ///
-/// The struct points into the vectors beside it, whose memory stays where it is when this is moved.
+/// The struct points into the vectors next to it, whose memory does not move when this value is
+/// moved.
 pub(crate) struct RawRequirements {
     raw: ncclDevCommRequirements_t,
     _resources: Vec<ncclDevResourceRequirements_t>,
@@ -385,7 +388,8 @@ impl RawRequirements {
         &raw const self.raw
     }
 
-    /// Where NCCL put the buffers, and the teams' handles. Once NCCL is done.
+    /// Returns the buffers and the teams' handles that NCCL stored. Call it after NCCL has
+    /// finished.
     pub(crate) fn filled(mut self) -> (Vec<u32>, Vec<ncclMultimemHandle_t>) {
         (std::mem::take(&mut self.handles), std::mem::take(&mut self.multimem))
     }
@@ -408,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn layout_is_the_library_s_own() {
+    fn default_layout_is_that_of_the_library() {
         for (version, size, code, len_bytes, runtime) in [
             ("2.30.3", 96, 23003, Some(240), false),
             ("2.30.7", 96, 23007, Some(240), false),
@@ -427,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_without_and_of_unknown_size_are_unsupported() {
+    fn versions_with_unknown_size_are_unsupported() {
         assert!(
             matches!(refused(&DeviceCommRequirements::new(), "2.29.7"), NcclError::Unsupported(error) if error.since == Some(SINCE))
         );
@@ -441,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn older_layout_on_a_newer_library_is_of_that_version() {
+    fn older_layout_on_a_newer_library_has_its_own_version() {
         let requirements =
             DeviceCommRequirements::new().lsa_barriers(3).layout(DeviceCommLayout::Version(Version::new(2, 30, 4)));
         let (built, len_bytes) = build(&requirements, "2.32.3").expect("it is known");
@@ -452,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn requirement_that_the_version_does_not_know_is_unsupported() {
+    fn requirement_newer_than_the_version_is_unsupported() {
         let new = DeviceCommRequirements::new;
         for (requirements, before) in [
             (new().gin_strong_signals(Switch::Off), "2.30.4"),
@@ -468,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nccl_would_refuse_is_misuse() {
+    fn call_config_that_nccl_would_refuse_is_misuse() {
         let new = DeviceCommRequirements::new;
         for requirements in [
             new().gin_signals(1),
@@ -487,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_linked_and_filled_in_order() {
+    fn requirement_lists_are_linked_and_filled_in_order() {
         let mut requirements = DeviceCommRequirements::new();
         for len_bytes in [128, 256, 512] {
             requirements = requirements.buffer(ResourceBuffer { len_bytes, align_bytes: 128 });

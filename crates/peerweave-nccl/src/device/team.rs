@@ -1,11 +1,11 @@
-//! Sets of ranks as kernels see them: a number of ranks, each the same stride after the one before.
+//! Sets of ranks as kernels see them: a number of ranks at equal strides.
 //!
-//! Arithmetic only, as NCCL's headers have it for kernels; which ranks loads and stores reach is
-//! asked of the communicator.
+//! This module only computes indices, as NCCL's headers do for kernels. The communicator is queried
+//! for the ranks accessible by loads and stores.
 //!
-//! Invariant: every index of a team is a rank below the number of ranks that its world was made
-//! with. Whether that is the communicator's number is checked where a team goes to NCCL, by the
-//! only way there.
+//! Invariant: every index of a team is a rank less than the number of ranks of its world. Whether
+//! that is the communicator's number is checked in `to_raw`, through which every team is passed to
+//! NCCL.
 
 use std::ffi::c_int;
 
@@ -13,7 +13,7 @@ use crate::Rank;
 use crate::library::error::{MisuseKind, NcclError};
 use crate::sys::ncclTeam_t;
 
-/// Ranks of a communicator that are a stride apart, one of which is this one.
+/// Ranks of a communicator at equal strides, including this one.
 ///
 /// ```
 /// use peerweave_nccl::{DeviceTeam, Rank};
@@ -32,12 +32,12 @@ pub struct DeviceTeam {
     ranks: usize,
     index: usize,
     stride: usize,
-    /// The communicator's rank of index 0.
+    /// The communicator's rank with index 0 in the team.
     first: usize,
 }
 
 impl DeviceTeam {
-    /// Returns the team of all `ranks` of a communicator in which this one is `rank`.
+    /// Returns the team of all `ranks` ranks of a communicator in which this process is `rank`.
     ///
     /// # Panics
     /// If `rank` is not below `ranks`.
@@ -46,8 +46,8 @@ impl DeviceTeam {
         Self { ranks, index: rank.index(), stride: 1, first: 0 }
     }
 
-    /// What NCCL says of a team in which this process is `rank` of the communicator. `None` where
-    /// it cannot be.
+    /// Converts NCCL's struct of a team in which this process is `rank` of the communicator.
+    /// Returns `None` if the struct is invalid.
     pub(crate) fn from_raw(raw: ncclTeam_t, rank: Rank) -> Option<Self> {
         let ranks = usize::try_from(raw.nRanks).ok()?;
         let index = usize::try_from(raw.rank).ok()?;
@@ -56,8 +56,8 @@ impl DeviceTeam {
         (index < ranks).then_some(Self { ranks, index, stride, first })
     }
 
-    /// For NCCL, on a communicator of `n_ranks` in which this process is `rank`: NCCL takes the
-    /// numbers as they are.
+    /// Returns the struct for NCCL, on a communicator of `n_ranks` ranks in which this process is
+    /// `rank`. NCCL does not check the numbers.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a team of another rank, or with ranks that the communicator does
@@ -66,7 +66,7 @@ impl DeviceTeam {
         let own = self.rank_of(self.index);
         if own != Some(rank) {
             let found = own.map_or(i64::MAX, |own| own.get().into());
-            let (what, expected) = ("the rank that the team was made for", "the communicator's own");
+            let (what, expected) = ("the rank for which the team was created", "the communicator's own rank");
             return Err(NcclError::misuse(call, MisuseKind::Value { what, found, expected }));
         }
         let last = self.first + (self.ranks - 1) * self.stride;
@@ -87,12 +87,12 @@ impl DeviceTeam {
         self.index
     }
 
-    /// Returns the distance of neighbours in the communicator.
+    /// Returns the distance between neighbouring ranks of the team in the communicator.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Returns the communicator's rank at that index.
+    /// Returns the communicator's rank at an index of the team.
     pub fn rank_of(&self, index: usize) -> Option<Rank> {
         let rank = (index < self.ranks).then(|| self.first + index * self.stride)?;
         u32::try_from(rank).ok().map(Rank::new)
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inner_and_outer_cover_the_world_once() {
+    fn inner_and_outer_teams_cover_the_world_once() {
         for rank in (0..24).map(Rank::new) {
             let world = DeviceTeam::world(24, rank);
             let (inner, outer) = (world.inner(6).expect("a divisor"), world.outer(6).expect("a divisor"));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_do_not_fit_are_none() {
+    fn blocks_that_do_not_fit_yield_no_team() {
         let world = DeviceTeam::world(6, Rank::new(0));
         assert_eq!((world.inner(4), world.outer(4), world.inner(0)), (None, None, None));
     }
@@ -171,9 +171,10 @@ mod tests {
     }
 
     #[test]
-    fn team_of_another_communicator_does_not_reach_nccl() {
-        let refused =
-            |team: DeviceTeam, rank, n_ranks| team.to_raw("test", rank, n_ranks).expect_err("it is another's").to_string();
+    fn team_of_another_communicator_is_refused() {
+        let refused = |team: DeviceTeam, rank, n_ranks| {
+            team.to_raw("test", rank, n_ranks).expect_err("it belongs to another communicator").to_string()
+        };
         let world = DeviceTeam::world(8, Rank::new(5));
         assert!(
             world.to_raw("test", Rank::new(5), 8).is_ok() && world.to_raw("test", Rank::new(5), 9).is_ok(),
@@ -181,7 +182,7 @@ mod tests {
         );
         assert_eq!(
             refused(world, Rank::new(4), 8),
-            "test: the rank that the team was made for is 5, expected the communicator's own"
+            "test: the rank for which the team was created is 5, expected the communicator's own rank"
         );
         assert_eq!(
             refused(world, Rank::new(5), 6),
@@ -203,7 +204,7 @@ mod tests {
     fn raw_team_round_trips_and_invalid_is_none() {
         let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
         let team = DeviceTeam::from_raw(raw, Rank::new(6)).expect("it fits");
-        assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("it is this communicator's"), raw);
+        assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("it belongs to this communicator"), raw);
         assert_eq!((team.rank_of(0), team.rank_of(1), team.rank_of(2)), (Some(Rank::new(2)), Some(Rank::new(6)), None));
         for (n_ranks, rank, stride) in [(2, 2, 4), (-1, 0, 1), (2, 1, 0), (2, 1, 7), (2, -1, 1)] {
             assert_eq!(DeviceTeam::from_raw(ncclTeam_t { nRanks: n_ranks, rank, stride }, Rank::new(6)), None);

@@ -1,4 +1,4 @@
-//! The names of calls, as one byte: what a communicator remembers of its last one.
+//! The names of calls as one byte, by which a communicator stores its last call.
 //!
 //! Invariant: the names are those of the methods.
 
@@ -27,17 +27,17 @@ calls! {
 }
 
 impl Call {
-    /// How many bits a call takes in a word.
+    /// Number of bits of a call in a word.
     pub(crate) const BITS: u32 = 8;
 
-    /// Whether every rank of a communicator calls it, in one order.
+    /// Returns whether every rank of a communicator makes the call, in one order.
     #[inline]
     pub(crate) const fn is_collective(self) -> bool {
         use Call::*;
         !self.is_transfer() && !matches!(self, PutSignal | Signal | WaitSignal | Split | Shrink | Grow)
     }
 
-    /// Whether it is one side of what two ranks do.
+    /// Returns whether the call is one side of a transfer between two ranks.
     #[inline]
     pub(crate) const fn is_transfer(self) -> bool {
         matches!(self, Self::Send | Self::Recv)
@@ -48,7 +48,7 @@ impl Call {
         Self::NAMES[self as usize]
     }
 
-    /// The name of the call in the low bits of a word.
+    /// Returns the name of the call in the low bits of a word.
     pub(crate) fn name_of(word: u64) -> &'static str {
         Self::NAMES.get((word & 0xff) as usize).copied().unwrap_or("")
     }
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn collectives_are_told_from_transfers() {
+    fn collectives_and_transfers_are_distinguished() {
         let collective = [Call::AllReduce, Call::AllToAllV, Call::AllGatherV, Call::GatherInPlace, Call::ScatterInPlace];
         assert!(collective.into_iter().all(|call| call.is_collective() && !call.is_transfer()));
         let others = [Call::Send, Call::Recv, Call::PutSignal, Call::Signal, Call::WaitSignal, Call::Split, Call::Grow];

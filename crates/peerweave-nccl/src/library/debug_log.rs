@@ -1,9 +1,9 @@
 //! NCCL's log as events of `tracing`.
 //!
-//! Does not choose what is shown: the application's subscriber does, by the target `nccl`.
+//! The application's subscriber selects the events that are shown, by the target `nccl`.
 //!
-//! Invariant: the reader takes every line as long as the process lives, so that NCCL never waits
-//! for room in the pipe.
+//! Invariant: the reader reads every line as long as the process lives, so NCCL never waits for
+//! space in the pipe.
 
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter};
 use std::os::fd::AsRawFd as _;
@@ -11,13 +11,13 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{MisuseKind, Nccl, NcclError};
 
-/// How much NCCL logs.
+/// Log level of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogLevel {
-    /// What goes wrong.
+    /// Errors and warnings.
     Warn,
-    /// What NCCL finds and chooses, too. Much at the start, little later.
+    /// Also the hardware found and NCCL's choices. Much output at the start, little later.
     Info,
     /// Everything that the library was built to log.
     Trace,
@@ -26,20 +26,20 @@ pub enum LogLevel {
 impl Nccl {
     /// Sends NCCL's log to `tracing`, with the target `nccl`, instead of standard output.
     ///
-    /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment; what
-    /// `NCCL_DEBUG_SUBSYS` selects stays as it is. Libraries before 2.24.3 read them once: there it
-    /// has to be called before anything else that logs. A thread reads until the process ends.
-    /// Calling it again changes the level.
+    /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment. `NCCL_DEBUG_SUBSYS`
+    /// keeps its meaning. Libraries before 2.24.3 read the variables once: with these, call it
+    /// before any other call that logs. A thread reads the log until the process ends. Another call
+    /// changes the level.
     ///
-    /// Programs that this one starts inherit the variables: their NCCL logs here too as long as
-    /// this process lives, and to standard output after.
+    /// Child processes inherit the variables. Their NCCL logs to this process as long as it lives,
+    /// and to standard output afterwards.
     ///
     /// # Errors
-    /// [`NcclError::Forked`]; [`NcclError::Misuse`] where the system gives no pipe or no thread.
+    /// [`NcclError::Forked`]; [`NcclError::Misuse`] if the system provides no pipe or no thread.
     ///
     /// # Safety
-    /// No other thread may read or write the environment meanwhile, NCCL's own included: call it at
-    /// the start of the program.
+    /// No other thread, including threads of NCCL, reads or writes the environment during the call.
+    /// Call it at the start of the program.
     pub unsafe fn trace_log(self, level: LogLevel) -> Result<(), NcclError> {
         const CALL: &str = "Nccl::trace_log";
         self.not_forked(CALL)?;
@@ -51,9 +51,9 @@ impl Nccl {
         let writer = match writer.as_ref() {
             Some(writer) => writer,
             None => {
-                let (reader, new) = std::io::pipe().map_err(|_| refused("the system gives no pipe"))?;
+                let (reader, new) = std::io::pipe().map_err(|_| refused("the system provides no pipe"))?;
                 let thread = std::thread::Builder::new().name("nccl-log".into());
-                thread.spawn(move || forward(reader)).map_err(|_| refused("the system gives no thread"))?;
+                thread.spawn(move || forward(reader)).map_err(|_| refused("the system cannot start a thread"))?;
                 writer.insert(new)
             }
         };
@@ -74,8 +74,8 @@ impl Nccl {
     }
 }
 
-/// This process as the mounted `/proc` names it. Not `self`: a process that inherits the name would
-/// open, and truncate, a file of its own.
+/// Returns the name of this process in the mounted `/proc`. `self` is not used, because a child
+/// process that inherits the path would open, and truncate, a file of its own.
 fn process() -> String {
     let known = std::fs::read_link("/proc/self").ok().and_then(|path| path.to_str().map(str::to_owned));
     known.unwrap_or_else(|| std::process::id().to_string())
@@ -100,8 +100,8 @@ fn forward(reader: PipeReader) {
     }
 }
 
-/// The level that NCCL wrote into a line: `host:pid:tid [device] NCCL WARN text`, with a time and a
-/// file in front of it in some.
+/// Returns the level of a line of NCCL: `host:pid:tid [device] NCCL WARN text`, in some versions
+/// preceded by a time and a file.
 fn level_of(line: &str) -> tracing::Level {
     match line.split_once("NCCL ").and_then(|(_, rest)| rest.split_whitespace().next()) {
         Some("WARN" | "ABORT") => tracing::Level::WARN,
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_those_of_the_lines() {
+    fn log_levels_are_parsed_from_lines() {
         for (line, level) in [
             ("node1:7:9 [0] NCCL INFO Bootstrap: Using lo:127.0.0.1<0>", tracing::Level::INFO),
             ("[2026-11-21 05:00:00] node1:7:9 [0] init.cc:99 NCCL WARN Invalid config", tracing::Level::WARN),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_takes_every_line_until_all_writers_are_gone() {
+    fn reader_reads_every_line_until_all_writers_close() {
         use std::io::Write as _;
         let (reader, mut writer) = std::io::pipe().expect("the system gives a pipe");
         let reader = std::thread::spawn(move || forward(reader));

@@ -1,10 +1,10 @@
-//! The errors, by cause: the caller, the library, a peer, a deadline.
+//! Errors, grouped by cause: the caller, the library, a peer, a deadline.
 //!
-//! A message is a bug report: it names the call, the value, what was expected, and the library's
-//! own text if there is one.
+//! A message can be used as a bug report: it names the call, the value, the expected value, and the
+//! library's own text if there is one.
 //!
-//! Invariant: the variants that carry much are boxed, so that a result stays small enough for a
-//! call that takes nanoseconds.
+//! Invariant: large variants are boxed, so a result stays small enough for a call that takes
+//! nanoseconds.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -18,56 +18,55 @@ use peerweave_dylib::{LoadError, Unsupported};
 pub use crate::library::misuse::{Misuse, MisuseKind};
 use crate::{Nccl, Rank, Version, sys};
 
-/// Any error of this crate.
+/// An error of this crate.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`,
-/// show to people.
+/// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
-    /// A bug in the caller. NCCL was not called.
+    /// The caller has a bug. NCCL was not called.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The library that was found is too old for this call or option. NCCL was not called.
+    /// The library is too old for this call or option. NCCL was not called.
     #[error(transparent)]
     Unsupported(Box<Unsupported>),
     /// NCCL returned an error.
     #[error(transparent)]
     Nccl(Box<Failure>),
-    /// There is no NCCL, or it cannot be used.
+    /// NCCL was not found, or cannot be used.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// CUDA's driver is missing, or returned an error.
     #[error(transparent)]
     Cuda(#[from] DriverError),
-    /// A deadline expired.
+    /// A deadline passed.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// A rank is gone.
+    /// A rank is lost.
     #[error(transparent)]
     PeerLost(Box<PeerLost>),
-    /// The process is a fork of the one that loaded NCCL, whose threads did not follow it. Only the
-    /// parent can use NCCL.
-    #[error("{call}: NCCL was loaded by process {loaded_by}, and this is its fork {process}; start a new program instead")]
+    /// The process was forked from the one that loaded NCCL, and lacks its threads. Only the parent
+    /// can use NCCL.
+    #[error("{call}: process {process} was forked from process {loaded_by}, which loaded NCCL; start a new program instead")]
     Forked {
         /// The call.
         call: &'static str,
-        /// The process that loaded it.
+        /// Process ID of the process that loaded NCCL.
         loaded_by: u32,
-        /// This process.
+        /// Process ID of this process.
         process: u32,
     },
-    /// The communicator can no longer do this.
+    /// The communicator cannot be used for this call any more.
     #[error("{call} on {communicator}: {state}")]
     Dead {
         /// The call.
         call: &'static str,
         /// The communicator.
         communicator: Arc<CommunicatorName>,
-        /// Why it cannot be used.
+        /// The reason why it cannot be used.
         state: DeadState,
     },
-    /// Multicast objects are forbidden in this process. Neither NCCL nor the driver was called.
+    /// Multicast objects are disabled in this process. Neither NCCL nor the driver was called.
     #[error(transparent)]
     MulticastDisabled(#[from] MulticastDisabled),
     /// The rendezvous of the ranks failed.
@@ -87,18 +86,18 @@ impl fmt::Debug for NcclError {
 }
 
 impl NcclError {
-    /// A mistake of the caller in `call`.
+    /// Returns the error for an invalid argument of `call`.
     #[cold]
     pub(crate) fn misuse(call: &'static str, kind: MisuseKind) -> Self {
         Misuse { call, kind }.into()
     }
 
-    /// A failure of the rendezvous in `call`.
+    /// Returns the error for a failure of the rendezvous in `call`.
     pub(crate) fn bootstrap(call: &'static str) -> impl FnOnce(BootstrapError) -> Self {
         move |source| Self::Bootstrap { call, source: Arc::new(source) }
     }
 
-    /// Returns the kind of misuse, if it is one.
+    /// Returns the kind of misuse, if the error is one.
     pub fn misuse_kind(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -106,11 +105,12 @@ impl NcclError {
         }
     }
 
-    /// Returns the error of a call that returned `code`, such as one made through
-    /// [`Communicator::as_raw`](crate::Communicator::as_raw): with the library's description of the
-    /// code and its last error. [`Nccl::check`] returns it as a result.
+    /// Returns the error of a call that returned `code`, with the library's description of the code
+    /// and its last error. For example for a call made through
+    /// [`Communicator::as_raw`](crate::Communicator::as_raw). [`Nccl::check`] returns it as a
+    /// result.
     ///
-    /// Any number is taken, also [`ResultCode::SUCCESS`] and codes that came later than this crate.
+    /// Any number is accepted, including [`ResultCode::SUCCESS`] and codes newer than this crate.
     ///
     /// ```no_run
     /// use peerweave_nccl::{Nccl, NcclError, ResultCode};
@@ -124,7 +124,7 @@ impl NcclError {
         nccl.not_forked(call).err().unwrap_or_else(|| nccl.failure(call, sys::ncclResult_t(code.into().get()), None))
     }
 
-    /// The same error, of another call that came to its end for the same reason.
+    /// Returns the same error for another call that ended for the same reason.
     pub(crate) fn of_call(mut self, name: &'static str) -> Self {
         match &mut self {
             Self::Misuse(Misuse { call, .. }) => *call = name,
@@ -174,22 +174,22 @@ impl From<CudaError> for NcclError {
     }
 }
 
-/// NCCL's answer to a call that failed.
+/// An error that NCCL returned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Failure {
     /// NCCL's function.
     pub call: &'static str,
-    /// Its code.
+    /// Code of the error.
     pub code: ResultCode,
     /// NCCL's description of the code.
     pub meaning: &'static str,
     /// The version of the library.
     pub version: Version,
-    /// NCCL's text of its last error. Empty where it left none. It is the process's last error:
-    /// another thread's failure may have come between.
+    /// NCCL's text of its last error; empty if there is none. NCCL has one such text for the
+    /// process, so it may be of another thread's failure.
     pub last_error: String,
-    /// The communicator, where there is one already.
+    /// The communicator, if it exists already.
     pub communicator: Option<Arc<CommunicatorName>>,
 }
 
@@ -207,8 +207,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A code that NCCL's functions return. Made of any integer; an error by itself, where no call is
-/// known.
+/// A code returned by NCCL's functions. It can be created from any integer, and is an error type
+/// for calls that are unknown.
 ///
 /// ```
 /// use peerweave_nccl::ResultCode;
@@ -230,26 +230,26 @@ impl From<i32> for ResultCode {
 }
 
 impl ResultCode {
-    /// Nothing is wrong. No error of this crate has it, unless it was made with it.
+    /// Success. No error of this crate has this code, unless it was created from it.
     pub const SUCCESS: Self = Self(sys::ncclResult_t::ncclSuccess.0);
     /// A call of CUDA failed.
     pub const UNHANDLED_CUDA_ERROR: Self = Self(sys::ncclResult_t::ncclUnhandledCudaError.0);
     /// A call of the operating system failed.
     pub const SYSTEM_ERROR: Self = Self(sys::ncclResult_t::ncclSystemError.0);
-    /// A mistake in NCCL, or memory that was overwritten.
+    /// A bug in NCCL, or corrupted memory.
     pub const INTERNAL_ERROR: Self = Self(sys::ncclResult_t::ncclInternalError.0);
     /// An argument is invalid.
     pub const INVALID_ARGUMENT: Self = Self(sys::ncclResult_t::ncclInvalidArgument.0);
-    /// The call is wrong here.
+    /// The call is invalid in this state.
     pub const INVALID_USAGE: Self = Self(sys::ncclResult_t::ncclInvalidUsage.0);
     /// A peer or the network failed.
     pub const REMOTE_ERROR: Self = Self(sys::ncclResult_t::ncclRemoteError.0);
     /// A non-blocking communicator has not finished.
     pub const IN_PROGRESS: Self = Self(sys::ncclResult_t::ncclInProgress.0);
-    /// A wait inside the library ran out. 2.30.3.
+    /// A wait inside the library timed out. Since NCCL 2.30.3.
     pub const TIMEOUT: Self = Self(sys::ncclResult_t::ncclTimeout.0);
 
-    /// Whether NCCL says so where a peer is gone, among other things.
+    /// Returns whether NCCL returns this code for a lost peer, among other causes.
     pub(crate) fn may_be_a_loss(self) -> bool {
         [Self::REMOTE_ERROR, Self::SYSTEM_ERROR, Self::INTERNAL_ERROR].contains(&self)
     }
@@ -263,7 +263,7 @@ impl ResultCode {
         self.0
     }
 
-    /// Returns NCCL's name of it, if this crate knows one.
+    /// Returns NCCL's name of the code, if this crate knows it.
     pub fn name(self) -> Option<&'static str> {
         sys::ncclResult_t(self.0).name()
     }
@@ -285,13 +285,14 @@ impl fmt::Debug for ResultCode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommunicatorName {
-    /// Its name, if it was given one.
+    /// Name of the communicator, if it has one.
     pub name: Option<String>,
-    /// This process's rank.
+    /// Rank of this process.
     pub rank: Rank,
-    /// How many ranks it has.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Counts the communicators of this process, to distinguish two of the same name.
+    /// Number of the communicator in this process, which distinguishes communicators of the same
+    /// name.
     pub number: u64,
 }
 
@@ -305,7 +306,7 @@ impl fmt::Display for CommunicatorName {
     }
 }
 
-/// Why a communicator cannot be used.
+/// The reason why a communicator cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeadState {
@@ -319,28 +320,28 @@ pub enum DeadState {
     #[error("it was revoked, and can only be split, shrunk or destroyed")]
     Revoked,
     /// It is suspended: resume it first.
-    #[error("it is suspended, resume it first")]
+    #[error("it is suspended; resume it first")]
     Suspended,
-    /// A call on it failed in a way that it does not survive.
+    /// A call on it failed, and it cannot recover.
     #[error("it failed before, and can only be shrunk, aborted or dropped")]
     Failed,
 }
 
-/// A deadline that expired.
+/// A deadline that passed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Timeout {
-    /// The call that was waited for.
+    /// The call that waited.
     pub call: &'static str,
     /// The number of the call on the communicator, counted from 1; `None` before the first call.
     pub sequence: Option<u64>,
-    /// How long the caller has waited.
+    /// The time waited.
     pub waited: Duration,
-    /// The communicator, where there is one already.
+    /// The communicator, if it exists already.
     pub communicator: Option<Arc<CommunicatorName>>,
-    /// The ranks that did not arrive, as far as the others know. Empty if that is unknown.
+    /// Ranks that did not arrive, as far as the other ranks report. Empty if unknown.
     pub missing: Vec<Rank>,
-    /// What the ranks reported about themselves.
+    /// Reports of the ranks about themselves.
     pub reports: Vec<RankReport>,
 }
 
@@ -364,28 +365,28 @@ impl fmt::Display for Timeout {
     }
 }
 
-/// The report of a rank about itself when others waited for it.
+/// A rank's report of its position, published when other ranks waited for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankReport {
-    /// The rank.
+    /// The rank that reports.
     pub rank: Rank,
-    /// The last call that it issued, counted from 1; 0 before the first.
+    /// Number of the last call that it issued, counted from 1; 0 before the first.
     pub sequence: u64,
-    /// The name of that call.
+    /// Name of that call.
     pub call: String,
 }
 
 impl fmt::Display for RankReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.sequence {
-            0 => write!(f, "{} has issued nothing yet", self.rank),
+            0 => write!(f, "{} has not issued any call", self.rank),
             sequence => write!(f, "{} last issued {} (call {sequence})", self.rank, self.call),
         }
     }
 }
 
-/// Ranks that are gone.
+/// Ranks that are lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct PeerLost {
@@ -393,9 +394,9 @@ pub struct PeerLost {
     pub call: &'static str,
     /// The communicator.
     pub communicator: Option<Arc<CommunicatorName>>,
-    /// The ranks that are gone. Empty where NCCL only says that some are.
+    /// The lost ranks. Empty if NCCL does not name them.
     pub ranks: Vec<Rank>,
-    /// NCCL's text of the error. Empty if it left none.
+    /// NCCL's text of the error; empty if there is none.
     pub last_error: String,
 }
 
@@ -406,8 +407,8 @@ impl fmt::Display for PeerLost {
             write!(f, " on {communicator}")?;
         }
         match self.ranks.as_slice() {
-            [] => f.write_str(": a rank is gone")?,
-            ranks => write!(f, ": gone: {}", Ranks(ranks))?,
+            [] => f.write_str(": a rank is lost")?,
+            ranks => write!(f, ": lost: {}", Ranks(ranks))?,
         }
         if !self.last_error.is_empty() {
             write!(f, "; NCCL's last error: {}", self.last_error.trim_end())?;
@@ -416,7 +417,7 @@ impl fmt::Display for PeerLost {
     }
 }
 
-/// Ranks in a message.
+/// Formats ranks in a message.
 pub(super) struct Ranks<'a>(pub(super) &'a [Rank]);
 
 impl fmt::Display for Ranks<'_> {
@@ -438,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_reads_as_a_bug_report() {
+    fn failure_message_has_call_code_and_last_error() {
         let error = NcclError::from(Failure {
             call: "ncclAllReduce",
             code: ResultCode::INVALID_USAGE,
@@ -470,7 +471,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "all_reduce (call 12) on communicator \"tensor\" #7 (rank 1 of 4): timed out after 5s, ranks 2, 3 did not arrive; \
-             rank 2 last issued broadcast (call 11); rank 3 has issued nothing yet"
+             rank 2 last issued broadcast (call 11); rank 3 has not issued any call"
         );
     }
 

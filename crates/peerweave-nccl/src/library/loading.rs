@@ -1,12 +1,12 @@
-//! The NCCL that this process uses: finding it, its version, what it lacks, and every call into it.
+//! The NCCL of this process: its search, its version, missing functions, and every call into it.
 //!
-//! What to configure is `of_communicator.rs`; parameters and logs are `parameters.rs` and
-//! `debug_log.rs`; communicators have their own modules.
+//! `of_communicator.rs` has configurations, `parameters.rs` and `debug_log.rs` have parameters and
+//! logs, and communicators have their own modules.
 //!
 //! # Invariants
-//! - **[L1]** A library is never unloaded and its record never freed, so that a [`Nccl`] is a plain
+//! - **[L1]** A library is never unloaded and its record never freed, so an [`Nccl`] is a plain
 //!   reference forever.
-//! - **[L2]** No function of a library is called in a fork of the process that loaded it.
+//! - **[L2]** No function of a library is called in a process forked from the one that loaded it.
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -21,12 +21,12 @@ use crate::library::error::{CommunicatorName, Failure, NcclError, ResultCode};
 use crate::sys::{Api, ncclResult_t};
 use crate::{UniqueId, Version, sys, version_from_code};
 
-/// What the vendor calls the library.
+/// The vendor's name of the library.
 pub(crate) const PRODUCT: &str = "NCCL";
 
-/// The oldest library that this crate uses. Before it, a thread of NCCL's that works on a
-/// communicator is known to the thread alone that started it, so that an abort by another one frees
-/// the communicator under it (a crash in 2.18.1 on H200).
+/// The oldest supported library. In older ones, a thread of NCCL that works on a communicator is
+/// known only to the thread that started it. So an abort by another thread frees the communicator
+/// while it is in use (a crash in 2.18.1 on H200).
 const OLDEST: Version = Version::new(2, 19, 1);
 
 // SAFETY: what a machine has under these names is NCCL, or stands in for it.
@@ -46,13 +46,13 @@ const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NCCL_PATH", &["l
         "/opt/conda/lib",
     ]);
 
-/// The process that loaded NCCL first.
+/// The process that first loaded NCCL.
 static FIRST: OnceLock<(ForkGuard, u32)> = OnceLock::new();
 
 /// An NCCL library, loaded until the process ends.
 ///
-/// A handle: copying it is free, and it may be used from any thread. Two are equal if they are the
-/// same library.
+/// The handle can be copied freely and used on any thread. Two handles are equal if they refer to
+/// the same library.
 #[derive(Clone, Copy)]
 pub struct Nccl(&'static Loaded);
 
@@ -60,28 +60,29 @@ struct Loaded {
     api: Api,
     version: Version,
     path: Arc<Path>,
-    /// Files of other libnccl that the process had mapped when this one was loaded.
+    /// Files of other libnccl that were mapped in the process when this one was loaded.
     others: Vec<PathBuf>,
 }
 
-/// All libraries that were loaded here, so that a file is loaded once. The first is not always the
-/// one of [`Nccl::load`].
+/// All libraries loaded by this crate, so that each file is loaded once. The first is not always
+/// that of [`Nccl::load`].
 static LOADED: Mutex<Vec<&'static Loaded>> = Mutex::new(Vec::new());
 
 impl Nccl {
-    /// Every function of NCCL that this crate can use, with the version that brought it.
+    /// All functions of NCCL that this crate can use, each with the version that introduced it.
     pub const FUNCTIONS: &'static [SymbolInfo] = Api::SYMBOLS;
 
-    /// Loads the library of this process: found by the first call, the same ever after.
+    /// Returns the library of this process. The first call finds and loads it; later calls return
+    /// the same.
     ///
-    /// Tried in order: `PEERWEAVE_NCCL_PATH` (a file or a directory; if it is set, nothing else
-    /// is), the wheels of the active Python (`nvidia/nccl/lib`), the dynamic linker's path
+    /// Search order: `PEERWEAVE_NCCL_PATH` (a file or a directory; if set, no other place is
+    /// searched), the wheels of the active Python (`nvidia/nccl/lib`), the dynamic linker's path
     /// (`libnccl.so.2`, then `libnccl.so`), well-known directories. No GPU and no driver is needed.
     ///
     /// # Errors
     /// [`NcclError::Load`] with every path that was tried; a later call tries again.
-    /// [`NcclError::Unsupported`] for a library older than 2.19.1. [`NcclError::Forked`] in a fork
-    /// of the process that loaded it.
+    /// [`NcclError::Unsupported`] for a library older than 2.19.1. [`NcclError::Forked`] in a
+    /// process forked from the one that loaded it.
     pub fn load() -> Result<Self, NcclError> {
         static DEFAULT: OnceLock<Nccl> = OnceLock::new();
         // First of all: in a fork, locks may be held by threads that are not there.
@@ -93,19 +94,19 @@ impl Nccl {
         Ok(*DEFAULT.get_or_init(|| nccl))
     }
 
-    /// Loads one particular library: a file, or the directory that has it. Does not change the
-    /// result of [`load`](Self::load).
+    /// Loads a particular library: a file, or its directory. Does not change the result of
+    /// [`load`](Self::load).
     ///
-    /// Handles of one library mean nothing to another, and each has its own threads, memory and
-    /// environment: a program should have one.
+    /// Handles of one library are invalid in another, and each library has its own threads, memory
+    /// and environment: a program should load one.
     ///
     /// # Safety
-    /// The file is an NCCL. What a library is to do when it is loaded runs, and its functions are
-    /// called with NCCL's signatures; [`load`](Self::load) takes what the machine, its owner or the
-    /// environment has under NCCL's name.
+    /// The file is an NCCL library: its initialisers run, and its functions are called with NCCL's
+    /// signatures. ([`load`](Self::load) is safe, because its file was installed by the machine's
+    /// owner or named by the environment.)
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// As for [`load`](Self::load).
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self, NcclError> {
         not_forked("Nccl::open")?;
         // SAFETY: the caller says that it is an NCCL.
@@ -120,14 +121,14 @@ impl Nccl {
             for other in &adopted.0.others {
                 tracing::warn!(
                     used = %adopted.path().display(), other = %other.display(),
-                    "a second libnccl is mapped in this process; communicators, windows and memory of one must not reach the other"
+                    "a second libnccl is mapped in this process; do not pass communicators, windows or memory of one to the other"
                 );
             }
         }
         Ok(adopted)
     }
 
-    /// Gives whether it was not known.
+    /// Records a loaded library. Returns whether it was new.
     fn adopt_once(library: peerweave_dylib::Library) -> Result<(Self, bool), NcclError> {
         let path: Arc<Path> = library.path().into();
         let identity = identity(&path);
@@ -161,7 +162,7 @@ impl Nccl {
         self.0.version
     }
 
-    /// Returns the file that is mapped.
+    /// Returns the path of the mapped file.
     pub fn path(self) -> &'static Path {
         &self.0.path
     }
@@ -170,28 +171,28 @@ impl Nccl {
         Arc::clone(&self.0.path)
     }
 
-    /// Files of other libnccl that this process had mapped when this one was loaded: of a Python
-    /// that runs in it, say, or linked at build time.
+    /// Returns files of other libnccl that were mapped in the process when this one was loaded, for
+    /// example by an embedded Python, or linked at build time.
     ///
-    /// They work beside each other only as long as no handle of one reaches the other. A warning
-    /// was logged for each.
+    /// Several libraries can work beside each other as long as no handle of one is passed to
+    /// another. A warning was logged for each.
     pub fn others(self) -> &'static [PathBuf] {
         &self.0.others
     }
 
     /// Returns the functions that this crate can use and that the library lacks, each with the
-    /// version that brought it.
+    /// version that introduced it.
     pub fn missing(self) -> Vec<SymbolInfo> {
         self.0.api.missing()
     }
 
-    /// Returns whether the library has a function, by NCCL's name. False for names that this crate
-    /// does not use.
+    /// Returns whether the library has a function, given NCCL's name. Returns `false` for names
+    /// that this crate does not use.
     pub fn has(self, function: &str) -> bool {
         self.0.api.has(function)
     }
 
-    /// Returns NCCL's functions, unsafe to call. Calls through it are not guarded against a fork.
+    /// Returns NCCL's functions, which are unsafe to call. They do not check for forks.
     #[cfg(feature = "raw")]
     pub fn api(self) -> &'static Api {
         &self.0.api
@@ -206,8 +207,8 @@ impl Nccl {
         Ok(self.meaning(ncclResult_t(code.get())))
     }
 
-    /// Converts the code of a function of NCCL into a result, for calls that this crate does not
-    /// make: through [`Communicator::as_raw`](crate::Communicator::as_raw), or of the bindings.
+    /// Converts the code of an NCCL function to a result. For calls that this crate does not make:
+    /// through [`Communicator::as_raw`](crate::Communicator::as_raw), or of the bindings.
     ///
     /// ```no_run
     /// use peerweave_nccl::{Nccl, ResultCode};
@@ -219,8 +220,8 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// [`NcclError::Nccl`] for every code but [`ResultCode::SUCCESS`], [`ResultCode::IN_PROGRESS`]
-    /// included; [`NcclError::Forked`].
+    /// [`NcclError::Nccl`] for every code except [`ResultCode::SUCCESS`], including
+    /// [`ResultCode::IN_PROGRESS`]; [`NcclError::Forked`].
     pub fn check(self, call: &'static str, code: impl Into<ResultCode>) -> Result<(), NcclError> {
         match code.into() {
             ResultCode::SUCCESS => Ok(()),
@@ -228,7 +229,7 @@ impl Nccl {
         }
     }
 
-    /// Returns NCCL's text of the last error of this process; `None` if there was none.
+    /// Returns NCCL's text of the last error of this process; `None` if there is none.
     ///
     /// # Errors
     /// [`NcclError::Forked`].
@@ -237,11 +238,11 @@ impl Nccl {
         Ok(Some(self.last_error_text(std::ptr::null_mut())).filter(|text| !text.is_empty()))
     }
 
-    /// Creates an id for ranks to meet with. Opens a socket in this process that listens until they
-    /// have met, on the interface that NCCL chooses (`NCCL_SOCKET_IFNAME`).
+    /// Creates an id by which ranks connect. Opens a socket in this process that listens until they
+    /// have connected, on the interface that NCCL selects (`NCCL_SOCKET_IFNAME`).
     ///
     /// # Errors
-    /// [`NcclError::Nccl`] where there is no usable interface; [`NcclError::Forked`].
+    /// [`NcclError::Nccl`] if there is no usable interface; [`NcclError::Forked`].
     pub fn unique_id(self) -> Result<UniqueId, NcclError> {
         let mut id = sys::ncclUniqueId { internal: [0; sys::NCCL_UNIQUE_ID_BYTES] };
         // SAFETY: `id` is 128 bytes that the function may write.
@@ -249,7 +250,7 @@ impl Nccl {
         Ok(UniqueId::from_raw(id))
     }
 
-    /// Calls a function that belongs to no communicator. Every code but success is an error.
+    /// Calls a function that belongs to no communicator. Every code except success is an error.
     ///
     /// # Errors
     /// [`NcclError::Nccl`], [`NcclError::Unsupported`], [`NcclError::Forked`].
@@ -265,8 +266,7 @@ impl Nccl {
         }
     }
 
-    /// Calls a function and gives what it returns; only what is wrong before NCCL is reached is an
-    /// error.
+    /// Calls a function and returns its result. Only problems before the call are errors.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`], [`NcclError::Forked`].
@@ -299,13 +299,13 @@ impl Nccl {
         .into()
     }
 
-    /// Something that came later than this library.
+    /// Returns the error for a feature newer than this library.
     #[cold]
     pub(crate) fn unsupported(self, what: &'static str, since: Version) -> NcclError {
         Unsupported { product: PRODUCT, what, since: Some(since), found: self.0.version, path: self.shared_path() }.into()
     }
 
-    /// An error unless the library is at least that version.
+    /// Fails unless the library has at least that version.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`].
@@ -313,12 +313,13 @@ impl Nccl {
         if self.0.version.at_least(since) { Ok(()) } else { Err(self.unsupported(what, since)) }
     }
 
-    /// As [`needs`](Self::needs), and of a library whose version is not the truth too.
+    /// Like [`needs`](Self::needs); also fails if the library lacks the function despite its
+    /// version.
     pub(crate) fn needs_function(self, function: &'static str, since: Version) -> Result<(), NcclError> {
         if self.has(function) { self.needs(function, since) } else { Err(self.unsupported(function, since)) }
     }
 
-    /// The functions, for a process that is no fork.
+    /// Returns the functions if the process was not forked after loading.
     #[inline]
     pub(crate) fn functions(self) -> &'static Api {
         &self.0.api
@@ -326,11 +327,11 @@ impl Nccl {
 
     #[cold]
     pub(crate) fn unsupported_function(self, missing: &MissingSymbol) -> NcclError {
-        let since = missing.since.parse().expect("the bindings state versions");
+        let since = missing.since.parse().expect("the bindings have versions");
         self.unsupported(missing.name, since)
     }
 
-    /// Upholds [L2].
+    /// Checks [L2].
     #[inline]
     pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NcclError> {
         not_forked(call)
@@ -342,7 +343,7 @@ impl Nccl {
         unsafe { self.0.api.ncclGetErrorString(code).map_or("", |text| static_text(text)) }
     }
 
-    /// NCCL's last error. The communicator may be null, then it is the process's.
+    /// Returns NCCL's last error; that of the process if the communicator is null.
     pub(crate) fn last_error_text(self, communicator: sys::ncclComm_t) -> String {
         // SAFETY: the communicator is null or live; NCCL only reads it, and gives null or text in a
         // buffer of the library's.
@@ -367,19 +368,19 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// How long NCCL's buffer for its last error is, the zero byte at the end included.
+/// Length of NCCL's buffer for its last error, including the terminating zero.
 const LAST_ERROR_BYTES: usize = 1024;
 
-/// How often a text is read until two readings agree.
+/// Maximum number of reads until two consecutive ones are equal.
 const READINGS: usize = 8;
 
-/// Reads a text that another thread may write meanwhile, under a lock of NCCL's own: what two
-/// consecutive reads agree on. If the writer never stops, the last read, which may be a mixture.
-/// Never reads more than NCCL's buffer has.
+/// Reads a text that another thread may be writing under a lock of NCCL. Returns the text when two
+/// consecutive reads are equal. If the writer never stops, returns the last read, which may be
+/// mixed. Never reads beyond NCCL's buffer.
 ///
 /// # Safety
-/// Null, or [`LAST_ERROR_BYTES`] readable bytes, or fewer with a zero among them, that live
-/// forever.
+/// `text` is null, or points to [`LAST_ERROR_BYTES`] readable bytes, or fewer with a zero among
+/// them, that live forever.
 unsafe fn changing_text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -410,7 +411,7 @@ unsafe fn changing_text(text: *const c_char) -> String {
 }
 
 /// # Safety
-/// Null, or text that lives forever.
+/// `text` is null, or points to text that lives forever.
 unsafe fn static_text(text: *const c_char) -> &'static str {
     if text.is_null() {
         return "";
@@ -428,13 +429,13 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
     // SAFETY: it writes one int.
     let result = unsafe { api.ncclGetVersion(&raw mut code) };
     match result {
-        Ok(ncclResult_t::ncclSuccess) => version_from_code(code).ok_or_else(|| unusable("a version that can be read", OLDEST)),
+        Ok(ncclResult_t::ncclSuccess) => version_from_code(code).ok_or_else(|| unusable("a version that can be parsed", OLDEST)),
         Ok(_) => Err(unusable("ncclGetVersion that succeeds", OLDEST)),
         Err(missing) => Err(unusable(missing.name, OLDEST)),
     }
 }
 
-/// What identifies a file, whatever links lead to it.
+/// Returns a path that identifies a file, independently of links.
 fn identity(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }
@@ -447,7 +448,7 @@ pub(crate) fn not_forked(call: &'static str) -> Result<(), NcclError> {
     }
 }
 
-/// Whether no function of a library may be called in this process [L2].
+/// Returns whether no function of a library may be called in this process [L2].
 #[inline]
 pub(crate) fn is_fork() -> bool {
     FIRST.get().is_some_and(|(guard, _)| guard.is_forked())
@@ -469,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn text_without_an_end_is_read_no_further_than_its_buffer() {
+    fn text_without_an_end_is_read_only_within_its_buffer() {
         let bytes: Vec<_> = (0..2 * LAST_ERROR_BYTES).map(|_| AtomicU8::new(b'x')).collect();
         assert_eq!(read(&bytes), "x".repeat(LAST_ERROR_BYTES));
         assert_eq!(read(&[AtomicU8::new(b'a'), AtomicU8::new(0)]), "a");

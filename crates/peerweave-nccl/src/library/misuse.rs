@@ -1,4 +1,4 @@
-//! Mistakes of a caller: found before anything reaches NCCL.
+//! Misuse by the caller, detected before NCCL is called.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,99 +6,99 @@ use std::sync::Arc;
 use crate::Rank;
 use crate::library::error::{CommunicatorName, Ranks};
 
-/// A mistake of the caller: which call, and what is wrong with it.
+/// Misuse by the caller: the call, and the kind of misuse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {kind}")]
 #[non_exhaustive]
 pub struct Misuse {
     /// The call.
     pub call: &'static str,
-    /// What is wrong with it.
+    /// The kind of misuse.
     pub kind: MisuseKind,
 }
 
-/// What is wrong with a call: the value that was found, and what was expected.
+/// The kinds of misuse, with the value found and the expected value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// A number outside of what is allowed.
+    /// A number out of range.
     #[error("{what} is {found}, expected {expected}")]
     Value {
-        /// Which argument or option.
+        /// The argument or option.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         found: i64,
-        /// What is allowed.
+        /// Description of valid values.
         expected: &'static str,
     },
-    /// Something of the wrong length.
+    /// A wrong length.
     #[error("{what} has {found} {unit}, expected {expected}")]
     Length {
-        /// What.
+        /// The argument.
         what: &'static str,
-        /// Its length.
+        /// Length of the argument.
         found: usize,
-        /// The length that it should have.
+        /// The expected length.
         expected: usize,
-        /// In what both are counted: elements, bytes.
+        /// The unit of both lengths: elements or bytes.
         unit: &'static str,
     },
-    /// Something that is too short.
+    /// An argument that is too short.
     #[error("{what} has {found} {unit}, expected at least {at_least}")]
     TooShort {
-        /// What.
+        /// The argument.
         what: &'static str,
-        /// Its length.
+        /// Length of the argument.
         found: usize,
-        /// The length that it needs.
+        /// The minimum length.
         at_least: usize,
-        /// In what both are counted: elements, ranks.
+        /// The unit of both lengths: elements or ranks.
         unit: &'static str,
     },
     /// Invalid text, or a missing argument.
     #[error("{what}: {why}")]
     Text {
-        /// Which argument or option.
+        /// The argument or option.
         what: &'static str,
-        /// What is wrong with it.
+        /// The reason why it is invalid.
         why: &'static str,
     },
     /// A rank that the communicator does not have.
     #[error("{what} is {}, expected less than {ranks} (the number of ranks)", found.get())]
     Rank {
-        /// Which argument: root, peer.
+        /// The argument, such as the root or the peer.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         found: Rank,
-        /// How many ranks there are.
+        /// Number of ranks of the communicator.
         ranks: usize,
     },
     /// Memory or a stream of another device.
     #[error("{what} is on device {found}, expected device {expected}")]
     Device {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// Where it is.
+        /// Device of the argument.
         found: usize,
-        /// Where it should be.
+        /// The expected device.
         expected: usize,
     },
-    /// An object that was made for another communicator.
+    /// An object that was created for another communicator.
     #[error("{what} belongs to {found}, expected {expected}")]
     WrongCommunicator {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// The communicator that it belongs to.
+        /// The communicator of the argument.
         found: Arc<CommunicatorName>,
-        /// The communicator that it was used with.
+        /// The communicator of the call.
         expected: Arc<CommunicatorName>,
     },
-    /// Two libraries named libnccl are loaded, and the argument belongs to the other one.
+    /// An argument that belongs to another loaded libnccl.
     #[error("{what} belongs to the library {}, expected {}", found.display(), expected.display())]
     WrongLibrary {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// The library that it belongs to.
+        /// The library of the argument.
         found: Arc<Path>,
         /// The library that was called.
         expected: Arc<Path>,
@@ -106,60 +106,60 @@ pub enum MisuseKind {
     /// Two options that exclude each other, or one that needs another.
     #[error("{what}: {why}")]
     Combination {
-        /// Which options.
+        /// The options.
         what: &'static str,
-        /// What is wrong with them together.
+        /// The reason why they cannot be combined.
         why: &'static str,
     },
-    /// Two buffers of a call share memory.
+    /// Two buffers of a call overlap.
     #[error("{send} and {recv} overlap at {address:#x}; use the in-place form of the call")]
     Overlap {
         /// The argument that is read.
         send: &'static str,
         /// The argument that is written.
         recv: &'static str,
-        /// The first address that both have.
+        /// The first shared address.
         address: u64,
     },
-    /// Two ranks of one group that issue calls which do not match: other lengths, element
-    /// types, roots, reductions, or another collective. Nothing of the group was issued.
+    /// Two ranks of one group issue calls that do not match: other lengths, element types, roots or
+    /// reductions, or another collective. No call of the group was issued.
     #[error("{rank} calls {found}, {other} of the same group calls {expected}")]
     Disagreement {
         /// A rank.
         rank: Rank,
-        /// What it calls.
+        /// The call of that rank.
         found: Box<str>,
-        /// Another rank, which was recorded earlier.
+        /// The other rank, whose call was recorded earlier.
         other: Rank,
-        /// What that one calls.
+        /// The call of the other rank.
         expected: Box<str>,
     },
-    /// A thread waits for a collective that it has not issued for all of its ranks: it was the last
-    /// to use the missing ones, or has created them. The communicator is aborted, as after a
-    /// deadline.
+    /// A thread waits for a collective that it has not issued for all of its ranks: it created the
+    /// missing ranks, or was the last thread that used them. The communicator is aborted, as after
+    /// a deadline.
     #[error(
         "{} of this process {} not in the group of call {sequence} on {communicator}, and the thread that waits for it was the last to use {}; a thread \
          that has several ranks issues their calls in one Nccl::group",
         Ranks(ranks), if ranks.len() == 1 { "was" } else { "were" }, if ranks.len() == 1 { "that rank" } else { "those ranks" }
     )]
     NotInGroup {
-        /// The ranks that are missing.
+        /// The missing ranks.
         ranks: Vec<Rank>,
-        /// The number of the call on the communicator that waits.
+        /// Number of the call that waits, on its communicator.
         sequence: u64,
-        /// The communicator that waits.
+        /// The communicator whose call waits.
         communicator: Arc<CommunicatorName>,
     },
     /// Captured graphs use the communicator.
     #[error("captured graphs still use the communicator ({count} captured calls); destroy them first")]
     Graphs {
-        /// How many captured calls hold it.
+        /// Number of captured calls that hold the communicator.
         count: usize,
     },
-    /// The call is not possible in this place.
+    /// The call is not possible in this state.
     #[error("{why}")]
     Context {
-        /// Why not, and what to do instead.
+        /// The reason, and what to do instead.
         why: &'static str,
     },
 }

@@ -1,7 +1,6 @@
-//! The library that is loaded: its functions, version, parameters and logs, what it says of an
-//! error, and the names that calls have.
+//! The loaded library: its functions, version, parameters, logs and errors, and the names of calls.
 //!
-//! Knows of no communicator but its raw handle and its name.
+//! Of a communicator, this module uses only the raw handle and the name.
 
 pub(crate) mod call;
 pub(crate) mod debug_log;

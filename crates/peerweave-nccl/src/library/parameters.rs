@@ -1,6 +1,6 @@
-//! The library's run-time parameters (NCCL 2.30.3), and its rereading of those of its log.
+//! The library's run-time parameters (NCCL 2.30.3), and reloading those of its log.
 //!
-//! Reads only: they are set by environment variables before NCCL is first used.
+//! Parameters are only read: environment variables set them before NCCL is first used.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -10,7 +10,7 @@ use crate::{MisuseKind, Nccl, NcclError, Version};
 
 impl Nccl {
     /// Returns all parameters that NCCL publishes, with their values as text. With
-    /// `NCCL_PARAM_DUMP_ALL=true` in the environment, also the others. NCCL 2.30.3.
+    /// `NCCL_PARAM_DUMP_ALL=true` in the environment, also the others. Requires NCCL 2.30.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Nccl`], [`NcclError::Forked`].
@@ -23,15 +23,15 @@ impl Nccl {
         Ok(params)
     }
 
-    /// Returns the value of one parameter as text; `None` if NCCL has no parameter of that name.
-    /// NCCL 2.30.3.
+    /// Returns the value of a parameter as text; `None` if NCCL has no parameter of that name.
+    /// Requires NCCL 2.30.3.
     ///
     /// # Errors
-    /// As [`params`](Self::params); [`NcclError::Misuse`] for a name with a zero byte.
+    /// As for [`params`](Self::params); [`NcclError::Misuse`] for a name with a zero byte.
     pub fn param(self, name: &str) -> Result<Option<String>, NcclError> {
         const CALL: &str = "Nccl::param";
         let Ok(key) = CString::new(name) else {
-            return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "a zero byte inside" }));
+            return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "it contains a zero byte" }));
         };
         match self.param_value(&key) {
             Ok(value) => Ok(Some(value)),
@@ -40,9 +40,9 @@ impl Nccl {
         }
     }
 
-    /// Returns the value of one parameter as the type that NCCL keeps it in: an integer of 8 to 64
-    /// bits, `bool`, or `String`, which reads any. `None` if NCCL has no parameter of that name.
-    /// NCCL 2.30.3.
+    /// Returns the value of a parameter in the type in which NCCL stores it: an integer of 8 to 64
+    /// bits, `bool`, or `String`, which reads any type. Returns `None` if NCCL has no parameter of
+    /// that name. Requires NCCL 2.30.3.
     ///
     /// ```no_run
     /// use peerweave_nccl::Nccl;
@@ -52,14 +52,14 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// As [`param`](Self::param); [`NcclError::Nccl`] with
-    /// [`ResultCode::INVALID_ARGUMENT`](crate::ResultCode::INVALID_ARGUMENT) for an integer of
-    /// another width or sign than the parameter's; [`NcclError::Misuse`] for `bool` where the value
-    /// is neither true nor false.
+    /// As for [`param`](Self::param). [`NcclError::Nccl`] with
+    /// [`ResultCode::INVALID_ARGUMENT`](crate::ResultCode::INVALID_ARGUMENT) for an integer whose
+    /// width or sign differs from the parameter's. [`NcclError::Misuse`] for `bool` if the value is
+    /// neither true nor false.
     pub fn param_as<T: ParamValue>(self, name: &str) -> Result<Option<T>, NcclError> {
         const CALL: &str = "Nccl::param_as";
         let Ok(key) = CString::new(name) else {
-            return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "a zero byte inside" }));
+            return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "it contains a zero byte" }));
         };
         let mut handle: ncclParamHandle_t = std::ptr::null_mut();
         // SAFETY: the key ends in a zero byte; a handle is stored, which NCCL keeps as long as it
@@ -71,7 +71,7 @@ impl Nccl {
         }
     }
 
-    /// Makes NCCL write all parameters to standard output. NCCL 2.30.3.
+    /// Makes NCCL print all parameters to standard output. Requires NCCL 2.30.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Forked`].
@@ -80,8 +80,8 @@ impl Nccl {
         self.code("ncclParamDumpAll", |api| unsafe { api.ncclParamDumpAll() })
     }
 
-    /// Has NCCL read the variables of its log (`NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`,
-    /// `NCCL_DEBUG_FILE`) again, with its next message. NCCL 2.24.3.
+    /// Makes NCCL read the variables of its log (`NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`,
+    /// `NCCL_DEBUG_FILE`) again, at its next message. Requires NCCL 2.24.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.24.3, [`NcclError::Forked`].
@@ -130,7 +130,7 @@ impl Nccl {
     }
 }
 
-/// What [`Nccl::param_as`] reads: `i8` to `i64`, `u8` to `u64`, `bool`, `String`.
+/// The types that [`Nccl::param_as`] reads: `i8` to `i64`, `u8` to `u64`, `bool`, `String`.
 ///
 /// Sealed: NCCL has a function for each.
 pub trait ParamValue: sealed::Read {}
@@ -139,9 +139,9 @@ mod sealed {
     use crate::sys::ncclParamHandle_t;
     use crate::{Nccl, NcclError};
 
-    /// How a type is read.
+    /// Reading a parameter as a type.
     pub trait Read: Sized {
-        /// Reads the parameter of a handle that `ncclParamBind` gave.
+        /// Reads the parameter of a handle that `ncclParamBind` returned.
         fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError>;
     }
 }
@@ -183,14 +183,14 @@ impl sealed::Read for String {
 impl ParamValue for String {}
 
 impl sealed::Read for bool {
-    /// By its text, since NCCL has no function for truth values.
+    /// Reads the parameter as text, because NCCL has no function for Boolean values.
     fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError> {
         match String::read(nccl, handle)?.to_ascii_lowercase().as_str() {
             "true" | "1" => Ok(true),
             "false" | "0" => Ok(false),
             _ => {
                 let kind =
-                    MisuseKind::Text { what: "the parameter", why: "its value is neither true nor false: read it as a String" };
+                    MisuseKind::Text { what: "the parameter", why: "its value is neither true nor false; read it as a String" };
                 Err(NcclError::misuse("Nccl::param_as", kind))
             }
         }

@@ -1,6 +1,6 @@
-//! What a communicator can do.
+//! The capabilities of a communicator.
 //!
-//! Reads only. How the struct grew from version to version is `sys/layout.rs`.
+//! `sys/layout.rs` has the versions of the struct.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,21 +20,21 @@ pub struct CommProperties {
     version: Version,
 }
 
-/// Returns the transport of communication that kernels start over the network.
+/// Transport of communication that kernels start over the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinType {
-    /// Nothing.
+    /// No transport.
     None,
-    /// A thread of the host.
+    /// A proxy thread of the host.
     Proxy,
-    /// The device itself.
+    /// The device itself (GDAKI).
     Gdaki,
     /// GPI. NCCL 2.31.
     Gpi,
-    /// Amazon's adapters. NCCL 2.31.
+    /// Amazon's network adapters. NCCL 2.31.
     EfaGda,
-    /// One that this crate does not know, by NCCL's number.
+    /// A transport unknown to this crate, with NCCL's number.
     Other(i32),
 }
 
@@ -62,23 +62,23 @@ impl GinType {
     }
 }
 
-/// Which ranks kernels reach over the network.
+/// The ranks that kernels reach over the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinConnection {
-    /// None.
+    /// No ranks.
     None,
-    /// All.
+    /// All ranks.
     Full,
-    /// Those along the rails.
+    /// The ranks along the rails.
     Rail,
-    /// Those that are a multiple of this stride away. NCCL 2.31. In properties the stride is
+    /// Ranks at a multiple of this stride. NCCL 2.31. In properties the stride is
     /// [`CommProperties::gin_min_stride`], and this is 0.
     Stride(u32),
 }
 
-/// What the library fills. The spare room is for a library that writes more than the version in
-/// front of the struct says.
+/// The struct that the library fills, with spare room for a library that writes more than the
+/// version in the struct specifies.
 #[repr(C)]
 struct Filled {
     raw: ncclCommProperties_t,
@@ -86,13 +86,13 @@ struct Filled {
 }
 
 impl CommProperties {
-    /// Asks NCCL.
+    /// Queries NCCL.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.29.2; [`NcclError::Nccl`].
     ///
     /// # Safety
-    /// The communicator is live and this library's.
+    /// The communicator is live and belongs to this library.
     pub(crate) unsafe fn query(nccl: Nccl, comm: ncclComm_t, name: &Arc<CommunicatorName>) -> Result<Self, NcclError> {
         const CALL: &str = "ncclCommQueryProperties";
         let version = nccl.version().min(sys::HEADER);
@@ -132,46 +132,47 @@ impl CommProperties {
         self.raw.deviceApiSupport != 0
     }
 
-    /// Returns whether the hardware supports multimem instructions among the ranks that loads and
-    /// stores reach. Whether they are allowed is
-    /// [`multicast_switch`](peerweave_driver::multicast_switch).
+    /// Returns whether the hardware supports multimem instructions among the ranks accessible by
+    /// loads and stores. [`multicast_switch`](peerweave_driver::multicast_switch) returns whether
+    /// they are allowed.
     pub fn multimem(&self) -> bool {
         self.raw.multimemSupport != 0
     }
 
-    /// What carries communication that kernels start over the network.
+    /// Returns the transport of communication that kernels start over the network.
     pub fn gin_type(&self) -> GinType {
         GinType::of(self.raw.ginType)
     }
 
-    /// Returns the number of teams of ranks that loads and stores reach. NCCL 2.29.7.
+    /// Returns the number of teams of ranks accessible by loads and stores. Requires NCCL 2.29.7.
     pub fn lsa_teams(&self) -> Option<usize> {
         self.since(29, 7).then_some(self.raw.nLsaTeams.unsigned_abs() as usize)
     }
 
-    /// Returns whether one-sided calls from the host work. NCCL 2.29.7.
+    /// Returns whether one-sided calls from the host are supported. Requires NCCL 2.29.7.
     pub fn host_rma(&self) -> Option<bool> {
         self.since(29, 7).then_some(self.raw.hostRmaSupport != 0)
     }
 
-    /// Returns the transport of such communication along rails. NCCL 2.29.7.
+    /// Returns the transport of communication that kernels start along rails. Requires NCCL 2.29.7.
     pub fn railed_gin_type(&self) -> Option<GinType> {
         self.since(29, 7).then_some(GinType::of(self.raw.railedGinType))
     }
 
-    /// Returns a number that all ranks of this communicator have in common, and other communicators
-    /// probably do not. NCCL 2.31.
+    /// Returns a number that is the same on all ranks of this communicator, and probably differs
+    /// from that of other communicators. Requires NCCL 2.31.
     pub fn comm_hash(&self) -> Option<u64> {
         self.since(31, 0).then_some(self.raw.commHash)
     }
 
-    /// Returns the smallest stride between ranks that kernels reach over the network. NCCL 2.31.
+    /// Returns the smallest stride between ranks that kernels reach over the network. Requires NCCL
+    /// 2.31.
     pub fn gin_min_stride(&self) -> Option<usize> {
         self.since(31, 0).then_some(self.raw.ginMinStride.unsigned_abs() as usize)
     }
 
-    /// Returns which ranks kernels can reach over the network; `None` also for a value that this
-    /// crate does not know. NCCL 2.31.
+    /// Returns the ranks that kernels can reach over the network; `None` also for a value unknown
+    /// to this crate. Requires NCCL 2.31.
     pub fn gin_connection(&self) -> Option<GinConnection> {
         let known = match self.raw.ginConnectionType {
             ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE => GinConnection::None,
@@ -183,28 +184,29 @@ impl CommProperties {
         self.since(31, 0).then_some(known)
     }
 
-    /// Returns whether this transport can be used by kernels. NCCL 2.31.
+    /// Returns whether kernels can use this transport. Requires NCCL 2.31.
     pub fn supports_gin(&self, gin: GinType) -> Option<bool> {
         let supported = usize::try_from(gin.raw().0).ok().and_then(|index| self.raw.ginSupport.get(index));
         self.since(31, 0).then_some(supported.is_some_and(|supported| *supported != 0))
     }
 
-    /// Bytes of a device communicator in the layout of the library itself. NCCL 2.31.
+    /// Returns the size in bytes of a device communicator in the library's own layout. Requires
+    /// NCCL 2.31.
     pub fn device_comm_len_bytes(&self) -> Option<usize> {
         self.since(31, 0).then_some(self.raw.devCommRuntimeVersionSize)
     }
 
-    /// Returns whether kernels can use the fabric, by logical endpoints. NCCL 2.32.
+    /// Returns whether kernels can use the fabric, by logical endpoints. Requires NCCL 2.32.
     pub fn cft(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftSupport != 0)
     }
 
-    /// Returns whether kernels can use the fabric's multicasts. NCCL 2.32.
+    /// Returns whether kernels can use the fabric's multicasts. Requires NCCL 2.32.
     pub fn cft_multicast(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftMulticastSupport != 0)
     }
 
-    /// Returns whether kernels can use the fabric's counted operations. NCCL 2.32.
+    /// Returns whether kernels can use the fabric's counted operations. Requires NCCL 2.32.
     pub fn cft_counted(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftCountedSupport != 0)
     }
@@ -234,7 +236,7 @@ impl fmt::Debug for CommProperties {
     }
 }
 
-/// The struct that the library fills; `None` where it has none.
+/// Returns the struct for the library to fill; `None` if that version has none.
 fn empty(version: Version) -> Option<Filled> {
     let size = ncclCommProperties_t::len_bytes(version).or_else(|| ncclCommProperties_v22902::len_bytes(version))?;
     // SAFETY: all fields are numbers, for which all zeros is a value.
@@ -245,7 +247,8 @@ fn empty(version: Version) -> Option<Filled> {
     Some(filled)
 }
 
-/// What the library filled in, in the newest struct; fields that the version does not have are 0.
+/// Returns the newest struct with the values filled by the library; fields that the version lacks
+/// are 0.
 fn parsed(filled: &Filled, version: Version) -> ncclCommProperties_t {
     let mut raw = filled.raw;
     if ncclCommProperties_t::len_bytes(version).is_none() {

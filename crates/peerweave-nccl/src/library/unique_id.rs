@@ -1,5 +1,4 @@
-//! The id by which ranks meet. Its distribution is the task of `peerweave-bootstrap`, or of the
-//! caller.
+//! The id by which ranks connect. `peerweave-bootstrap` or the caller distributes it.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -8,11 +7,11 @@ use std::str::FromStr;
 use crate::library::error::{Misuse, MisuseKind, NcclError};
 use crate::sys;
 
-/// An id that one process makes ([`Nccl::unique_id`](crate::Nccl::unique_id)) and every rank of the
-/// new communicator needs.
+/// An id that one process creates ([`Nccl::unique_id`](crate::Nccl::unique_id)) and every rank of
+/// the new communicator needs.
 ///
-/// 128 opaque bytes that hold the address of the process that created it. A process that has them
-/// can join, so `Debug` shows only the beginning.
+/// 128 opaque bytes with the address of the process that created it. Any process that has them can
+/// join, so `Debug` prints only the beginning.
 ///
 /// ```
 /// use peerweave_nccl::UniqueId;
@@ -27,26 +26,26 @@ use crate::sys;
 pub struct UniqueId([u8; Self::LEN_BYTES]);
 
 impl UniqueId {
-    /// Bytes of an id.
+    /// Length of an id in bytes.
     pub const LEN_BYTES: usize = sys::NCCL_UNIQUE_ID_BYTES;
 
-    /// Creates the id of these bytes. Nothing can be checked here: bytes that no NCCL made fail
-    /// when ranks try to meet.
+    /// Returns the id with these bytes. They cannot be checked: if NCCL did not create them,
+    /// connecting the ranks fails.
     pub const fn from_bytes(bytes: [u8; Self::LEN_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes, to be sent to the other ranks.
+    /// Returns the bytes, to be sent to the other ranks.
     pub const fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
         self.0
     }
 
-    /// The bytes, to be sent to the other ranks.
+    /// Returns the bytes, to be sent to the other ranks.
     pub const fn as_bytes(&self) -> &[u8; Self::LEN_BYTES] {
         &self.0
     }
 
-    /// Returns 256 hexadecimal digits, for environments and command lines. [`FromStr`] reads them.
+    /// Returns 256 hexadecimal digits, for environments and command lines. [`FromStr`] parses them.
     pub fn to_hex(self) -> String {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         self.0.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
@@ -71,7 +70,7 @@ impl fmt::Debug for UniqueId {
 impl TryFrom<&[u8]> for UniqueId {
     type Error = NcclError;
 
-    /// Takes exactly 128 bytes.
+    /// Converts exactly 128 bytes.
     fn try_from(bytes: &[u8]) -> Result<Self, NcclError> {
         let found = bytes.len();
         let wrong = |_| wrong_length(found, Self::LEN_BYTES, "bytes");
@@ -82,7 +81,7 @@ impl TryFrom<&[u8]> for UniqueId {
 impl FromStr for UniqueId {
     type Err = NcclError;
 
-    /// Reads 256 hexadecimal digits of either case.
+    /// Parses 256 hexadecimal digits of either case.
     fn from_str(text: &str) -> Result<Self, NcclError> {
         if text.len() != 2 * Self::LEN_BYTES {
             return Err(wrong_length(text.len(), 2 * Self::LEN_BYTES, "digits"));
@@ -113,7 +112,7 @@ mod with_serde {
     use super::{UniqueId, fmt};
 
     impl Serialize for UniqueId {
-        /// Hexadecimal text for formats that people read, bytes for others.
+        /// Serialises as hexadecimal text for human-readable formats, as bytes for others.
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
             if serializer.is_human_readable() {
                 serializer.serialize_str(&self.to_hex())
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_hex_and_raw_come_back() {
+    fn id_round_trips_as_bytes_hex_and_raw() {
         let id = counting();
         assert_eq!(UniqueId::from_bytes(id.to_bytes()), id);
         assert_eq!(UniqueId::try_from(id.as_bytes().as_slice()).expect("128 bytes"), id);
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lengths_and_digits_are_named() {
+    fn wrong_id_lengths_and_digits_are_named() {
         let short = UniqueId::try_from([0; 127].as_slice()).expect_err("too short");
         assert_eq!(short.to_string(), "UniqueId::try_from: the id has 127 bytes, expected 128");
         let long = "0".repeat(257).parse::<UniqueId>().expect_err("too long");
@@ -192,13 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn debug_shows_only_the_beginning() {
+    fn debug_prints_only_the_beginning_of_an_id() {
         assert_eq!(format!("{:?}", counting()), "UniqueId(00254a6f..)");
     }
 
     #[cfg(feature = "serde")]
     #[test]
-    fn serde_writes_hexadecimal_for_people() {
+    fn serde_writes_hexadecimal_in_readable_formats() {
         let id = counting();
         let text = serde_json::to_string(&id).expect("it can be written");
         assert_eq!(text, format!("\"{}\"", id.to_hex()));

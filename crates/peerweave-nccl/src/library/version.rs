@@ -1,7 +1,6 @@
-//! The two ways in which NCCL has encoded its version in a number.
+//! NCCL's two encodings of its version as a number.
 //!
-//! Does not know which version brought what: see [`crate::sys`] for functions and [`crate::Config`]
-//! for options.
+//! [`crate::sys`] has the versions of functions, and [`crate::Config`] those of options.
 
 use peerweave_dylib::Version;
 
@@ -40,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_encodings_are_read() {
+    fn both_version_encodings_are_decoded() {
         for (code, version) in [
             (2305, Version::new(2, 3, 5)),
             (2804, Version::new(2, 8, 4)),
@@ -55,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_version_has_are_none() {
+    fn invalid_version_numbers_are_none() {
         for code in [i32::MIN, -1, 0, 999, 2906, 20804, 2_560_000, i32::MAX] {
             assert_eq!(version_from_code(code), None, "{code}");
         }

@@ -1,7 +1,7 @@
-//! Streams that are being captured, as calls on a communicator meet them.
+//! Calls on streams that are being captured.
 //!
-//! What a graph keeps is in `ops`. Invariant: if the work of a call may be in a graph, a check
-//! before or after the call detects it.
+//! `ops` has the owners that a graph keeps. Invariant: if the work of a call may be in a graph, a
+//! check before or after the call detects it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,17 +10,17 @@ use peerweave_driver::{CudaCode, CudaStream, is_capturing, refuse_capture_begun}
 use crate::library::error::NcclError;
 use crate::member::membership::{Inner, OF_EVERY_CONTEXT};
 
-/// The last of the handles of the default stream.
+/// The highest handle of the default stream.
 const DEFAULT: usize = 1;
 
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 const NOT_CAPTURED: u32 = 0;
 
-/// Whether a call in this process has met a stream that is being captured.
+/// Whether a call in this process has found a stream being captured.
 static CAPTURE_SEEN: AtomicBool = AtomicBool::new(false);
 
 impl Inner {
-    /// Whether work that is enqueued on the stream now is captured into a graph.
+    /// Returns whether work enqueued on the stream now is captured into a graph.
     #[inline]
     pub(crate) fn is_capturing(&self, stream: &CudaStream) -> Result<bool, NcclError> {
         let mut status = NOT_CAPTURED;
@@ -29,13 +29,14 @@ impl Inner {
         if code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED { Ok(false) } else { is_capturing_checked(stream) }
     }
 
-    /// Whether a call need not ask before it is issued whether the stream is being captured: it
-    /// asks after it, and keeps what it uses then.
+    /// Returns whether a call may check for a capture only after it is issued, and keep its memory
+    /// then.
     ///
-    /// A capture that another thread **ends** during a call is detected only by checking both
-    /// before and after, as is one that begins during the call. So both checks are made as soon as
-    /// this process has seen a capture. Neither detects a capture that begins and ends within one
-    /// call: a program that captures a stream used by several threads must keep their calls out.
+    /// A capture that another thread **ends** during a call is detected only by checks both before
+    /// and after it. The same applies to a capture that begins during the call. So both checks are
+    /// made from the first capture in this process on. Neither detects a capture that begins and
+    /// ends within one call: a program that captures a stream used by several threads must exclude
+    /// their calls.
     #[inline]
     pub(crate) fn may_check_capture_later(&self, stream: &CudaStream) -> bool {
         // With others NCCL enqueues the work after its function has returned. And what a default
@@ -43,8 +44,8 @@ impl Inner {
         self.blocking && stream.cu_stream().addr() > OF_EVERY_CONTEXT && !CAPTURE_SEEN.load(Ordering::Relaxed)
     }
 
-    /// Whether the driver says that the stream is not being captured. A default stream is not
-    /// asked: no capture takes it.
+    /// Returns whether the driver reports that the stream is not being captured. A default stream
+    /// is not queried, because it cannot be captured.
     #[inline]
     pub(crate) fn is_surely_not_captured(&self, stream: &CudaStream) -> bool {
         if stream.cu_stream().addr() <= DEFAULT {
@@ -56,12 +57,12 @@ impl Inner {
         code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED
     }
 
-    /// After NCCL was called for work that no graph keeps anything for: an error if another thread
-    /// has begun to capture the stream meanwhile.
+    /// Fails if another thread has begun to capture the stream during a call whose memory no graph
+    /// keeps. Called after NCCL.
     ///
-    /// NCCL itself checks whether the stream is captured, later than this crate, so the work may be
-    /// in the graph. A graph that replays it would use memory that is not kept. So the capture is
-    /// invalidated, and no graph results.
+    /// NCCL itself checks for a capture, later than this crate, so the work may be in the graph. A
+    /// graph that replays it would use memory that is not kept. So the capture is invalidated, and
+    /// no graph results.
     #[inline]
     pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
         if self.is_surely_not_captured(stream) {
@@ -72,7 +73,7 @@ impl Inner {
     }
 }
 
-/// For an answer that is not plainly no.
+/// Checks for a capture if the quick check was inconclusive.
 #[cold]
 fn is_capturing_checked(stream: &CudaStream) -> Result<bool, NcclError> {
     CAPTURE_SEEN.store(true, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! Entering the gates of several communicators, for calls that NCCL gets together.
+//! Entering the gates of several communicators, for calls that NCCL receives together.
 //!
-//! One gate is `state.rs`. Invariant: gates are entered in one order in the whole process, so that
+//! `state.rs` has a single gate. Invariant: gates are entered in one order in the whole process, so
 //! two threads cannot wait for each other.
 
 use std::ops::Deref;
@@ -10,9 +10,9 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::Inner;
 use crate::member::state::{Allowed, Inside};
 
-/// The communicators whose gates this thread has entered, each once.
+/// Communicators whose gates this thread has entered, each once.
 pub(crate) enum Entered<'a> {
-    /// The common case; a list of one would be an allocation.
+    /// The common case, without the allocation of a list.
     One([(&'a Arc<Inner>, Inside<'a>); 1]),
     Many(Vec<(&'a Arc<Inner>, Inside<'a>)>),
 }
@@ -40,8 +40,8 @@ impl<'a> Deref for Entered<'a> {
 /// Enters several gates.
 ///
 /// # Errors
-/// As [`Inner::enter`]; [`NcclError::Misuse`] unless all are of one library, and all blocking or
-/// all non-blocking.
+/// As for [`Inner::enter`]; [`NcclError::Misuse`] unless all communicators belong to one library,
+/// and all or none of them block.
 pub(crate) fn enter_all<'a>(
     call: &'static str,
     allowed: Allowed,

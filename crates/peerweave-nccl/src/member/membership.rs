@@ -1,15 +1,15 @@
-//! What clones, graphs, windows and operations of a communicator share, and how NCCL is called on
-//! it.
+//! The state shared by clones, graphs, windows and operations of a communicator, and calls of NCCL
+//! on it.
 //!
 //! The public part is `communicator.rs`.
 //!
 //! # Invariants
 //! - **[C1]** The handle is used only inside the gate, and freed only by the thread that closed it
 //!   (`state.rs`).
-//! - **[C2]** A call that NCCL has not finished when it returns is finished, or the communicator is
-//!   aborted, before the borrows of the call end.
-//! - Every communicator of the process is in one list until it is dropped, so that all can be
+//! - **[C2]** Before the borrows of a call end, NCCL has finished the call, or the communicator is
 //!   aborted.
+//! - Every communicator of the process is in one list until it is dropped, so that all of them can
+//!   be aborted.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -32,10 +32,10 @@ use crate::{Call, Nccl, Rank};
 /// The default of [`Communicator::work_deadline`](crate::Communicator::work_deadline).
 const WORK_DEADLINE: Duration = Duration::from_secs(600);
 
-/// How long a query waits for a call of another thread.
+/// Time for which a query waits for a call of another thread.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_millis(10);
 
-/// The handle of NCCL.
+/// NCCL's handle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handle(NonNull<ncclComm>);
 
@@ -56,9 +56,9 @@ impl Handle {
     }
 }
 
-/// What clones, graphs, windows and operations of a communicator share.
+/// The state shared by clones, graphs, windows and operations of a communicator.
 ///
-/// Each call writes it. So it shares no cache line, nor the pair of lines that a processor fetches
+/// Every call writes it. So it shares no cache line, and no pair of lines that a processor fetches
 /// together, with that of a rank of another thread.
 #[repr(align(128))]
 pub(crate) struct Inner {
@@ -72,49 +72,50 @@ pub(crate) struct Inner {
     pub(crate) n_ranks: usize,
     pub(crate) rank: Rank,
     pub(crate) name: Arc<CommunicatorName>,
-    /// The same on every rank, and of no other communicator of the job (as far as 64 bits of a hash
-    /// go).
+    /// Hash of 64 bits that is the same on every rank, and differs from that of other communicators
+    /// of the job.
     pub(crate) identity: u64,
     pub(crate) blocking: bool,
     deadline_ms: AtomicU64,
-    /// The number of the last call, shifted, and which call it was.
+    /// The last call in the low bits, its number above them.
     last: AtomicU64,
-    /// How many collectives were issued, and how many sends and receives.
+    /// Number of issued collectives, and of issued sends and receives.
     collectives: AtomicU64,
     transfers: AtomicU64,
-    /// How many of the sends and receives had their other side in the same group.
+    /// Number of sends and receives whose other side was in the same group.
     paired: AtomicU64,
-    /// The thread that made it or was the last to issue a call, as `threads.rs` counts them.
+    /// The thread that created it or last issued a call, as numbered by `threads.rs`.
     last_thread: AtomicU64,
-    /// How many children were made of it.
+    /// Number of children created from it.
     pub(crate) children: AtomicU64,
-    /// How many captures hold it.
+    /// Number of captures that hold it.
     pub(crate) graphs: AtomicUsize,
     pub(crate) world: Option<World>,
-    /// How far an abort is, for calls that it has cut off: their memory is NCCL's until then [C2].
+    /// Progress of an abort, for calls that it has cut off: NCCL may use their memory until it is
+    /// done [C2].
     pub(crate) abort: Abort,
-    /// What is registered, and which streams may use it.
+    /// The registrations, and the streams that may use them.
     pub(crate) registered: RegistrationUse,
-    /// Memory that peers may reach until the communicator is freed. Leaked unless NCCL confirms
+    /// Memory that peers may access until the communicator is freed. Leaked unless NCCL confirms
     /// that.
     deferred: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
-    /// While a thread may be stuck in a group of several communicators: a number that all of them
-    /// have then. 0 elsewhere.
+    /// A number shared by the communicators of a group in which a thread may be blocked; 0
+    /// otherwise.
     pub(crate) group: AtomicU64,
-    /// Why the watchdog or an expired wait has aborted it.
+    /// The reason why the watchdog or a timed-out wait has aborted it.
     pub(crate) abort_reason: OnceLock<NcclError>,
 }
 
-/// How far the abort of a communicator is.
+/// Progress of the abort of a communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Abort {
     pub(crate) has_begun: AtomicBool,
     pub(crate) is_done: AtomicBool,
 }
 
-/// A context of the driver, to be compared.
+/// A context of the driver, for comparison only.
 struct SharedContext(CUcontext);
 
 // SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from
@@ -126,15 +127,15 @@ unsafe impl Send for SharedContext {}
 // the test `threads_share_a_communicator`.
 unsafe impl Sync for SharedContext {}
 
-/// The rendezvous that a communicator was made by.
+/// The rendezvous by which a communicator was created.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) rendezvous: Weak<Rendezvous>,
-    /// Whether ranks are the PEs of the rendezvous.
+    /// Whether ranks equal the PEs of the rendezvous.
     pub(crate) ranks_are_pes: bool,
 }
 
-/// What a new communicator is made of.
+/// The parts from which a communicator is created.
 pub(crate) struct Parts {
     pub(crate) nccl: Nccl,
     pub(crate) handle: Handle,
@@ -147,24 +148,24 @@ pub(crate) struct Parts {
 }
 
 thread_local! {
-    /// Whether this thread had a context when it called last.
+    /// Whether this thread had a context at its last call.
     static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The last of the handles of the default streams and of the per-thread stream.
+/// The highest of the handles of the default streams and of the per-thread stream.
 pub(super) const OF_EVERY_CONTEXT: usize = 2;
 
-/// How many communicators this process has made.
+/// Number of communicators that this process has created.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-/// All communicators of this process that were not dropped.
+/// All communicators of this process that have not been dropped.
 static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
-/// The process that made them.
+/// Process ID of the process that created them.
 static MADE_BY: AtomicU32 = AtomicU32::new(0);
 
-/// All communicators of this process that were not dropped. None in a fork, where another thread
-/// may have held the lock.
+/// Returns all communicators of this process that have not been dropped. Returns none in a forked
+/// process, where another thread may have held the lock.
 pub(crate) fn all() -> Vec<Arc<Inner>> {
     if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
         return Vec::new();
@@ -172,8 +173,8 @@ pub(crate) fn all() -> Vec<Arc<Inner>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
-/// As [`all`], unless a thread holds the list for long: for the end of the process, when other
-/// threads may have been stopped.
+/// Like [`all`], but returns `None` if a thread holds the list for long. For the end of the
+/// process, when other threads may have been stopped.
 pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
     if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
         return Some(Vec::new());
@@ -189,7 +190,7 @@ pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
 }
 
 impl Inner {
-    /// A communicator of a handle that NCCL says is ready.
+    /// Creates a communicator from a handle that NCCL reports as ready.
     pub(crate) fn new(parts: Parts, driver: &'static Driver, rank: Rank, n_ranks: usize) -> Arc<Self> {
         let Parts { nccl, handle, context, name, identity, blocking, deadline, world } = parts;
         let number = MADE.fetch_add(1, Ordering::Relaxed) + 1;
@@ -256,7 +257,7 @@ impl Inner {
         self.work_deadline_ms.store(millis, Ordering::Relaxed);
     }
 
-    /// The last call, and its number.
+    /// Returns the number and the name of the last call.
     pub(crate) fn last(&self) -> (u64, &'static str) {
         let last = self.last.load(Ordering::Relaxed);
         (last >> Call::BITS, if last == 0 { "" } else { Call::name_of(last) })
@@ -267,7 +268,8 @@ impl Inner {
         self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(keep);
     }
 
-    /// Notes that NCCL has freed the communicator: no peer can reach the deferred memory.
+    /// Records that NCCL has freed the communicator, so that no peer can access the deferred
+    /// memory.
     pub(crate) fn set_freed(&self) {
         self.is_freed.store(true, Ordering::Release);
         drop(self.take_deferred());
@@ -278,7 +280,7 @@ impl Inner {
         std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Notes a call. Inside the gate.
+    /// Records a call. The caller is inside the gate.
     #[inline]
     pub(crate) fn count(&self, call: Call) {
         // Only the owner of the gate writes, so a load and a store are enough.
@@ -293,23 +295,23 @@ impl Inner {
         self.last_thread.store(this_thread(), Ordering::Relaxed);
     }
 
-    /// How many collectives were issued.
+    /// Returns the number of issued collectives.
     pub(crate) fn collectives(&self) -> u64 {
         self.collectives.load(Ordering::Relaxed)
     }
 
-    /// Whether the other side of each send and receive so far was in the same group.
+    /// Returns whether each send and receive so far had its other side in the same group.
     pub(crate) fn transfers_are_paired(&self) -> bool {
         self.transfers.load(Ordering::Relaxed) == self.paired.load(Ordering::Relaxed)
     }
 
-    /// Notes that so many of the sends and receives that are about to be issued have their other
-    /// side in the same group. Inside the gate.
+    /// Records that this many of the sends and receives about to be issued have their other side in
+    /// the same group. The caller is inside the gate.
     pub(crate) fn count_paired(&self, transfers: u64) {
         self.paired.fetch_add(transfers, Ordering::Relaxed);
     }
 
-    /// The thread that made it or was the last to issue a call: the number of [`this_thread`].
+    /// Returns the thread that created it or last issued a call: the number of [`this_thread`].
     pub(crate) fn last_thread(&self) -> u64 {
         self.last_thread.load(Ordering::Relaxed)
     }
@@ -331,13 +333,13 @@ impl Inner {
         if self.gate.is_closed() { Err(self.dead(call, self.gate.state())) } else { Ok(()) }
     }
 
-    /// Enters exclusively, in a process that may.
+    /// Enters exclusively, if the process was not forked.
     #[inline]
     pub(crate) fn enter(&self, call: &'static str, allowed: Allowed) -> Result<Inside<'_>, NcclError> {
         self.enter_within(call, allowed, || self.deadline())
     }
 
-    /// As [`enter`](Self::enter), with another patience than the communicator's deadline.
+    /// Like [`enter`](Self::enter), with another time limit than the communicator's deadline.
     #[inline]
     pub(crate) fn enter_within(
         &self,
@@ -368,8 +370,8 @@ impl Inner {
         NcclError::Dead { call, communicator: Arc::clone(&self.name), state: state.dead() }
     }
 
-    /// Returns the error of a call or a wait that was aborted: the reason, if the watchdog or an
-    /// expired wait aborted it; otherwise that of [`dead`](Self::dead).
+    /// Returns the error of a call or a wait that was aborted. If the watchdog or a timed-out wait
+    /// aborted it, that is the reason; otherwise that of [`dead`](Self::dead).
     #[cold]
     pub(crate) fn abort_error(&self, call: &'static str) -> NcclError {
         self.abort_reason.get().cloned().map_or_else(|| self.dead(call, self.gate.state()), |reason| reason.of_call(call))
@@ -392,13 +394,13 @@ impl Inner {
         self.nccl.failure(call, code, Some(Arc::clone(&self.name)))
     }
 
-    /// An error for every code but success.
+    /// Fails for every code except success.
     #[inline]
     pub(crate) fn check(&self, call: &'static str, code: ncclResult_t) -> Result<(), NcclError> {
         if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(self.failure(call, code)) }
     }
 
-    /// Returns the state of the communicator; in progress if another thread is inside for longer
+    /// Returns the state of the communicator; in progress if another thread stays inside for longer
     /// than `patience`.
     pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
         self.nccl.not_forked(call)?;
@@ -413,12 +415,12 @@ impl Inner {
         }
     }
 
-    /// Returns the state of the communicator. For the owner of the gate, and for a reader if the
-    /// communicator blocks.
+    /// Returns the state of the communicator. For the owner of the gate; on a blocking communicator
+    /// also for a reader.
     ///
-    /// NCCL does more than to look: on a communicator that does not block, the thread that reads
-    /// success frees the job of the last group (2.26.2 and later), as does each other call when it
-    /// begins. Two at once would free it twice.
+    /// NCCL's query has effects. On a non-blocking communicator, the thread that reads success
+    /// frees the job of the last group (2.26.2 and later), as every other call does at its start.
+    /// Two such threads at the same time would free it twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the handle is live inside the gate, and this thread is its owner [C1], or the
@@ -431,12 +433,12 @@ impl Inner {
         Ok(state)
     }
 
-    /// Makes the device's context the thread's.
+    /// Makes the device's context current in this thread.
     ///
-    /// NCCL launches on the communicator's device whichever context is current. But handle 0 is the
-    /// default stream of the current context, for the driver and for NCCL. And in a thread without
-    /// a context NCCL's runtime creates one on the first device, and takes memory there. So each
-    /// call checks: any library may have changed the current context since the last call.
+    /// NCCL launches on the communicator's device whichever context is current. But handle 0 means
+    /// the default stream of the current context, for the driver and for NCCL. And in a thread
+    /// without a context, NCCL's runtime creates one on the first device and uses memory there. So
+    /// each call checks: any library may have changed the current context since the last call.
     #[inline]
     pub(crate) fn bind(&self) -> Result<(), NcclError> {
         let mut current: CUcontext = std::ptr::null_mut();
@@ -445,9 +447,9 @@ impl Inner {
         if code == Ok(CudaCode::SUCCESS) && current == self.cu_context.0 { Ok(()) } else { set_current(&self.context) }
     }
 
-    /// As [`bind`](Self::bind), for work on a stream. The driver is asked only where the answer
-    /// matters: for the streams that every context has, and for a thread that may have no context.
-    /// NCCL makes the communicator's device current itself where another one is.
+    /// Like [`bind`](Self::bind), for work on a stream. The driver is queried only if necessary:
+    /// for streams that every context has, and for a thread that may have no context. If another
+    /// context is current, NCCL itself makes the communicator's device current.
     #[inline]
     pub(crate) fn bind_for(&self, stream: &CudaStream) -> Result<(), NcclError> {
         if stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get() {
@@ -469,7 +471,7 @@ impl Inner {
         !is_fork() && self.gate.state() == State::Live && thread_is_bound && is_ours && self.may_check_capture_later(stream)
     }
 
-    /// An error unless work of this communicator can be enqueued on the stream.
+    /// Fails unless work of this communicator can be enqueued on the stream.
     #[inline]
     pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
         if stream.context().cu_ctx() != self.cu_context.0 {
@@ -480,7 +482,7 @@ impl Inner {
         Ok(refuse_per_thread(call, stream)?)
     }
 
-    /// An error unless something is of the communicator's context.
+    /// Fails unless a value belongs to the communicator's context.
     #[cold]
     pub(crate) fn check_context(&self, call: &'static str, what: &'static str, context: &CudaContext) -> Result<(), NcclError> {
         let (found, expected) = (context.ordinal(), self.device());
@@ -488,7 +490,7 @@ impl Inner {
             true if context.cu_ctx() == self.cu_context.0 => return Ok(()),
             true => MisuseKind::Combination {
                 what,
-                why: "it is of another context than the communicator's; both must be of the primary one",
+                why: "it belongs to another context than the communicator, expected the primary context for both",
             },
             false => MisuseKind::Device { what, found, expected },
         };
@@ -496,10 +498,10 @@ impl Inner {
     }
 }
 
-/// Practically forever, and still representable as an instant.
+/// Maximum duration of a wait: ten years, which can be added to any instant.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// A time to wait that can be added to any moment.
+/// Returns a duration that can be added to any instant.
 pub(crate) fn bounded(duration: Duration) -> Duration {
     duration.min(LONGEST)
 }
@@ -508,7 +510,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(bounded(duration).as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// Makes a context the thread's.
+/// Makes a context current in this thread.
 pub(crate) fn set_current(context: &CudaContext) -> Result<(), NcclError> {
     Ok(peerweave_driver::bind(context)?)
 }

@@ -1,7 +1,7 @@
-//! One rank's membership, as all handles, graphs, windows and operations share it: its state, its
-//! lock, and what calls note in it.
+//! One rank's membership, shared by all handles, graphs, windows and operations: its state, its
+//! lock, and the values recorded by calls.
 //!
-//! Waits for nothing but its lock; how a call or a communicator ends is `comm`.
+//! It waits only for its lock; `comm` has the ends of calls and communicators.
 
 pub(crate) mod capture;
 pub(crate) mod enter_all;

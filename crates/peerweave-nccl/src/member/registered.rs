@@ -1,8 +1,8 @@
-//! Which streams got work of a communicator: what deregistering memory waits for, and what the
-//! watchdog looks at.
+//! Streams with work of a communicator, for which unregistering memory waits, and which the
+//! watchdog inspects.
 //!
-//! Invariant: a stream is noted inside the communicator's gate, before the call is given to NCCL;
-//! registering counts before NCCL registers.
+//! Invariant: a stream is recorded inside the communicator's gate, before NCCL gets the call; a
+//! registration is counted before NCCL makes it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,29 +17,29 @@ pub(crate) struct RegistrationUse {
 }
 
 impl RegistrationUse {
-    /// Notes that a call is about to be enqueued. One load where the stream is that of the call
-    /// before.
+    /// Records that a call is about to be enqueued. Costs one load if the stream is that of the
+    /// previous call.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
     }
 
-    /// Counts a registration, before NCCL makes it.
+    /// Counts a registration before NCCL makes it.
     pub(crate) fn add(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes a registration back that NCCL did not make, or has forgotten.
+    /// Uncounts a registration that NCCL did not make, or has removed.
     pub(crate) fn remove(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// How many registrations NCCL has.
+    /// Returns the number of registrations in NCCL.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The streams that got work.
+    /// Returns the streams with work.
     pub(crate) fn streams(&self) -> Vec<Arc<CudaStream>> {
         self.streams.all()
     }

@@ -1,23 +1,24 @@
 //! The gate of a communicator: decides which thread may call NCCL on the handle, and when the
 //! handle may be freed.
 //!
-//! Does not call NCCL. `owner` holds the current owner; only the owner writes it. The state and the
-//! number of readers are in a second word, `word`. Thus a call takes one locked instruction: each
-//! side writes its own word and then reads the other's, so at least one of them sees the other.
+//! The gate does not call NCCL. `owner` holds the current owner; only the owner writes it. The
+//! state and the number of readers are in a second word, `word`. So a call takes one locked
+//! instruction: each side writes its own word and then reads the other's, so at least one of them
+//! sees the other.
 //!
 //! # Invariants
 //! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids unordered calls on one
 //!   communicator.
-//! - **[G2]** After [`Gate::close`] no thread enters. It succeeds once: the thread that closed the
-//!   gate frees the handle, after [`Gate::drain`].
+//! - **[G2]** After [`Gate::close`] no thread enters. Closing succeeds once: the thread that closed
+//!   the gate frees the handle, after [`Gate::drain`].
 //! - **[G3]** A thread that may block inside NCCL is marked by `enter_blocking` or
-//!   `try_enter_blocking`, which fail once the gate is closed. All others leave without an abort,
-//!   and are waited for without a limit: they only query NCCL for a state or a text.
+//!   `try_enter_blocking`, which fail once the gate is closed. All other threads leave without an
+//!   abort, and are waited for without a limit: they only query NCCL for a state or a text.
 //!
-//! A thread that is marked as blocking and does not leave is given up after a while, since only an
-//! abort frees it. A thread that the system suspends between the mark and its call to NCCL looks
-//! the same, and would use a freed handle. The caller therefore checks the state again right before
-//! the call. NCCL leaves the remaining window to its callers too: they decide when to abort.
+//! A thread that is marked as blocking and does not leave is no longer waited for after some time,
+//! because only an abort ends its call. A thread that the system suspends between the mark and its
+//! call of NCCL looks the same, and would use a freed handle. So the caller checks the state again
+//! right before the call. NCCL has the same remaining window: the caller decides when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -37,7 +38,7 @@ use loom::sync::{
 
 use crate::DeadState;
 
-/// What a communicator can do now.
+/// State of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum State {
@@ -50,7 +51,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Converts the state for the error of a call that it forbids.
+    /// Converts the state to that in the error of a refused call.
     pub(crate) fn dead(self) -> DeadState {
         match self {
             Self::Suspended => DeadState::Suspended,
@@ -61,7 +62,7 @@ impl State {
         }
     }
 
-    /// As [`dead`](Self::dead), for what may be well.
+    /// Like [`dead`](Self::dead); `None` if the communicator is live.
     pub(crate) fn dead_unless_live(self) -> Option<DeadState> {
         (self != Self::Live).then(|| self.dead())
     }
@@ -75,20 +76,20 @@ impl State {
     }
 }
 
-/// Which states a call is possible in.
+/// The states in which a call is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allowed(u32);
 
 impl Allowed {
-    /// Work is enqueued only on what lives.
+    /// For enqueuing work: live communicators only.
     pub(crate) const LIVE: Self = Self(State::Live.bit());
-    /// What suspending ends.
+    /// For resuming.
     pub(crate) const SUSPENDED: Self = Self(State::Suspended.bit());
-    /// Children can be made of what was revoked.
+    /// For creating children: also revoked communicators.
     pub(crate) const SPLIT: Self = Self(State::Live.bit() | State::Revoked.bit());
-    /// A new communicator without the ranks that are gone can be made even of what failed.
+    /// For creating a communicator without the lost ranks: also failed communicators.
     pub(crate) const SHRINK: Self = Self(Self::SPLIT.0 | State::Failed.bit());
-    /// Whatever was not freed.
+    /// For every communicator that has not been freed.
     pub(crate) const OPEN: Self = Self(State::Live.bit() | State::Suspended.bit() | State::Failed.bit() | State::Revoked.bit());
 
     fn has(self, state: State) -> bool {
@@ -96,7 +97,7 @@ impl Allowed {
     }
 }
 
-/// Why entering failed.
+/// The reason why entering failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// The state does not allow it.
@@ -107,30 +108,30 @@ pub(crate) enum Refused {
 
 /// The gate is free.
 const FREE: u64 = 0;
-/// The owner leaves without being aborted.
+/// Mode of an owner that leaves without being aborted.
 const BRIEF: u64 = 1;
-/// The owner may be blocked in NCCL.
+/// Mode of an owner that may be blocked in NCCL.
 const BLOCKING: u64 = 2;
-/// The bits that hold one of these.
+/// Mask of the bits of the mode.
 const MODE_MASK: u64 = 3;
-/// One acquisition, in the count of completed acquisitions.
+/// One acquisition in the count of completed acquisitions.
 const ACQUISITION: u64 = 4;
 
 const STATE_MASK: u64 = 0b111;
-/// One reader, in 24 bits: more than there are threads.
+/// One reader in a count of 24 bits, which exceeds the number of threads.
 const READER: u64 = 1 << 8;
 /// One reader that may be blocked in NCCL.
 const BLOCKING_READER: u64 = 1 << 32;
 
-/// A waiter sleeps for this fraction of the time that it has waited, within [`SLEEP_BOUNDS`].
+/// A waiter sleeps for this fraction of the time waited so far, within [`SLEEP_BOUNDS`].
 const SLEEP_FRACTION: u32 = 8;
-/// A waiter that has waited for longer enters before new callers, which otherwise could enter as
-/// often as they try.
+/// Time after which a waiter enters before new callers, which otherwise could enter whenever they
+/// try.
 const STARVING_AFTER: Duration = Duration::from_millis(5);
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// The model checker takes sequentially consistent accesses for less than they are, and only
-/// believes in fences.
+/// Executes a fence for the model checker, which treats sequentially consistent accesses as weaker
+/// than they are.
 #[inline]
 fn fenced() {
     #[cfg(loom)]
@@ -155,20 +156,20 @@ fn with_state(word: u64, state: State) -> u64 {
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Acquired by a thread that finds it free, then written by that thread alone, so that leaving
-    /// is a plain store. Counts acquisitions, so that two calls differ.
+    /// Acquired by a thread that finds it free, then written only by that thread, so that leaving
+    /// is a plain store. Counts acquisitions, so that two calls have different values.
     owner: AtomicU64,
     /// The number of waiters.
     waiting: AtomicU32,
     /// The number of waiters that are starving.
     starving: AtomicU32,
-    /// The state, and the number of readers.
+    /// The state and the number of readers.
     word: AtomicU64,
     sleepers: Mutex<()>,
     left: Condvar,
 }
 
-/// A thread that is inside exclusively. Leaves when dropped.
+/// An exclusive entry of a thread. Dropping it leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
@@ -188,11 +189,11 @@ impl Drop for Starvation<'_> {
     }
 }
 
-/// A thread that reads beside others. Leaves when dropped.
+/// A shared entry of a thread. Dropping it leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(&'a Gate);
 
-/// The threads inside a gate that was closed.
+/// The threads inside a closed gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Occupancy {
     Empty,
@@ -203,11 +204,11 @@ enum Occupancy {
 }
 
 impl Gate {
-    /// Returned by [`stuck_in`](Self::stuck_in) if there is no owner and a reader may be blocked.
-    /// Differs from every acquisition.
+    /// The value of [`stuck_in`](Self::stuck_in) if there is no owner and a reader may be blocked.
+    /// It differs from every acquisition.
     pub(crate) const READER: u64 = BRIEF;
 
-    /// Enters exclusively. While another thread is inside, waits for at most `patience`, which is
+    /// Enters exclusively. If another thread is inside, waits for at most `patience`, which is
     /// called only then.
     #[inline]
     pub(crate) fn enter(&self, allowed: Allowed, patience: impl FnOnce() -> Duration) -> Result<Inside<'_>, Refused> {
@@ -218,7 +219,7 @@ impl Gate {
     }
 
     /// Enters exclusively and marks this thread as blocking, in one step. Returns `None` unless the
-    /// gate is free and the state is live. For calling NCCL at once.
+    /// gate is free and the state is live. For an immediate call of NCCL.
     #[inline]
     pub(crate) fn try_enter_blocking(&self) -> Option<Inside<'_>> {
         let inside = self.try_lock_fairly(BLOCKING)?;
@@ -228,7 +229,7 @@ impl Gate {
         if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
     }
 
-    /// As [`take`](Self::take), if no waiter is starving.
+    /// Like [`take`](Self::take), if no waiter is starving.
     #[inline]
     fn try_lock_fairly(&self, mode: u64) -> Option<Inside<'_>> {
         if self.starving.load(Relaxed) == 0 { self.take(mode) } else { None }
@@ -293,16 +294,16 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Returns a thread that may be blocked in NCCL now, as a number that stays the same until the
-    /// thread leaves. Costs the threads inside nothing.
+    /// Returns a number for the thread that may be blocked in NCCL now. The number is the same
+    /// until that thread leaves. Has no cost for the threads inside.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
         (owner & MODE_MASK == BLOCKING).then_some(owner).or(reader)
     }
 
-    /// Changes the state unless the gate is closed, and returns the previous state. Returns the
-    /// state that is kept as the error if the gate is closed.
+    /// Sets the state unless the gate is closed. Returns the previous state. If the gate is closed,
+    /// returns the state that is kept as the error.
     pub(crate) fn set(&self, state: State) -> Result<State, State> {
         let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
         let before = self.word.fetch_update(SeqCst, Acquire, change).map(state_of).map_err(state_of)?;
@@ -326,18 +327,17 @@ impl Gate {
         self.set(state).map(|_| ())
     }
 
-    /// As [`close`](Self::close), but only from one state: a reader may have changed the state and
-    /// may be inside NCCL because of that.
+    /// Like [`close`](Self::close), but only from one state: a reader may have changed the state,
+    /// and may therefore be inside NCCL.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
     }
 
-    /// Waits, after `close`, until no thread uses the handle, or until all that do have been
-    /// blocked in NCCL for `grace`. Returns whether no thread uses it.
+    /// Waits, after `close`, until no thread uses the handle, or until all threads that use it have
+    /// been blocked in NCCL for `grace`. Returns whether no thread uses it.
     ///
-    /// Waits without a limit for threads that are not blocked in NCCL [G3]. For a thread of this
-    /// crate.
+    /// Waits without a limit for threads that are not blocked in NCCL [G3].
     pub(crate) fn drain(&self, grace: Duration) -> bool {
         let start = Instant::now();
         loop {
@@ -353,8 +353,8 @@ impl Gate {
         }
     }
 
-    /// Returns which threads are inside, after `close`. Two loads are enough: a thread that enters
-    /// between them finds the gate closed and touches nothing.
+    /// Returns the kind of threads inside, after `close`. Two loads are sufficient: a thread that
+    /// enters between them finds the gate closed and does not use the handle.
     fn occupancy(&self) -> Occupancy {
         fenced();
         let (owner, word) = (self.owner.load(SeqCst), self.word.load(SeqCst));
@@ -375,7 +375,7 @@ impl<'a> Inside<'a> {
         self.0.owner.load(Relaxed) & !MODE_MASK
     }
 
-    /// Stays inside if the state allows it.
+    /// Keeps the entry if the state allows it.
     #[inline]
     fn allowed(self, allowed: Allowed) -> Result<Self, Refused> {
         fenced();
@@ -383,8 +383,8 @@ impl<'a> Inside<'a> {
         if allowed.has(state) { Ok(self) } else { Err(Refused::State(state)) }
     }
 
-    /// Marks this thread as blocking, before a call that may block inside NCCL. Returns the state
-    /// as the error if the gate was closed meanwhile: then the handle must not be used.
+    /// Marks this thread as blocking, before a call that may block inside NCCL. If the gate was
+    /// closed meanwhile, returns the state as the error, and the handle must not be used.
     pub(crate) fn enter_blocking(&self) -> Result<(), State> {
         // The store precedes the load in the single total order, as the change of state in `close`
         // precedes the loads of `drain`. So either this thread sees that the gate is closed, or the
@@ -399,8 +399,8 @@ impl<'a> Inside<'a> {
         Ok(())
     }
 
-    /// Removes the mark, after the call. A thread that reads the state afterwards either sees that
-    /// the gate is closed, or is waited for.
+    /// Removes the mark, after the call. If the thread reads the state afterwards, either it sees
+    /// that the gate is closed, or it is waited for.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();
@@ -426,7 +426,7 @@ impl Gate {
 }
 
 impl Reader<'_> {
-    /// As [`Inside::enter_blocking`], for the time of a call.
+    /// Like [`Inside::enter_blocking`], for the duration of a call.
     pub(crate) fn enter_blocking<R>(&self, call: impl FnOnce() -> R) -> Result<R, State> {
         let before = self.0.word.fetch_add(BLOCKING_READER - READER, AcqRel);
         let result = if state_of(before).is_closed() { Err(state_of(before)) } else { Ok(call()) };

@@ -1,10 +1,10 @@
-//! Numbers of threads, of which the system gives the same ones again.
+//! Numbers of threads that are never reused, unlike those of the system.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of this thread: of no other one before or after it. Not the system's, which is given
-/// again.
+/// Returns the number of this thread. No earlier or later thread has the same number; the system
+/// reuses its own.
 #[inline]
 pub(crate) fn this_thread() -> u64 {
     thread_local! {
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_have_numbers_of_their_own() {
+    fn thread_numbers_are_unique() {
         let here = this_thread();
         assert_eq!(this_thread(), here);
         let others: Vec<_> = (0..8).map(|_| std::thread::spawn(this_thread).join().expect("it ends")).collect();

@@ -1,9 +1,8 @@
-//! Memory that NCCL allocates: what windows, and the fastest ways of its collectives, need.
+//! Memory allocated by NCCL: needed for windows, and for the fastest algorithms of its collectives.
 //!
-//! Registering it is `window.rs`. How it is copied, shared and freed is [`DeviceMemory`]'s, which
-//! this is a kind of.
+//! `window.rs` registers it. It is a kind of [`DeviceMemory`], which copies, shares and frees it.
 //!
-//! Invariant: it is freed after all work on every stream that it was handed to.
+//! Invariant: it is freed after all work on every stream that used it.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,14 +22,14 @@ use crate::{Nccl, ResultCode};
 /// Device memory of `len` elements from NCCL's own allocator. Clones and slices are handles of the
 /// same memory.
 ///
-/// Used as any other device memory: see [`DeviceMemory`], whose rules hold here, and which it
-/// converts to.
+/// It is used like other device memory: see [`DeviceMemory`], whose rules apply, and to which it
+/// converts.
 ///
-/// NCCL registers such memory by itself when collectives are captured into graphs: on H200s, large
-/// all-reduces out of place were 5 to 8 % faster than from memory of the driver.
+/// NCCL registers such memory by itself when collectives are captured into graphs: on H200, large
+/// out-of-place all-reduces were 5 to 8 % faster than from memory of the driver.
 ///
-/// One handle is not read and written by one call: what works in place is a call of its own. (Of
-/// two handles of the same memory, the call says so.)
+/// One handle cannot be read and written by one call: use the in-place form of the call. (For two
+/// handles of the same memory, the call returns an error.)
 ///
 /// ```compile_fail,E0502
 /// # use std::sync::Arc;
@@ -41,7 +40,7 @@ use crate::{Nccl, ResultCode};
 /// # }
 /// ```
 ///
-/// Elements are what NCCL has a type for:
+/// Elements have types that NCCL supports:
 ///
 /// ```compile_fail,E0599
 /// # use std::sync::Arc;
@@ -55,17 +54,19 @@ pub struct NcclMem<T>(DeviceMemory<T>);
 
 impl<T: Element> NcclMem<T> {
     /// Allocates `len` elements, with unspecified values, on the device of `context`. Zero elements
-    /// are allowed. NCCL 2.19.1.
+    /// are allowed. Requires NCCL 2.19.1.
     ///
-    /// NCCL rounds up to whole pages of the device, 2 MiB and more.
+    /// NCCL rounds up to whole pages of the device of at least 2 MiB.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.19.1; [`NcclError::Misuse`] for more than the address
-    /// space; [`NcclError::Forked`]; NCCL's own ([`ResultCode::UNHANDLED_CUDA_ERROR`]) where memory
-    /// runs out, after everything that was dropped has been freed or a second has passed.
+    /// [`NcclError::Unsupported`] before 2.19.1. [`NcclError::Misuse`] for more elements than the
+    /// address space can hold. [`NcclError::Forked`]. NCCL's own:
+    /// [`ResultCode::UNHANDLED_CUDA_ERROR`] if the device is out of memory, after everything that
+    /// was dropped has been freed, or a second has passed.
     pub fn alloc(nccl: Nccl, context: &Arc<CudaContext>, len: usize) -> Result<Self, NcclError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
-            let (found, expected) = (i64::try_from(len).unwrap_or(i64::MAX), "as many elements as fit in the address space");
+            let (found, expected) =
+                (i64::try_from(len).unwrap_or(i64::MAX), "at most as many elements as fit in the address space");
             NcclError::misuse("NcclMem::alloc", MisuseKind::Value { what: "the length", found, expected })
         })?;
         // Before the driver, which does not work in a fork either, is asked.
@@ -94,36 +95,36 @@ impl<T: Element> NcclMem<T> {
         Ok(Self(unsafe { DeviceMemory::adopt(context, address as CUdeviceptr, len, Box::new(free)) }))
     }
 
-    /// Allocates and copies `values` there; waits until they are there.
+    /// Allocates memory and copies `values` to it; waits for completion.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); what the driver says of the copy.
+    /// As for [`alloc`](Self::alloc); errors of the driver for the copy.
     pub fn from_slice(nccl: Nccl, stream: &Arc<CudaStream>, values: &[T]) -> Result<Self, NcclError> {
         let mut memory = Self::alloc(nccl, stream.context(), values.len())?;
         memory.copy_from(stream, values)?;
         Ok(memory)
     }
 
-    /// Copies as [`DeviceMemory::copy_from`] does, all elements.
+    /// Copies all elements to the memory, like [`DeviceMemory::copy_from`].
     ///
     /// # Errors
-    /// [`NcclError::Cuda`] with [those of that](DeviceMemory::copy_from).
+    /// [`NcclError::Cuda`] with [those of `DeviceMemory::copy_from`](DeviceMemory::copy_from).
     pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NcclError> {
         Ok(self.0.copy_from(stream, values)?)
     }
 
-    /// Reads as [`DeviceMemory::to_vec`] does, all elements.
+    /// Copies all elements to the host, like [`DeviceMemory::to_vec`].
     ///
     /// # Errors
-    /// [`NcclError::Cuda`] with [those of that](DeviceMemory::to_vec).
+    /// [`NcclError::Cuda`] with [those of `DeviceMemory::to_vec`](DeviceMemory::to_vec).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NcclError> {
         Ok(self.0.to_vec(stream)?)
     }
 
-    /// Returns a handle of a part of the memory. `range` counts elements.
+    /// Returns a handle of a range of the memory. `range` counts elements.
     ///
     /// # Errors
-    /// [`NcclError::Cuda`] for a range that is not inside.
+    /// [`NcclError::Cuda`] for a range outside of the memory.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, NcclError> {
         Ok(Self(self.0.slice(range)?))
     }
@@ -140,13 +141,13 @@ impl<T> NcclMem<T> {
         self.0.is_empty()
     }
 
-    /// Returns the device address of the first element. Using it is `unsafe` elsewhere; it is valid
-    /// while a handle lives.
+    /// Returns the device address of the first element. It is valid while a handle lives; using it
+    /// is `unsafe` elsewhere.
     pub fn address(&self) -> CUdeviceptr {
         self.0.address()
     }
 
-    /// Returns the context that the memory was allocated in.
+    /// Returns the context in which the memory was allocated.
     pub fn context(&self) -> &Arc<CudaContext> {
         self.0.context()
     }

@@ -1,5 +1,5 @@
-//! Memory that NCCL knows: allocated by it, registered with it as windows, and the addresses that
-//! windows have.
+//! Memory known to NCCL: allocated by it, registered with it as windows, and the addresses of
+//! windows.
 
 pub(crate) mod mem;
 pub(crate) mod pointers;

@@ -1,11 +1,11 @@
-//! Where kernels find the ranks' parts of a window: addresses, multicasts, and a fabric's names
-//! (NCCL 2.29.2).
+//! Addresses at which kernels access the ranks' parts of a window: of peers, of multicasts, and a
+//! fabric's names (NCCL 2.29.2).
 //!
-//! Registering windows is `window.rs`. No address here may be used by the host: they are of the
-//! devices, and other ranks write behind them.
+//! `window.rs` registers windows. The host must not use these addresses: they are addresses of the
+//! devices, and other ranks write there.
 //!
-//! Invariant: an offset that is handed to NCCL lies inside the window, and nothing of a multicast
-//! is asked for where multicasts are forbidden.
+//! Invariant: an offset passed to NCCL lies inside the window, and no multicast address is queried
+//! if multicast is disabled.
 
 use std::ffi::{c_int, c_void};
 
@@ -19,24 +19,26 @@ use crate::memory::window::Window;
 use crate::sys::{Api, ncclMultimemHandle_t, ncclResult_t, ncclWindow_t};
 use crate::{DeviceTeam, MultimemHandle, Rank};
 
-/// A fabric's name of a place in memory, for kernels that use logical endpoints. NCCL 2.31.1.
+/// A fabric's name of a location in memory, for kernels that use logical endpoints. Requires NCCL
+/// 2.31.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LogicalEndpoint {
-    /// The endpoint's number.
+    /// Number of the endpoint.
     pub id: u32,
-    /// Where the place is behind it, in bytes.
+    /// Offset of the location from the endpoint, in bytes.
     pub offset_bytes: usize,
 }
 
 impl<T: Element> Window<T> {
     /// Returns the address of element `offset` of a rank's window, for loads and stores of kernels
-    /// on this rank's device; `None` where they do not reach that rank. For this rank's own window
-    /// it differs from the memory's address, since NCCL maps that a second time. NCCL 2.29.2.
+    /// on this rank's device. Returns `None` if they cannot access that rank. For this rank's own
+    /// window it differs from the memory's address, because NCCL maps the memory a second time.
+    /// Requires NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of its window or
-    /// of this rank's own; [`NcclError::Unsupported`] before; [`NcclError::Dead`].
+    /// of this rank's own; [`NcclError::Unsupported`] with an older NCCL; [`NcclError::Dead`].
     pub fn peer_pointer(&self, rank: Rank, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetPeerDevicePointer";
         let peer = self.peer(CALL, rank)?;
@@ -48,11 +50,11 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the same as [`peer_pointer`](Self::peer_pointer), by the index in
-    /// [`lsa_team`](crate::Communicator::lsa_team), all of whose ranks are reached.
+    /// Returns the same address as [`peer_pointer`](Self::peer_pointer), by the index in
+    /// [`lsa_team`](crate::Communicator::lsa_team), all of whose ranks are accessible.
     ///
     /// # Errors
-    /// As [`peer_pointer`](Self::peer_pointer), for an index that the team does not have.
+    /// As for [`peer_pointer`](Self::peer_pointer), for an index that the team does not have.
     pub fn lsa_pointer(&self, index: usize, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetLsaDevicePointer";
         let team = self.communicator().lsa_team()?;
@@ -65,11 +67,11 @@ impl<T: Element> Window<T> {
     }
 
     /// Returns the address of element `offset` in the multicast of the LSA team, for multimem
-    /// instructions of kernels; `None` where the hardware has none. NCCL 2.29.2.
+    /// instructions of kernels; `None` if the hardware has none. Requires NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::MulticastDisabled`], before NCCL is called; else as
-    /// [`peer_pointer`](Self::peer_pointer), the offset in this rank's window.
+    /// [`NcclError::MulticastDisabled`] before NCCL is called; otherwise as for
+    /// [`peer_pointer`](Self::peer_pointer), with the offset in this rank's window.
     pub fn lsa_multimem_pointer(&self, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetLsaMultimemDevicePointer";
         multicast_switch()?;
@@ -80,17 +82,17 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the same as [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), for a team that a
-    /// device communicator was created for.
+    /// Returns the same address as [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), for a team
+    /// for which a device communicator was created.
     ///
     /// # Errors
-    /// As [`lsa_multimem_pointer`](Self::lsa_multimem_pointer); [`NcclError::Misuse`] for the
-    /// handle of a team that has no multicast.
+    /// As for [`lsa_multimem_pointer`](Self::lsa_multimem_pointer); [`NcclError::Misuse`] for the
+    /// handle of a team without a multicast.
     pub fn multimem_pointer(&self, team: MultimemHandle, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetMultimemDevicePointer";
         multicast_switch()?;
         if team.address() == 0 {
-            return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the handle is of a team that has no multicast" }));
+            return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the handle belongs to a team without a multicast" }));
         }
         let handle = ncclMultimemHandle_t { mcBasePtr: std::ptr::with_exposed_provenance_mut(team.address() as usize) };
         let offset = inside::<T>(CALL, self.len_bytes() / size_of::<T>(), offset)?;
@@ -100,12 +102,12 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the logical endpoint of element `offset` of a rank's window. NCCL 2.31.1.
+    /// Returns the logical endpoint of element `offset` of a rank's window. Requires NCCL 2.31.1.
     ///
     /// # Errors
-    /// [`NcclError::Nccl`] where there is no fabric, see
-    /// [`CommProperties::cft`](crate::CommProperties::cft); [`NcclError::Unsupported`] before; else
-    /// as [`peer_pointer`](Self::peer_pointer).
+    /// [`NcclError::Nccl`] if there is no fabric: see
+    /// [`CommProperties::cft`](crate::CommProperties::cft); [`NcclError::Unsupported`] with an
+    /// older NCCL; otherwise as for [`peer_pointer`](Self::peer_pointer).
     pub fn peer_endpoint(&self, rank: Rank, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetPeerDeviceLeInfo";
         let peer = self.peer(CALL, rank)?;
@@ -116,12 +118,12 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the logical endpoint of element `offset` of the window of a member of a fabric team,
-    /// by its index there. NCCL 2.31.1.
+    /// Returns the logical endpoint of element `offset` in the window of a member of a fabric team,
+    /// given its index in the team. Requires NCCL 2.31.1.
     ///
     /// # Errors
-    /// As [`peer_endpoint`](Self::peer_endpoint), also for an index that the team does not have,
-    /// and for a team of another rank or communicator.
+    /// As for [`peer_endpoint`](Self::peer_endpoint); also for an index that the team does not
+    /// have, and for a team of another rank or communicator.
     pub fn cft_endpoint(&self, team: DeviceTeam, index: usize, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetCftDeviceLeInfo";
         let raw = team.to_raw(CALL, self.communicator().rank(), self.communicator().n_ranks())?;
@@ -134,10 +136,10 @@ impl<T: Element> Window<T> {
     }
 
     /// Returns the logical endpoint of element `offset` of all windows that the fabric's multicast
-    /// reaches. NCCL 2.31.1.
+    /// reaches. Requires NCCL 2.31.1.
     ///
     /// # Errors
-    /// [`NcclError::MulticastDisabled`], before NCCL is called; else as
+    /// [`NcclError::MulticastDisabled`] before NCCL is called; otherwise as for
     /// [`peer_endpoint`](Self::peer_endpoint).
     pub fn multimem_endpoint(&self, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetMultimemDeviceLeInfo";
@@ -178,7 +180,7 @@ impl<T: Element> Window<T> {
         self.communicator().inner.call(call, Allowed::LIVE, |api, _| function(api, window))
     }
 
-    /// Returns a rank of the communicator as NCCL takes it.
+    /// Returns a rank of the communicator as a number for NCCL.
     fn peer(&self, call: &'static str, rank: Rank) -> Result<c_int, NcclError> {
         let ranks = self.communicator().n_ranks();
         match c_int::try_from(rank.get()) {
@@ -187,14 +189,14 @@ impl<T: Element> Window<T> {
         }
     }
 
-    /// Where an element of a rank's window begins, in bytes.
+    /// Returns the offset of an element in a rank's window, in bytes.
     fn place(&self, call: &'static str, rank: Rank, offset: usize) -> Result<usize, NcclError> {
         // NCCL compares with the length of this rank's window, for every peer.
         inside::<T>(call, self.len_of(rank)?.min(self.len_bytes() / size_of::<T>()), offset)
     }
 }
 
-/// Where an element begins, in bytes, if it is one of so many.
+/// Returns the offset of an element in bytes, if it is one of `len`.
 fn inside<T>(call: &'static str, len: usize, offset: usize) -> Result<usize, NcclError> {
     if offset < len {
         return Ok(offset * size_of::<T>());
@@ -203,7 +205,7 @@ fn inside<T>(call: &'static str, len: usize, offset: usize) -> Result<usize, Ncc
     Err(NcclError::misuse(call, MisuseKind::Value { what: "the offset", found, expected }))
 }
 
-/// Returns an index of a team as NCCL takes it, and the rank at that index.
+/// Returns an index of a team as a number for NCCL, and the rank at that index.
 fn member(call: &'static str, what: &'static str, team: Option<DeviceTeam>, index: usize) -> Result<(c_int, Rank), NcclError> {
     let found = c_int::try_from(index).ok().zip(team.and_then(|team| team.rank_of(index)));
     found.ok_or_else(|| {

@@ -1,14 +1,14 @@
-//! Registered memory: windows, which every rank registers together and any rank may write into, and
+//! Registered memory: windows, which all ranks register together and any rank may write to, and
 //! buffers that one rank registers.
 //!
-//! What is done with windows is `one_sided.rs`, where kernels find them `pointers.rs`; memory for
-//! them `mem.rs`.
+//! `one_sided.rs` has operations on windows, `pointers.rs` their addresses for kernels, `mem.rs`
+//! memory for them.
 //!
 //! # Invariants
-//! - **[W1]** The memory of a window lives until the window is deregistered or the communicator is
-//!   freed: a peer may write into it until then.
-//! - **[W2]** So a window that is only dropped stays registered as long as the communicator; giving
-//!   it back earlier is a collective call.
+//! - **[W1]** The memory of a window lives until the window is unregistered or the communicator is
+//!   freed, because a peer may write to it until then.
+//! - **[W2]** So a window that is only dropped stays registered as long as the communicator;
+//!   unregistering it earlier is a collective call.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -32,36 +32,36 @@ use crate::member::state::Allowed;
 use crate::sys::{self, Api, ncclComm_t, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
 use crate::{OnExpiry, Rank, Version};
 
-/// From here on NCCL finds a peer's window whatever its length is; before, by the length of its
-/// own, silently at a wrong place.
+/// The first version that finds a peer's window by that window's own length. Older versions use the
+/// length of this rank's window, and silently access a wrong place.
 const LENGTHS_DIFFER: Version = Version::new(2, 30, 7);
 
-/// What a window is for. The default is any use.
+/// The intended use of a window. The default allows any use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowKind {
     flags: c_int,
-    /// The version that brought the newest of the flags, and the name of that flag.
+    /// The version that introduced the newest of the flags, and the name of that flag.
     since: Option<(Version, &'static str)>,
 }
 
 impl WindowKind {
     /// Any use.
     pub const DEFAULT: Self = Self { flags: sys::NCCL_WIN_DEFAULT, since: None };
-    /// Collectives on it use NCCL's symmetric kernels: every rank gives buffers at the same offset
+    /// For collectives with NCCL's symmetric kernels: every rank passes buffers at the same offset
     /// of its window.
     pub const SYMMETRIC: Self = Self { flags: sys::NCCL_WIN_COLL_SYMMETRIC, since: None };
-    /// Accesses from kernels stay in order. NCCL 2.29.7.
+    /// Accesses from kernels stay in order. Requires NCCL 2.29.7.
     pub const STRICT_ORDERING: Self = Self::since(sys::NCCL_WIN_STRICT_ORDERING, "NCCL_WIN_STRICT_ORDERING", [2, 29, 7]);
-    /// Registered for kernels that use the network (GIN), and for nothing else. NCCL 2.32.0.
+    /// Registered only for kernels that use the network (GIN). Requires NCCL 2.32.0.
     pub const GIN_ONLY: Self = Self::since(sys::NCCL_WIN_GIN_ONLY, "NCCL_WIN_GIN_ONLY", [2, 32, 0]);
-    /// Registered for counted operations over the fabric (CFT), and for nothing else. NCCL 2.32.0.
+    /// Registered only for counted operations over the fabric (CFT). Requires NCCL 2.32.0.
     pub const CFT_COUNTED: Self = Self::since(sys::NCCL_WIN_CFT_COUNTED, "NCCL_WIN_CFT_COUNTED", [2, 32, 0]);
 
     const fn since(flags: c_int, name: &'static str, [major, minor, patch]: [u8; 3]) -> Self {
         Self { flags, since: Some((Version::new(major, minor, patch), name)) }
     }
 
-    /// Combines both.
+    /// Combines two uses.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         let since = match (self.since, other.since) {
@@ -73,14 +73,14 @@ impl WindowKind {
     }
 }
 
-/// Memory of `T` that every rank of a communicator has registered. A handle: clones are the same
-/// window.
+/// Memory of elements `T` that every rank of a communicator has registered. Clones are handles of
+/// the same window.
 ///
-/// Dropping it does nothing that others could notice: they may still write into the memory, which
-/// stays allocated until the communicator is freed. [`deregister`](Self::deregister) gives it back
+/// Dropping it has no effect on other ranks: they may still write to the memory, which stays
+/// allocated until the communicator is freed. [`deregister`](Self::deregister) unregisters it
 /// earlier.
 ///
-/// What is put into it has its type:
+/// Only elements of its type can be put into it:
 ///
 /// ```compile_fail,E0308
 /// # use std::sync::Arc;
@@ -95,15 +95,15 @@ pub struct Window<T> {
     _elements: PhantomData<fn() -> T>,
 }
 
-/// A window of NCCL.
+/// A window registered with NCCL.
 pub(crate) struct Registered {
     pub(crate) communicator: Communicator,
     handle: Raw<ncclWindow_vidmem>,
-    /// Bytes of every rank's window.
+    /// Length of every rank's window in bytes.
     pub(crate) lens_bytes: Vec<u64>,
     pub(crate) device_address: u64,
     keep: Keep,
-    /// Whether the memory has to wait for the end of the communicator [W1].
+    /// Whether the memory must live until the end of the communicator [W1].
     is_deferred: bool,
 }
 
@@ -112,18 +112,18 @@ struct Raw<P>(*mut P);
 
 // SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle;
 // synchronised by the communicator's gate. Would be caught by the test
-// `every_rank_puts_into_every_window`.
+// `every_rank_puts_to_every_window`.
 unsafe impl<P> Send for Raw<P> {}
 // SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle;
 // synchronised by the communicator's gate. Would be caught by the test
-// `every_rank_puts_into_every_window`.
+// `every_rank_puts_to_every_window`.
 unsafe impl<P> Sync for Raw<P> {}
 
 impl Registered {
-    /// NCCL's handle, for work of that communicator.
+    /// Returns NCCL's handle, for work of that communicator.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for another communicator than its own.
+    /// [`NcclError::Misuse`] for a communicator other than the window's own.
     pub(crate) fn used(&self, call: &'static str, inner: &Arc<Inner>) -> Result<ncclWindow_t, NcclError> {
         if !Arc::ptr_eq(&self.communicator.inner, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.inner.name), Arc::clone(&inner.name));
@@ -134,7 +134,7 @@ impl Registered {
 }
 
 impl Registered {
-    /// Has NCCL forget the window, once no stream of this rank uses it.
+    /// Makes NCCL remove the window, when no stream of this rank uses it.
     fn give_back(&self, call: &'static str, end: Instant) -> Result<(), NcclError> {
         let handle = self.handle.0;
         give_back(call, &self.communicator, end, |api, comm| {
@@ -155,18 +155,18 @@ impl Drop for Registered {
 }
 
 impl<T: Element> Window<T> {
-    /// Registers memory. `None` where NCCL has no windows here: it needs devices that reach each
-    /// other's memory, and memory of its own allocator ([`NcclMem`](crate::NcclMem)) or made in the
-    /// same way. NCCL 2.27.3.
+    /// Registers memory. Returns `None` if NCCL does not support windows on this machine or for
+    /// this memory. It requires devices with peer access, and memory of its own allocator
+    /// ([`NcclMem`](crate::NcclMem)) or memory allocated in the same manner. Requires NCCL 2.27.3.
     ///
     /// # Collective
-    /// All ranks, at the same place among their calls; ranks of one thread by
+    /// All ranks, at the same position among their calls; several ranks of one thread by
     /// [`register_all`](Self::register_all). Lengths may differ from NCCL 2.30.7 on.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for memory that is borrowed, of another device, empty, or whose
-    /// address is no multiple of 4096, and for lengths that differ before NCCL 2.30.7, on every
-    /// rank; [`NcclError::Unsupported`]; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] for memory that is borrowed, empty, on another device, or not aligned
+    /// to 4096 bytes; also, on every rank, for different lengths before NCCL 2.30.7.
+    /// [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`]. NCCL's own.
     pub fn register(
         communicator: &Communicator,
         memory: &impl DeviceBuffer<T>,
@@ -175,14 +175,14 @@ impl<T: Element> Window<T> {
         Self::register_all(&[(communicator, memory)], kind).map(|mut made| made.pop().flatten())
     }
 
-    /// Registers as [`register`](Self::register) does, for several ranks of this thread. The result
-    /// is in their order.
+    /// Registers memory like [`register`](Self::register), for several ranks of this thread. The
+    /// results are in their order.
     ///
     /// # Collective
-    /// As [`register`](Self::register).
+    /// As for [`register`](Self::register).
     ///
     /// # Errors
-    /// As [`register`](Self::register).
+    /// As for [`register`](Self::register).
     pub fn register_all(
         members: &[(&Communicator, &dyn DeviceBuffer<T>)],
         kind: WindowKind,
@@ -247,7 +247,7 @@ impl<T: Element> Window<T> {
         let differ = |lens: &Vec<u64>| lens.windows(2).any(|pair| pair[0] != pair[1] && !pair.contains(&0));
         if !nccl.version().at_least(LENGTHS_DIFFER) && lens.iter().any(differ) {
             // Every rank finds so. What was registered stays until the communicators end [W2].
-            let why = "they differ, expected the same on every rank before NCCL 2.30.7";
+            let why = "they differ, expected the same length on every rank before NCCL 2.30.7";
             return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the lengths of the memory", why }));
         }
         let finish = |(made, lens_bytes): (Option<Registered>, Vec<u64>)| {
@@ -258,16 +258,16 @@ impl<T: Element> Window<T> {
         Ok(made.into_iter().zip(lens).map(finish).collect())
     }
 
-    /// Gives the window back before the communicator ends, when every rank has called this and has
-    /// completed its puts and what it enqueued on `stream` before.
+    /// Unregisters the window before the communicator ends. Waits until every rank has called this,
+    /// and has completed its puts and its earlier work on `stream`.
     ///
     /// # Collective
-    /// All ranks, from their own threads or processes.
+    /// All ranks, each on its own thread or process.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] while a clone or a recorded call uses the window, or captured graphs
-    /// use the communicator (they hold addresses in its windows); [`NcclError::Timeout`];
-    /// [`NcclError::Dead`]; NCCL's own. After an error the window stays registered until the
+    /// use the communicator (they contain addresses of its windows). [`NcclError::Timeout`].
+    /// [`NcclError::Dead`]. NCCL's own. After an error the window stays registered until the
     /// communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Window::deregister";
@@ -281,16 +281,15 @@ impl<T: Element> Window<T> {
         Ok(())
     }
 
-    /// Gives this rank's window back alone, when what this rank has enqueued on the communicator is
-    /// complete. No other rank has to call.
+    /// Unregisters only this rank's window, when this rank's work on the communicator is complete.
+    /// Other ranks need not call it.
     ///
-    /// NCCL's own tables are free again. The memory is not: peers may still write into it, so it
-    /// stays allocated until the communicator ends, where [`deregister`](Self::deregister) gives it
-    /// back as well. A peer must not put into this window afterwards: NCCL does not say what it
-    /// finds there.
+    /// This frees NCCL's own tables, but not the memory: peers may still write to it, so it stays
+    /// allocated until the communicator ends, unlike with [`deregister`](Self::deregister). A peer
+    /// must not put into this window afterwards, because NCCL does not define the result.
     ///
     /// # Errors
-    /// As [`deregister`](Self::deregister).
+    /// As for [`deregister`](Self::deregister).
     pub fn deregister_local(self, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Window::deregister_local";
         let registered = self.only_handle(CALL)?;
@@ -298,7 +297,7 @@ impl<T: Element> Window<T> {
         registered.give_back(CALL, deadline_after(deadline))
     }
 
-    /// The registration, where no clone, recorded call or graph has it too.
+    /// Returns the registration if no clone, recorded call or graph holds it.
     fn only_handle(self, call: &'static str) -> Result<Registered, NcclError> {
         let why = "a clone, a recorded call or a captured graph still uses the window";
         Arc::into_inner(self.inner).ok_or_else(|| NcclError::misuse(call, MisuseKind::Context { why }))
@@ -316,7 +315,8 @@ impl<T: Element> Window<T> {
         self.inner.lens_bytes.get(rank.index()).map(|bytes| *bytes as usize / size_of::<T>()).ok_or_else(wrong)
     }
 
-    /// Returns the address at which this rank registered the memory, as NCCL knows it. NCCL 2.29.2.
+    /// Returns the address at which this rank registered the memory, as stored by NCCL. Requires
+    /// NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
@@ -331,23 +331,23 @@ impl<T: Element> Window<T> {
         Ok(pointer.expose_provenance() as u64)
     }
 
-    /// Returns the communicator that it belongs to.
+    /// Returns the communicator of the window.
     pub fn communicator(&self) -> &Communicator {
         &self.inner.communicator
     }
 
-    /// Bytes of this rank's part.
+    /// Returns the length of this rank's part in bytes.
     pub(crate) fn len_bytes(&self) -> usize {
         self.inner.lens_bytes.get(self.communicator().rank().index()).map_or(0, |bytes| *bytes as usize)
     }
 
-    /// NCCL's handle.
+    /// Returns NCCL's handle.
     pub(crate) fn raw_handle(&self) -> ncclWindow_t {
         self.inner.handle.0
     }
 
-    /// Returns NCCL's handle, for kernels that were linked with its device code. Valid while the
-    /// window is registered.
+    /// Returns NCCL's handle for kernels that were linked with its device code. It is valid while
+    /// the window is registered.
     pub fn device_handle(&self) -> u64 {
         self.raw_handle().expose_provenance() as u64
     }
@@ -372,8 +372,8 @@ impl<T> fmt::Debug for Window<T> {
 
 /// A buffer that one rank has registered, so that collectives on it need not copy it first.
 ///
-/// Dropping it leaves it registered until the communicator ends, since peers may still reach into
-/// the memory; [`deregister`](Self::deregister) gives it back earlier.
+/// If it is dropped, the buffer stays registered until the communicator ends, because peers may
+/// still access the memory. [`deregister`](Self::deregister) unregisters it earlier.
 pub struct Registration {
     communicator: Communicator,
     handle: Raw<c_void>,
@@ -381,10 +381,10 @@ pub struct Registration {
 }
 
 impl Communicator {
-    /// Registers a buffer of this rank. Its memory is kept alive. NCCL 2.19.1.
+    /// Registers a buffer of this rank, and keeps its memory alive. Requires NCCL 2.19.1.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for memory that is borrowed, empty, or of another device;
+    /// [`NcclError::Misuse`] for memory that is borrowed, empty, or on another device;
     /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
     pub fn register<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NcclError> {
         const CALL: &str = "register";
@@ -403,16 +403,16 @@ impl Communicator {
 }
 
 impl Registration {
-    /// Gives the registration back before the communicator ends. Waits until every rank has called
-    /// this and has completed what it enqueued on `stream` before.
+    /// Unregisters the buffer before the communicator ends. Waits until every rank has called this,
+    /// and has completed its earlier work on `stream`.
     ///
     /// # Collective
-    /// All ranks that registered, which must be all ranks of the communicator.
+    /// All ranks that registered a buffer; these must be all ranks of the communicator.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] while captured graphs use the communicator; [`NcclError::Timeout`];
-    /// [`NcclError::Dead`]; NCCL's own. After an error it stays registered until the communicator
-    /// ends.
+    /// [`NcclError::Dead`]; NCCL's own. After an error the buffer stays registered until the
+    /// communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Registration::deregister";
         let end = deadline_after(deadline);
@@ -423,9 +423,9 @@ impl Registration {
         self.give_back(CALL, end)
     }
 
-    /// Gives the registration back alone, when what this rank has enqueued on the communicator is
-    /// complete. No other rank has to call, and the memory is free afterwards: a collective is
-    /// complete on this rank only when no other one reads or writes this rank's buffers any more.
+    /// Unregisters the buffer of this rank only, when this rank's work on the communicator is
+    /// complete. Other ranks need not call it. The memory can be freed afterwards: a collective is
+    /// complete on this rank only when no other rank accesses this rank's buffers any more.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -439,8 +439,8 @@ impl Registration {
     /// ```
     ///
     /// # Errors
-    /// As [`deregister`](Self::deregister); [`NcclError::Timeout`] where a stream that this
-    /// communicator was used on is still busy, other work on it included.
+    /// As for [`deregister`](Self::deregister); [`NcclError::Timeout`] if a stream used with this
+    /// communicator is still busy, even with other work.
     pub fn deregister_local(self, deadline: Duration) -> Result<(), NcclError> {
         self.give_back("Registration::deregister_local", deadline_after(deadline))
     }
@@ -491,7 +491,7 @@ impl Place {
             return Err(NcclError::misuse(call, kind));
         }
         let Some((address, keep)) = memory.keep() else {
-            let why = "registered memory is reached after the call: give memory that can be kept alive, an NcclMem, a DeviceMemory or a Raw, instead \
+            let why = "registered memory is accessed after the call; use memory that can be kept alive (NcclMem, DeviceMemory or Raw) instead \
                        of a borrowed slice";
             return Err(NcclError::misuse(call, MisuseKind::Context { why }));
         };
@@ -503,8 +503,9 @@ impl Place {
     }
 }
 
-/// Has NCCL forget registered memory, once the streams that got work since are idle; unless
-/// captured graphs use the communicator, which may hold addresses in it.
+/// Makes NCCL unregister memory, when the streams that received work since the registration are
+/// idle. Fails if captured graphs use the communicator, because they may contain addresses in the
+/// memory.
 fn give_back(
     call: &'static str,
     communicator: &Communicator,
@@ -538,7 +539,7 @@ fn give_back(
     }
 }
 
-/// Calls NCCL for each of them, in one group, and waits until it is done.
+/// Calls NCCL for each of them in one group, and waits until it has finished.
 fn together(
     call: &'static str,
     communicators: &[&Communicator],
@@ -577,7 +578,7 @@ fn together(
     first_error.map_or(ended, Err)
 }
 
-/// Gives each rank's number to all. Blocks, at most for the communicators' deadline.
+/// Exchanges a number among all ranks. Blocks for at most the communicators' deadline.
 fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64>>, NcclError> {
     let start = Instant::now();
     let Some(first) = communicators.first() else { return Ok(Vec::new()) };
@@ -602,8 +603,8 @@ fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64
     Ok(all)
 }
 
-/// Waits until every rank is here, and has completed what it enqueued on the stream, and on those
-/// that may use what is registered, before.
+/// Waits until every rank has arrived. Each rank has then completed its earlier work on the stream
+/// and on the streams that may use the registered memory.
 fn meet(call: &'static str, communicator: &Communicator, stream: &Arc<CudaStream>, end: Instant) -> Result<(), NcclError> {
     // Before the driver, which does not work in a fork, is asked.
     communicator.nccl().not_forked(call)?;

@@ -1,12 +1,12 @@
-//! The checks that the ranks of one group agree: the same collectives in the same order, with the
-//! same lengths, types, roots and reductions; and receives as long as their sends.
+//! Checks that the ranks of one group agree: the same collectives in the same order, with the same
+//! lengths, types, roots and reductions, and receives as long as their sends.
 //!
-//! NCCL checks none of that: ranks that disagree wait for each other forever, or move too much.
-//! Ranks of other threads and processes are not checked here.
+//! NCCL makes none of these checks: ranks that disagree wait for each other forever, or transfer
+//! too much. Ranks of other threads and processes are not checked.
 //!
-//! Invariant: only calls that meet each other are compared. Collectives are numbered on each
-//! communicator; sends and receives are compared only between ranks whose transfers have all been
-//! paired within groups so far.
+//! Invariant: only calls that belong together are compared. Collectives are numbered on each
+//! communicator. Sends and receives are compared only between ranks whose transfers so far have all
+//! been paired within groups.
 
 use std::fmt;
 use std::sync::Arc;
@@ -55,13 +55,13 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
 /// A communicator of the group.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// The number of its last collective so far.
+    /// Number of its last collective so far.
     collectives: u64,
-    /// Its sends and receives whose other side is in this group.
+    /// Number of its sends and receives whose other side is in this group.
     paired: u64,
 }
 
-/// Compares collectives of the same number.
+/// Compares collectives with the same number.
 fn collectives<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>>, ranks: &mut [Member<'a>]) -> Result<(), NcclError> {
     let mut numbered: Vec<(u64, u64, Recorded<'a, 'env>)> = Vec::new();
     for (inner, request) in calls.filter(|(_, request)| request.call.is_collective()) {
@@ -102,7 +102,7 @@ fn disagreement(call: Call, inner: &Inner, found: Box<str>, other: &Inner, expec
     NcclError::misuse(call.name(), MisuseKind::Disagreement { rank: inner.rank, found, other: other.rank, expected })
 }
 
-/// Whether what `from` sends is what `to` receives of it.
+/// Returns whether the data sent by `from` to `to` matches the data that `to` receives from `from`.
 fn transposed(sends: &[Operation], from: Rank, receives: &[Operation], to: Rank) -> bool {
     let sent = sends.iter().find(|part| part.kind == Kind::Send(to.get() as i32)).map_or(0, Operation::len_bytes);
     let received = receives.iter().find(|part| part.kind == Kind::Recv(from.get() as i32)).map_or(0, Operation::len_bytes);
@@ -153,7 +153,7 @@ fn transfers<'a, 'env: 'a>(
     Ok(())
 }
 
-/// What one rank sends another within the group.
+/// The transfers from one rank to another within the group.
 struct Pair<'a, 'env> {
     key: (u64, Rank, Rank),
     sends: Vec<Recorded<'a, 'env>>,
@@ -165,7 +165,7 @@ impl Operation {
         self.count as u64 * self.element_bytes as u64
     }
 
-    /// Whether two ranks that issue these meet.
+    /// Returns whether the calls of two ranks match.
     fn matches(&self, other: &Self) -> bool {
         let same_data = (self.count, self.data_type) == (other.count, other.data_type);
         let same_reduction = match (self.reduction(), other.reduction()) {
@@ -197,7 +197,7 @@ fn is_predefined(op: ncclRedOp_t) -> bool {
     op.0 <= ncclRedOp_t::ncclAvg.0
 }
 
-/// A call as an error shows it; of one with a length for each rank, what concerns the given one.
+/// Formats a call in an error; of one with a length for each rank, only the part of the given rank.
 struct Shown<'a>(Call, &'a Operations, Rank);
 
 impl fmt::Display for Shown<'_> {
@@ -229,7 +229,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The type as Rust has it.
+/// Returns the Rust name of the type.
 fn rust_name(data_type: ncclDataType_t) -> &'static str {
     let dtype = match data_type {
         ncclDataType_t::ncclInt8 => DType::I8,
@@ -255,6 +255,6 @@ fn reduction_name(op: ncclRedOp_t) -> &'static str {
         ncclRedOp_t::ncclMin => "min",
         ncclRedOp_t::ncclMax => "max",
         ncclRedOp_t::ncclAvg => "avg",
-        _ => "a reduction of its own",
+        _ => "a custom reduction",
     }
 }

@@ -1,11 +1,10 @@
 //! The checks of every call: the communicator, the stream, element types, lengths, ranks, devices,
 //! overlaps.
 //!
-//! The lengths that each call expects are in `shapes.rs`. Nothing is issued here, and nothing
-//! waits.
+//! `shapes.rs` has the lengths that each call expects. This module neither issues calls nor waits.
 //!
 //! Invariant: while the entries that a check adds to `Holds` live, the memory of the call stays
-//! allocated, and its stream's order with other streams holds.
+//! allocated, and its stream stays ordered with other streams.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -21,12 +20,12 @@ use crate::ops::reduction::{Made, Reduction};
 use crate::sys::{ncclDataType_t, ncclRedOp_t};
 use crate::{Call, Nccl, Version};
 
-/// Why a reduction without a number of NCCL is an error.
+/// Description of the reductions that NCCL supports directly.
 const NOT_PREDEFINED: &str =
     "expected sum, prod, min, max or avg; NCCL has no bitwise reductions, and a PreMulSum is created with its scalar";
 
-/// The library's number of an element type. Types that it does not know yet can still be moved, as
-/// bytes.
+/// Returns the library's number of an element type. Types that the library lacks can still be
+/// transferred as bytes.
 #[inline]
 pub(crate) fn data_type(call: &'static str, nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t, NcclError> {
     Ok(match dtype {
@@ -41,7 +40,7 @@ pub(crate) fn data_type(call: &'static str, nccl: Nccl, dtype: DType, reduces: b
         DType::F32 => ncclDataType_t::ncclFloat32,
         DType::F64 => ncclDataType_t::ncclFloat64,
         DType::F8E4M3 | DType::F8E5M2 => return eight_bits(nccl, dtype, reduces),
-        _ => return Err(NcclError::misuse(call, MisuseKind::Context { why: "NCCL has no such element type" })),
+        _ => return Err(NcclError::misuse(call, MisuseKind::Context { why: "NCCL lacks this element type" })),
     })
 }
 
@@ -57,12 +56,13 @@ fn eight_bits(nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t,
 /// The result of a check. Errors are boxed: they are large, and small results stay in registers.
 pub(crate) type Checked<T> = Result<T, Box<NcclError>>;
 
-/// A call that is being checked: its communicator, its stream, and what it keeps alive.
+/// A call that is being checked: its communicator, its stream, and the resources that it keeps
+/// alive.
 pub(crate) struct CallBuilder<'c, 'a> {
     pub(crate) call: Call,
     pub(crate) inner: &'c Arc<Inner>,
     pub(crate) stream: &'a Arc<CudaStream>,
-    /// Whether the stream is being captured; `None` if that was not queried.
+    /// Whether the stream is being captured; `None` if not queried yet.
     pub(crate) capturing: Option<bool>,
     pub(crate) holds: &'c mut Holds<'a>,
     pub(crate) operations: &'c mut Operations,
@@ -78,12 +78,12 @@ pub(crate) struct Operand {
     len_bytes: u64,
 }
 
-/// Which of the buffers of a call.
+/// Indices of the buffers of a call.
 const READ: usize = 0;
 const WRITTEN: usize = 1;
 
 impl<'c, 'a> CallBuilder<'c, 'a> {
-    /// Starts a call on a stream that was checked. The device's context is current.
+    /// Starts a call on a checked stream. The device's context is current.
     #[inline]
     pub(crate) fn new(
         call: Call,
@@ -96,7 +96,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Self { call, inner, stream, capturing, holds, operations }
     }
 
-    /// Records the operations of the call: the end of its checks.
+    /// Records the operations of the call, at the end of its checks.
     #[inline(always)]
     pub(crate) fn prepared(&mut self, operations: Operations) -> Prepared {
         // There was none before: nothing to drop, and no time to find that out.
@@ -104,7 +104,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Prepared(())
     }
 
-    /// Returns the library's number of an element type that is only moved.
+    /// Returns the library's number of an element type that is only transferred.
     #[inline]
     pub(crate) fn moved<T: Element>(&self) -> Checked<ncclDataType_t> {
         Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
@@ -129,7 +129,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         self.holds.owner = Some(owner);
     }
 
-    /// Returns a rank of the communicator as NCCL takes it.
+    /// Returns a rank of the communicator as a number for NCCL.
     #[inline]
     pub(crate) fn rank(&self, what: &'static str, rank: Rank) -> Checked<c_int> {
         let ranks = self.inner.n_ranks;
@@ -148,13 +148,14 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         if found == expected { Ok(()) } else { Err(wrong()) }
     }
 
-    /// Returns `count` elements for each rank. Saturates: no buffer has that length.
+    /// Returns `count` elements for each rank, in total. Saturates on overflow, which no buffer has
+    /// as its length.
     #[inline]
     pub(crate) fn of_all(&self, count: usize) -> usize {
         count.saturating_mul(self.inner.n_ranks)
     }
 
-    /// Returns the elements of each rank in a buffer that has a part for each.
+    /// Returns the number of elements of each rank in a buffer that has a part for each rank.
     #[inline]
     pub(crate) fn part(&self, what: &'static str, len: usize) -> Checked<usize> {
         let count = len / self.inner.n_ranks;
@@ -171,8 +172,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         if found == expected { Ok(()) } else { Err(misuse(self.call, MisuseKind::Device { what, found, expected })) }
     }
 
-    /// Acquires a buffer that is read. After all other checks, since it may make the stream wait
-    /// for another.
+    /// Acquires a buffer that is read. Called after all other checks, because it may make the
+    /// stream wait for another.
     #[inline(always)]
     pub(crate) fn read<T: Element, B: DeviceBuffer<T> + ?Sized>(
         &mut self,
@@ -223,8 +224,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(capturing)
     }
 
-    /// Determines whether the call is captured, unless that is known. Needed before anything but
-    /// issuing at once.
+    /// Determines whether the call is captured, unless known. Required before everything except an
+    /// immediate issue.
     pub(crate) fn resolve_capture(&mut self) -> Checked<()> {
         if self.capturing.is_none() && self.ask()? {
             self.holds.set_captured();
@@ -232,7 +233,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(())
     }
 
-    /// Notes memory that is borrowed during the call.
+    /// Records memory that is borrowed during the call.
     #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();
@@ -247,8 +248,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         address
     }
 
-    /// Checks last that the buffers do not overlap, and that acquiring them did not make the stream
-    /// part of a capture.
+    /// Checks at the end that the buffers do not overlap, and that acquiring them did not make the
+    /// stream part of a capture.
     #[inline(always)]
     pub(crate) fn finish(&mut self, send: Option<Operand>, recv: Option<Operand>) -> Checked<()> {
         if let (Some(send), Some(recv)) = (send, recv) {
@@ -276,7 +277,7 @@ fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
 #[cold]
 fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
     let Some((address, keep)) = kept else {
-        let why = "the stream is being captured, and a graph replays after the call: give memory that can be kept alive, a DeviceMemory or \
+        let why = "the stream is being captured, and its graph accesses memory after the call; use memory that can be kept alive, such as a DeviceMemory or \
                    a Raw, instead of a borrowed slice";
         return Err(misuse(call, MisuseKind::Context { why }));
     };
@@ -295,8 +296,7 @@ fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Ho
     if !inner.is_capturing(stream)? {
         return Ok(());
     }
-    let why =
-        "a buffer's own events made the stream part of a capture; give memory that can be kept alive, a DeviceMemory or a Raw";
+    let why = "a buffer's own events made the stream part of a capture; use memory that can be kept alive, such as a DeviceMemory or a Raw";
     Err(misuse(call, MisuseKind::Context { why }))
 }
 

@@ -1,5 +1,5 @@
-//! The calls of a communicator that are issued at once. What they are is in `signatures.rs`;
-//! recorded in groups, `group.rs`; with a configuration, `configured.rs`.
+//! The calls of a communicator that are issued immediately. `signatures.rs` declares them,
+//! `group.rs` records them in groups, and `configured.rs` adds a configuration.
 
 use std::sync::Arc;
 
@@ -28,17 +28,17 @@ macro_rules! at_once {
     };
 }
 
-/// Collectives. What stands at [`all_reduce`](Self::all_reduce) holds for all calls that enqueue
-/// work.
+/// Collectives. The documentation of [`all_reduce`](Self::all_reduce) applies to all calls that
+/// enqueue work.
 ///
-/// They return when the work is enqueued, and not when it is done: [`Communicator::wait`] waits for
-/// that. Buffers may be dropped at any time after the call; their memory stays until the stream has
-/// passed the work. Counts are in elements.
+/// They return when the work is enqueued, and not when it is complete: [`Communicator::wait`] waits
+/// for that. Buffers may be dropped at any time after the call; their memory stays allocated until
+/// the stream has completed the work. Counts are in elements.
 impl Communicator {
     collectives!(at_once);
 }
 
-/// Sends and receives. What holds for [`all_reduce`](Self::all_reduce) and its siblings holds here.
+/// Sends and receives. The documentation of [`all_reduce`](Self::all_reduce) applies.
 impl Communicator {
     transfers!(at_once);
 }
@@ -46,8 +46,8 @@ impl Communicator {
 impl Communicator {
     /// Checks, issues and counts one call.
     ///
-    /// Only `prepare` depends on the types of the buffers. So this shell is all that is compiled
-    /// for each call and element type; the rest is [`run_prepared`](Self::run_prepared).
+    /// Only `prepare` depends on the types of the buffers, so only this function is compiled for
+    /// each call and element type; the rest is [`run_prepared`](Self::run_prepared).
     #[inline]
     pub(crate) fn run<'a>(
         &self,
@@ -60,12 +60,13 @@ impl Communicator {
         self.run_prepared(call, stream, config, &mut |builder| prepare.take().expect("a call is prepared once")(builder))
     }
 
-    /// Checks, issues and counts a call that `prepare` checks and describes; calls it at most once.
+    /// Checks, issues and counts a call. `prepare` checks and describes it, and is called at most
+    /// once.
     ///
-    /// All checks come before the gate is locked, as they do in groups. So where no other thread is
-    /// inside and nothing is captured, one step locks the gate and enters NCCL. Rare cases are in
-    /// functions of their own: NCCL's own work evicts the processor's caches, so most of the cost
-    /// of this function is the time to fetch its instructions.
+    /// All checks come before the gate is locked, as in groups. So if no other thread is inside and
+    /// no stream is captured, one step locks the gate and enters NCCL. Rare cases are separate
+    /// functions: NCCL's own work evicts the processor's caches, so most of the cost of this
+    /// function is the time to fetch its instructions.
     fn run_prepared<'a>(
         &self,
         call: Call,

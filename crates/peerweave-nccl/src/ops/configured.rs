@@ -1,7 +1,8 @@
-//! The collectives with a configuration for the call (NCCL 2.31): at once, and recorded in a group.
+//! Collectives with a configuration for the call (NCCL 2.31), issued immediately or recorded in a
+//! group.
 //!
-//! What can be configured is `of_call.rs`. Invariant: NCCL reads a configuration that this call
-//! alone has, which lives as long as what it borrows.
+//! `of_call.rs` has the configuration. Invariant: NCCL reads a configuration that belongs to this
+//! call only, and lives as long as its borrows.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::ops::signatures::collectives;
 use crate::{Call, CollConfig};
 
 impl Communicator {
-    /// Returns the collectives with a configuration for the call. NCCL 2.31.
+    /// Returns the collectives with a configuration for the call. Requires NCCL 2.31.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -35,8 +36,8 @@ impl Communicator {
 }
 
 impl<'env> Group<'env> {
-    /// Returns the collectives with a configuration for the call, recorded: for a thread that has
-    /// several ranks. NCCL 2.31.
+    /// Returns the collectives with a configuration for the call, recorded in the group. For a
+    /// thread with several ranks. Requires NCCL 2.31.
     ///
     /// The configuration is read when a call is recorded, and need not live longer.
     ///
@@ -59,7 +60,7 @@ impl<'env> Group<'env> {
     }
 }
 
-/// A communicator with a configuration for single calls. Made by [`Communicator::with`].
+/// A communicator with a configuration for single calls. Created by [`Communicator::with`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Configured<'a> {
@@ -67,7 +68,7 @@ pub struct Configured<'a> {
     config: &'a CollConfig,
 }
 
-/// A group with a configuration for single calls. Made by [`Group::with`].
+/// A group with a configuration for single calls. Created by [`Group::with`].
 #[derive(Debug)]
 #[must_use]
 pub struct ConfiguredGroup<'a, 'env> {
@@ -81,11 +82,11 @@ macro_rules! configured {
         /// [`NcclError::Unsupported`].
         impl Configured<'_> {
             $(
-                #[doc = concat!("Enqueues [`Communicator::", stringify!($name), "`] with the configuration. The shapes are the same.")]
+                #[doc = concat!("Enqueues [`Communicator::", stringify!($name), "`] with the configuration. The lengths are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ");")]
-                #[doc = "[`NcclError::Unsupported`] for what the library does not know."]
+                #[doc = concat!("[As for the call](Communicator::", stringify!($name), ");")]
+                #[doc = "[`NcclError::Unsupported`] for options that the library does not support."]
                 pub fn $name<'a, T: Element>(&self, stream: &'a Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
                     self.communicator.run(Call::$Call, stream, Some(self.config), |builder| shapes::$name(builder, $($argument),*))
                 }
@@ -96,11 +97,11 @@ macro_rules! configured {
         /// [`NcclError::Unsupported`].
         impl<'a> ConfiguredGroup<'_, 'a> {
             $(
-                #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration, issued when the group is launched. The shapes are the same.")]
+                #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration, issued when the group is launched. The lengths are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ") that can be known now, and")]
-                #[doc = "[`NcclError::Unsupported`] for what the library does not know; then nothing was recorded. The others come from"]
+                #[doc = concat!("[As for the call](Communicator::", stringify!($name), "), as far as they are detected before the launch, and")]
+                #[doc = "[`NcclError::Unsupported`] for options that the library does not support; the call is then not recorded. The other errors are returned by"]
                 #[doc = "[`Nccl::group`](crate::Nccl::group)."]
                 pub fn $name<T: Element>(
                     &mut self,

@@ -1,7 +1,8 @@
-//! Groups: calls that NCCL gets together, so that none waits for another.
+//! Groups: calls that NCCL receives together, so that none waits for another.
 //!
-//! A group records; NCCL is called when the closure has returned. So an error or a panic inside
-//! leaves nothing half done, and nothing that a group uses can go before it is launched.
+//! A group records calls; NCCL is called when the closure has returned. So after an error or a
+//! panic no call of the group has been issued, and no resource of a group can be freed before it is
+//! launched.
 //!
 //! Invariant: between `ncclGroupStart` and `ncclGroupEnd` only this file runs, on one thread.
 
@@ -30,9 +31,9 @@ use crate::ops::signatures::{collectives, transfers};
 use crate::sys::ncclResult_t;
 use crate::{Call, CollConfig, Nccl, SimInfo, Version};
 
-/// Calls that are issued together. Made by [`Nccl::group`].
+/// Calls that are issued together. Created by [`Nccl::group`].
 ///
-/// What a call uses stays borrowed until the group has been launched:
+/// The resources of a call stay borrowed until the group has been launched:
 ///
 /// ```compile_fail,E0597
 /// # use std::sync::Arc;
@@ -56,26 +57,28 @@ struct Member<'env> {
 }
 
 impl Member<'_> {
-    /// An error unless NCCL estimates this call and does nothing else.
+    /// Fails unless NCCL only estimates this call, without launching it.
     fn can_be_simulated(&self, call: &'static str) -> Result<(), NcclError> {
         let why = match self.request.call {
-            _ if !self.inner.blocking => "NCCL launches a group of communicators that do not block, and estimates nothing",
-            _ if self.inner.n_ranks == 1 => "NCCL does at once what a rank does alone",
+            _ if !self.inner.blocking => "NCCL would launch a group of non-blocking communicators instead of estimating it",
+            _ if self.inner.n_ranks == 1 => "NCCL would execute a call of a communicator of one rank immediately",
             _ if self.request.is_captured() => "the stream is being captured",
             Call::AllReduce | Call::Reduce | Call::AllGather | Call::ReduceScatter => return Ok(()),
             Call::AllReduceInPlace | Call::ReduceInPlace | Call::AllGatherInPlace | Call::ReduceScatterInPlace => return Ok(()),
             Call::Broadcast | Call::BroadcastInPlace if !self.inner.nccl.version().at_least(BROADCASTS_ARE_SENT) => return Ok(()),
-            _ => "NCCL keeps what is sent, and launches it with the next group: of reductions and gathers to all ranks alone",
+            _ => {
+                "NCCL would keep sends and launch them with the next group; only reductions and gathers to all ranks can be estimated"
+            }
         };
         Err(NcclError::misuse(call, MisuseKind::Context { why }))
     }
 }
 
-/// From then on NCCL queues broadcasts as it does sends.
+/// The first version that queues broadcasts like sends.
 const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
 
-/// Calls that are recorded within a group: from the given one on they are taken back when this is
-/// dropped.
+/// Calls recorded within a group. When this value is dropped, the calls from the given one on are
+/// removed.
 struct Part<'a, 'env> {
     group: &'a mut Group<'env>,
     before: usize,
@@ -90,9 +93,9 @@ impl Drop for Part<'_, '_> {
 impl Nccl {
     /// Issues the calls that the closure records, together, when it has returned.
     ///
-    /// If it returns an error or panics, nothing is issued. Needed where one thread has several
-    /// ranks, and where ranks send to each other; and it lets NCCL run several operations at once.
-    /// The group locks each of its communicators only while it is issued.
+    /// If it returns an error or panics, no call is issued. A group is required if one thread has
+    /// several ranks, and if ranks send to each other. It also lets NCCL run several operations
+    /// concurrently. The group locks each of its communicators only while it is issued.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -110,14 +113,14 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// The closure's; [`MisuseKind::Disagreement`](crate::MisuseKind::Disagreement) where ranks of
-    /// one communicator issue collectives that do not fit together (lengths, element types, roots,
-    /// reductions, another collective), or receive another length than is sent: nothing was issued
-    /// then; the first error of any of the calls;
+    /// The closure's. [`MisuseKind::Disagreement`](crate::MisuseKind::Disagreement) if ranks of one
+    /// communicator issue collectives that do not match (lengths, element types, roots, reductions,
+    /// another collective), or if a receive has another length than its send: no call is issued
+    /// then. The first error of any of the calls.
     /// [`MisuseKind::NotInGroup`](crate::MisuseKind::NotInGroup) if NCCL cannot connect the ranks
-    /// because this thread left one out; [`NcclError::Timeout`] if NCCL cannot connect the ranks by
-    /// the longest [`deadline`](Communicator::deadline) of the communicators, which are aborted
-    /// then.
+    /// because this thread omitted one. [`NcclError::Timeout`] if NCCL cannot connect the ranks by
+    /// the longest [`deadline`](Communicator::deadline) of the communicators, which are then
+    /// aborted.
     pub fn group<'env, R>(self, record: impl FnOnce(&mut Group<'env>) -> Result<R, NcclError>) -> Result<R, NcclError> {
         let mut group = Group { members: Vec::new(), nccl: self };
         let result = record(&mut group)?;
@@ -125,17 +128,17 @@ impl Nccl {
         Ok(result)
     }
 
-    /// Estimates the time of the calls that the closure records, by NCCL. Nothing is issued. NCCL
-    /// 2.22.3.
+    /// Returns NCCL's estimate of the time of the calls that the closure records. No call is
+    /// issued. Requires NCCL 2.22.3.
     ///
-    /// Of communicators of several ranks that block ([`Config::blocking`](crate::Config::blocking))
-    /// alone: a group of others, NCCL launches. And of reductions, broadcasts before NCCL 2.29.2,
-    /// and gathers to all ranks of equal lengths alone: sends and receives, and what is made of
-    /// them, NCCL would keep and launch with the next group.
+    /// The communicators must block ([`Config::blocking`](crate::Config::blocking)) and have
+    /// several ranks; NCCL would launch a group of others. The calls must be reductions, gathers to
+    /// all ranks of equal lengths, or, before NCCL 2.29.2, broadcasts. NCCL would keep sends and
+    /// receives, and calls composed of them, and launch them with the next group.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for other communicators and calls, and for streams that are being
-    /// captured; else as [`group`](Self::group); [`NcclError::Unsupported`].
+    /// captured; otherwise as for [`group`](Self::group); [`NcclError::Unsupported`].
     pub fn simulate<'env>(self, record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>) -> Result<SimInfo, NcclError> {
         const CALL: &str = "simulate";
         let mut info = ManuallyDrop::new(Box::new(SimInfo::empty(self)?));
@@ -153,8 +156,8 @@ impl Nccl {
 }
 
 impl<'env> Group<'env> {
-    /// Records a group within the group: NCCL gets them together. For functions that form groups
-    /// and are called in groups.
+    /// Records a group within the group; NCCL receives both together. For functions that form
+    /// groups and are called inside groups.
     ///
     /// If it returns an error or panics, none of its calls is issued.
     ///
@@ -174,7 +177,7 @@ impl<'env> Group<'env> {
         self.members.len()
     }
 
-    /// Returns whether nothing was recorded.
+    /// Returns whether no call was recorded.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -317,11 +320,11 @@ macro_rules! recorded {
         /// The calls of [`Communicator`], recorded.
         impl<'a> Group<'a> {
             $(
-                #[doc = concat!("Records [`Communicator::", stringify!($name), "`], issued when the group is launched. The shapes are the same.")]
+                #[doc = concat!("Records [`Communicator::", stringify!($name), "`], issued when the group is launched. The lengths are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ") that can be known now; then nothing was recorded.")]
-                #[doc = "The others come from [`Nccl::group`](Nccl::group)."]
+                #[doc = concat!("[As for the call](Communicator::", stringify!($name), "), as far as they are detected before the launch; the call is then not recorded.")]
+                #[doc = "The other errors are returned by [`Nccl::group`](Nccl::group)."]
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,

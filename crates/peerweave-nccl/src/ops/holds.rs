@@ -1,6 +1,7 @@
-//! What a call keeps alive: its buffers until it is issued, and what a graph keeps of it.
+//! The resources that a call keeps alive: its buffers until it is issued, and those kept by a
+//! graph.
 //!
-//! Invariant: the graph that a call is captured into keeps all that the call uses.
+//! Invariant: the graph into which a call is captured keeps all resources of the call.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,23 +12,23 @@ use crate::Call;
 use crate::library::error::NcclError;
 use crate::member::membership::Inner;
 
-/// What a call keeps until it is issued, or for the graph that it is captured into. Filled where it
-/// lies: it is large, and mostly empty.
+/// The resources that a call keeps until it is issued, or for the graph into which it is captured.
+/// Filled in place, because it is large and mostly empty.
 #[derive(Default)]
 pub(crate) struct Holds<'a> {
-    /// Guards of buffers whose owners are notified when the work is enqueued: of the one that is
+    /// Guards of buffers whose owners are notified when the work is enqueued: of the buffer that is
     /// read, and of the one that is written.
     pub(super) guards: [Option<Access<'a>>; 2],
-    /// The owners of buffers that are kept alive once a capture is detected: of the same two.
+    /// Owners of these two buffers, which are kept alive if a capture is detected.
     pub(super) keepers: [Option<&'a dyn Keeper>; 2],
-    /// Not empty exactly if the stream is known to be captured.
+    /// Not empty if and only if the stream is known to be captured.
     pub(super) keeps: Vec<Keep>,
     /// A reduction or a window.
     pub(super) owner: Option<Keep>,
 }
 
 impl Holds<'_> {
-    /// Whether the call is captured.
+    /// Returns whether the call is captured.
     #[inline]
     pub(crate) fn is_captured(&self) -> bool {
         !self.keeps.is_empty()
@@ -39,25 +40,26 @@ impl Holds<'_> {
         has_no_buffer && self.keeps.is_empty() && self.owner.is_none()
     }
 
-    /// Whether dropping this does nothing.
+    /// Returns whether dropping this value has no effect.
     #[inline]
     pub(crate) fn is_free_of_drops(&self) -> bool {
         self.guards.iter().all(Option::is_none) && self.keeps.capacity() == 0 && self.owner.is_none()
     }
 
-    /// Notes that the call is captured. Never empty then, so that the communicator is kept too.
+    /// Records that the call is captured. The list is then never empty, so the communicator is kept
+    /// too.
     pub(super) fn set_captured(&mut self) {
         self.keeps.extend(self.keepers.iter_mut().filter_map(Option::take).map(|keeper| keeper.keep()));
         self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
     }
 
-    /// Keeps what the call uses, after NCCL was called inside the gate and a check found that the
-    /// stream is being captured. The call is in the graph, or ran right before the capture began.
-    /// Both are correct with a graph that keeps what the call uses.
+    /// Keeps the call's resources, after NCCL was called inside the gate and a check found that the
+    /// stream is being captured. The call is in the graph, or ran right before the capture began. A
+    /// graph that keeps the resources is correct in both cases.
     ///
     /// # Errors
-    /// Where the graph does not take it: then the capture is invalidated. Had it ended, what the
-    /// call uses is never freed.
+    /// If the graph does not accept the resources: the capture is then invalidated. If the capture
+    /// has ended, the resources are leaked.
     #[cold]
     pub(crate) fn keep_in_open_capture(
         &mut self,
@@ -84,7 +86,7 @@ impl GraphHold {
     }
 }
 
-/// Ties what a captured call uses, and its communicator, to the graph.
+/// Attaches the resources of a captured call, and its communicator, to the graph.
 pub(super) fn keep_call(inner: &Arc<Inner>, stream: &Arc<CudaStream>, keeps: &[Keep]) -> Result<(), NcclError> {
     let mut keeps = keeps.to_vec();
     keeps.push(Arc::new(GraphHold::new(inner)));

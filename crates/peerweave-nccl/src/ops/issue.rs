@@ -1,6 +1,6 @@
-//! Issues a checked call: at once if the gate is free, otherwise after waiting for it.
+//! Issues a checked call: immediately if the gate is free, otherwise after waiting for it.
 //!
-//! Invariant: a call is issued inside the gate, after everything about it has been checked.
+//! Invariant: a call is issued inside the gate, after all of its checks.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::sys::{Api, ncclResult_t};
 use crate::{Call, CollConfig};
 
 impl CallBuilder<'_, '_> {
-    /// Issues a checked call: at once if the gate is free and no capture is known.
+    /// Issues a checked call: immediately if the gate is free and no capture is known.
     ///
     /// The caller keeps the owners of the operation's addresses alive.
     // Always, since it has one caller, which is not generic: a call of a function less.
@@ -64,7 +64,7 @@ impl CallBuilder<'_, '_> {
         Ok(())
     }
 
-    /// Issues any call, after entering the gate.
+    /// Issues any call after entering the gate.
     #[cold]
     fn issue_locked(&mut self, config: Option<&CollConfig>) -> Checked<()> {
         self.resolve_capture()?;
@@ -88,33 +88,33 @@ impl CallBuilder<'_, '_> {
     }
 }
 
-/// A checked call with what it keeps alive.
+/// A checked call with the resources that it keeps alive.
 pub(crate) struct Request<'a> {
     pub(crate) call: Call,
     pub(crate) stream: &'a Arc<CudaStream>,
     pub(crate) operations: Operations,
     /// Usually empty, so that a group that records many calls stays small.
     holds: Option<Box<Holds<'a>>>,
-    /// Of collectives only.
+    /// Set only for collectives.
     config: Option<Box<RawCollConfig>>,
 }
 
 impl<'a> Request<'a> {
-    /// A call that was checked.
+    /// Creates a checked call.
     #[inline]
     pub(crate) fn new(call: Call, stream: &'a Arc<CudaStream>, operations: Operations, holds: Holds<'a>) -> Self {
         let holds = if holds.is_empty() { None } else { Some(Box::new(holds)) };
         Self { call, stream, operations, holds, config: None }
     }
 
-    /// Whether the call is captured.
+    /// Returns whether the call is captured.
     #[inline]
     pub(crate) fn is_captured(&self) -> bool {
         self.holds.as_ref().is_some_and(|holds| holds.is_captured())
     }
 
-    /// Fails if the stream is being captured now and was not when the buffers were acquired, or the
-    /// reverse.
+    /// Fails if the stream is being captured now and was not when the buffers were acquired, or
+    /// vice versa.
     pub(crate) fn check_capture(&self, inner: &Inner) -> Result<(), NcclError> {
         if inner.is_capturing(self.stream)? == self.is_captured() {
             return Ok(());
@@ -123,8 +123,8 @@ impl<'a> Request<'a> {
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// Fails, after NCCL was called, if a capture of the stream began or ended during the call.
-    /// What the call uses stays valid then too.
+    /// Fails, after NCCL was called, if a capture of the stream began or ended during the call. The
+    /// call's resources stay valid even then.
     pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
             return inner.not_captured_meanwhile(self.call.name(), self.stream);
@@ -138,7 +138,7 @@ impl<'a> Request<'a> {
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// Transfers what a captured call uses to the graph, before the call is issued.
+    /// Transfers the resources of a captured call to the graph, before the call is issued.
     pub(crate) fn hand_to_graph(&self, inner: &Arc<Inner>) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else { return Ok(()) };
         keep_call(inner, self.stream, &holds.keeps)
@@ -147,7 +147,7 @@ impl<'a> Request<'a> {
     /// Sets the configuration of the call.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] and [`NcclError::Misuse`] for what is wrong with it.
+    /// [`NcclError::Unsupported`] and [`NcclError::Misuse`] for an invalid configuration.
     pub(crate) fn configure(&mut self, inner: &Inner, config: Option<&CollConfig>) -> Result<(), NcclError> {
         let Some(config) = config else { return Ok(()) };
         let config = config.to_raw(self.call.name(), inner)?;

@@ -1,8 +1,7 @@
-//! What a communicator does for its users: collectives, sends and receives, one-sided operations,
-//! groups of them.
+//! The operations of a communicator: collectives, sends and receives, one-sided operations, groups.
 //!
-//! A call goes through `shapes` and `check` (is it right?), the lock of `member`, `issue` (NCCL
-//! gets it) and `complete` of `comm`.
+//! A call passes through `shapes` and `check` (its checks), the lock of `member`, `issue` (the call
+//! of NCCL) and `complete` of `comm`.
 
 pub(crate) mod agreement;
 pub(crate) mod check;

@@ -1,7 +1,7 @@
 //! One-sided operations: put with a signal, signal, wait for signals (NCCL 2.29).
 //!
-//! Windows are `window.rs`. Invariant: a put is checked against the length of the window of the
-//! rank that it goes to.
+//! `window.rs` has windows. Invariant: a put is checked against the length of the target rank's
+//! window.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -17,52 +17,52 @@ use crate::ops::operation::{Kind, Operation, Operations, Put};
 use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
 use crate::{Call, Version, Window};
 
-/// A counter at a rank that others raise: by its index, in a context.
+/// A counter of a rank that other ranks increment, given by its index in a context.
 ///
-/// How many there are is set by [`Config::num_rma_sig`](crate::Config::num_rma_sig) and
-/// [`Config::num_rma_ctx`](crate::Config::num_rma_ctx); the first exists unless that says 0. Before
-/// NCCL 2.31 there is only the first.
+/// [`Config::num_rma_sig`](crate::Config::num_rma_sig) and
+/// [`Config::num_rma_ctx`](crate::Config::num_rma_ctx) set the number of signals. The first exists
+/// unless they are 0. Before NCCL 2.31 only the first exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signal {
-    /// The index.
+    /// Index of the signal.
     pub index: u32,
-    /// The context. Operations of different contexts are in no order.
+    /// Context of the signal. Operations of different contexts are not ordered.
     pub context: u32,
 }
 
-/// What to wait for: so many signals of one rank.
+/// A number of signals of one rank to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalWait {
     /// The rank that signals.
     pub peer: Rank,
-    /// Which signal.
+    /// The signal to wait for.
     pub signal: Signal,
-    /// How many operations of that rank, counted from the last wait; at least 1.
+    /// Number of operations of that rank since the last wait; at least 1.
     pub count: u32,
 }
 
-/// One-sided operations. What holds for [`all_reduce`](Self::all_reduce) and its siblings holds
-/// here, but that they are not collective. NCCL 2.29.2.
+/// One-sided operations. The documentation of [`all_reduce`](Self::all_reduce) applies, except that
+/// they are not collective. They require NCCL 2.29.2.
 ///
 /// Before NCCL 2.31 the first of them on a communicator is collective nevertheless: NCCL prepares
-/// something on every rank then, and a rank that makes none keeps the others waiting. NCCL's own
-/// rules beyond what is checked here end the communicator where it does not block: each later call
-/// is [`NcclError::Dead`].
+/// each rank at that time, and a rank that makes none keeps the others waiting. NCCL has further
+/// rules that are not checked; breaking one makes a non-blocking communicator unusable: each later
+/// call is [`NcclError::Dead`].
 impl Communicator {
-    /// Writes `source` into the peer's window from its element `offset` on, and then raises the
-    /// signal there. In the order of the stream.
+    /// Writes `source` to the peer's window from its element `offset` on, and then increments the
+    /// peer's signal. In stream order.
     ///
-    /// Shape: `offset` plus the elements of `source` is at most [`Window::len_of`] the peer, and
+    /// Lengths: `offset` plus the elements of `source` is at most [`Window::len_of`] the peer, and
     /// `offset` is less than that of this rank itself.
     ///
-    /// NCCL wants both the target and the source in windows that were registered with
+    /// NCCL requires both the target and the source to be in windows that were registered with
     /// [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
     ///
-    /// In a captured graph, a put waits until the receiver has waited for the one before it: two
-    /// puts and one wait for both would wait forever.
+    /// In a captured graph, a put waits until the receiver has waited for the previous put. So two
+    /// puts with one wait for both never complete.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
+    /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
     pub fn put_signal<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -75,19 +75,19 @@ impl Communicator {
         self.run(Call::PutSignal, stream, None, |builder| put_signal(builder, source, peer, window, offset, signal))
     }
 
-    /// Raises a signal at the peer.
+    /// Increments a signal of the peer.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
+    /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
     pub fn signal(&self, stream: &Arc<CudaStream>, peer: Rank, signal: Signal) -> Result<(), NcclError> {
         self.run(Call::Signal, stream, None, |builder| raise(builder, peer, signal))
     }
 
-    /// Lets the stream wait until all of these have been signalled. What was put before a signal is
-    /// there then.
+    /// Makes the stream wait until all of these signals have arrived. Puts before a signal are then
+    /// visible.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
+    /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
     pub fn wait_signal(&self, stream: &Arc<CudaStream>, waits: &[SignalWait]) -> Result<(), NcclError> {
         self.run(Call::WaitSignal, stream, None, |builder| wait_signal(builder, waits))
     }
@@ -98,8 +98,9 @@ impl<'env> Group<'env> {
     /// Records [`Communicator::put_signal`], issued when the group is launched.
     ///
     /// # Errors
-    /// [Those of the call](Communicator::put_signal) that can be known now; then nothing was
-    /// recorded. The others come from [`Nccl::group`](crate::Nccl::group).
+    /// [As for the call](Communicator::put_signal), as far as they are detected before the launch;
+    /// the call is then not recorded. The other errors are returned by
+    /// [`Nccl::group`](crate::Nccl::group).
     #[allow(clippy::too_many_arguments, reason = "those of the call, and on which communicator")]
     pub fn put_signal<T: Element>(
         &mut self,
@@ -119,8 +120,9 @@ impl<'env> Group<'env> {
     /// Records [`Communicator::signal`], issued when the group is launched.
     ///
     /// # Errors
-    /// [Those of the call](Communicator::signal) that can be known now; then nothing was recorded.
-    /// The others come from [`Nccl::group`](crate::Nccl::group).
+    /// [As for the call](Communicator::signal), as far as they are detected before the launch; the
+    /// call is then not recorded. The other errors are returned by
+    /// [`Nccl::group`](crate::Nccl::group).
     pub fn signal(
         &mut self,
         communicator: &Communicator,
@@ -134,8 +136,9 @@ impl<'env> Group<'env> {
     /// Records [`Communicator::wait_signal`], issued when the group is launched.
     ///
     /// # Errors
-    /// [Those of the call](Communicator::wait_signal) that can be known now; then nothing was
-    /// recorded. The others come from [`Nccl::group`](crate::Nccl::group).
+    /// [As for the call](Communicator::wait_signal), as far as they are detected before the launch;
+    /// the call is then not recorded. The other errors are returned by
+    /// [`Nccl::group`](crate::Nccl::group).
     pub fn wait_signal(
         &mut self,
         communicator: &Communicator,
@@ -155,7 +158,7 @@ fn number(builder: &CallBuilder<'_, '_>, what: &'static str, found: u32) -> Chec
     })
 }
 
-/// A signal's index and context.
+/// Returns a signal's index and context as numbers for NCCL.
 fn numbers(builder: &CallBuilder<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
     if signal != Signal::default() {
         // There is only the first before.

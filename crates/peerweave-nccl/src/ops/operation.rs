@@ -1,7 +1,6 @@
-//! The operations of NCCL and how to call them: one call of NCCL's, or several that belong
-//! together.
+//! The operations of NCCL and how to call them: one call of NCCL, or several that belong together.
 //!
-//! Nothing is checked here, and nothing waits.
+//! This module makes no checks and does not wait.
 
 use std::ffi::{c_int, c_void};
 
@@ -28,7 +27,7 @@ pub(crate) enum Kind {
     Signal { peer: c_int, index: c_int, context: c_int },
 }
 
-/// One call of NCCL, without communicator and stream. Addresses are 0 where there is no buffer.
+/// One call of NCCL, without communicator and stream. The address of a missing buffer is 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
     pub(crate) kind: Kind,
@@ -62,17 +61,17 @@ pub(crate) enum Operations {
 }
 
 impl Default for Operations {
-    /// None. Allocates nothing.
+    /// Returns no operations. Allocates nothing.
     #[inline]
     fn default() -> Self {
         Self::Many(Vec::new())
     }
 }
 
-/// Calls of NCCL as one. The first failure counts.
+/// Makes several calls of NCCL in one group. Returns the first failure.
 ///
 /// # Safety
-/// As the calls.
+/// As for the calls.
 pub(super) unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymbol>>>(
     api: &Api,
     calls: impl FnOnce() -> I,
@@ -93,8 +92,8 @@ pub(super) unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymb
 
 impl Operation {
     /// # Safety
-    /// The handle is live and used by this thread alone; the buffers are as long as the operation
-    /// says, and stay until the stream has passed it.
+    /// The handle is live and used only by this thread. The buffers are as long as the operation
+    /// requires, and stay allocated until the stream has completed it.
     #[inline]
     pub(crate) unsafe fn issue(
         &self,
@@ -151,10 +150,10 @@ impl Operation {
         }
     }
 
-    /// A collective that the library lacks, by sends and receives.
+    /// Implements a collective that the library lacks by sends and receives.
     ///
     /// # Safety
-    /// As [`issue`](Self::issue).
+    /// As for [`issue`](Self::issue).
     #[cold]
     unsafe fn compose(
         &self,

@@ -1,8 +1,8 @@
 //! Reductions: the five predefined ones, and sums of products with a scalar, which are created for
 //! one communicator.
 //!
-//! Invariant: the library's number of an operation leaves this file only together with the
-//! communicator that it was made for.
+//! Invariant: the library's number of an operation is returned by this module only together with
+//! the communicator for which it was created.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -24,8 +24,8 @@ use crate::ops::check::data_type;
 use crate::sys::{ncclRedOp_t, ncclScalarResidence_t};
 
 impl Nccl {
-    /// The reductions that every communicator has. A [`PreMulSum`] is created for one communicator;
-    /// NCCL has no bitwise reductions.
+    /// The reductions that every communicator supports. A [`PreMulSum`] is created for one
+    /// communicator; NCCL has no bitwise reductions.
     ///
     /// ```
     /// use peerweave_nccl::{Nccl, ReduceOp};
@@ -52,19 +52,19 @@ const fn predefined(op: ReduceOp) -> Option<ncclRedOp_t> {
 mod sealed {
     use std::sync::Arc;
 
-    /// What a request needs of a reduction.
+    /// Conversion of a reduction for a request.
     pub trait Resolve<T> {
-        /// Returns the library's number, if it has one, and the object that the number belongs to.
+        /// Returns the library's number, if it has one, and the object to which the number belongs.
         fn resolve(&self) -> (Option<crate::sys::ncclRedOp_t>, Option<&Arc<super::Made>>);
     }
 }
 
 /// A reduction of elements of type `T`: a [`ReduceOp`], or a reference to a [`PreMulSum<T>`].
 ///
-/// A call with a [`ReduceOp`] that is not in [`Nccl::REDUCTIONS`] fails with a
-/// [`NcclError::Misuse`]. For 8-bit and 16-bit floats NCCL chooses the type that it accumulates in.
+/// A call with a [`ReduceOp`] that is not in [`Nccl::REDUCTIONS`] fails with [`NcclError::Misuse`].
+/// For 8-bit and 16-bit floats NCCL selects the type of the accumulator.
 ///
-/// Sealed: a program cannot pass numbers of its own to the library.
+/// Sealed, because a program must not pass numbers of its own to the library.
 ///
 /// ```compile_fail,E0277
 /// # use peerweave_nccl::{PreMulSum, Reduction};
@@ -97,9 +97,9 @@ impl<T: Element> sealed::Resolve<T> for &PreMulSum<T> {
 
 impl<T: Element> Reduction<T> for &PreMulSum<T> {}
 
-/// The sum of each rank's elements times the scalar that this rank gave.
+/// The sum of each rank's elements times the scalar of that rank.
 ///
-/// Made for one communicator and one type. Destroyed once, when it is dropped and no call that was
+/// Created for one communicator and one type. Destroyed once, when it is dropped and no call
 /// recorded with it remains.
 ///
 /// ```no_run
@@ -117,16 +117,16 @@ pub struct PreMulSum<T> {
     _scalar: PhantomData<fn(T)>,
 }
 
-/// An operation that NCCL made.
+/// A reduction that NCCL created.
 pub struct Made {
     communicator: Arc<Inner>,
     op: ncclRedOp_t,
     scalar: Option<Box<dyn Scalar>>,
 }
 
-/// A scalar in device memory, whatever its type.
+/// A scalar in device memory, of any type.
 trait Scalar: Send + Sync {
-    /// Notes that the stream reads it.
+    /// Records that the stream reads it.
     fn note(&self, stream: &Arc<CudaStream>);
 }
 
@@ -148,12 +148,12 @@ impl<T: Element> PreMulSum<T> {
         Self::make("PreMulSum::new", communicator, scalar, None)
     }
 
-    /// Creates the reduction with a scalar in device memory, which is read when the collective
+    /// Creates the reduction with a scalar in device memory. The scalar is read when the collective
     /// runs, and kept alive by this object.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless it is one element on the communicator's device; else as
-    /// [`new`](Self::new).
+    /// [`NcclError::Misuse`] unless the memory is one element on the communicator's device;
+    /// otherwise as for [`new`](Self::new).
     pub fn from_device(communicator: &Communicator, scalar: DeviceMemory<T>) -> Result<Self, NcclError> {
         const CALL: &str = "PreMulSum::from_device";
         if scalar.len() != 1 {
@@ -201,7 +201,7 @@ impl<T> fmt::Debug for PreMulSum<T> {
 }
 
 impl Made {
-    /// An error unless it was made for this communicator. Notes that the stream reads the scalar.
+    /// Fails unless it was created for this communicator. Records that the stream reads the scalar.
     pub(crate) fn check(&self, call: &'static str, inner: &Arc<Inner>, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
         if !Arc::ptr_eq(&self.communicator, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.name), Arc::clone(&inner.name));

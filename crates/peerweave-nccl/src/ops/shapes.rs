@@ -1,8 +1,8 @@
-//! The shape of each call: lengths, roots, and the operation of NCCL that it becomes.
+//! The lengths and roots of each call, and its operation of NCCL.
 //!
-//! Checks that all calls share are in `check.rs`; nothing is issued here.
+//! `check.rs` has checks common to all calls. This module does not issue calls.
 //!
-//! Invariant: a request that is made here reads and writes inside its buffers only, on whatever
+//! Invariant: a request created by this module reads and writes only inside its buffers, on every
 //! rank.
 
 use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
@@ -14,16 +14,16 @@ use crate::ops::operation::{Kind, Operation, Operations};
 use crate::ops::reduction::Reduction;
 use crate::sys::ncclDataType_t;
 
-/// Where the caller gave no buffer, and NCCL wants none.
+/// The address of a buffer that the caller did not pass and NCCL does not need.
 const NO_BUFFER: u64 = 0;
 
 impl<'a> CallBuilder<'_, 'a> {
-    /// One operation with its buffers.
+    /// Describes one operation with its buffers.
     ///
-    /// Where only the root has something to send, the others give NCCL the place of their other
-    /// buffer. NCCL uses nothing there, but looks whether both are registered or in windows; where
-    /// some ranks find them and others do not, they go different ways and never meet (broadcast in
-    /// 2.28.9), or come back with nothing moved (scatter without CTAs in 2.32.3).
+    /// If only the root has data to send, the other ranks pass NCCL the address of their other
+    /// buffer. NCCL does not access it, but checks whether both are registered or in windows. If
+    /// some ranks find them so and others do not, they use different algorithms and never complete
+    /// (broadcast in 2.28.9), or return without transferring data (scatter without CTAs in 2.32.3).
     // Always, so that the operation is written where it stays, and not copied: in nanoseconds,
     // copies of what was just written are most of a call.
     #[inline(always)]
@@ -47,8 +47,8 @@ impl<'a> CallBuilder<'_, 'a> {
         Ok(self.prepared(Operations::One(operation)))
     }
 
-    /// One operation in one buffer: what is sent begins at element `send` of it, what is received
-    /// at element `recv`.
+    /// Describes one operation in one buffer: sent data starts at element `send`, received data at
+    /// element `recv`.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn in_place<T: Element>(
@@ -66,7 +66,7 @@ impl<'a> CallBuilder<'_, 'a> {
         Ok(self.prepared(Operations::One(operation)))
     }
 
-    /// Several operations in two buffers.
+    /// Describes several operations in two buffers.
     fn many<T: Element>(
         &mut self,
         send: &'a (impl DeviceBuffer<T> + ?Sized),
@@ -365,11 +365,11 @@ pub(crate) fn all_gather_v<'a, T: Element>(
 impl<'a> CallBuilder<'_, 'a> {
     #[cold]
     fn missing(&self, what: &'static str) -> Box<NcclError> {
-        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "missing, expected on this rank, which is the root" })
+        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "missing, expected on the root, which is this rank" })
             .into()
     }
 
-    /// A buffer that only the root writes.
+    /// Returns a buffer that only the root writes.
     fn of_root<T: Element>(
         &mut self,
         root: Rank,
@@ -387,7 +387,8 @@ impl<'a> CallBuilder<'_, 'a> {
         }
     }
 
-    /// A count for each rank, and together those of the buffer.
+    /// Checks that there is a count for each rank, and that they add up to the length of the
+    /// buffer.
     fn counts(&self, [what, buffer]: [&'static str; 2], counts: &[usize], len: usize) -> Checked<()> {
         if counts.len() != self.inner.n_ranks {
             let (found, expected) = (counts.len(), self.inner.n_ranks);

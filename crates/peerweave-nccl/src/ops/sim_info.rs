@@ -1,20 +1,20 @@
-//! What NCCL estimates of a group that is not run (NCCL 2.22.3).
+//! NCCL's estimate for a group that is not launched (NCCL 2.22.3).
 
 use std::time::Duration;
 
 use crate::sys::{self, Versioned, ncclSimInfo_t};
 use crate::{Nccl, NcclError, Version, version_code};
 
-/// What a simulated group would take.
+/// The estimate for a simulated group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct SimInfo {
-    /// The time until it is complete; `None` where NCCL has no estimate.
+    /// Estimated duration of the group; `None` if NCCL has no estimate.
     pub estimated_time: Option<Duration>,
 }
 
 impl SimInfo {
-    /// The struct that NCCL fills.
+    /// Returns the struct for NCCL to fill.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.22.3.
@@ -23,7 +23,8 @@ impl SimInfo {
         empty(version).ok_or_else(|| nccl.unsupported("SimInfo (ncclSimInfo_t)", Version::new(2, 22, 3)))
     }
 
-    /// What NCCL filled in. Microseconds; negative or not a number where there is no estimate.
+    /// Converts the struct filled by NCCL. The time is in microseconds; negative or not a number if
+    /// there is no estimate.
     pub(crate) fn of(raw: &ncclSimInfo_t) -> Self {
         let microseconds = f64::from(raw.estimatedTime);
         Self { estimated_time: Duration::try_from_secs_f64(microseconds / 1e6).ok() }
@@ -44,14 +45,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn struct_has_a_mark_of_its_own_and_came_with_2_22_3() {
+    fn sim_info_struct_has_its_mark_and_needs_2_22_3() {
         let raw = empty(Version::new(2, 22, 3)).expect("2.22.3 has it");
         assert_eq!((raw.size, raw.magic, raw.version), (24, 0x7468_5283, 22203));
         assert!(empty(Version::new(2, 21, 5)).is_none());
     }
 
     #[test]
-    fn no_estimate_is_none() {
+    fn missing_estimate_is_none() {
         let mut raw = empty(Version::new(2, 32, 3)).expect("2.32 has it");
         assert_eq!(SimInfo::of(&raw).estimated_time, None);
         raw.estimatedTime = f32::NAN;

@@ -1,9 +1,9 @@
-//! How users make communicators: what is the same for all ranks is set on a builder, and each way
-//! to meet is one method of it.
+//! The builder of communicators: it has the settings common to all ranks, and a method for each
+//! kind of bootstrap.
 //!
-//! What NCCL is asked is `init.rs`; children of a communicator are `split.rs`.
+//! `init.rs` calls NCCL; `split.rs` creates children of a communicator.
 //!
-//! Invariant: a builder holds nothing of NCCL's: it can be kept, cloned and used again.
+//! Invariant: a builder holds no resource of NCCL, so it can be kept, cloned and reused.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use crate::setup::init::{JoinRequest, adopt_all, check_members, init, make_first
 use crate::setup::split::{grown, nothing_made};
 use crate::{Config, Nccl, Rank, UniqueId, Version};
 
-/// How communicators are made: the library, the options and the longest wait. Made by
-/// [`Communicator::builder`].
+/// Settings with which communicators are created: the library, the options and the deadline.
+/// Created by [`Communicator::builder`].
 ///
-/// What is not set: the library is [`Nccl::load`], no option is set, and the deadline is a minute.
+/// Defaults: the library is [`Nccl::load`], no option is set, and the deadline is one minute.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -32,7 +32,7 @@ use crate::{Config, Nccl, Rank, UniqueId, Version};
 /// # Ok::<(), NcclError>(())
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "a builder makes nothing by itself"]
+#[must_use = "a builder has no effect until one of its methods creates communicators"]
 pub struct CommunicatorBuilder {
     nccl: Option<Nccl>,
     config: Config,
@@ -40,14 +40,14 @@ pub struct CommunicatorBuilder {
 }
 
 impl Communicator {
-    /// Returns a builder with nothing set.
+    /// Returns a builder with default settings.
     pub fn builder() -> CommunicatorBuilder {
         CommunicatorBuilder { nccl: None, config: Config::new(), deadline: peerweave_driver::DEADLINE }
     }
 }
 
 impl CommunicatorBuilder {
-    /// Sets the library. The same for all ranks of a process.
+    /// Sets the library. It must be the same for all ranks of a process.
     pub fn nccl(mut self, nccl: Nccl) -> Self {
         self.nccl = Some(nccl);
         self
@@ -60,8 +60,8 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Sets how long creating the communicators may take, and then how long a call on them may take
-    /// on the host ([`Communicator::set_deadline`] changes that).
+    /// Sets the time limit for creating the communicators, and then for each call on them on the
+    /// host ([`Communicator::set_deadline`] changes the latter).
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -83,25 +83,26 @@ impl CommunicatorBuilder {
         init(call, JoinRequest { nccl: self.library()?, members, n_ranks, ids, config, began, deadline, world: None })
     }
 
-    /// Creates communicators as [`init_all`](Self::init_all) does, by the ordinals of the devices:
-    /// rank `i` on the `i`-th of them.
+    /// Creates communicators like [`init_all`](Self::init_all), given the ordinals of the devices:
+    /// rank `i` on the `i`-th device.
     ///
     /// # Errors
-    /// As [`init_all`](Self::init_all); [`NcclError::Cuda`] for a device that does not exist.
+    /// As for [`init_all`](Self::init_all); [`NcclError::Cuda`] for a device that does not exist.
     pub fn on_devices(&self, ordinals: impl IntoIterator<Item = usize>) -> Result<Vec<Communicator>, NcclError> {
         let contexts = ordinals.into_iter().map(peerweave_driver::context).collect::<Result<Vec<_>, _>>()?;
         self.init_all(&contexts)
     }
 
-    /// Makes the communicators of one process: rank `i` on the device of `contexts[i]`.
+    /// Creates the communicators of one process: rank `i` on the device of `contexts[i]`.
     ///
-    /// One thread that drives several ranks issues their calls in a group ([`Nccl::group`]): alone,
-    /// a call may wait for the ranks that come later.
+    /// A thread with several ranks issues their calls in a group ([`Nccl::group`]). Outside of a
+    /// group, a call may wait for ranks whose calls come later.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for no device or one that comes twice; [`NcclError::Unsupported`] for
-    /// options that the library does not know; [`NcclError::Timeout`] by the deadline;
-    /// [`NcclError::Load`] where there is no library; NCCL's own.
+    /// [`NcclError::Misuse`] for an empty list of devices or a repeated device;
+    /// [`NcclError::Unsupported`] for options that the library does not support;
+    /// [`NcclError::Timeout`] at the deadline; [`NcclError::Load`] if no library is found; NCCL's
+    /// own.
     pub fn init_all(&self, contexts: &[Arc<CudaContext>]) -> Result<Vec<Communicator>, NcclError> {
         const CALL: &str = "init_all";
         let began = Instant::now();
@@ -111,16 +112,16 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, contexts.len(), &[id], began)
     }
 
-    /// Joins a communicator of `n_ranks` as rank `rank`, on the device of `context`. The arguments
-    /// are in NCCL's order.
+    /// Joins a communicator of `n_ranks` ranks as rank `rank`, on the device of `context`. The
+    /// arguments are in NCCL's order.
     ///
     /// # Collective
-    /// All ranks, each with the same id and number of ranks, from its own process or thread. Ranks
-    /// of one thread join by [`init_ranks`](Self::init_ranks).
+    /// All ranks, each with the same id and number of ranks, on its own process or thread. Several
+    /// ranks of one thread join by [`init_ranks`](Self::init_ranks).
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] if others do not come by the deadline; [`NcclError::Misuse`] for a
-    /// rank that is not below `n_ranks`; else as [`init_all`](Self::init_all).
+    /// [`NcclError::Timeout`] if other ranks do not arrive by the deadline; [`NcclError::Misuse`]
+    /// for a rank that is not less than `n_ranks`; otherwise as for [`init_all`](Self::init_all).
     pub fn init_rank(
         &self,
         context: &Arc<CudaContext>,
@@ -134,15 +135,15 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, n_ranks, std::slice::from_ref(id), began).map(only)
     }
 
-    /// Joins as [`init_rank`](Self::init_rank) does, for thousands of ranks: several ids, created
-    /// by different processes, so that not all ranks meet at one. NCCL 2.23.4.
+    /// Joins like [`init_rank`](Self::init_rank), for thousands of ranks: with several ids, created
+    /// by different processes, so that not all ranks connect to one process. Requires NCCL 2.23.4.
     ///
     /// # Collective
     /// All ranks, each with the same ids in the same order.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for no id, or more than there are ranks; [`NcclError::Unsupported`]
-    /// before; else as [`init_rank`](Self::init_rank).
+    /// [`NcclError::Misuse`] for no id, or for more ids than ranks; [`NcclError::Unsupported`] with
+    /// an older NCCL; otherwise as for [`init_rank`](Self::init_rank).
     pub fn init_rank_scalable(
         &self,
         context: &Arc<CudaContext>,
@@ -161,14 +162,14 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, n_ranks, ids, began).map(only)
     }
 
-    /// Joins a communicator of `n_ranks` with several ranks of this thread, each with its device.
-    /// The result is in the order of `members`.
+    /// Joins a communicator of `n_ranks` ranks with several ranks of this thread, each with its
+    /// device. The results are in the order of `members`.
     ///
     /// # Collective
-    /// All ranks, as [`init_rank`](Self::init_rank).
+    /// All ranks, as for [`init_rank`](Self::init_rank).
     ///
     /// # Errors
-    /// As [`init_rank`](Self::init_rank).
+    /// As for [`init_rank`](Self::init_rank).
     pub fn init_ranks(
         &self,
         members: &[(Arc<CudaContext>, Rank)],
@@ -181,19 +182,19 @@ impl CommunicatorBuilder {
         self.init(CALL, members, n_ranks, std::slice::from_ref(id), began)
     }
 
-    /// Makes the communicator of a job in one call: the ranks are the PEs of the rendezvous, and
-    /// the id travels over it. With it, an expired [`Communicator::wait`] says where the other
-    /// ranks are and which are gone.
+    /// Creates the communicator of a job in one call: the ranks are the PEs of the rendezvous,
+    /// which also distributes the id. With a rendezvous, the error of a timed-out
+    /// [`Communicator::wait`] has the positions of the other ranks, and names the lost ones.
     ///
-    /// The rendezvous stays the caller's: the communicator does not keep it from leaving. Waiting
-    /// for the others to exchange the id has the rendezvous' own deadline, if that is longer.
+    /// The rendezvous still belongs to the caller: the communicator does not prevent it from
+    /// leaving. Exchanging the id has the rendezvous' own deadline, if that is longer.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
     ///
     /// # Errors
-    /// [`NcclError::Bootstrap`] names the PEs that did not come to exchange the id; else as
-    /// [`init_rank`](Self::init_rank).
+    /// [`NcclError::Bootstrap`] names the PEs that did not arrive for the exchange of the id;
+    /// otherwise as for [`init_rank`](Self::init_rank).
     pub fn from_rendezvous(&self, context: &Arc<CudaContext>, rendezvous: &Arc<Rendezvous>) -> Result<Communicator, NcclError> {
         const CALL: &str = "from_rendezvous";
         let (began, nccl) = (Instant::now(), self.library()?);
@@ -226,14 +227,14 @@ impl CommunicatorBuilder {
         }
     }
 
-    /// Joins a communicator that grows to `n_ranks` ([`Communicator::grow`]), as rank `rank`. NCCL
-    /// 2.29.2.
+    /// Joins a communicator that grows to `n_ranks` ranks ([`Communicator::grow`]), as rank `rank`.
+    /// Requires NCCL 2.29.2.
     ///
     /// # Collective
-    /// All ranks of the communicator that grows, and all new ones.
+    /// All ranks of the communicator that grows, and all new ranks.
     ///
     /// # Errors
-    /// As [`init_rank`](Self::init_rank); [`NcclError::Unsupported`] before.
+    /// As for [`init_rank`](Self::init_rank); [`NcclError::Unsupported`] with an older NCCL.
     pub fn join(&self, context: &Arc<CudaContext>, n_ranks: usize, id: &UniqueId, rank: Rank) -> Result<Communicator, NcclError> {
         const CALL: &str = "join";
         if rank.index() >= n_ranks {
@@ -260,11 +261,11 @@ impl CommunicatorBuilder {
     }
 }
 
-/// How long after a connection was cut, which NCCL notices at once, the rendezvous may take to
-/// notice that its process is gone.
+/// Time within which the rendezvous detects the end of a process, after NCCL has detected the
+/// closed connection.
 const NOTICED: Duration = Duration::from_millis(500);
 
-/// An error or an expired deadline that came because a process died is that process's loss.
+/// Converts an error or a timeout that a dead process caused to the error of that loss.
 fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
     let mut lost = None;
     let _ = wait_until(Instant::now() + NOTICED, || {
@@ -275,5 +276,5 @@ fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) ->
 }
 
 fn only(mut made: Vec<Communicator>) -> Communicator {
-    made.pop().expect("one was asked for")
+    made.pop().expect("one id was requested")
 }

@@ -1,9 +1,9 @@
-//! How communicators are made: NCCL is called, and waited for until they are ready.
+//! Creation of communicators: calls NCCL, and waits until they are ready.
 //!
-//! What users call is `builder.rs`. Children of a communicator are `split.rs`.
+//! `builder.rs` has the public methods. `split.rs` creates children of a communicator.
 //!
-//! Invariant: where NCCL writes a new handle is memory that lives until NCCL is done, even after an
-//! error or a deadline.
+//! Invariant: NCCL writes a new handle to memory that lives until NCCL is done, even after an error
+//! or a timeout.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -54,21 +54,21 @@ pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Ra
     Ok(())
 }
 
-/// What the ranks of this thread join.
+/// The communicator that the ranks of this thread join.
 pub(crate) struct JoinRequest<'a> {
     pub(crate) nccl: Nccl,
-    /// The device and the rank of each.
+    /// Device and rank of each member.
     pub(crate) members: &'a [(Arc<CudaContext>, Rank)],
     pub(crate) n_ranks: usize,
     pub(crate) ids: &'a [UniqueId],
     pub(crate) config: &'a Config,
-    /// Since when it takes how long at most.
+    /// Start of the creation; its time limit is in `limit`.
     pub(crate) began: Instant,
     pub(crate) deadline: Duration,
     pub(crate) world: Option<World>,
 }
 
-/// Joins with all ranks of this thread, which were checked.
+/// Joins with all ranks of this thread, after their checks.
 pub(crate) fn init(call: &'static str, joining: JoinRequest<'_>) -> Result<Vec<Communicator>, NcclError> {
     let JoinRequest { nccl, members, n_ranks, ids, config, began, deadline, world } = joining;
     let (config, blocking) = with_mode(config.clone());
@@ -108,8 +108,8 @@ pub(crate) fn init(call: &'static str, joining: JoinRequest<'_>) -> Result<Vec<C
     })
 }
 
-/// Blocking unless something else was asked for, as NCCL says by itself where its environment does
-/// not. Gives whether it blocks.
+/// Sets the blocking mode unless the configuration or NCCL's environment sets another. Returns
+/// whether the communicators block.
 pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     match config.blocking_set() {
         None => (config.blocking(Switch::On), true),
@@ -117,7 +117,7 @@ pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     }
 }
 
-/// All become communicators, or all are aborted.
+/// Creates communicators from all handles. If one fails, all are aborted.
 pub(crate) fn adopt_all(
     handles: Vec<Option<Handle>>,
     contexts: &[Arc<CudaContext>],
@@ -130,15 +130,15 @@ pub(crate) fn adopt_all(
     made.into_iter().collect()
 }
 
-/// Where NCCL writes a handle, perhaps from a thread of its own: never freed, unless NCCL is known
-/// to have finished.
+/// Memory to which NCCL writes a handle, possibly from a thread of its own. It is freed only if
+/// NCCL is known to have finished.
 type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
 
-/// As [`make`], for ranks that have no parents.
+/// Like [`make`], for ranks without parents.
 ///
-/// NCCL's blocking initialization returns when all ranks have arrived, has no deadline, and cannot
-/// be aborted, since the handle is returned at the end. So another thread calls it, and is given up
-/// at the deadline: a communicator that it creates later is ended at once.
+/// NCCL's blocking initialization returns when all ranks have arrived. It has no deadline, and
+/// cannot be aborted because it returns the handle only at the end. So another thread calls it, and
+/// is abandoned at the deadline: a communicator that it creates later is ended immediately.
 pub(crate) fn make_first(
     call: &'static str,
     nccl: Nccl,
@@ -164,13 +164,13 @@ pub(crate) fn make_first(
         Ok(mut unclaimed) => unclaimed.made.take().unwrap_or_else(|| Ok(Vec::new())),
         Err(RecvTimeoutError::Timeout) => Err(late(call, began, None)),
         Err(RecvTimeoutError::Disconnected) => {
-            let why = "the thread that called NCCL has panicked; see its message on stderr";
+            let why = "the thread that called NCCL panicked; see its message on stderr";
             Err(NcclError::misuse(call, MisuseKind::Context { why }))
         }
     }
 }
 
-/// Handles that a thread has created, until they are claimed. Aborted when dropped.
+/// Handles created by a thread, until they are claimed. Dropping them aborts them.
 struct Unclaimed {
     nccl: Nccl,
     contexts: Vec<Arc<CudaContext>>,
@@ -188,11 +188,11 @@ impl Drop for Unclaimed {
     }
 }
 
-/// Has NCCL make handles, one for each context, and waits until they are ready. In a group if there
-/// are several.
+/// Makes NCCL create handles, one for each context, and waits until they are ready. Several handles
+/// are created in a group.
 ///
-/// `parents` are inside their gates: NCCL works on them too. A handle is `None` where NCCL made
-/// none without an error.
+/// This thread is inside the gates of `parents`, because NCCL uses them too. A handle is `None` if
+/// NCCL created none and reported no error.
 pub(crate) fn make(
     call: &'static str,
     nccl: Nccl,
@@ -273,7 +273,7 @@ pub(crate) fn make(
         });
         in_progress = !matches!(over, Ok(true));
     }
-    tracing::debug!(call, in_progress, "communicators were not made");
+    tracing::debug!(call, in_progress, "communicators were not created");
     let half_made: Vec<_> =
         slots.iter().zip(contexts).filter_map(|(slot, context)| Some((made(slot)?, Arc::clone(context)))).collect();
     abort_handles(nccl, half_made, ABORT_LIMIT);
@@ -286,7 +286,7 @@ fn late(call: &'static str, began: Instant, communicator: Option<Arc<Communicato
     Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into()
 }
 
-/// How long a call that has failed waits for NCCL to stop working on a parent.
+/// Time for which a failed call waits until NCCL stops using a parent.
 const PARENTS_LIMIT: Duration = Duration::from_secs(1);
 
 fn made(slot: &Slot) -> Option<Handle> {
@@ -297,7 +297,7 @@ fn has_begun(slots: &[Slot]) -> bool {
     slots.iter().all(|slot| made(slot).is_some())
 }
 
-/// Whether NCCL is done with all of them.
+/// Returns whether NCCL has finished with all of them.
 fn ready(
     nccl: Nccl,
     call: &'static str,
@@ -329,7 +329,7 @@ fn ready(
     Ok(all)
 }
 
-/// Success, or work in progress.
+/// Returns success for a code that means success or work in progress.
 fn accepted(nccl: Nccl, call: &'static str, code: ncclResult_t) -> Result<ncclResult_t, NcclError> {
     match code {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(code),
@@ -337,7 +337,7 @@ fn accepted(nccl: Nccl, call: &'static str, code: ncclResult_t) -> Result<ncclRe
     }
 }
 
-/// The thread's context, put back when dropped.
+/// The thread's context, which is restored when this value is dropped.
 struct Current(CUcontext);
 
 impl Current {
@@ -360,10 +360,11 @@ impl Drop for Current {
     }
 }
 
-/// The start of an identity.
+/// The initial value of an identity.
 const SEED: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// FNV-1a: every rank computes the same number without communication.
+/// Mixes bytes into an identity (FNV-1a). Every rank computes the same number without
+/// communication.
 pub(crate) fn mix(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -1,5 +1,5 @@
-//! Making communicators: with others that have the same id, of one process, by a rendezvous, and of
-//! other communicators.
+//! Creation of communicators: by an id, in one process, by a rendezvous, and from other
+//! communicators.
 
 pub(crate) mod builder;
 pub(crate) mod init;

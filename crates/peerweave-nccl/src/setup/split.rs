@@ -1,8 +1,8 @@
-//! Communicators made of communicators: split, without some ranks, with more ranks.
+//! Communicators created from others: by splitting, without some ranks, or with more ranks.
 //!
-//! Making them from nothing is `init.rs`.
+//! `init.rs` creates communicators without parents.
 //!
-//! Invariant: a child's identity follows from its parent's and from calls that all ranks make in
+//! Invariant: a child's identity follows from its parent's, and from calls that all ranks make in
 //! the same order.
 
 use std::ffi::c_int;
@@ -22,44 +22,45 @@ use crate::setup::init::{make, mix};
 use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
 use crate::{Call, Config, Rank, Switch, UniqueId, Version};
 
-/// What shrinking does with what the parent is doing.
+/// The treatment of the parent's pending work when it is shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShrinkMode {
-    /// It completes: every rank that stays is well, and nothing is stuck.
+    /// Pending work completes. For a parent whose remaining ranks are healthy and have no stuck
+    /// work.
     Default,
-    /// It is ended first: a rank has died, or work is stuck.
+    /// Pending work is ended first. For a parent with a dead rank or stuck work.
     Abort,
 }
 
 impl Communicator {
-    /// Divides the ranks: those that give the same color get a communicator of their own, with
-    /// ranks in the order of `key` (and of their ranks here, among equals). `None` takes no part,
-    /// and gives `None`.
+    /// Splits the ranks: those that pass the same color get a communicator of their own, with ranks
+    /// ordered by `key`, then by their rank in this one. A rank that passes `None` takes no part
+    /// and gets `None`.
     ///
     /// The child has the configuration of this communicator; [`split_all`](Self::split_all) takes
-    /// another.
+    /// another one.
     ///
     /// # Collective
-    /// All ranks, from their own threads or processes; ranks of one thread by
+    /// All ranks, each on its own thread or process; several ranks of one thread by
     /// [`split_all`](Self::split_all).
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a color above 2147483647; [`NcclError::Dead`];
-    /// [`NcclError::Timeout`] by [`deadline`](Self::deadline); NCCL's own.
+    /// [`NcclError::Timeout`] at [`deadline`](Self::deadline); NCCL's own.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>, NcclError> {
         Self::split_all(&[(self, color, key)], None).map(|mut made| made.pop().flatten())
     }
 
-    /// Splits as [`split`](Self::split) does, for several ranks of this thread, each with its color
-    /// and key, and with a configuration: what it does not set is NCCL's default, not the parent's.
-    /// The result is in the order of `members`.
+    /// Splits like [`split`](Self::split), for several ranks of this thread, each with its color
+    /// and key, and with a configuration. Unset options have NCCL's defaults, not the parent's
+    /// values. The results are in the order of `members`.
     ///
     /// # Collective
     /// All ranks.
     ///
     /// # Errors
-    /// As [`split`](Self::split); [`NcclError::Misuse`] also if the configuration blocks and the
-    /// communicators do not, or the reverse.
+    /// As for [`split`](Self::split); [`NcclError::Misuse`] also if the configuration blocks and
+    /// the communicators do not, or vice versa.
     pub fn split_all(members: &[(&Self, Option<u32>, i32)], config: Option<&Config>) -> Result<Vec<Option<Self>>, NcclError> {
         const CALL: &str = "split";
         let mut colors = Vec::new();
@@ -85,37 +86,37 @@ impl Communicator {
         }
     }
 
-    /// Creates a communicator without the excluded ranks, which do not call. The others keep their
-    /// order. NCCL 2.27.3.
+    /// Creates a communicator without the excluded ranks, which do not call this. The others keep
+    /// their order. Requires NCCL 2.27.3.
     ///
-    /// With [`ShrinkMode::Abort`], the excluded may be dead, and what this communicator runs is cut
-    /// off: waits for it and new calls are [`NcclError::Dead`] from then on, whatever becomes of
-    /// this. It can be shrunk again, aborted or dropped.
+    /// With [`ShrinkMode::Abort`], the excluded ranks may be dead, and pending work of this
+    /// communicator is ended. From then on waits for it and new calls return [`NcclError::Dead`],
+    /// even if this call fails. The communicator can be shrunk again, aborted or dropped.
     ///
-    /// That helps where work is stuck without an error, as it is over NVLink. Where NCCL itself
-    /// noticed the loss (an asynchronous error, as over a network), it refuses: make a communicator
-    /// anew, of the ranks that are left, with a [`UniqueId`] of its own.
+    /// This helps if work is stuck without an error, as over NVLink. If NCCL itself detected the
+    /// loss (by an asynchronous error, as over a network), it refuses: create a new communicator of
+    /// the remaining ranks, with a new [`UniqueId`].
     ///
     /// # Collective
-    /// All ranks that are not excluded, with the same list; ranks of one thread by
+    /// All ranks that are not excluded, with the same list; several ranks of one thread by
     /// [`shrink_all`](Self::shrink_all).
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if this rank is excluded, or a rank is that does not exist or comes
-    /// twice; [`NcclError::Unsupported`]; [`NcclError::Timeout`] by [`deadline`](Self::deadline);
-    /// [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] if this rank is excluded, or if an excluded rank does not exist or is
+    /// repeated; [`NcclError::Unsupported`]; [`NcclError::Timeout`] at
+    /// [`deadline`](Self::deadline); [`NcclError::Dead`]; NCCL's own.
     pub fn shrink(&self, excluded: &[Rank], mode: ShrinkMode) -> Result<Self, NcclError> {
-        Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one was asked for"))
+        Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one communicator was requested"))
     }
 
-    /// Shrinks as [`shrink`](Self::shrink) does, for several ranks of this thread, and with a
-    /// configuration, as [`split_all`](Self::split_all).
+    /// Shrinks like [`shrink`](Self::shrink), for several ranks of this thread, and with a
+    /// configuration like [`split_all`](Self::split_all).
     ///
     /// # Collective
-    /// As [`shrink`](Self::shrink).
+    /// As for [`shrink`](Self::shrink).
     ///
     /// # Errors
-    /// As [`shrink`](Self::shrink).
+    /// As for [`shrink`](Self::shrink).
     pub fn shrink_all(
         members: &[&Self],
         excluded: &[Rank],
@@ -137,7 +138,7 @@ impl Communicator {
                     return Err(NcclError::misuse(CALL, MisuseKind::Rank { what: "an excluded rank", found: rank, ranks }));
                 }
                 if rank == member.rank() {
-                    return Err(value("a rank other than those that call"));
+                    return Err(value("a rank other than the calling ones"));
                 }
             }
             list.push(c_int::try_from(rank.get()).unwrap_or(c_int::MAX));
@@ -168,7 +169,7 @@ impl Communicator {
 
     /// Creates an id by which new ranks join ([`grow`](Self::grow),
     /// [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join)). One of the present ranks
-    /// creates it. NCCL 2.29.2.
+    /// creates it. Requires NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
@@ -181,18 +182,20 @@ impl Communicator {
         Ok(UniqueId::from_raw(id))
     }
 
-    /// Creates a communicator of `n_ranks`: those of this one, with their ranks, and new ones,
-    /// which join by [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). NCCL 2.29.2.
+    /// Creates a communicator of `n_ranks` ranks: those of this one, with their ranks, and new
+    /// ones, which join by [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join).
+    /// Requires NCCL 2.29.2.
     ///
-    /// `id` is given by the rank that made it, and is `None` on the others. This communicator
-    /// should be dropped afterwards.
+    /// The rank that created the id passes it; the others pass `None`. This communicator should be
+    /// dropped afterwards.
     ///
     /// # Collective
-    /// All ranks of this communicator, and all new ones.
+    /// All ranks of this communicator, and all new ranks.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless there are more ranks than now; [`NcclError::Unsupported`];
-    /// [`NcclError::Timeout`] by [`deadline`](Self::deadline); [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] unless `n_ranks` exceeds the present number;
+    /// [`NcclError::Unsupported`]; [`NcclError::Timeout`] at [`deadline`](Self::deadline);
+    /// [`NcclError::Dead`]; NCCL's own.
     pub fn grow(&self, n_ranks: usize, id: Option<&UniqueId>) -> Result<Self, NcclError> {
         const CALL: &str = "grow";
         let n = grown(CALL, n_ranks, self.n_ranks())?;
@@ -210,7 +213,8 @@ impl Communicator {
 
 pub(crate) fn grown(call: &'static str, n_ranks: usize, now: usize) -> Result<c_int, NcclError> {
     let wrong = || {
-        let (found, expected) = (i64::try_from(n_ranks).unwrap_or(i64::MAX), "more ranks than there are, and at most 2147483647");
+        let (found, expected) =
+            (i64::try_from(n_ranks).unwrap_or(i64::MAX), "more than the current number of ranks, and at most 2147483647");
         NcclError::misuse(call, MisuseKind::Value { what: "the number of ranks", found, expected })
     };
     if n_ranks <= now { Err(wrong()) } else { c_int::try_from(n_ranks).map_err(|_| wrong()) }
@@ -221,7 +225,7 @@ pub(crate) fn nothing_made(call: &'static str) -> NcclError {
     NcclError::misuse(call, MisuseKind::Context { why: "NCCL created no communicator for this rank, but returned success" })
 }
 
-/// Makes a child of each parent.
+/// Creates a child of each parent.
 fn children(
     call: &'static str,
     counted: Call,
@@ -235,7 +239,7 @@ fn children(
     let (nccl, blocking, deadline) = (first.nccl, first.blocking, first.deadline());
     for (index, parent) in parents.iter().enumerate() {
         if parents[..index].iter().any(|earlier| Arc::ptr_eq(&earlier.inner, &parent.inner)) {
-            let why = "one communicator is given twice, expected each once";
+            let why = "one communicator is passed twice, expected each once";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "the communicators", why }));
         }
     }
@@ -243,7 +247,7 @@ fn children(
     if let Some(config) = config {
         let mode = if blocking { Switch::On } else { Switch::Off };
         if config.blocking_set().is_some_and(|asked| asked != mode) {
-            let why = "expected the same as the parent: NCCL needs both blocking or both non-blocking";
+            let why = "expected the same mode as the parent, both blocking or both non-blocking";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "Config::blocking", why }));
         }
         raw = Some(config.clone().blocking(mode).to_raw(call, nccl)?);

@@ -1,10 +1,10 @@
-//! How much of each struct a version knows.
+//! The fields of each struct in each version.
 //!
-//! NCCL appends fields to its structs and identifies versions by the size and version fields in
-//! front. So an older version's struct is a prefix of ours, up to the field that it does not know.
-//! The one exception is `ncclCommProperties_t` before 2.29.7, which has a struct of its own here.
+//! NCCL appends fields to its structs, and identifies versions by the size and version fields at
+//! the start. So an older version's struct is a prefix of the newest one. The only exception is
+//! `ncclCommProperties_t` before 2.29.7, which has a struct of its own here.
 //!
-//! Invariant: `cargo xtask abi` compares every size and offset that this gives with those of the
+//! Invariant: `cargo xtask abi` compares every size and offset of this module with those of the
 //! vendor's headers.
 
 use std::mem::{align_of, offset_of, size_of};
@@ -17,25 +17,25 @@ use crate::Version;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Field {
-    /// The vendor's name.
+    /// The vendor's name of the field.
     pub name: &'static str,
-    /// The version that brought it.
+    /// The version that introduced the field.
     pub since: Version,
-    /// Where it begins, in bytes.
+    /// Offset in bytes.
     pub offset_bytes: usize,
-    /// How long it is, in bytes.
+    /// Length in bytes.
     pub len_bytes: usize,
 }
 
-/// A struct as one version knows it.
+/// A struct in one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layout {
-    /// The vendor's name.
+    /// The vendor's name of the struct.
     pub name: &'static str,
-    /// What `sizeof` gives there, in bytes.
+    /// The value of `sizeof` in that version.
     pub len_bytes: usize,
-    /// The fields that the version knows, in their order.
+    /// Fields of that version in order.
     pub fields: Vec<Field>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) trait Versioned {
     const FIELDS: &'static [Field];
     const ALIGN_BYTES: usize;
 
-    /// What `sizeof` gives at that version; `None` where the version has no such struct.
+    /// Returns the value of `sizeof` in that version; `None` if the version lacks the struct.
     fn len_bytes(version: Version) -> Option<usize> {
         let last = Self::FIELDS.iter().take_while(|field| version.at_least(field.since)).last()?;
         Some((last.offset_bytes + last.len_bytes).next_multiple_of(Self::ALIGN_BYTES))
@@ -137,14 +137,13 @@ history!(ncclDevCommRequirements_t as "ncclDevCommRequirements_t" {
     (2, 31, 0) ginCustomStride ginType useRuntimeVersion cftCaps cftBarrierCount;
 });
 
-/// Returns the layout of one struct at that version, by the vendor's name; `None` if the version
-/// has no such struct.
+/// Returns the layout of a struct in that version, given the vendor's name; `None` if the version
+/// lacks the struct.
 pub fn layout_of(name: &str, version: Version) -> Option<Layout> {
     layouts(version).into_iter().find(|layout| layout.name == name)
 }
 
-/// Returns every struct that is bound, as that version knows it. Those that it does not have are
-/// left out.
+/// Returns all declared structs as of that version, without those that it lacks.
 pub fn layouts(version: Version) -> Vec<Layout> {
     fn push<T: Versioned>(all: &mut Vec<Layout>, version: Version) {
         if let Some(len_bytes) = T::len_bytes(version) {
@@ -175,8 +174,8 @@ pub fn layouts(version: Version) -> Vec<Layout> {
     all
 }
 
-/// Bytes of `ncclDevComm` as that version writes it; `None` where it is not known here. Since 2.31
-/// the library says it itself.
+/// Returns the size in bytes of `ncclDevComm` in that version; `None` if unknown. Since 2.31 the
+/// library reports it.
 pub fn device_comm_len_bytes(version: Version) -> Option<usize> {
     const KNOWN: [(Version, usize); 5] = [
         (Version::new(2, 30, 3), 240),
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_grows_with_the_versions() {
+    fn config_struct_grows_with_the_versions() {
         let known = [
             (13, 4, None),
             (14, 3, Some(24)),
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_of_the_first_versions_have_a_struct_of_their_own() {
+    fn first_properties_versions_have_their_own_struct() {
         let of = |minor, patch| layout_of("ncclCommProperties_t", Version::new(2, minor, patch)).map(|layout| layout.len_bytes);
         assert_eq!(of(28, 9), None);
         assert_eq!(of(29, 2), Some(40));
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_history_is_in_order_of_versions_and_of_offsets() {
+    fn struct_histories_are_ordered_by_version_and_offset() {
         for layout in layouts(super::super::HEADER) {
             assert!(layout.fields.windows(2).all(|pair| pair[0].since <= pair[1].since), "{}", layout.name);
             assert!(

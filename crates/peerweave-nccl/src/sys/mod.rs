@@ -1,12 +1,11 @@
-//! NCCL's own names, types and functions, unsafe to call. Public under the feature `raw`.
+//! NCCL's own names, types and functions, which are unsafe to call. Public under the feature `raw`.
 //!
-//! Nothing here checks anything, and nothing decides: which library is bound is [`crate::Nccl`].
-//! The structs are those of the newest header that is bound ([`HEADER`]); `layout.rs` says which
-//! prefix of each an older library has.
+//! These declarations make no checks; [`crate::Nccl`] selects the library. The structs are those of
+//! the newest supported header ([`HEADER`]); `layout.rs` has the prefix of each struct that an
+//! older library uses.
 //!
-//! The versions beside the functions are those of the first *library* that exports them, found in
-//! the vendor's wheels; where a header declared a function later than the library had it, the
-//! library counts.
+//! The version of each function is that of the first *library* that exports it, in the vendor's
+//! wheels, even if a header declared it later.
 
 mod api;
 mod constants;
@@ -23,6 +22,6 @@ pub use requirements::*;
 pub use types::*;
 pub use values::values;
 
-/// The version of the header that the structs here follow. It is passed to a newer library, which
-/// fills in its own defaults for the rest.
+/// The version of the header from which the structs are declared. It is passed to a newer library,
+/// which uses its own defaults for later fields.
 pub const HEADER: crate::Version = crate::Version::new(2, 32, 3);

@@ -1,15 +1,15 @@
-//! The structs of NCCL's device API: what a communicator can do, and what a device communicator
-//! shall have.
+//! The structs of NCCL's device API: capabilities of a communicator, and requirements of a device
+//! communicator.
 //!
-//! `ncclDevComm` itself is not here: its layout changes from version to version, so that it is only
-//! ever bytes of a size that is known at run time.
+//! `ncclDevComm` itself is not declared: its layout differs between versions, so it is handled as
+//! bytes of a size known at run time.
 
 use std::ffi::{c_int, c_uint};
 
 use super::types::{ncclGinConnectionType_t, ncclGinType_t};
 
-/// What a communicator can do. 2.29.2; `layout.rs` says how much of it a version knows. See
-/// [`ncclCommProperties_v22902`] for the first.
+/// Capabilities of a communicator. Since 2.29.2; `layout.rs` has the fields of each version. See
+/// [`ncclCommProperties_v22902`] for the first version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `CommProperties` that reads it")]
@@ -39,7 +39,7 @@ pub struct ncclCommProperties_t {
     pub cftCountedSupport: u8,
 }
 
-/// The properties of 2.29.2 and 2.29.3, with a type of one byte.
+/// The properties in 2.29.2 and 2.29.3, with a type of one byte.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "as in `ncclCommProperties_t`")]
@@ -56,19 +56,19 @@ pub struct ncclCommProperties_v22902 {
     pub ginType: u8,
 }
 
-/// A set of ranks that are a stride apart. Passed by value.
+/// A set of ranks at equal strides. Passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclTeam_t {
-    /// How many.
+    /// Number of ranks.
     pub nRanks: c_int,
-    /// Which of them this process is.
+    /// This process's index in the team.
     pub rank: c_int,
-    /// How far apart they are in the communicator.
+    /// Distance of neighbouring ranks in the communicator.
     pub stride: c_int,
 }
 
-/// Where a multicast of a team begins.
+/// The multicast address of a team.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclMultimemHandle_t {
@@ -76,33 +76,33 @@ pub struct ncclMultimemHandle_t {
     pub mcBasePtr: *mut core::ffi::c_void,
 }
 
-/// Where a kernel finds a barrier among ranks that loads and stores reach.
+/// Handle by which a kernel uses a barrier among ranks accessible by loads and stores.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclLsaBarrierHandle_t {
-    /// Where it is.
+    /// Handle of its buffer.
     pub bufHandle: u32,
-    /// How many barriers.
+    /// Number of barriers.
     pub nBarriers: c_int,
 }
 
-/// Where a kernel finds a barrier over the network.
+/// Handle by which a kernel uses a barrier over the network.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclGinBarrierHandle_t {
-    /// Its first signal.
+    /// Index of its first signal.
     pub signal0: u32,
-    /// Where it was, up to 2.29; nothing since.
+    /// Handle of its buffer up to 2.29; unused since.
     pub unused: u32,
 }
 
-/// Where a kernel finds an all-to-all of short messages.
+/// Handle by which a kernel uses an all-to-all of short messages.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclLLA2AHandle_t {
-    /// Where it is.
+    /// Handle of its buffer.
     pub bufHandle: u32,
-    /// How many slots a block has.
+    /// Number of slots of a block.
     pub nSlots: u32,
 }
 
@@ -121,7 +121,7 @@ pub struct ncclDevResourceRequirements_t {
     pub outGinCounterStart: *mut u32,
 }
 
-/// A team whose ranks want a multicast, in a linked list.
+/// A team whose ranks need a multicast, in a linked list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "as in the header")]
@@ -132,7 +132,7 @@ pub struct ncclTeamRequirements_t {
     pub outMultimemHandle: *mut ncclMultimemHandle_t,
 }
 
-/// What a device communicator shall have. `layout.rs` says how much of it a version knows.
+/// Requirements of a device communicator. `layout.rs` has the fields of each version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `DeviceCommRequirements` that sets it")]

@@ -1,18 +1,18 @@
-//! Handles, numbers and the structs of `nccl.h`. Those of the device communicator are in
-//! `requirements.rs`.
+//! Handles, numbers and the structs of `nccl.h`. `requirements.rs` has those of the device
+//! communicator.
 //!
-//! Invariant: every number from the library is a newtype over an integer, never a Rust enum, since
-//! a newer library may have values that are unknown here.
+//! Invariant: every number from the library is a newtype of an integer, never a Rust enum, because
+//! a newer library may use unknown values.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt;
 
 pub use peerweave_driver::cudarc::driver::sys::{CUevent, CUstream};
 
-/// Declares what is behind a handle.
+/// Declares the opaque type to which a handle points.
 macro_rules! opaque {
     ($($(#[$attribute:meta])* $Pointee:ident as $Handle:ident;)*) => {$(
-        /// What is behind the handle. Its layout is the library's own.
+        /// The opaque type to which the handle points.
         #[repr(C)]
         #[derive(Debug)]
         pub struct $Pointee {
@@ -28,13 +28,13 @@ macro_rules! opaque {
 opaque! {
     /// A rank's handle of a communicator.
     ncclComm as ncclComm_t;
-    /// A registered window. Points to memory of the device.
+    /// A registered window. Points to device memory.
     ncclWindow_vidmem as ncclWindow_t;
     /// A parameter of the library, owned by it.
     ncclParamHandle as ncclParamHandle_t;
 }
 
-/// Declares a number of the library with the names that this crate knows.
+/// Declares a number type of the library with the names that this crate knows.
 macro_rules! numbers {
     ($(#[$attribute:meta])* $Name:ident($Integer:ty) { $($(#[$value_attribute:meta])* $value:ident = $number:expr;)* }) => {
         $(#[$attribute])*
@@ -46,10 +46,10 @@ macro_rules! numbers {
         impl $Name {
             $($(#[$value_attribute])* pub const $value: Self = Self($number);)*
 
-            /// The names that are known here, with their numbers.
+            /// The known names with their numbers.
             pub const NAMES: &'static [(&'static str, i64)] = &[$((stringify!($value), $number as i64)),*];
 
-            /// Returns the vendor's name of this number, if it has one here.
+            /// Returns the vendor's name of this number, if known.
             pub fn name(self) -> Option<&'static str> {
                 Self::NAMES.iter().find(|(_, number)| *number == i64::from(self.0)).map(|(name, _)| *name)
             }
@@ -67,25 +67,25 @@ macro_rules! numbers {
 }
 
 numbers! {
-    /// What a function returns.
+    /// The result of a function.
     ncclResult_t(c_int) {
-        /// It worked, or was enqueued.
+        /// Success; the work may only be enqueued.
         ncclSuccess = 0;
         /// A call of CUDA failed.
         ncclUnhandledCudaError = 1;
         /// A call of the operating system failed.
         ncclSystemError = 2;
-        /// A mistake in NCCL, or memory that was overwritten.
+        /// A bug in NCCL, or corrupted memory.
         ncclInternalError = 3;
         /// An argument is invalid.
         ncclInvalidArgument = 4;
-        /// The call is wrong here.
+        /// The call is invalid in this state.
         ncclInvalidUsage = 5;
         /// A peer or the network failed.
         ncclRemoteError = 6;
         /// A non-blocking communicator has not finished.
         ncclInProgress = 7;
-        /// A wait inside the library ran out. 2.30.3.
+        /// A wait inside the library timed out. Since 2.30.3.
         ncclTimeout = 8;
     }
 }
@@ -113,15 +113,15 @@ numbers! {
         ncclFloat64 = 8;
         /// `bf16`.
         ncclBfloat16 = 9;
-        /// Eight bits, four of them exponent. 2.24.3.
+        /// 8-bit float with 4 exponent bits. Since 2.24.3.
         ncclFloat8e4m3 = 10;
-        /// Eight bits, five of them exponent. 2.24.3.
+        /// 8-bit float with 5 exponent bits. Since 2.24.3.
         ncclFloat8e5m2 = 11;
     }
 }
 
 numbers! {
-    /// A reduction. From 5 on, one that was created for a communicator.
+    /// A reduction. Numbers from 5 on were created for a communicator.
     ncclRedOp_t(c_int) {
         /// Sum.
         ncclSum = 0;
@@ -137,9 +137,9 @@ numbers! {
 }
 
 numbers! {
-    /// Where the scalar of a reduction lies, and until when it is read.
+    /// Location of a reduction's scalar, and the time at which it is read.
     ncclScalarResidence_t(c_int) {
-        /// In memory that the device sees; read while the collective runs.
+        /// In memory accessible to the device; read while the collective runs.
         ncclScalarDevice = 0;
         /// In host memory; read before the call returns.
         ncclScalarHostImmediate = 1;
@@ -147,71 +147,71 @@ numbers! {
 }
 
 numbers! {
-    /// Which statistic of a communicator's memory. 2.29.7.
+    /// A statistic of a communicator's memory. Since 2.29.7.
     ncclCommMemStat_t(c_int) {
-        /// Bytes of the device that suspending gives back.
+        /// Bytes of device memory that suspending releases.
         ncclStatGpuMemSuspend = 0;
         /// 1 while suspended.
         ncclStatGpuMemSuspended = 1;
-        /// Bytes of the device that suspending does not give back.
+        /// Bytes of device memory that suspending does not release.
         ncclStatGpuMemPersist = 2;
-        /// All bytes of the device that NCCL tracks.
+        /// All bytes of device memory that NCCL tracks.
         ncclStatGpuMemTotal = 3;
     }
 }
 
 numbers! {
-    /// How a device communicator connects ranks over the network. 2.29.7.
+    /// The ranks that a device communicator connects over the network. Since 2.29.7.
     ncclGinConnectionType_t(c_int) {
-        /// Not at all.
+        /// No ranks.
         NCCL_GIN_CONNECTION_NONE = 0;
         /// Every rank with every rank.
         NCCL_GIN_CONNECTION_FULL = 1;
         /// Along rails.
         NCCL_GIN_CONNECTION_RAIL = 2;
-        /// Ranks a stride apart. 2.31.0.
+        /// Ranks at equal strides. Since 2.31.0.
         NCCL_GIN_CONNECTION_CUSTOM_STRIDE = 3;
     }
 }
 
 numbers! {
-    /// What carries communication that kernels start over the network. One byte in 2.29.2 and
-    /// 2.29.3, four since.
+    /// Transport of communication that kernels start over the network. One byte in 2.29.2 and
+    /// 2.29.3, four bytes since.
     ncclGinType_t(c_int) {
-        /// None; in requirements, any.
+        /// No transport; in requirements, any transport.
         NCCL_GIN_TYPE_NONE = 0;
-        /// A thread of the host.
+        /// A proxy thread of the host.
         NCCL_GIN_TYPE_PROXY = 2;
-        /// The device itself.
+        /// The device itself (GDAKI).
         NCCL_GIN_TYPE_GDAKI = 3;
         /// GPI.
         NCCL_GIN_TYPE_GPI = 4;
-        /// Amazon's adapters.
+        /// Amazon's network adapters.
         NCCL_GIN_TYPE_EFA_GDA = 5;
     }
 }
 
 numbers! {
-    /// Which ranks a fabric team has. 2.31.0.
+    /// The ranks of a fabric team. Since 2.31.0.
     ncclCftTeamMode_t(c_int) {
-        /// All of the fabric.
+        /// All ranks of the fabric.
         NCCL_CFT_TEAM_FLAT = 0;
-        /// Those that a multicast reaches.
+        /// Ranks that a multicast reaches.
         NCCL_CFT_TEAM_HIER_MULTIMEM = 1;
-        /// Those that loads and stores reach.
+        /// Ranks accessible by loads and stores.
         NCCL_CFT_TEAM_HIER_LSA = 2;
     }
 }
 
-/// What ranks that want to meet have in common. Passed by value.
+/// The id by which ranks connect. Passed by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclUniqueId {
-    /// Opaque.
+    /// Opaque bytes.
     pub internal: [c_char; 128],
 }
 
-/// The configuration of a communicator. `layout.rs` says how much of it a version knows.
+/// The configuration of a communicator. `layout.rs` has the fields of each version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `Config` that sets it")]
@@ -244,13 +244,13 @@ pub struct ncclConfig_t {
     pub nvlsHostMode: c_int,
 }
 
-/// Names an option of a vendor other than NVIDIA.
+/// The key of an option of a vendor other than NVIDIA.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ncclConfigExtKey {
-    /// The vendor's number.
+    /// Number of the vendor.
     pub vendorId: c_int,
-    /// The option's number at that vendor.
+    /// The vendor's number of the option.
     pub optionId: c_int,
 }
 
@@ -260,25 +260,25 @@ pub struct ncclConfigExtKey {
 pub union ncclConfigExtValue {
     /// A number.
     pub i: c_int,
-    /// Text.
+    /// A text.
     pub s: *const c_char,
-    /// Anything.
+    /// A pointer of any type.
     pub raw: *mut c_void,
 }
 
-/// An option of a vendor other than NVIDIA, in a linked list. 2.31.0.
+/// An option of a vendor other than NVIDIA, in a linked list. Since 2.31.0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclConfigExt_t {
-    /// The next, or null.
+    /// The next option, or null.
     pub next: *mut ncclConfigExt_t,
-    /// Which option.
+    /// Key of the option.
     pub key: ncclConfigExtKey,
-    /// Its value.
+    /// Value of the option.
     pub val: ncclConfigExtValue,
 }
 
-/// The configuration of one collective. 2.31.0; the last field 2.32.0.
+/// The configuration of one collective. Since 2.31.0; the last field since 2.32.0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `CollConfig` that sets it")]
@@ -298,46 +298,46 @@ pub struct ncclCollConfig_t {
     pub launchCompletionEvent: CUevent,
 }
 
-/// What a simulated group is estimated to take. 2.22.3.
+/// The estimate for a simulated group. Since 2.22.3.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ncclSimInfo_t {
-    /// Bytes of the struct.
+    /// Size of the struct in bytes.
     pub size: usize,
     /// [`NCCL_SIM_INFO_MAGIC`](super::NCCL_SIM_INFO_MAGIC), which no other struct has.
     pub magic: c_uint,
-    /// The version of the caller.
+    /// Version of the caller.
     pub version: c_uint,
-    /// Microseconds, or -1.
+    /// Estimated time in microseconds, or -1.
     pub estimatedTime: f32,
 }
 
-/// How the library encrypts its sockets. 2.32.0.
+/// Encryption of the library's sockets. Since 2.32.0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ncclEncryptionConfig_t {
-    /// Bytes of the struct.
+    /// Size of the struct in bytes.
     pub size: usize,
     /// [`NCCL_API_MAGIC`](super::NCCL_API_MAGIC).
     pub magic: c_uint,
-    /// The version of the caller.
+    /// Version of the caller.
     pub version: c_uint,
-    /// 0 not at all, 1 with a key that is known beforehand.
+    /// 0 for no encryption, 1 for a pre-shared key.
     pub mode: c_int,
-    /// That key.
+    /// The pre-shared key.
     pub psk: *const c_char,
 }
 
-/// How many signals to wait for, from whom. 2.29.2.
+/// A number of signals of one rank to wait for. Since 2.29.2.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclWaitSignalDesc_t {
-    /// How many.
+    /// Number of signals.
     pub opCnt: c_int,
-    /// From which rank.
+    /// The rank that signals.
     pub peer: c_int,
-    /// At which index.
+    /// Index of the signal.
     pub sigIdx: c_int,
-    /// In which context.
+    /// Context of the signal.
     pub ctx: c_int,
 }

@@ -1,11 +1,11 @@
-//! Every constant that is bound, by the vendor's name, with the version whose header first has it.
-//! For the comparison with headers.
+//! All declared constants with the vendor's names, and the first version whose header has each. For
+//! the comparison with headers.
 
 use super::constants::*;
 use super::types::*;
 use crate::Version;
 
-/// Name, first version, number.
+/// Returns name, first version and number of each constant.
 pub fn values() -> Vec<(&'static str, Version, i64)> {
     let mut all = Vec::new();
     let mut from = |minor, patch, values: &[(&'static str, i64)]| {

@@ -1,4 +1,4 @@
-//! What the scenarios have in common: fakes of a version, ranks as threads, counters of the fake.
+//! Shared by the tests: fakes of a version, ranks as threads, counters of the fake.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -15,12 +15,12 @@ use peerweave_nccl::{Communicator, Config, DeadState, Nccl, NcclError, Rank, Red
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A machine with that many devices and the newest library.
+/// Returns a machine with that many devices and the newest library.
 pub(crate) fn fakes(devices: usize) -> Fakes {
     Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", devices.to_string())
 }
 
-/// As [`fakes`], with a library of that version, which lacks what came later.
+/// Like [`fakes`], with a library of that version, which lacks later features.
 pub(crate) fn fakes_of(devices: usize, version: &str) -> Fakes {
     let version: Version = version.parse().expect("a version");
     let later = Nccl::FUNCTIONS.iter().filter(|function| function.since.parse::<Version>().expect("a version") > version);
@@ -33,12 +33,12 @@ pub(crate) fn contexts(count: usize) -> Vec<Arc<CudaContext>> {
     (0..count).map(|ordinal| peerweave_driver::context(ordinal).expect("the fake has that device")).collect()
 }
 
-/// The context of one device.
+/// Returns the context of a device.
 pub(crate) fn device(ordinal: usize) -> Arc<CudaContext> {
     peerweave_driver::context(ordinal).expect("the fake has that device")
 }
 
-/// Where the children of a scenario meet, each as the PE of its rank.
+/// Returns the rendezvous of the child processes of a test. Each is the PE with its rank.
 pub(crate) fn rendezvous(child: &Child) -> Arc<Rendezvous> {
     let name = child.directory.to_string_lossy().replace('/', "-");
     let job =
@@ -47,12 +47,12 @@ pub(crate) fn rendezvous(child: &Child) -> Arc<Rendezvous> {
     Arc::new(Rendezvous::join(&job, Options { deadline: DEADLINE, ..Options::default() }).expect("all join"))
 }
 
-/// All ranks, in this thread.
+/// Returns all ranks, on this thread.
 pub(crate) fn all(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
     all_with(count, &Config::new())
 }
 
-/// As [`all`], with options.
+/// Like [`all`], with options.
 pub(crate) fn all_with(count: usize, config: &Config) -> Vec<(Communicator, Arc<CudaStream>)> {
     let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(count));
     let made =
@@ -60,7 +60,7 @@ pub(crate) fn all_with(count: usize, config: &Config) -> Vec<(Communicator, Arc<
     made.into_iter().zip(&contexts).map(|(comm, context)| (comm, context.new_stream().expect("a stream"))).collect()
 }
 
-/// Runs `body` as each rank, in a thread of its own.
+/// Runs `body` as each rank, on its own thread.
 pub(crate) fn ranks(count: usize, config: &Config, body: impl Fn(Communicator, Arc<CudaStream>) + Sync) {
     let nccl = Nccl::load().expect("the fake is there");
     let id: UniqueId = nccl.unique_id().expect("an id");
@@ -80,22 +80,22 @@ pub(crate) fn ranks(count: usize, config: &Config, body: impl Fn(Communicator, A
     });
 }
 
-/// One rank alone, on device 0.
+/// Returns a communicator of one rank, on device 0.
 pub(crate) fn alone() -> (Communicator, Arc<CudaStream>) {
     all(1).pop().expect("one was made")
 }
 
-/// All ranks, whose calls return from NCCL at once.
+/// Returns all ranks, with non-blocking communicators.
 pub(crate) fn all_non_blocking(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
     all_with(count, &Config::new().blocking(Switch::Off))
 }
 
-/// One rank alone, whose calls return from NCCL at once.
+/// Returns a non-blocking communicator of one rank.
 pub(crate) fn alone_non_blocking() -> (Communicator, Arc<CudaStream>) {
     all_non_blocking(1).remove(0)
 }
 
-/// All ranks, whose calls wait inside NCCL: as they do by default.
+/// Returns all ranks, with blocking communicators, the default.
 pub(crate) fn all_blocking(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
     all_with(count, &Config::new().blocking(Switch::On))
 }
@@ -104,7 +104,7 @@ pub(crate) fn floats(stream: &Arc<CudaStream>, values: &[f32]) -> DeviceMemory<f
     DeviceMemory::from_slice(stream, values).expect("memory of the fake")
 }
 
-/// The sum of the buffers of ranks that this thread has, in their places, by one group.
+/// Sums the buffers of all ranks of this thread in place, in one group.
 pub(crate) fn sum_together(members: &[(Communicator, Arc<CudaStream>)], buffers: &mut [DeviceMemory<f32>]) {
     let together = members[0].0.nccl().group(|group| {
         for ((comm, stream), buffer) in members.iter().zip(buffers) {
@@ -116,7 +116,7 @@ pub(crate) fn sum_together(members: &[(Communicator, Arc<CudaStream>)], buffers:
     members.iter().for_each(|(comm, stream)| comm.wait(stream, DEADLINE).expect("it completes"));
 }
 
-/// The sum of one more than its rank over all ranks.
+/// Returns the sum of rank + 1 over all ranks.
 pub(crate) fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, NcclError> {
     let mut values = floats(stream, &[comm.rank().get() as f32 + 1.0]);
     comm.all_reduce_in_place(stream, &mut values, ReduceOp::Sum)?;
@@ -124,7 +124,7 @@ pub(crate) fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, 
     Ok(values.to_vec(stream)?[0])
 }
 
-/// A function of a fake library that is loaded.
+/// Returns a function of a loaded fake library.
 pub(crate) fn function_of(library: &std::path::Path, name: &CStr) -> *mut c_void {
     let path = CString::new(library.to_str().expect("UTF-8")).expect("no zero byte");
     // SAFETY: both names end with zero; the library is loaded already, and stays.
@@ -137,7 +137,7 @@ pub(crate) fn function_of(library: &std::path::Path, name: &CStr) -> *mut c_void
     function
 }
 
-/// A counter of the fake library.
+/// Returns a counter of the fake library.
 pub(crate) fn counted(what: &str) -> i64 {
     let function = function_of(Nccl::load().expect("the fake is there").path(), c"peerweave_fake_nccl_count");
     let name = CString::new(what).expect("no zero byte");
@@ -147,7 +147,7 @@ pub(crate) fn counted(what: &str) -> i64 {
     unsafe { count(name.as_ptr()) }
 }
 
-/// Has calls of the fake driver fail from now on: `function:nth=code`, counted from now.
+/// Makes calls of the fake driver fail from now on: `function:nth=code`, counted from now.
 pub(crate) fn fail_driver(orders: &str) {
     let function = function_of("libcuda.so.1".as_ref(), c"peerweave_fake_cuda_fail");
     let orders = CString::new(orders).expect("no zero byte");
@@ -157,7 +157,7 @@ pub(crate) fn fail_driver(orders: &str) {
     assert_eq!(unsafe { fail(orders.as_ptr()) }, 0, "the orders are well formed");
 }
 
-/// A context of the same device that is not the primary one.
+/// Returns a context of the same device that is not the primary one.
 pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
     let function = function_of("libcuda.so.1".as_ref(), c"cuCtxCreate_v2");
     // SAFETY: that is its signature.
@@ -172,7 +172,7 @@ pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
     }
 }
 
-/// Waits for what ends in the background, and says that nothing is left of it.
+/// Waits for background teardown, and asserts that no resource is left.
 pub(crate) fn nothing_is_left() {
     let end = std::time::Instant::now() + DEADLINE;
     assert!(Communicator::wait_for_dropped(DEADLINE), "communicators end");
@@ -185,12 +185,12 @@ pub(crate) fn nothing_is_left() {
     }
 }
 
-/// The first value of some memory.
+/// Returns the first value of memory.
 pub(crate) fn value(memory: &DeviceMemory<f32>, stream: &Arc<CudaStream>) -> f32 {
     memory.to_vec(stream).expect("it can be read")[0]
 }
 
-/// Captures what `body` calls.
+/// Captures the calls of `body`.
 pub(crate) fn captured(stream: &Arc<CudaStream>, body: impl FnOnce() -> Result<(), NcclError>) -> CudaGraph {
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
     let result = body();
@@ -200,7 +200,7 @@ pub(crate) fn captured(stream: &Arc<CudaStream>, body: impl FnOnce() -> Result<(
     graph
 }
 
-/// The state that forbade a call.
+/// Returns the state that made a call fail.
 pub(crate) fn state_of<T: std::fmt::Debug>(result: Result<T, NcclError>) -> DeadState {
     match result {
         Err(NcclError::Dead { state, .. }) => state,

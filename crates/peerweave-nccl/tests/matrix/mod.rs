@@ -1,8 +1,8 @@
-//! Every collective x type x reduction x in and out of place against an oracle on the host. Shared
-//! by the tests and `tools/peerweave-check`.
+//! Tests of every collective x type x reduction x in and out of place against expected results
+//! computed on the host. Shared by the tests and `tools/peerweave-check`.
 //!
-//! Values are chosen so that every result is exact in every type, whatever order the library
-//! reduces in.
+//! The values are chosen such that every result is exact in every type, independently of the order
+//! in which the library reduces.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,38 +12,38 @@ use peerweave_driver::{CudaStream, DeviceMemory};
 use peerweave_nccl::{Communicator, Nccl, NcclError, PreMulSum, ReduceOp};
 use peerweave_types::{Element, F8E4M3, F8E5M2, Rank, bf16, f16};
 
-/// How long each wait may take.
+/// Time limit of each wait.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// One rank of this thread.
+/// A rank of this thread.
 pub(crate) struct Member {
     pub(crate) comm: Communicator,
     pub(crate) stream: Arc<CudaStream>,
 }
 
-/// The ranks of this thread, and what came of the checks.
+/// The ranks of this thread, and the results of the checks.
 pub(crate) struct Check<'a> {
     pub(crate) nccl: Nccl,
     pub(crate) members: &'a [Member],
-    /// Without groups: for a thread with one rank.
+    /// Whether calls are made without groups, for a thread with one rank.
     pub(crate) direct: bool,
-    /// Passed and failed, by collective.
+    /// Numbers of passed and failed checks by collective.
     pub(crate) table: BTreeMap<&'static str, (usize, usize)>,
-    /// The first few failures.
+    /// The first failures.
     pub(crate) failures: Vec<String>,
 }
 
-/// A type that the checks are made with.
+/// An element type of the checks.
 pub(crate) trait Sample: Element {
-    /// A small number; integers wrap.
+    /// Converts a small number; integers wrap.
     fn number(value: i64) -> Self;
-    /// Any value: what is only moved.
+    /// Returns a value for data that is only transferred.
     fn pattern(seed: usize) -> Self {
         Self::number((seed % 101) as i64)
     }
-    /// Near enough where a division by the number of ranks is not exact.
+    /// Returns whether the value is close to the expected one, for divisions that are not exact.
     fn near(self, value: f64) -> bool;
-    /// The largest value that all sums of eight are exact with.
+    /// The largest value with which all sums of eight are exact.
     const SMALL: i64 = 4;
 }
 
@@ -74,7 +74,7 @@ sample! {
     f64: value => value as f64, |x| x, 1e-12;
 }
 
-/// The value of an 8-bit float.
+/// Returns the value of an 8-bit float.
 fn value_of_bits(bits: u8, mantissa_bits: u32, bias: i32) -> f64 {
     let mantissa = f64::from(bits & ((1 << mantissa_bits) - 1)) / f64::from(1u32 << mantissa_bits);
     let exponent = i32::from(bits & 0x7f) >> mantissa_bits;
@@ -105,7 +105,7 @@ sample_8_bits! {
     F8E5M2: 2, 15;
 }
 
-/// What a rank gives to a reduction.
+/// Returns an element that a rank contributes to a reduction.
 fn given<T: Sample>(op: &Op<'_, T>, n: usize, rank: usize, index: usize) -> i64 {
     let mixed = (rank * 7 + index * 3 + rank * index) as i64;
     match op {
@@ -118,10 +118,10 @@ fn given<T: Sample>(op: &Op<'_, T>, n: usize, rank: usize, index: usize) -> i64 
     }
 }
 
-/// A reduction, and what it is called in the table.
+/// A reduction, with its name in the table.
 pub(crate) enum Op<'a, T> {
     Plain(ReduceOp),
-    /// With scalar 2, one for each member.
+    /// A sum with the scalar 2, one object for each member.
     Scaled(&'a [PreMulSum<T>]),
 }
 
@@ -164,7 +164,7 @@ macro_rules! each {
     };
 }
 
-/// As `each`, with the reduction that the member has.
+/// Like `each`, with the reduction of each member.
 macro_rules! each_reduced {
     ($check:ident, $op:ident, $iterator:expr, |$member:ident, $arguments:pat_param| $method:ident([$($before:expr),*], [$($after:expr),*])) => {
         match $op {
@@ -177,12 +177,12 @@ macro_rules! each_reduced {
 type Buffers<T> = Vec<DeviceMemory<T>>;
 
 impl<'a> Check<'a> {
-    /// Checks of the ranks of this thread.
+    /// Creates the checks of the ranks of this thread.
     pub(crate) fn new(nccl: Nccl, members: &'a [Member], direct: bool) -> Self {
         Self { nccl, members, direct, table: BTreeMap::new(), failures: Vec::new() }
     }
 
-    /// How many passed and failed.
+    /// Returns the numbers of passed and failed checks.
     pub(crate) fn totals(&self) -> (usize, usize) {
         self.table.values().fold((0, 0), |(passed, failed), (more, worse)| (passed + more, failed + worse))
     }
@@ -191,7 +191,7 @@ impl<'a> Check<'a> {
         self.members[0].comm.n_ranks()
     }
 
-    /// A buffer for each member, with `len(rank)` elements.
+    /// Returns a buffer for each member, with `len(rank)` elements.
     fn buffers<T: Sample>(
         &self,
         len: impl Fn(usize) -> usize,
@@ -209,7 +209,7 @@ impl<'a> Check<'a> {
         self.buffers(len, |_, _| T::default())
     }
 
-    /// Waits for all members and compares what they have.
+    /// Waits for all members and compares their results.
     fn verify<T: Sample>(
         &mut self,
         what: &'static str,
@@ -248,7 +248,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Everything, with `count` elements of each rank.
+    /// Makes all checks, with `count` elements of each rank.
     pub(crate) fn all(&mut self, count: usize) -> Result<(), NcclError> {
         self.of_type::<i8>(count)?;
         self.of_type::<u8>(count)?;
@@ -264,7 +264,7 @@ impl<'a> Check<'a> {
         self.of_type::<F8E5M2>(count)
     }
 
-    /// Every collective of one type. Reductions only where the library knows the type.
+    /// Checks every collective with one type. Reductions only if the library supports the type.
     pub(crate) fn of_type<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
         if T::SMALL > 1 || self.nccl.version().at_least(peerweave_nccl::Version::new(2, 24, 3)) {
             for op in Nccl::REDUCTIONS {
@@ -407,7 +407,7 @@ impl<'a> Check<'a> {
         self.uneven::<T>(count)
     }
 
-    /// A different number of elements for each rank, some of them none; and a ring of sends and
+    /// Checks different numbers of elements for each rank, including zero, and a ring of sends and
     /// receives.
     fn uneven<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
         let n = self.n();

@@ -59,9 +59,10 @@ impl Mpi {
             unsafe { api.MPI_Init_thread(std::ptr::null_mut(), std::ptr::null_mut(), MPI_THREAD_SERIALIZED, &raw mut provided) }?;
         check("MPI_Init_thread", code)?;
         if provided < MPI_THREAD_SERIALIZED {
-            return Err(
-                format!("MPI_Init_thread of {path} provides level {provided}, expected at least {MPI_THREAD_SERIALIZED}").into()
-            );
+            return Err(format!(
+                "MPI_Init_thread of {path} provides level {provided}, expected at least {MPI_THREAD_SERIALIZED}"
+            )
+            .into());
         }
         let world = world.as_ptr();
         let (mut rank, mut size) = (-1, -1);

@@ -25,7 +25,9 @@ impl Place {
     pub(crate) fn from_env() -> Result<Self, Failure> {
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let Some([pe, n_pes, local]) = LAUNCHERS.into_iter().find(|[pe, ..]| set(pe).is_some()) else {
-            return Err("the process was not started by a launcher: none of OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID is set".into());
+            return Err(
+                "the process was not started by a launcher: none of OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID is set".into()
+            );
         };
         let number = |name: &str| -> Result<u32, Failure> {
             let value = set(name).ok_or_else(|| format!("{pe} is set, but {name} is not"))?;
@@ -38,7 +40,9 @@ impl Place {
         let job = job.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect();
         let place = Self { pe: number(pe)?, n_pes: number(n_pes)?, local: number(local)?, job };
         if place.pe >= place.n_pes {
-            return Err(format!("{pe} is {} and {n_pes} is {}, expected an index less than the count", place.pe, place.n_pes).into());
+            return Err(
+                format!("{pe} is {} and {n_pes} is {}, expected an index less than the count", place.pe, place.n_pes).into()
+            );
         }
         Ok(place)
     }

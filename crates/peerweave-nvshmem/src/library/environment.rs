@@ -169,7 +169,7 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !over.load(Ordering::Relaxed) {
-                        assert_eq!(through_c(c"PEERWEAVE_TEST_CONSTANT").as_deref(), Some("as it was"));
+                        assert_eq!(through_c(c"PEERWEAVE_TEST_CONSTANT").as_deref(), Some("as before"));
                         let changing = through_c(c"PEERWEAVE_TEST_CHANGING");
                         assert!(changing.as_ref().is_none_or(|value| value.starts_with("value ")), "{changing:?}");
                     }

@@ -443,7 +443,8 @@ mod tests {
         let check = || check_plugin(directory.path(), "nvshmem_bootstrap_uid", Some(3), version);
         let error = check().expect_err("it is empty");
         assert!(
-            error.to_string().contains("nvshmem_bootstrap_uid.so.3") && error.to_string().contains("no file of this plug-in was found"),
+            error.to_string().contains("nvshmem_bootstrap_uid.so.3")
+                && error.to_string().contains("no file of this plug-in was found"),
             "{error}"
         );
         touch(directory.path(), "nvshmem_bootstrap_uid.so.2");

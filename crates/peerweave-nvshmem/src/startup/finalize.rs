@@ -98,7 +98,8 @@ impl Context {
         let order = comm.enqueued.world_order();
         let (_begun, able) = split_outcome(begun);
         let (_turn, able) = split_outcome(able.and_then(|()| idle()).and_then(|()| order.drain(CALL, &comm)));
-        let mut entered = arrive(&comm, CALL, Members::World, &format!("{} allocations that were not freed", allocations.len()), able)?;
+        let mut entered =
+            arrive(&comm, CALL, Members::World, &format!("{} allocations that were not freed", allocations.len()), able)?;
         // Memory released now must not be released again, even after an error.
         heap.allocations().clear();
         let (mut leaked, mut failed) = (Vec::new(), None);

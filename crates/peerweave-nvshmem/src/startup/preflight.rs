@@ -131,7 +131,8 @@ fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
         // After a start that only connected the PEs, NVSHMEM would reuse those PEs.
         Status::Bootstrapped | Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
-            let (found, asked) = ("an NVSHMEM initialised by other code in this process".to_owned(), "no earlier initialisation".to_owned());
+            let (found, asked) =
+                ("an NVSHMEM initialised by other code in this process".to_owned(), "no earlier initialisation".to_owned());
             let kind = MisuseKind::AlreadyInitialized { what: "NVSHMEM", found, asked };
             Err(NvshmemError::misuse("nvshmemx_init_status", kind))
         }

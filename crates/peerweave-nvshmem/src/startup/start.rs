@@ -593,9 +593,9 @@ mod tests {
             change(&mut asked);
             same("test", &running, &asked).expect_err("they differ").to_string()
         };
-        assert!(differs(|asked| asked.device = 1).contains("the device 0, which differs from 1"));
-        assert!(differs(|asked| asked.which = 8).contains("the id #00000007, which differs from #00000008"));
-        assert!(differs(|asked| asked.place = Some((1, 2))).contains("the place PE 0 of 2, which differs from PE 1 of 2"));
+        assert!(differs(|asked| asked.device = 1).contains("the device 0, expected 1"));
+        assert!(differs(|asked| asked.which = 8).contains("the id #00000007, expected #00000008"));
+        assert!(differs(|asked| asked.place = Some((1, 2))).contains("the place PE 0 of 2, expected PE 1 of 2"));
         assert!(differs(|asked| asked.settings = Settings::default()).contains("NVSHMEM_MAX_TEAMS=8"));
         assert!(same("test", &running, &running.clone()).is_ok());
     }

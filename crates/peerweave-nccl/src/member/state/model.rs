@@ -1,5 +1,5 @@
-//! All interleavings of calls, an abort and a reader, by the model checker. Does not check how long
-//! a thread waits.
+//! Tests of all interleavings of calls, an abort and a reader, by the model checker. Durations of
+//! waits are not modelled.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: in no
 //! interleaving is the guarded value freed while a thread may still use it.
@@ -8,8 +8,8 @@ use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
-/// A gate, and whether what it guards was freed: the model fails if that is looked at and written
-/// in no order.
+/// A gate, and whether the value that it guards was freed. The model fails if that flag is read and
+/// written without order.
 #[derive(Default)]
 struct Guarded(Gate, UnsafeCell<bool>);
 
@@ -80,7 +80,7 @@ fn shared_entry_races_with_abort() {
     });
 }
 
-/// Aborts without waiting for threads that may be blocked in NCCL; threads that have left NCCL are
+/// Aborts without waiting for threads that may be blocked in NCCL. Threads that have left NCCL are
 /// waited for.
 #[test]
 fn leave_blocking_after_abort_gave_up() {
@@ -107,7 +107,7 @@ fn leave_blocking_after_abort_gave_up() {
     });
 }
 
-/// Revokes, by either function that changes the state.
+/// Revokes by either function that changes the state.
 fn revoke_races_with_abort(revoke: fn(&Gate) -> bool) {
     loom::model(move || {
         let shared = Arc::new(Guarded::default());
@@ -135,7 +135,7 @@ fn change_races_with_abort() {
     revoke_races_with_abort(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
-/// Finalizing frees at once and waits for no revocation.
+/// Finalizing frees immediately, and does not wait for a revocation.
 #[test]
 fn revoke_races_with_finalize() {
     loom::model(|| {

@@ -1,6 +1,6 @@
-//! The gate with real threads: entering, waiting, notification, giving up.
+//! Tests of the gate with real threads: entering, waiting, notification, giving up.
 //!
-//! Every interleaving is `model.rs`, weak memory `weak.rs`. Invariant: no test depends on which
+//! `model.rs` tests every interleaving, `weak.rs` weak memory. Invariant: no test depends on which
 //! thread is first.
 
 use super::*;
@@ -29,8 +29,8 @@ fn gate_admits_one_thread_and_wakes_every_waiter() {
     assert_eq!(gate.starving.into_inner(), 0);
 }
 
-/// A call and an abort race again and again: the abort waits for a thread that entered before the
-/// gate was closed.
+/// A call and an abort race repeatedly: the abort waits for a thread that entered before the gate
+/// was closed.
 #[test]
 fn drained_gate_is_empty() {
     let (mut got_in, mut refused) = (0, 0);
@@ -90,7 +90,7 @@ fn blocking_entry_succeeds_only_on_live_communicators() {
     assert!(gate.drain(Duration::ZERO) && gate.try_enter_blocking().is_none());
 }
 
-/// The other thread leaves for no longer than it takes to ask again.
+/// The other thread leaves the gate only briefly before it tries to enter again.
 #[test]
 fn waiter_enters_before_a_repeating_caller() {
     let (gate, taken, done) = (Gate::default(), AtomicUsize::new(0), AtomicBool::new(false));
@@ -192,7 +192,7 @@ fn state_changes_only_from_the_expected_state() {
 }
 
 #[test]
-fn gate_closes_in_order_only_from_the_state_that_was_found() {
+fn gate_closes_only_from_the_expected_state() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
     // A revocation enters as a reader.

@@ -1,19 +1,19 @@
-//! The gate under weak memory: with Miri, which lets loads see old values, as the orderings
-//! themselves allow it and without a fence.
+//! Tests of the gate under weak memory, with Miri: loads may return old values, as the memory
+//! orders allow without a fence.
 //!
 //! `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test -p
-//! peerweave-nccl --lib state::weak`. Not every order: those of the seeds. Invariant: as `model.rs
-//! `, which goes through every order of a few switches, but believes in fences only.
+//! peerweave-nccl --lib state::weak`. Only the orders of the seeds are tested. Invariant: that of
+//! `model.rs`, which explores every order with few preemptions, but only supports fences.
 
 use super::*;
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-/// How often each scenario is run with one seed.
+/// Number of runs of each scenario with one seed.
 const ROUNDS: usize = 3;
 
-/// A gate, and whether what it guards was freed: a data race if that is looked at and written in no
-/// order.
+/// A gate, and whether the value that it guards was freed. If that flag is read and written without
+/// order, it is a data race.
 #[derive(Default)]
 struct Guarded(Gate, UnsafeCell<bool>);
 
