@@ -101,11 +101,30 @@ impl Heap {
         Ok(PeerEntry { base: base.unwrap_or(0), node_pe, transport })
     }
 
+    /// The largest alignment of an allocation, in bytes.
+    pub(crate) fn max_alignment_bytes(&self) -> usize {
+        match self {
+            Self::Vmm(..) => 2 << 20,
+            Self::Nvshmem(_) => ALIGNMENT_BYTES as usize,
+        }
+    }
+
     /// Allocates zero-initialised bytes on every PE. Collective.
     pub(crate) fn alloc(&self, stream: &Arc<CudaStream>, bytes: usize) -> Result<Block, CudaError> {
+        self.alloc_aligned(stream, bytes, ALIGNMENT_BYTES as usize)
+    }
+
+    /// As [`alloc`](Self::alloc), at a multiple of `alignment_bytes`, at most
+    /// [`max_alignment_bytes`](Self::max_alignment_bytes).
+    pub(crate) fn alloc_aligned(
+        &self,
+        stream: &Arc<CudaStream>,
+        bytes: usize,
+        alignment_bytes: usize,
+    ) -> Result<Block, CudaError> {
         Ok(match self {
             Self::Vmm(heap, _) => {
-                let memory = heap.alloc_aligned::<u8>(bytes, ALIGNMENT_BYTES as usize)?;
+                let memory = heap.alloc_aligned::<u8>(bytes, alignment_bytes.max(ALIGNMENT_BYTES as usize))?;
                 let offset = memory.offset().0;
                 Block { memory: Memory::Vmm(memory), offset, bytes: bytes as u64 }
             }
@@ -169,6 +188,14 @@ impl Block {
         match &self.memory {
             Memory::Vmm(memory) => drop(memory.read(stream)),
             Memory::Nvshmem(lease) => drop(lease.buffer.read(stream)),
+        }
+    }
+
+    /// Returns whether no graph and nothing else has a handle of the memory.
+    pub(crate) fn is_only_handle(&self) -> bool {
+        match &self.memory {
+            Memory::Vmm(memory) => memory.handles() == 1,
+            Memory::Nvshmem(_) => true,
         }
     }
 

@@ -14,6 +14,7 @@
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "an error ends what it is about; size does not matter there")]
 
+mod backend;
 mod context;
 mod error;
 mod gpu;
@@ -22,6 +23,7 @@ mod launch;
 mod memory;
 mod team;
 
+pub use backend::{Cuda, CudaOptions, of_cudarc, on_device};
 pub use error::{CudaError, KernelFailure};
 pub use gpu::{Gpu, GpuOptions, Transport};
 pub use launch::Stream;
@@ -36,4 +38,5 @@ const _: () = {
     shared::<Symmetric<f32>>();
     shared::<Stream>();
     shared::<Team>();
+    shared::<Cuda>();
 };

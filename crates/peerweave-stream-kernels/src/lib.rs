@@ -5,6 +5,7 @@
 //! word 0 is [`OUTCOME_DONE`] if the operation succeeded. Invariant: word 0 is written last, and
 //! only after success.
 #![no_std]
+#![allow(clippy::too_many_arguments, reason = "a parameter of a kernel is a register; a struct would be memory")]
 
 /// The README, whose text is documentation of this crate.
 #[cfg(doctest)]

@@ -6,6 +6,7 @@ mod wait;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
+use peerweave_core::backend::BoundKernel;
 use peerweave_device::launch::Kernel;
 use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
 use peerweave_driver::{CudaStream, DeviceBuffer as _, DeviceMemory, Keep, PrivateStream, is_capturing};
@@ -65,6 +66,13 @@ impl std::ops::Deref for Stream {
 
     fn deref(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+}
+
+impl Inner {
+    /// The address of the context, which does not change while the GPU lives.
+    fn context_address(&self) -> u64 {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner).address()
     }
 }
 
@@ -155,12 +163,39 @@ impl Gpu {
         config: LaunchConfig,
         args: A,
     ) -> Result<(), CudaError> {
-        let lookup = self.look_up(&args)?;
+        let lookup = self.look_up(|lookup| args.visit(lookup))?;
         let inner = &*self.0;
         let loaded = inner.kernel(kernel.ptx(), kernel.name())?;
+        let context = inner.context_address();
+        let arguments = Arguments::new().with(&context).with_all(&args);
         // SAFETY: the entry takes the context and these arguments, which `Kernel::new` promised;
         // races are among accesses of single words, whose values are then unspecified.
-        unsafe { self.enqueue(stream, &loaded, config, args, lookup) }
+        unsafe { self.enqueue(stream, &loaded, config, &arguments, lookup) }
+    }
+
+    /// As [`launch`](Self::launch), for a kernel whose types are erased.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub(crate) fn launch_bound(
+        &self,
+        stream: &Arc<CudaStream>,
+        kernel: &dyn BoundKernel,
+        config: LaunchConfig,
+    ) -> Result<(), CudaError> {
+        let lookup = self.look_up(|lookup| kernel.visit(lookup))?;
+        let inner = &*self.0;
+        let loaded = inner.kernel(kernel.ptx(), kernel.name())?;
+        let context = inner.context_address();
+        let mut arguments = Some(Arguments::new().with(&context));
+        kernel.arguments(&mut |address, bytes, alignment| {
+            // SAFETY: the arguments are values of the kernel's parameters, in `kernel`, which is
+            // borrowed until the launch returns.
+            arguments = arguments.take().map(|list| unsafe { list.with_raw(address, bytes, alignment) });
+        });
+        let arguments = arguments.unwrap_or_default();
+        // SAFETY: as in `launch`.
+        unsafe { self.enqueue(stream, &loaded, config, &arguments, lookup) }
     }
 
     /// Like [`launch`](Self::launch), for a kernel that was loaded by other means, for example one
@@ -180,32 +215,34 @@ impl Gpu {
         config: LaunchConfig,
         args: A,
     ) -> Result<(), CudaError> {
-        let lookup = self.look_up(&args)?;
+        let lookup = self.look_up(|lookup| args.visit(lookup))?;
+        let context = self.0.context_address();
+        let arguments = Arguments::new().with(&context).with_all(&args);
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue(stream, kernel, config, args, lookup) }
+        unsafe { self.enqueue(stream, kernel, config, &arguments, lookup) }
     }
 
     /// Looks up the memory and the teams of arguments. Fails if one of them is not live, or if a
     /// kernel has failed.
-    fn look_up<A: KernelArgs>(&self, args: &A) -> Result<Lookup<'_>, CudaError> {
+    fn look_up(&self, visit: impl FnOnce(&mut Lookup<'_>)) -> Result<Lookup<'_>, CudaError> {
         let inner = &*self.0;
         if let Some(failure) = &*inner.failed() {
             return Err(CudaError::Failed { call: CALL, failure: failure.clone() });
         }
         let mut lookup = Lookup { inner, blocks: Vec::new(), locals: Vec::new(), teams: Vec::new(), refused: None };
-        args.visit(&mut lookup);
+        visit(&mut lookup);
         lookup.refused.take().map_or(Ok(lookup), Err)
     }
 
     /// # Safety
     /// As for [`launch_loaded`](Self::launch_loaded). `lookup` has the memory that the arguments
     /// refer to.
-    unsafe fn enqueue<A: KernelArgs>(
+    unsafe fn enqueue(
         &self,
         stream: &Arc<CudaStream>,
         loaded: &LoadedKernel,
         config: LaunchConfig,
-        args: A,
+        arguments: &Arguments<'_>,
         lookup: Lookup<'_>,
     ) -> Result<(), CudaError> {
         let inner = &*self.0;
@@ -225,11 +262,9 @@ impl Gpu {
         inner.report.note(stream);
         lookup.blocks.iter().for_each(|block| block.note(stream));
         lookup.locals.iter().for_each(|memory| drop(memory.read(stream)));
-        let context = tables.address();
-        let arguments = Arguments::new().with(&context).with_all(&args);
         // SAFETY: the caller's promise; what the arguments refer to is noted on the stream, or kept
         // by the graph.
-        unsafe { loaded.launch(stream, &config, &arguments, keep) }?;
+        unsafe { loaded.launch(stream, &config, arguments, keep) }?;
         Ok(())
     }
 }

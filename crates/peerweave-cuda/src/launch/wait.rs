@@ -63,7 +63,7 @@ impl Gpu {
 
 impl Inner {
     /// Returns the PE that was lost first, if any.
-    fn lost(&self) -> Option<(Pe, Loss)> {
+    pub(crate) fn lost(&self) -> Option<(Pe, Loss)> {
         self.rendezvous.losses().into_iter().next()
     }
 

@@ -38,7 +38,16 @@ impl Gpu {
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Symmetric<T>, CudaError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes = bytes.ok_or_else(|| misuse("Gpu::alloc", "len", len, "a number of elements that fits the address space"))?;
-        let block = Arc::new(self.0.heap.alloc(&self.0.stream, bytes)?);
+        self.allocated(self.0.heap.alloc(&self.0.stream, bytes)?, len)
+    }
+
+    /// As [`alloc`](Self::alloc), for bytes at a multiple of `alignment_bytes`.
+    pub(crate) fn alloc_aligned(&self, bytes: usize, alignment_bytes: usize) -> Result<Symmetric<u8>, CudaError> {
+        self.allocated(self.0.heap.alloc_aligned(&self.0.stream, bytes, alignment_bytes)?, bytes)
+    }
+
+    fn allocated<T: Plain>(&self, block: Block, len: usize) -> Result<Symmetric<T>, CudaError> {
+        let block = Arc::new(block);
         self.0.allocations().insert(block.offset, Arc::downgrade(&block));
         Ok(Symmetric { block, gpu: self.clone(), len, _elements: PhantomData })
     }
@@ -109,6 +118,16 @@ impl<T: Plain> Symmetric<T> {
     /// Errors of the driver.
     pub fn zero(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.block.zero(stream)
+    }
+
+    /// Returns whether nothing else has a handle of the memory.
+    pub(crate) fn is_only_handle(&self) -> bool {
+        Arc::strong_count(&self.block) == 1 && self.block.is_only_handle()
+    }
+
+    /// The offset of the first element in the heap of every PE.
+    pub(crate) fn offset(&self) -> SymOffset {
+        SymOffset(self.block.offset)
     }
 
     fn check(&self, call: &'static str, first: usize, len: usize) -> Result<(), CudaError> {

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, ServerOptions, Token};
-use peerweave_cuda::{CudaError, Gpu, GpuOptions};
+use peerweave_core::World;
+use peerweave_cuda::{Cuda, CudaError, Gpu, GpuOptions};
 use peerweave_device::launch::Kernel;
 use peerweave_driver::Driver;
 use peerweave_fakes::Fakes;
-use peerweave_types::{Dim3, KernelArgs, KernelContext, KernelTeam};
+use peerweave_types::{DeviceSlice, Dim3, KernelArgs, KernelContext, KernelTeam, SymSlice};
 
 /// A time limit that no test reaches by accident.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
@@ -159,17 +160,17 @@ unsafe fn argument<T: Copy>(launch: *const FakeLaunch, index: usize) -> T {
     unsafe { *(*(*launch).parameters.add(index)).cast::<T>() }
 }
 
-/// Registers kernels with the fake driver under their names.
+/// Registers kernels of a crate with the fake driver under their names.
 macro_rules! kernels {
-    ($($kernel:ident($($index:literal: $argument:ty),*);)*) => {
-        fn register() {
+    ($register:ident of $kernels:ident: $($kernel:ident($($index:literal: $argument:ty),*);)*) => {
+        fn $register() {
             $({
                 /// # Safety
                 /// `launch` is a launch of this kernel in progress.
                 unsafe extern "C" fn run(launch: *const FakeLaunch) {
                     // SAFETY: the fake calls this for launches of this kernel, whose arguments
                     // after the context are these.
-                    unsafe { on_cpu(&peerweave_test_kernels::$kernel::KERNEL, launch, ($(argument::<$argument>(launch, $index),)*)) }
+                    unsafe { on_cpu(&$kernels::$kernel::KERNEL, launch, ($(argument::<$argument>(launch, $index),)*)) }
                 }
                 register_one(stringify!($kernel), run);
             })*
@@ -177,14 +178,41 @@ macro_rules! kernels {
     };
 }
 
-kernels! {
-    ring(1: peerweave_types::SymSlice<u64>, 2: peerweave_types::SymSlice<u64>, 3: u64);
-    wait_for_ever(1: peerweave_types::SymSlice<u64>, 2: u32);
-    count_up(1: peerweave_types::SymSlice<u64>, 2: u64);
+kernels! { register_tests of peerweave_test_kernels:
+    ring(1: SymSlice<u64>, 2: SymSlice<u64>, 3: u64);
+    wait_for_ever(1: SymSlice<u64>, 2: u32);
+    count_up(1: SymSlice<u64>, 2: u64);
     barriers(1: u32);
-    multicast_base(1: peerweave_types::SymSlice<u64>);
-    meet_in_team(1: KernelTeam, 2: peerweave_types::SymSlice<u64>, 3: u32);
-    sum_in_team(1: KernelTeam, 2: peerweave_types::SymSlice<u32>, 3: peerweave_types::SymSlice<u32>);
+    multicast_base(1: SymSlice<u64>);
+    meet_in_team(1: KernelTeam, 2: SymSlice<u64>, 3: u32);
+    sum_in_team(1: KernelTeam, 2: SymSlice<u32>, 3: SymSlice<u32>);
+}
+
+kernels! { register_stream_kernels of peerweave_stream_kernels:
+    stream_signal(1: SymSlice<u64>, 2: u64, 3: u32, 4: u32);
+    stream_wait(
+        1: SymSlice<u64>, 2: DeviceSlice<u64>, 3: u32, 4: u64, 5: u32, 6: u32, 7: DeviceSlice<u64>
+    );
+    stream_atomic(1: SymSlice<u64>, 2: u32, 3: u32, 4: u64, 5: u64, 6: u32, 7: DeviceSlice<u64>);
+    stream_barrier(1: KernelTeam, 2: DeviceSlice<u64>);
+    stream_put_element(1: SymSlice<u8>, 2: u64, 3: u32, 4: u32);
+    stream_fill(1: DeviceSlice<u8>, 2: u64, 3: u32, 4: u64);
+}
+
+fn register() {
+    register_tests();
+    register_stream_kernels();
+}
+
+/// Runs the body as each of `n` PEs of a world on GPUs, which it ends; gives what they return.
+pub(crate) fn worlds<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
+    pes_that_may_fail(n, options, |gpu| {
+        let world = World::new(Cuda::new(gpu.expect("it is set up")).expect("a backend")).expect("a world");
+        let result = body(&world);
+        let report = world.finalize().expect("every PE ends the job");
+        assert!(report.is_clean(), "{report}");
+        result
+    })
 }
 
 fn register_one(name: &str, function: unsafe extern "C" fn(*const FakeLaunch)) {

@@ -49,6 +49,17 @@ impl<'a> Arguments<'a> {
         self
     }
 
+    /// Adds an argument by its address, length and alignment in bytes.
+    ///
+    /// # Safety
+    /// There are so many initialised bytes at the address while this value lives, with the layout
+    /// of the kernel's parameter.
+    #[must_use]
+    pub unsafe fn with_raw(mut self, address: *const u8, bytes: usize, alignment: usize) -> Self {
+        self.places.push(Place { address: address.cast(), bytes, alignment });
+        self
+    }
+
     /// Returns the number of arguments.
     pub fn len(&self) -> usize {
         self.places.len()

@@ -8,7 +8,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUhostFn, CUipcEventHandle,
+    CUDA_MEMCPY2D, CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUhostFn, CUipcEventHandle,
     CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemLocation, CUmulticastGranularity_flags, CUmulticastObjectProp, CUpointer_attribute,
     CUstream, CUuserObject,
@@ -64,6 +64,8 @@ peerweave_dylib::bindings! {
         "3.2" fn cuMemcpyHtoDAsync_v2(target: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream) -> CudaCode;
         /// Copies to the host in stream order.
         "3.2" fn cuMemcpyDtoHAsync_v2(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CudaCode;
+        /// Copies rows at strides in stream order.
+        "3.2" fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) -> CudaCode;
         /// Fills memory with a byte in stream order.
         "3.2" fn cuMemsetD8Async(target: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CudaCode;
         /// Fills memory with a word in stream order.
@@ -97,6 +99,8 @@ peerweave_dylib::bindings! {
         "2.0" fn cuEventRecord(event: CUevent, stream: CUstream) -> CudaCode;
         /// Returns whether an event is complete.
         "2.0" fn cuEventQuery(event: CUevent) -> CudaCode;
+        /// Milliseconds between two events that are complete and record times.
+        "2.0" fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CudaCode;
         /// Destroys an event.
         "4.0" fn cuEventDestroy_v2(event: CUevent) -> CudaCode;
         /// Creates an object that calls a function when its last reference is released.

@@ -95,6 +95,11 @@ impl<T> SymmetricMemory<T> {
         Arc::get_mut(&mut self.block).is_some()
     }
 
+    /// Returns the number of handles of the allocation, those of graphs included.
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.block)
+    }
+
     /// Returns the address of this PE's first element. It is valid while a handle lives; using it
     /// is `unsafe` elsewhere.
     pub fn address(&self) -> CUdeviceptr {

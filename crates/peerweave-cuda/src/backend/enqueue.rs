@@ -1,0 +1,427 @@
+//! Enqueues operations on a CUDA stream: copies by copy engines, everything that synchronises by
+//! small kernels.
+//!
+//! Invariants: what work on the stream uses is noted on the stream or held by the caller of
+//! [`Enqueue::op`] until the stream has passed it. **\[G3\]** Memory of the host that an operation
+//! names is valid as its [`Copier`] needs it: the caller of [`Enqueue::op`] promised that.
+
+use std::sync::Arc;
+
+use peerweave_core::Error;
+use peerweave_core::backend::{
+    Atomic, AtomicKind, Collective, CollectiveKind, Direction, Fill, Get, Launch, Op, Place, Put, Signal, Strided, TeamId, Until,
+    WaitMode, WaitUntil,
+};
+use peerweave_device::launch::Kernel;
+use peerweave_driver::cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
+use peerweave_driver::launch::LaunchConfig;
+use peerweave_driver::{Api, CudaCode, CudaError, CudaStream, Driver, DriverError, Keep, bind};
+use peerweave_stream_kernels::{
+    OUTCOME_BITS, atomic, stream_atomic, stream_barrier, stream_fill, stream_put_element, stream_signal, stream_wait, until,
+};
+use peerweave_types::{DType, DeviceSlice, KernelArgs, ReduceOp, SignalOp, SymOffset, SymSlice};
+
+use super::error::{driver, portable, unsupported};
+use super::slots::Slot;
+use super::staging::{Copier, Staged};
+use super::state::State;
+use super::ticket::Source;
+use crate::error::CudaError as GpuError;
+use crate::gpu::Gpu;
+
+/// One operation that is being enqueued.
+pub(super) struct Enqueue<'a> {
+    pub(super) state: &'a State,
+    pub(super) gpu: &'a Gpu,
+    pub(super) stream: &'a Arc<CudaStream>,
+    pub(super) call: &'static str,
+    pub(super) copier: Copier,
+    pub(super) capturing: bool,
+    /// What the work uses beyond what the portable API holds.
+    pub(super) keep: Vec<Keep>,
+    /// Results that the calling thread copies when the work has ended.
+    pub(super) results: Vec<Staged>,
+}
+
+type Outcome<T = ()> = Result<T, Error>;
+
+impl Enqueue<'_> {
+    /// Enqueues an operation; returns where its outcome will be.
+    ///
+    /// # Safety
+    /// The memory of the host that `op` names is valid as [`Copier`] needs it.
+    pub(super) unsafe fn op(&mut self, op: &Op) -> Outcome<Source> {
+        match op {
+            Op::Put(put) => self.put(put),
+            Op::Get(get) => self.get(get),
+            Op::Strided(strided) => self.strided(strided),
+            Op::Copy(op) => self.between(op.target, op.source, op.bytes),
+            Op::PutElement(put) => {
+                self.state.remote(self.call, put.pe, put.target)?;
+                let element = self.view::<u8>(put.target, put.element_bytes);
+                let arguments = (element, put.bits, put.element_bytes as u32, put.pe.get());
+                self.kernel(&stream_put_element::KERNEL, arguments)?;
+                Ok(Source::Kernel)
+            }
+            Op::GetElement(get) => {
+                let from = self.state.remote(self.call, get.pe, get.source)?;
+                let slot = self.slot(2)?;
+                self.note(get.source, get.element_bytes);
+                self.copy(slot.address(1), from, get.element_bytes)?;
+                Ok(Source::Element(slot))
+            }
+            Op::Fill(fill) => self.fill(fill),
+            Op::Signal(signal) => self.signal(signal),
+            Op::Wait(wait) => self.wait(wait),
+            Op::Atomic(op) => self.atomic(op),
+            Op::Launch(launch) => self.launch(launch),
+            // Work of a stream runs in its order, and a copy or store is complete when the next
+            // work starts.
+            Op::Fence | Op::Quiet => Ok(Source::Copy),
+            Op::Collective(op) => self.collective(op),
+            Op::Group(ops) => {
+                if ops.iter().any(|op| matches!(op, Op::PointToPoint(_))) {
+                    return Err(unsupported(self.call, "sends and receives are not built yet: use puts with signals"));
+                }
+                let mut source = Source::Copy;
+                for op in ops.iter() {
+                    // SAFETY: the caller's promise, which is for all members.
+                    source = unsafe { self.op(op) }?;
+                }
+                Ok(source)
+            }
+            Op::PointToPoint(_) => Err(unsupported(self.call, "sends and receives are not built yet: use puts with signals")),
+        }
+    }
+
+    // ---- memory ----
+
+    fn note(&mut self, at: SymOffset, bytes: usize) {
+        if let Some(block) = self.gpu.0.allocation(at, bytes as u64) {
+            block.note(self.stream);
+            if self.capturing {
+                self.keep.extend(block.keep());
+            }
+        }
+    }
+
+    fn note_place(&mut self, place: Place, bytes: usize) {
+        if let Place::Symmetric(at) = place {
+            self.note(at, bytes);
+        }
+    }
+
+    fn slot(&mut self, words: usize) -> Outcome<Arc<Slot>> {
+        let slot = self.state.slots.take(&self.state.context, words).map_err(|error| driver(self.call, error))?;
+        slot.note(self.stream);
+        self.keep.push(Arc::<Slot>::clone(&slot));
+        Ok(slot)
+    }
+
+    /// A view of symmetric memory that the core has checked.
+    fn view<T>(&self, at: SymOffset, len: usize) -> SymSlice<T> {
+        // SAFETY: the core has checked that the elements lie in one live allocation, aligned; the
+        // queue holds its owner.
+        unsafe { SymSlice::from_raw(at, len) }
+    }
+
+    fn staged(&mut self, at: *mut u8, bytes: usize) -> Outcome<Staged> {
+        if self.capturing {
+            let why = "memory of the host cannot be captured into a graph: use symmetric memory or memory of the device";
+            return Err(unsupported(self.call, why));
+        }
+        let staged = Staged::new(&self.state.context, at, bytes).map_err(|error| driver(self.call, error))?;
+        staged.note(self.stream);
+        self.keep.push(Arc::new(staged.clone()));
+        Ok(staged)
+    }
+
+    /// The address of memory that work on the stream reads.
+    fn reading(&mut self, place: Place, bytes: usize) -> Outcome<u64> {
+        self.note_place(place, bytes);
+        let Place::Private(at) = place else { return Ok(self.state.address(place)) };
+        let staged = self.staged(at, bytes)?;
+        match self.copier {
+            // SAFETY: [G3]: the memory is valid for reads now, says the caller of `op`.
+            Copier::Caller => unsafe { staged.fill() },
+            // SAFETY: [G3]: it is valid until the stream has passed the operation.
+            Copier::Stream => unsafe { staged.enqueue_fill(self.stream) }.map_err(|error| driver(self.call, error))?,
+        }
+        Ok(staged.address())
+    }
+
+    /// The address of memory that work on the stream writes, and what [`written`](Self::written)
+    /// then does.
+    fn writing(&mut self, place: Place, bytes: usize) -> Outcome<(u64, Option<Staged>)> {
+        self.note_place(place, bytes);
+        let Place::Private(at) = place else { return Ok((self.state.address(place), None)) };
+        let staged = self.staged(at, bytes)?;
+        Ok((staged.address(), Some(staged)))
+    }
+
+    /// Hands over what was written.
+    fn written(&mut self, staged: Option<Staged>) -> Outcome {
+        match (staged, self.copier) {
+            (None, _) => {}
+            (Some(staged), Copier::Caller) => self.results.push(staged),
+            (Some(staged), Copier::Stream) => {
+                // SAFETY: [G3]: it is valid until the stream has passed the operation.
+                unsafe { staged.enqueue_empty(self.stream) }.map_err(|error| driver(self.call, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    // ---- copies ----
+
+    /// Calls a function of the driver that enqueues work on the stream.
+    fn drive(&self, name: &'static str, enqueue: impl FnOnce(&Api) -> Result<CudaCode, DriverError>) -> Outcome {
+        let run = || -> Result<(), DriverError> {
+            let api = Driver::get()?.api();
+            bind(self.stream.context())?;
+            Ok(CudaError::check(name, enqueue(api)?)?)
+        };
+        run().map_err(|error| driver(self.call, error))
+    }
+
+    fn copy(&self, to: u64, from: u64, bytes: usize) -> Outcome {
+        if bytes == 0 || to == from {
+            return Ok(());
+        }
+        // SAFETY: both ranges have that many bytes, and stay allocated until the stream has
+        // completed the copy: they are noted or held.
+        self.drive("cuMemcpyAsync", |api| Ok(unsafe { api.cuMemcpyAsync(to, from, bytes, self.stream.cu_stream()) }?))
+    }
+
+    fn put(&mut self, put: &Put) -> Outcome<Source> {
+        let to = self.state.remote(self.call, put.pe, put.target)?;
+        let from = self.reading(put.source, put.bytes)?;
+        self.note(put.target, put.bytes);
+        self.copy(to, from, put.bytes)?;
+        match put.signal {
+            Some((at, value, op)) => self.signal(&Signal { pe: put.pe, at, value, op }),
+            None => Ok(Source::Copy),
+        }
+    }
+
+    fn get(&mut self, get: &Get) -> Outcome<Source> {
+        let from = self.state.remote(self.call, get.pe, get.source)?;
+        let (to, staged) = self.writing(get.target, get.bytes)?;
+        self.note(get.source, get.bytes);
+        self.copy(to, from, get.bytes)?;
+        self.written(staged)?;
+        Ok(Source::Copy)
+    }
+
+    /// A copy within this PE.
+    fn between(&mut self, target: Place, source: Place, bytes: usize) -> Outcome<Source> {
+        let from = self.reading(source, bytes)?;
+        let (to, staged) = self.writing(target, bytes)?;
+        self.copy(to, from, bytes)?;
+        self.written(staged)?;
+        Ok(Source::Copy)
+    }
+
+    fn strided(&mut self, op: &Strided) -> Outcome<Source> {
+        if op.count == 0 {
+            return Ok(Source::Copy);
+        }
+        let remote = self.state.remote(self.call, op.pe, op.remote)?;
+        let (width, rows) = (op.element_bytes, op.count);
+        let local_bytes = ((rows - 1) * op.local_stride + 1) * width;
+        self.note(op.remote, ((rows - 1) * op.remote_stride + 1) * width);
+        let put = op.direction == Direction::Send;
+        // What lies between the elements of a result stays: it is read first.
+        let read = if put || matches!(op.local, Place::Private(_)) { Some(self.reading(op.local, local_bytes)?) } else { None };
+        let (local, staged) = if put { (read.unwrap_or(0), None) } else { self.writing(op.local, local_bytes)? };
+        if let (Some(read), false) = (read, put) {
+            self.copy(local, read, local_bytes)?;
+        }
+        let (to, to_pitch, from, from_pitch) = if put {
+            (remote, op.remote_stride * width, local, op.local_stride * width)
+        } else {
+            (local, op.local_stride * width, remote, op.remote_stride * width)
+        };
+        const UNIFIED: CUmemorytype = CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+        let copy = CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: UNIFIED,
+            srcHost: std::ptr::null(),
+            srcDevice: from,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: from_pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: UNIFIED,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: to_pitch,
+            WidthInBytes: width,
+            Height: rows,
+        };
+        // SAFETY: the core has checked that the last element at either stride lies in its memory,
+        // which is noted or held.
+        self.drive("cuMemcpy2DAsync_v2", |api| Ok(unsafe { api.cuMemcpy2DAsync_v2(&raw const copy, self.stream.cu_stream()) }?))?;
+        self.written(staged)?;
+        Ok(Source::Copy)
+    }
+
+    fn fill(&mut self, fill: &Fill) -> Outcome<Source> {
+        let bytes = fill.count * fill.element_bytes;
+        if bytes == 0 {
+            return Ok(Source::Copy);
+        }
+        let (to, staged) = self.writing(fill.target, bytes)?;
+        let stream = self.stream.cu_stream();
+        let first = fill.bits.to_ne_bytes()[0];
+        if fill.bits.to_ne_bytes()[..fill.element_bytes].iter().all(|byte| *byte == first) {
+            // SAFETY: the range has that many bytes, and is noted or held.
+            self.drive("cuMemsetD8Async", |api| Ok(unsafe { api.cuMemsetD8Async(to, first, bytes, stream) }?))?;
+        } else {
+            const THREADS: usize = 256;
+            let blocks = fill.count.div_ceil(THREADS).min(1024) as u32;
+            // SAFETY: as above.
+            let elements = unsafe { DeviceSlice::<u8>::from_raw(to, bytes) };
+            let arguments = (elements, fill.bits, fill.element_bytes as u32, fill.count as u64);
+            self.launch_kernel(&stream_fill::KERNEL, LaunchConfig::new(blocks, THREADS as u32), arguments)?;
+        }
+        self.written(staged)?;
+        Ok(Source::Copy)
+    }
+
+    // ---- kernels ----
+
+    fn kernel<A: KernelArgs>(&mut self, kernel: &Kernel<A>, arguments: A) -> Outcome {
+        self.launch_kernel(kernel, LaunchConfig::new(1, 1), arguments)
+    }
+
+    fn launch_kernel<A: KernelArgs>(&mut self, kernel: &Kernel<A>, config: LaunchConfig, arguments: A) -> Outcome {
+        let launched = self.gpu.launch(self.stream, kernel, config, arguments);
+        launched.map_err(|error| self.refused(error))
+    }
+
+    /// The error of a launch that was not enqueued.
+    fn refused(&self, error: GpuError) -> Error {
+        let team = self.state.world();
+        match error {
+            GpuError::Failed { .. } => match self.state.poisoned(self.call, team) {
+                Err(poisoned) => poisoned,
+                Ok(()) => self.state.kernel_failure(self.call, team),
+            },
+            error => portable(self.call, team, error),
+        }
+    }
+
+    fn signal(&mut self, signal: &Signal) -> Outcome<Source> {
+        self.state.remote(self.call, signal.pe, signal.at)?;
+        let word = self.view::<u64>(signal.at, 1);
+        let add = u32::from(signal.op == SignalOp::Add);
+        self.kernel(&stream_signal::KERNEL, (word, signal.value, add, signal.pe.get()))?;
+        Ok(Source::Kernel)
+    }
+
+    fn wait(&mut self, wait: &WaitUntil) -> Outcome<Source> {
+        let bits = wait.count.div_ceil(64);
+        let slot = self.slot(OUTCOME_BITS + 2 * bits)?;
+        let excluded = match &wait.exclude {
+            None => slot.view(OUTCOME_BITS + bits, 0),
+            Some(exclude) => {
+                for (index, bytes) in exclude.chunks(64).enumerate() {
+                    let word = bytes.iter().rev().fold(0, |word, excluded| word << 1 | u64::from(*excluded));
+                    slot.set(OUTCOME_BITS + bits + index, word);
+                }
+                slot.view(OUTCOME_BITS + bits, bits)
+            }
+        };
+        let condition = match wait.until {
+            Until::All => until::ALL,
+            Until::Any => until::ANY,
+            Until::Some => until::SOME,
+        };
+        let once = u32::from(wait.mode == WaitMode::Test);
+        let words = self.view::<u64>(wait.at, wait.count);
+        let outcome = slot.view(0, OUTCOME_BITS + bits);
+        let arguments = (words, excluded, wait.compare as u32, wait.value, condition, once, outcome);
+        self.kernel(&stream_wait::KERNEL, arguments)?;
+        Ok(Source::Wait(slot, wait.until, wait.count))
+    }
+
+    fn atomic(&mut self, op: &Atomic) -> Outcome<Source> {
+        self.state.remote(self.call, op.pe, op.at)?;
+        let (kind, operand) = match op.kind {
+            AtomicKind::Fetch => (atomic::FETCH, op.operand),
+            AtomicKind::Set => (atomic::SET, op.operand),
+            AtomicKind::Swap => (atomic::SWAP, op.operand),
+            AtomicKind::CompareSwap => (atomic::COMPARE_SWAP, op.operand),
+            AtomicKind::Add | AtomicKind::FetchAdd => (atomic::ADD, op.operand),
+            AtomicKind::Inc | AtomicKind::FetchInc => (atomic::ADD, 1),
+            AtomicKind::And | AtomicKind::FetchAnd => (atomic::AND, op.operand),
+            AtomicKind::Or | AtomicKind::FetchOr => (atomic::OR, op.operand),
+            AtomicKind::Xor | AtomicKind::FetchXor => (atomic::XOR, op.operand),
+        };
+        let slot = self.slot(2)?;
+        let bytes = op.dtype.size_bytes();
+        self.note(op.at, bytes);
+        // An element of 4 bytes may be the last of its allocation: a view of no words is not looked
+        // up.
+        let element = self.view::<u64>(op.at, bytes / size_of::<u64>());
+        let arguments = (element, bytes as u32, kind, operand, op.compare, op.pe.get(), slot.view(0, 2));
+        self.kernel(&stream_atomic::KERNEL, arguments)?;
+        use AtomicKind::{Add, And, Inc, Or, Set, Xor};
+        Ok(if matches!(op.kind, Set | Add | Inc | And | Or | Xor) { Source::Done(slot) } else { Source::Word(slot) })
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Outcome<Source> {
+        let mut config = LaunchConfig::new(launch.grid, launch.block).shared_bytes(launch.shared_bytes as u32);
+        if launch.cooperative {
+            config = config.cooperative();
+        }
+        let launched = self.gpu.launch_bound(self.stream, &*launch.kernel, config);
+        launched.map_err(|error| self.refused(error))?;
+        Ok(Source::Kernel)
+    }
+
+    // ---- collectives ----
+
+    fn collective(&mut self, op: &Collective) -> Outcome<Source> {
+        let team = self.state.team_name(op.team);
+        self.state.poisoned(self.call, team)?;
+        match op.kind {
+            CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(op.team),
+            _ if team.size == 1 => self.alone(op),
+            _ => Err(unsupported(
+                op.kind.name(),
+                "collectives that move data among GPUs are not built yet, except in teams of one: use puts, signals and barriers",
+            )),
+        }
+    }
+
+    /// Meets the members of a team.
+    fn barrier(&mut self, team: TeamId) -> Outcome<Source> {
+        const THREADS: u32 = 32;
+        let slot = self.slot(1)?;
+        let arguments = (State::kernel_team(team), slot.view(0, 1));
+        self.launch_kernel(&stream_barrier::KERNEL, LaunchConfig::new(1, THREADS), arguments)?;
+        Ok(Source::Done(slot))
+    }
+
+    /// A collective of a team of one: its operand is its result.
+    fn alone(&mut self, op: &Collective) -> Outcome<Source> {
+        if op.kind.reduces() && op.op == ReduceOp::PreMulSum {
+            return Err(unsupported(op.kind.name(), "premultiplied sums are not built yet"));
+        }
+        let (Some(mut send), Some(mut recv)) = (op.send, op.recv) else { return Ok(Source::Copy) };
+        let size = DType::size_bytes(op.dtype);
+        let mut count = op.count;
+        if let (CollectiveKind::AllToAllV, Some(counts)) = (op.kind, &op.counts) {
+            (send, recv) = (send.plus(counts.send_offsets[0] * size), recv.plus(counts.recv_offsets[0] * size));
+            count = counts.recv_counts[0];
+        }
+        if send == recv {
+            return Ok(Source::Copy);
+        }
+        self.between(recv, send, count * size)
+    }
+}

@@ -1,0 +1,86 @@
+//! Events of streams: the moments that tickets and users wait for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_driver::cudarc::driver::sys::CUevent;
+use peerweave_driver::{CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, bind, relaxed};
+
+/// An event that was recorded once.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    event: Handle,
+    context: Arc<CudaContext>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Handle(CUevent);
+
+// SAFETY: shared: a handle of the driver, which synchronises calls with it from any thread. Would
+// be caught by: `tickets_are_waited_for_from_another_thread` in tests/backend.rs.
+unsafe impl Send for Handle {}
+// SAFETY: shared: the same handle, and the driver synchronises calls with it. Would be caught by:
+// `tickets_are_waited_for_from_another_thread` in tests/backend.rs.
+unsafe impl Sync for Handle {}
+
+impl Recorded {
+    /// Records an event at the present end of a stream that is not being captured.
+    pub(super) fn new(stream: &Arc<CudaStream>, timed: bool) -> Result<Self, DriverError> {
+        /// `CU_EVENT_DISABLE_TIMING`: the cheapest event.
+        const DISABLE_TIMING: u32 = 2;
+        let api = Driver::get()?.api();
+        bind(stream.context())?;
+        let mut event: CUevent = std::ptr::null_mut();
+        let flags = if timed { 0 } else { DISABLE_TIMING };
+        // SAFETY: the pointer is to a live handle.
+        CudaError::check("cuEventCreate", relaxed(|| unsafe { api.cuEventCreate(&raw mut event, flags) })?)?;
+        let recorded = Self { event: Handle(event), context: Arc::clone(stream.context()) };
+        // SAFETY: the event and the stream are live, and the stream's context is current.
+        CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(event, stream.cu_stream()) }?)?;
+        Ok(recorded)
+    }
+
+    /// Returns whether the stream has passed the event.
+    pub(super) fn is_complete(&self) -> Result<bool, DriverError> {
+        let api = Driver::get()?.api();
+        bind(&self.context)?;
+        // SAFETY: the event is live.
+        match relaxed(|| unsafe { api.cuEventQuery(self.event.0) })? {
+            CudaCode::SUCCESS => Ok(true),
+            CudaCode::NOT_READY => Ok(false),
+            code => Err(CudaError::new("cuEventQuery", code).into()),
+        }
+    }
+
+    /// Makes a stream wait for the event, on the device.
+    pub(super) fn hold_back(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
+        let api = Driver::get()?.api();
+        bind(stream.context())?;
+        // SAFETY: the event and the stream are live, and the stream's context is current.
+        CudaError::check("cuStreamWaitEvent", unsafe { api.cuStreamWaitEvent(stream.cu_stream(), self.event.0, 0) }?)?;
+        Ok(())
+    }
+
+    /// The time from `earlier` to this event; `None` if one is not complete, or this one came
+    /// first.
+    pub(super) fn elapsed_since(&self, earlier: &Self) -> Option<Duration> {
+        let api = Driver::get().ok()?.api();
+        bind(&self.context).ok()?;
+        let mut milliseconds = 0.0f32;
+        // SAFETY: both events are live and record times, and the pointer is to a live number.
+        let code = unsafe { api.cuEventElapsedTime(&raw mut milliseconds, earlier.event.0, self.event.0) };
+        let elapsed = (code == Ok(CudaCode::SUCCESS)).then(|| Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3))?;
+        elapsed.ok()
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if let Ok(driver) = Driver::get()
+            && bind(&self.context).is_ok()
+        {
+            // SAFETY: the event has no other user; streams that wait for it continue to wait.
+            let _ = relaxed(|| unsafe { driver.api().cuEventDestroy_v2(self.event.0) });
+        }
+    }
+}

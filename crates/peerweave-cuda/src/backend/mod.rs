@@ -1,0 +1,144 @@
+//! The backend of the portable API for GPUs: one GPU for each PE, with its symmetric heap.
+//!
+//! ```text
+//!  contract   the trait of peerweave-core
+//!   queue      streams, events, operations on the calling thread
+//!    enqueue    one operation on a CUDA stream: copies, and kernels of peerweave-stream-kernels
+//!     staging    memory of the host passes through pinned memory
+//!    ticket     how the outcome of an operation is read      slots   words for outcomes
+//!   devices    memory of other libraries as operands         event   events of the driver
+//!  state      what all of these share
+//! ```
+//!
+//! Copies are made by copy engines, in the order of their stream. Signals, waits, atomics, barriers
+//! and elements are small kernels: see `peerweave-stream-kernels` for the reasons. A signal after a
+//! put is ordered by the stream: the copy has ended when the kernel starts, which then releases at
+//! the scope of the system.
+
+mod contract;
+mod devices;
+mod enqueue;
+mod error;
+mod event;
+mod queue;
+mod slots;
+mod staging;
+mod state;
+mod ticket;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_core::Error;
+use peerweave_core::backend::{AfterFailure, Caps, PrivateBuffers, StreamBackend};
+use peerweave_driver::CudaStream;
+use peerweave_types::Pe;
+
+pub use devices::{of_cudarc, on_device};
+
+use crate::gpu::{Gpu, GpuOptions};
+use queue::CudaQueue;
+use state::State;
+
+/// Bytes of the symmetric heap of each PE where nothing else is asked for.
+const DEFAULT_HEAP_BYTES: usize = 1 << 30;
+
+/// The backend for GPUs, as one PE holds it: `World::new(Cuda::new(gpu)?)`.
+///
+/// A PE has one GPU. PEs are processes of one machine, or threads with a GPU each.
+///
+/// Built so far: allocation, accesses of the host, puts, gets, strided and single elements, copies
+/// and fills, signals, waits, atomics, barriers, splits of the team of all PEs, streams, events,
+/// capture, kernels. Collectives that move data work in teams of one PE; in larger ones they are
+/// [`Error::Unsupported`], as are sends and receives, and splits of other teams.
+pub struct Cuda {
+    state: Arc<State>,
+}
+
+/// Settings of the backend for GPUs. All PEs of a job pass the same values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CudaOptions {
+    /// The deadline of every wait that has no other. Default: 60 s.
+    pub deadline: Duration,
+    /// The symmetric heap of each PE, in bytes. Default: 1 GiB.
+    pub heap_bytes: Option<usize>,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        Self { deadline: Duration::from_secs(60), heap_bytes: None }
+    }
+}
+
+impl Cuda {
+    /// Joins a job whose PEs take the GPUs of the machine in order: PE `i` of a machine takes
+    /// device `i` that its process can see, or device 0 where each process sees one.
+    ///
+    /// # Collective
+    /// All PEs of the job, with the same options.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] without a driver or a device, or if the GPUs cannot access each other;
+    /// errors of the rendezvous, which name the PEs that are missing.
+    pub fn join(job: &Job, options: &CudaOptions) -> Result<Arc<Self>, Error> {
+        const CALL: &str = "Cuda::join";
+        let setup = |error: crate::CudaError| Error::setup(CALL, error);
+        let context = peerweave_driver::local_context(job.local_pe as usize).map_err(|error| setup(error.into()))?;
+        let options = GpuOptions::new(options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES)).deadline(options.deadline);
+        let within = Options { deadline: options.deadline, ..Options::default() };
+        let rendezvous = Arc::new(Rendezvous::join(job, within).map_err(|error| setup(error.into()))?);
+        Self::new(Gpu::new(&rendezvous, &context, options).map_err(setup)?)
+    }
+
+    /// The backend on a GPU of a job. The world ends the GPU.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] if the heap of this PE has no address.
+    pub fn new(gpu: Gpu) -> Result<Arc<Self>, Error> {
+        let setup = |error| Error::setup("Cuda::new", error);
+        let (inner, me) = (&*gpu.0, gpu.pe());
+        let base = |pe| inner.heap.entry(me, Pe::new(pe), 0, false).map(|entry| entry.base);
+        let bases = (0..gpu.n_pes()).map(base).collect::<Result<Box<[u64]>, _>>().map_err(setup)?;
+        let heap_bytes = inner.heap.bytes();
+        let max_teams = inner.teams.numbers().len();
+        let mut caps = Caps::new(heap_bytes as usize, max_teams, format!("device {}, {}", gpu.context().ordinal(), gpu.arch()));
+        caps.device = Some(gpu.context().ordinal() as u32);
+        caps.private_buffers = PrivateBuffers::Staged;
+        caps.after_failure = AfterFailure::PoisonsTeam;
+        caps.max_align_bytes = inner.heap.max_alignment_bytes();
+        Ok(Arc::new(Self { state: Arc::new(State::new(gpu, caps, heap_bytes, bases)) }))
+    }
+
+    /// A stream of cudarc as a stream of this backend, for
+    /// [`World::adopt_stream`](peerweave_core::World::adopt_stream). Both orders are the same: work
+    /// of the application and operations of Peerweave run one after the other.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a stream of another device's context, and for a per-thread
+    /// stream.
+    ///
+    /// ```no_run
+    /// # fn f(world: &peerweave_core::World, stream: std::sync::Arc<peerweave_driver::CudaStream>) -> peerweave_core::Result<()> {
+    /// let cuda = world.backend::<peerweave_cuda::Cuda>().expect("the world runs on GPUs");
+    /// let stream = world.adopt_stream(cuda.wrap_stream(stream)?)?;
+    /// world.team().barrier(&stream)?.wait()
+    /// # }
+    /// ```
+    pub fn wrap_stream(&self, stream: Arc<CudaStream>) -> Result<Arc<dyn StreamBackend>, Error> {
+        const CALL: &str = "wrap_stream";
+        if stream.context().cu_ctx() != self.state.context.cu_ctx() {
+            return Err(error::unsupported(CALL, "the stream is of another context than that of the GPU of this PE"));
+        }
+        peerweave_driver::refuse_per_thread(CALL, &stream).map_err(|error| error::driver(CALL, error))?;
+        Ok(Arc::new(CudaQueue::wrap(&self.state, stream)))
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cuda({:?})", self.state)
+    }
+}

@@ -1,0 +1,133 @@
+//! Memory of the host as operands: it passes through pinned memory that the device reaches.
+//!
+//! Invariants: **\[G1\]** the device accesses only the pinned memory, never that of the caller.
+//! **\[G2\]** The memory of a blocking call is accessed by its own thread alone. That of a queued
+//! one is accessed by a function that the stream runs in its order, while the queue holds it.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use peerweave_driver::launch::MappedWords;
+use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, DriverError, bind};
+
+/// Who copies between the memory of the caller and pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copier {
+    /// The calling thread: before the operation is enqueued, and after it has ended.
+    Caller,
+    /// The stream, in its order.
+    Stream,
+}
+
+/// Pinned memory that stands for memory of the caller.
+#[derive(Clone, Debug)]
+pub(super) struct Staged {
+    words: MappedWords,
+    caller: Address,
+    bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Address(*mut u8);
+
+// SAFETY: shared: the memory behind the address. Synchronised: by [G2], one thread at a time uses
+// it, and the stream orders that thread with the one that enqueued. Would be caught by:
+// `put_with_signal_carries_data_to_the_waiter` in tests/backend.rs.
+unsafe impl Send for Address {}
+// SAFETY: shared: the same memory, synchronised as above. Would be caught by:
+// `put_with_signal_carries_data_to_the_waiter` in tests/backend.rs.
+unsafe impl Sync for Address {}
+
+impl Staged {
+    /// Pinned memory for `bytes` bytes of the caller at `at`.
+    pub(super) fn new(context: &Arc<CudaContext>, at: *mut u8, bytes: usize) -> Result<Self, DriverError> {
+        Ok(Self { words: MappedWords::new(context, bytes.div_ceil(size_of::<u32>()))?, caller: Address(at), bytes })
+    }
+
+    /// The address for the device.
+    pub(super) fn address(&self) -> u64 {
+        self.words.device_address(0)
+    }
+
+    pub(super) fn note(&self, stream: &Arc<CudaStream>) {
+        self.words.note(stream);
+    }
+
+    /// Copies from the caller's memory.
+    ///
+    /// # Safety
+    /// It is valid for reads.
+    pub(super) unsafe fn fill(&self) {
+        for word in 0..self.bytes.div_ceil(size_of::<u32>()) {
+            let mut value = [0u8; size_of::<u32>()];
+            for (byte, at) in value.iter_mut().zip(word * size_of::<u32>()..self.bytes) {
+                // SAFETY: `at` is below `bytes`. It may be a shared slice, to which no atomic may
+                // refer, or a buffer that another thread writes: a volatile read gives some byte.
+                *byte = unsafe { self.caller.0.add(at).read_volatile() };
+            }
+            self.words.word(word).store(u32::from_ne_bytes(value), Ordering::Relaxed);
+        }
+    }
+
+    /// Copies to the caller's memory.
+    ///
+    /// # Safety
+    /// It is valid for writes, by atomic accesses if others use it.
+    pub(super) unsafe fn empty(&self) {
+        for word in 0..self.bytes.div_ceil(size_of::<u32>()) {
+            let value = self.words.word(word).load(Ordering::Relaxed).to_ne_bytes();
+            for (byte, at) in value.into_iter().zip(word * size_of::<u32>()..self.bytes) {
+                // SAFETY: `at` is below `bytes`, and the caller's promise.
+                unsafe { AtomicU8::from_ptr(self.caller.0.add(at)) }.store(byte, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Enqueues the copy from the caller's memory.
+    ///
+    /// # Safety
+    /// As for [`fill`](Self::fill), until the stream has run it.
+    pub(super) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
+        let staged = self.clone();
+        // SAFETY: the caller's promise.
+        call_in_order(stream, Box::new(move || unsafe { staged.fill() }))
+    }
+
+    /// Enqueues the copy to the caller's memory.
+    ///
+    /// # Safety
+    /// As for [`empty`](Self::empty), until the stream has run it.
+    pub(super) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
+        let staged = self.clone();
+        // SAFETY: the caller's promise.
+        call_in_order(stream, Box::new(move || unsafe { staged.empty() }))
+    }
+}
+
+type Function = Box<dyn FnOnce() + Send>;
+
+/// Calls a function of the host in the order of a stream that is not being captured. It must not
+/// call the driver; what it owns is dropped there too.
+fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Result<(), DriverError> {
+    /// # Safety
+    /// `data` is a box of a [`Function`] that is not used again.
+    unsafe extern "C" fn run(data: *mut c_void) {
+        // SAFETY: the caller's promise.
+        let function = unsafe { Box::from_raw(data.cast::<Function>()) };
+        // A panic must not unwind into the driver; copies do not panic.
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(function));
+    }
+    bind(stream.context())?;
+    let data: *mut c_void = Box::into_raw(Box::new(function)).cast();
+    // SAFETY: the stream is live, and runs the function once, with the box.
+    let code = unsafe { Driver::get()?.api().cuLaunchHostFunc(stream.cu_stream(), Some(run), data) };
+    match code.map(|code| CudaError::check("cuLaunchHostFunc", code)) {
+        Ok(Ok(())) => Ok(()),
+        failed => {
+            // SAFETY: the driver did not take the function.
+            drop(unsafe { Box::from_raw(data.cast::<Function>()) });
+            failed?.map_err(DriverError::from)
+        }
+    }
+}

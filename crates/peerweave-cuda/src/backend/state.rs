@@ -1,0 +1,237 @@
+//! What the backend of one PE, its streams and its tickets share.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_core::backend::{Caps, JobShape, Place, TeamId};
+use peerweave_core::{Error, TeamName, Timeout};
+use peerweave_driver::{CudaContext, PrivateStream, deadline_after, wait_until};
+use peerweave_types::{KernelTeam, Pe, SymOffset};
+
+use super::error::{NAME, driver, portable, unsupported, world};
+use super::event::Recorded;
+use super::queue::Queue;
+use super::slots::Pool;
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use crate::memory::Symmetric;
+use crate::team::Team;
+
+/// How often the rendezvous is asked for losses while an event is waited for.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long work may end after its own waits have reached their deadline.
+pub(super) const GRACE: Duration = Duration::from_millis(500);
+
+/// The state of one PE.
+pub(super) struct State {
+    /// `None` after finalize.
+    gpu: RwLock<Option<Gpu>>,
+    pub(super) context: Arc<CudaContext>,
+    pub(super) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
+    pub(super) job: JobShape,
+    pub(super) caps: Caps,
+    pub(super) deadline: Duration,
+    /// The address of the heap of each PE for this device; 0 for a PE that is not mapped.
+    pub(super) bases: Box<[u64]>,
+    pub(super) heap_bytes: u64,
+    pub(super) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
+    /// By number of the portable API.
+    pub(super) teams: Mutex<BTreeMap<u32, Team>>,
+    /// How many teams were made: it tells teams of one number apart.
+    pub(super) splits: Mutex<u32>,
+    /// For accesses of the host to symmetric memory, one at a time.
+    pub(super) access: Mutex<Option<PrivateStream>>,
+    /// For operations on calling threads: each takes one.
+    idle: Mutex<Vec<PrivateStream>>,
+    pub(super) slots: Arc<Pool>,
+    pub(super) queues: Mutex<Vec<Weak<Queue>>>,
+    /// The first failure of a kernel.
+    failure: Mutex<Option<Error>>,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic leaves the values as they were before or after a whole change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    pub(super) fn new(gpu: Gpu, caps: Caps, heap_bytes: u64, bases: Box<[u64]>) -> Self {
+        let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
+        let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
+        let job = JobShape { my_pe: gpu.pe(), n_pes: bases.len(), local: mapped.collect() };
+        Self {
+            deadline: gpu.deadline(),
+            gpu: RwLock::new(Some(gpu)),
+            context,
+            rendezvous: Mutex::new(Some(rendezvous)),
+            job,
+            caps,
+            bases,
+            heap_bytes,
+            allocations: Mutex::default(),
+            teams: Mutex::default(),
+            splits: Mutex::default(),
+            access: Mutex::default(),
+            idle: Mutex::default(),
+            slots: Arc::default(),
+            queues: Mutex::default(),
+            failure: Mutex::default(),
+        }
+    }
+
+    /// The GPU; an error after finalize.
+    pub(super) fn gpu(&self, call: &'static str) -> Result<Gpu, Error> {
+        let gpu = self.gpu.read().unwrap_or_else(PoisonError::into_inner);
+        gpu.clone().ok_or_else(|| unsupported(call, "the world was finalized"))
+    }
+
+    /// Takes the GPU out, for its end.
+    pub(super) fn take_gpu(&self) -> Option<Gpu> {
+        self.gpu.write().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(super) fn me(&self) -> usize {
+        self.job.my_pe.index()
+    }
+
+    pub(super) fn world(&self) -> TeamName {
+        world(self.job.n_pes)
+    }
+
+    pub(super) fn team_name(&self, team: TeamId) -> TeamName {
+        let size = if team == TeamId::WORLD { Some(self.job.n_pes) } else { lock(&self.teams).get(&team.0).map(Team::size) };
+        TeamName { id: team, size: size.unwrap_or(0) }
+    }
+
+    /// The number of a team in the tables of kernels.
+    pub(super) fn kernel_team(team: TeamId) -> KernelTeam {
+        KernelTeam::new(team.0 & 0xff)
+    }
+
+    /// The address of memory of this PE for its device.
+    pub(super) fn address(&self, place: Place) -> u64 {
+        match place {
+            Place::Symmetric(at) => self.bases[self.me()] + at.0,
+            Place::Device { address, .. } => address,
+            Place::Private(_) => panic!("peerweave-cuda bug: memory of the host was not staged"),
+        }
+    }
+
+    /// The address of symmetric memory of a PE for this device.
+    pub(super) fn remote(&self, call: &'static str, pe: Pe, at: SymOffset) -> Result<u64, Error> {
+        match self.bases[pe.index()] {
+            0 => Err(unsupported(call, "the PE is on another machine, and its memory is not mapped")),
+            base => Ok(base + at.0),
+        }
+    }
+
+    pub(super) fn portable(&self, call: &'static str) -> impl Fn(CudaError) -> Error {
+        let team = self.world();
+        move |error| portable(call, team, error)
+    }
+
+    // ---- streams of this backend ----
+
+    /// A stream that no other operation uses.
+    pub(super) fn take_stream(&self, call: &'static str) -> Result<PrivateStream, Error> {
+        match lock(&self.idle).pop() {
+            Some(stream) => Ok(stream),
+            None => PrivateStream::new(&self.context).map_err(|error| driver(call, error)),
+        }
+    }
+
+    /// Gives back a stream that has no work.
+    pub(super) fn give_back(&self, stream: PrivateStream) {
+        lock(&self.idle).push(stream);
+    }
+
+    /// Drops the streams that have no work.
+    pub(super) fn drop_streams(&self) {
+        lock(&self.idle).clear();
+        *lock(&self.access) = None;
+    }
+
+    /// The streams of users that are alive.
+    pub(super) fn live_queues(&self) -> Vec<Arc<Queue>> {
+        let mut queues = lock(&self.queues);
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    // ---- failures ----
+
+    /// The first failure of a kernel of this PE, after which teams run nothing.
+    pub(super) fn failure(&self) -> Option<Error> {
+        lock(&self.failure).clone()
+    }
+
+    /// Records the first failure of a kernel.
+    pub(super) fn record(&self, error: Error) -> Error {
+        lock(&self.failure).get_or_insert_with(|| error.clone());
+        error
+    }
+
+    /// The error of an operation that needs kernels after a failure.
+    pub(super) fn poisoned(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
+        match self.failure() {
+            Some(because) => Err(Error::Poisoned { call, team, because: Arc::new(because) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Why a kernel that has ended without success failed.
+    pub(super) fn kernel_failure(&self, call: &'static str, team: TeamName) -> Error {
+        let reported = self.gpu(call).and_then(|gpu| gpu.0.ended(call).map_err(|error| portable(call, team, error)));
+        match reported {
+            Err(error) => self.record(error),
+            // Its report went to an earlier failure.
+            Ok(()) => match self.failure() {
+                Some(because) => Error::Poisoned { call, team, because: Arc::new(because) },
+                None => Error::system(call, std::io::Error::other("the kernel ended without an outcome or a report")),
+            },
+        }
+    }
+
+    /// Returns whether a kernel of this GPU has reported a failure.
+    pub(super) fn has_failed(&self) -> bool {
+        self.gpu(NAME).is_ok_and(|gpu| gpu.0.report.failure().is_some())
+    }
+
+    // ---- waits ----
+
+    /// Waits until a stream has passed an event, at most for `within`; returns whether it has. When
+    /// a PE is lost meanwhile, kernels that wait are ended.
+    pub(super) fn wait_for(&self, event: &Recorded, within: Duration) -> Result<bool, peerweave_driver::DriverError> {
+        let mut looked = Instant::now();
+        let mut aborted = false;
+        wait_until(deadline_after(within), || {
+            if event.is_complete()? {
+                return Ok(true);
+            }
+            if !aborted && looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                if let Ok(gpu) = self.gpu(NAME)
+                    && gpu.0.lost().is_some()
+                {
+                    gpu.0.report.abort();
+                    aborted = true;
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    /// The error of a wait that has reached its deadline.
+    pub(super) fn timed_out(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
+        Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new() }))
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "State({} of {}, {})", self.job.my_pe, self.job.n_pes, self.caps.compute)
+    }
+}

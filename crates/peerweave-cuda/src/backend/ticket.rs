@@ -1,0 +1,103 @@
+//! Tickets: operations that were enqueued, and how their outcome is read.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use peerweave_core::backend::{Outcome, Pending, Until};
+use peerweave_core::{Error, TeamName};
+use peerweave_stream_kernels::{OUTCOME_BITS, OUTCOME_DONE, OUTCOME_NOT_YET};
+
+use super::error::driver;
+use super::event::Recorded;
+use super::slots::Slot;
+use super::state::{GRACE, State};
+
+/// Where the outcome of an operation is.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    /// Nowhere: a copy, which has succeeded when the stream has passed it.
+    Copy,
+    /// In the report of the GPU alone: a kernel that gives nothing back.
+    Kernel,
+    /// Word 1 of a slot, after a copy.
+    Element(Arc<Slot>),
+    /// A slot: whether the kernel succeeded.
+    Done(Arc<Slot>),
+    /// A slot: whether the kernel succeeded, and word 1.
+    Word(Arc<Slot>),
+    /// A slot that a wait has written, for so many words.
+    Wait(Arc<Slot>, Until, usize),
+}
+
+/// An operation in a stream.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    pub(super) state: Arc<State>,
+    pub(super) call: &'static str,
+    pub(super) team: TeamName,
+    pub(super) event: Recorded,
+    pub(super) source: Source,
+    pub(super) outcome: OnceLock<Result<Outcome, Error>>,
+}
+
+impl Ticket {
+    /// The outcome of an operation whose event the stream has passed.
+    pub(super) fn resolve(&self) -> Result<Outcome, Error> {
+        self.outcome.get_or_init(|| self.source.read(&self.state, self.call, self.team)).clone()
+    }
+
+    /// The outcome if it is known or can be known now.
+    pub(super) fn poll(&self) -> Option<Result<Outcome, Error>> {
+        match self.event.is_complete() {
+            Ok(false) => None,
+            Ok(true) => Some(self.resolve()),
+            Err(error) => Some(self.outcome.get_or_init(|| Err(driver(self.call, error))).clone()),
+        }
+    }
+}
+
+impl Source {
+    /// Reads the outcome of an operation that has ended.
+    pub(super) fn read(&self, state: &State, call: &'static str, team: TeamName) -> Result<Outcome, Error> {
+        let slot = match self {
+            Self::Copy => return Ok(Outcome::Done),
+            Self::Kernel if state.has_failed() => return Err(state.kernel_failure(call, team)),
+            Self::Kernel => return Ok(Outcome::Done),
+            Self::Element(slot) => return Ok(Outcome::Word(slot.get(1))),
+            Self::Done(slot) | Self::Word(slot) | Self::Wait(slot, ..) => slot,
+        };
+        match (slot.get(0), self) {
+            (OUTCOME_NOT_YET, _) => Ok(Outcome::NotYet),
+            (OUTCOME_DONE, Self::Word(slot) | Self::Wait(slot, Until::All, _)) => Ok(Outcome::Word(slot.get(1))),
+            (OUTCOME_DONE, Self::Wait(slot, Until::Any, _)) => {
+                Ok(Outcome::Indices(slot.get(1).checked_sub(1).map(|index| index as usize).into_iter().collect()))
+            }
+            (OUTCOME_DONE, Self::Wait(slot, Until::Some, count)) => {
+                let is_set = |index: &usize| slot.get(OUTCOME_BITS + index / 64) >> (index % 64) & 1 != 0;
+                Ok(Outcome::Indices((0..*count).filter(is_set).collect()))
+            }
+            (OUTCOME_DONE, _) => Ok(Outcome::Done),
+            _ => Err(state.kernel_failure(call, team)),
+        }
+    }
+}
+
+impl Pending for Ticket {
+    fn is_complete(&self) -> bool {
+        self.outcome.get().is_some() || !matches!(self.event.is_complete(), Ok(false))
+    }
+
+    fn wait(&self, within: Duration) -> Result<Outcome, Error> {
+        if let Some(outcome) = self.outcome.get() {
+            return outcome.clone();
+        }
+        let start = Instant::now();
+        // Kernels end by themselves at the deadline of their waits, and say what was missing.
+        let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
+        match self.state.wait_for(&self.event, within) {
+            Ok(true) => self.resolve(),
+            Ok(false) => Err(self.state.timed_out(self.call, self.team, start.elapsed())),
+            Err(error) => self.outcome.get_or_init(|| Err(driver(self.call, error))).clone(),
+        }
+    }
+}

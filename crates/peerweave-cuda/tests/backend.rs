@@ -1,0 +1,288 @@
+//! The portable API on GPUs of the fake driver: every operation that the backend has, in the forms
+//! of streams and of calling threads.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::Duration;
+
+use peerweave_core::{Buffer, Compare, Error, Rank, ReduceOp, Strides, World, bf16};
+use peerweave_cuda::GpuOptions;
+use peerweave_fakes::Fakes;
+
+use common::worlds;
+
+fn options() -> GpuOptions {
+    GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
+}
+
+fn fakes() -> Fakes {
+    Fakes::new().cuda()
+}
+
+/// The ranks to the right and to the left.
+fn neighbors(world: &World) -> (Rank, Rank) {
+    let (me, n) = (world.my_pe().get(), world.n_pes() as u32);
+    (Rank::new((me + 1) % n), Rank::new((me + n - 1) % n))
+}
+
+#[test]
+fn put_with_signal_carries_data_to_the_waiter() {
+    fakes().run(|| {
+        worlds(3, options(), |world| {
+            let (team, (right, left)) = (world.team(), neighbors(world));
+            let (data, words) = (world.alloc_zeroed::<u32>(1000).unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
+            let (stream, arrived) = (world.stream().unwrap(), words.signal(0).unwrap());
+            let mine: Vec<u32> = (0..1000).map(|i| 1000 * world.my_pe().get() + i).collect();
+            let theirs: Vec<u32> = (0..1000).map(|i| 1000 * left.get() + i).collect();
+            // From the calling thread, from a buffer in a stream, and from symmetric memory.
+            team.put_signal_blocking(&mine, &data, arrived.add(1), right).unwrap();
+            assert_eq!(team.wait_until_blocking(&arrived, Compare::Ge, 1).unwrap(), 1);
+            assert_eq!(data.to_vec().unwrap(), theirs);
+            team.barrier_blocking().unwrap();
+            data.fill(0).unwrap();
+            team.barrier_blocking().unwrap();
+            let back = Buffer::<u32>::zeroed(1000);
+            team.put_signal(&stream, &Buffer::from(mine.clone()), &data, arrived.set(7), right).unwrap();
+            let seen = team.wait_until(&stream, &arrived, Compare::Eq, 7).unwrap();
+            stream.copy(&data, &back).unwrap().wait().unwrap();
+            assert_eq!((seen.wait().unwrap(), back.to_vec()), (7, theirs.clone()));
+            team.barrier(&stream).unwrap().wait().unwrap();
+            let source = world.alloc::<u32>(1000).unwrap();
+            source.copy_from(&mine).unwrap();
+            team.put_signal(&stream, &source, &data, arrived.add(1), right).unwrap();
+            team.wait_until(&stream, &arrived, Compare::Eq, 8).unwrap().wait().unwrap();
+            assert_eq!(data.to_vec().unwrap(), theirs);
+            let mut got = vec![0; 10];
+            team.get_blocking(&data.slice(5..15).unwrap(), &mut got, right).unwrap();
+            assert_eq!(got, mine[5..15]);
+            team.barrier_blocking().unwrap();
+            for memory in [data, source] {
+                memory.release().unwrap();
+            }
+            words.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn elements_of_every_size_are_put_and_got() {
+    fakes().run(|| {
+        worlds(2, options(), |world| {
+            let (team, stream, (other, _)) = (world.team(), world.stream().unwrap(), neighbors(world));
+            let (bytes, halves) = (world.alloc_zeroed::<u8>(3).unwrap(), world.alloc_zeroed::<bf16>(3).unwrap());
+            let (words, wide) = (world.alloc_zeroed::<f32>(3).unwrap(), world.alloc_zeroed::<i64>(3).unwrap());
+            team.p_blocking(&bytes, 1, 0xfe, other).unwrap();
+            team.p(&stream, &halves, 1, bf16::from_f32(-2.5), other).unwrap();
+            team.p_blocking(&words, 2, -2.5, other).unwrap();
+            team.p(&stream, &wide, 2, i64::MIN, other).unwrap().wait().unwrap();
+            team.barrier_blocking().unwrap();
+            assert_eq!(bytes.to_vec().unwrap(), [0, 0xfe, 0]);
+            assert_eq!(halves.to_vec().unwrap(), [0.0, -2.5, 0.0].map(bf16::from_f32));
+            assert_eq!((words.to_vec().unwrap(), wide.to_vec().unwrap()), (vec![0.0, 0.0, -2.5], vec![0, 0, i64::MIN]));
+            assert_eq!(team.g_blocking(&bytes, 1, other).unwrap(), 0xfe);
+            assert_eq!(team.g(&stream, &halves, 1, other).unwrap().wait().unwrap().to_f32(), -2.5);
+            assert_eq!(team.g_blocking(&words, 2, other).unwrap(), -2.5);
+            assert_eq!(team.g(&stream, &wide, 2, other).unwrap().wait().unwrap(), i64::MIN);
+            words.store(0, 9.0).unwrap();
+            assert_eq!(words.load(0).unwrap(), 9.0);
+            team.barrier_blocking().unwrap();
+            bytes.release().unwrap();
+            halves.release().unwrap();
+            words.release().unwrap();
+            wide.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn fills_and_strided_copies_touch_their_elements_alone() {
+    fakes().run(|| {
+        worlds(2, options(), |world| {
+            let (team, stream, (other, _)) = (world.team(), world.stream().unwrap(), neighbors(world));
+            let x = world.alloc::<i32>(12).unwrap();
+            x.fill(0x0102_0304).unwrap();
+            stream.fill(&x.slice(1..3).unwrap(), -1).unwrap();
+            stream.fill(&x.slice(3..4).unwrap(), 5).unwrap().wait().unwrap();
+            assert_eq!(x.slice(..5).unwrap().to_vec().unwrap(), [0x0102_0304, -1, -1, 5, 0x0102_0304]);
+            let wide = world.alloc::<bf16>(700).unwrap();
+            wide.fill(bf16::from_f32(1.5)).unwrap();
+            assert_eq!(wide.to_vec().unwrap(), vec![bf16::from_f32(1.5); 700]);
+            x.fill(0).unwrap();
+            team.barrier_blocking().unwrap();
+            let strides = Strides { count: 4, source: 1, dest: 3 };
+            team.put_strided_blocking(&[1, 2, 3, 4], &x, strides, other).unwrap();
+            team.barrier_blocking().unwrap();
+            assert_eq!(x.to_vec().unwrap(), [1, 0, 0, 2, 0, 0, 3, 0, 0, 4, 0, 0]);
+            let mut back = [9; 7];
+            team.get_strided_blocking(&x, &mut back, Strides { count: 4, source: 3, dest: 2 }, other).unwrap();
+            assert_eq!(back, [1, 9, 2, 9, 3, 9, 4]);
+            let queued = Buffer::from(vec![9; 7]);
+            let strides = Strides { count: 4, source: 3, dest: 2 };
+            team.get_strided(&stream, &x, &queued, strides, other).unwrap().wait().unwrap();
+            assert_eq!(queued.to_vec(), back);
+            team.barrier_blocking().unwrap();
+            x.release().unwrap();
+            wide.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn atomics_change_elements_of_other_gpus() {
+    fakes().run(|| {
+        worlds(2, options(), |world| {
+            let (team, stream, first) = (world.team(), world.stream().unwrap(), Rank::new(0));
+            let (wide, half) = (world.alloc_zeroed::<u64>(2).unwrap(), world.alloc_zeroed::<i32>(3).unwrap());
+            for _ in 0..5 {
+                team.atomic_add_blocking(&wide, 1, 3, first).unwrap();
+                team.atomic_inc(&stream, &half, 2, first).unwrap();
+            }
+            stream.synchronize().unwrap();
+            team.barrier_blocking().unwrap();
+            assert_eq!(team.atomic_fetch_blocking(&wide, 1, first).unwrap(), 30);
+            assert_eq!(team.atomic_fetch(&stream, &half, 2, first).unwrap().wait().unwrap(), 10);
+            team.barrier_blocking().unwrap();
+            if world.my_pe().get() == 1 {
+                assert_eq!(team.atomic_swap_blocking(&half, 2, -4, first).unwrap(), 10);
+                assert_eq!(team.atomic_compare_swap_blocking(&half, 2, -4, 6, first).unwrap(), -4);
+                assert_eq!(team.atomic_compare_swap_blocking(&half, 2, 0, 1, first).unwrap(), 6);
+                assert_eq!(team.atomic_fetch_or_blocking(&wide, 1, 1, first).unwrap(), 30);
+                team.atomic_set_blocking(&wide, 0, u64::MAX, first).unwrap();
+                assert_eq!(team.atomic_fetch_blocking(&wide, 0, first).unwrap(), u64::MAX);
+            }
+            team.barrier_blocking().unwrap();
+            wide.release().unwrap();
+            half.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn waits_for_several_words_give_their_indices() {
+    fakes().run(|| {
+        worlds(1, options(), |world| {
+            let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));
+            let words = world.alloc_zeroed::<u64>(70).unwrap();
+            for (index, value) in [(1, 5), (66, 6)] {
+                team.signal_blocking(words.signal(index).unwrap().set(value), me).unwrap();
+            }
+            let any = team.wait_until_any(&stream, &words, None, Compare::Gt, 5).unwrap();
+            let some = team.wait_until_some(&stream, &words, None, Compare::Gt, 0).unwrap();
+            assert_eq!((any.wait().unwrap(), some.wait().unwrap()), (Some(66), vec![1, 66]));
+            let mut exclude = [true; 70];
+            exclude[1] = false;
+            assert_eq!(team.wait_until_some_blocking(&words, Some(&exclude), Compare::Gt, 0).unwrap(), [1]);
+            team.wait_until_all_blocking(&words, Some(&exclude), Compare::Eq, 5).unwrap();
+            assert_eq!(team.wait_until_any_blocking(&words, Some(&[true; 70]), Compare::Eq, 9).unwrap(), None);
+            assert!(team.test(&words.signal(1).unwrap(), Compare::Eq, 5).unwrap());
+            assert!(!team.test(&words.signal(1).unwrap(), Compare::Eq, 6).unwrap());
+            assert_eq!(team.test_any(&words, None, Compare::Gt, 100).unwrap(), None);
+            assert_eq!(team.test_some(&words, None, Compare::Ge, 6).unwrap(), [66]);
+            assert!(!team.test_all(&words, None, Compare::Gt, 0).unwrap());
+            assert_eq!(team.signal_fetch(&words.signal(66).unwrap()).unwrap(), 6);
+            words.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn teams_meet_and_are_destroyed() {
+    fakes().run(|| {
+        worlds(3, options(), |world| {
+            let color = world.my_pe().get() / 2;
+            let pair = world.team().split(Some(color.into()), 0).unwrap().expect("a color was given");
+            assert_eq!(pair.size(), if color == 0 { 2 } else { 1 });
+            let (stream, x) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
+            for _ in 0..3 {
+                pair.atomic_inc(&stream, &x, 0, Rank::new(0)).unwrap();
+                pair.barrier(&stream).unwrap();
+            }
+            stream.synchronize().unwrap();
+            if pair.my_rank() == Rank::new(0) {
+                assert_eq!(x.load(0).unwrap(), 3 * pair.size() as u64);
+            }
+            assert!(matches!(pair.split(None, 0), Err(Error::Unsupported { call: "split", backend: "cuda", .. })));
+            pair.destroy().unwrap();
+            assert!(world.team().split(None, 0).unwrap().is_none());
+            x.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn collectives_that_are_not_built_are_refused_by_name() {
+    fakes().run(|| {
+        worlds(2, options(), |world| {
+            let (team, x) = (world.team(), world.alloc_zeroed::<f32>(4).unwrap());
+            let error = team.all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err();
+            assert!(matches!(error, Error::Unsupported { call: "all_reduce", backend: "cuda", .. }), "{error}");
+            let error = team.send_blocking(&x, neighbors(world).0).unwrap_err();
+            assert!(matches!(error, Error::Unsupported { call: "send", .. }), "{error}");
+            // Nothing was enqueued, and the team goes on.
+            team.barrier_blocking().unwrap();
+            x.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn one_gpu_alone_runs_collectives() {
+    fakes().run(|| {
+        worlds(1, options(), |world| {
+            let (team, stream) = (world.team(), world.stream().unwrap());
+            let mut sum = [0.0f32; 3];
+            team.all_reduce_blocking(&[1.0, 2.0, 3.0], &mut sum, ReduceOp::Sum).unwrap();
+            assert_eq!(sum, [1.0, 2.0, 3.0]);
+            let (x, y) = (world.alloc::<i32>(2).unwrap(), Buffer::zeroed(2));
+            x.copy_from(&[4, 5]).unwrap();
+            team.all_gather(&stream, &x, &y).unwrap().wait().unwrap();
+            assert_eq!(y.to_vec(), [4, 5]);
+            x.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn events_order_streams_and_measure_time() {
+    fakes().run(|| {
+        worlds(1, options(), |world| {
+            let (team, me) = (world.team(), Rank::new(0));
+            let (first, second) = (world.stream().unwrap(), world.stream().unwrap());
+            let (x, words) = (world.alloc_zeroed::<u64>(1).unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
+            let go = words.signal(0).unwrap();
+            let before = first.record().unwrap();
+            team.wait_until(&first, &go, Compare::Eq, 1).unwrap();
+            team.atomic_set(&first, &x, 0, 5, me).unwrap();
+            let after = first.record().unwrap();
+            second.wait_event(&after).unwrap();
+            let seen = team.atomic_fetch(&second, &x, 0, me).unwrap();
+            assert!(!after.is_complete() && !first.is_idle());
+            assert!(matches!(seen.wait_within(Duration::from_millis(20)), Err(Error::Timeout(_))));
+            team.signal_blocking(go.set(1), me).unwrap();
+            assert_eq!(seen.wait().unwrap(), 5);
+            after.wait().unwrap();
+            assert!(after.elapsed_since(&before).is_some_and(|elapsed| elapsed >= Duration::from_millis(20)));
+            assert_eq!(before.elapsed_since(&after), None);
+            x.release().unwrap();
+            words.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn tickets_are_waited_for_from_another_thread() {
+    fakes().run(|| {
+        worlds(1, options(), |world| {
+            let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));
+            let words = world.alloc_zeroed::<u64>(1).unwrap();
+            let ticket = team.wait_until(&stream, &words.signal(0).unwrap(), Compare::Eq, 3).unwrap();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| ticket.wait());
+                scope.spawn(|| team.signal_blocking(words.signal(0).unwrap().set(3), me).unwrap());
+                assert_eq!(waiter.join().unwrap().unwrap(), 3);
+            });
+            words.release().unwrap();
+        });
+    });
+}

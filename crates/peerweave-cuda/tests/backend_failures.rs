@@ -1,0 +1,87 @@
+//! What the portable API on GPUs returns, and what stays usable, when a kernel fails or a PE is
+//! lost.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use peerweave_core::{Compare, Error, FailureKind, KernelOp, Pe, PeerCause, Rank, World};
+use peerweave_cuda::{Cuda, GpuOptions};
+use peerweave_fakes::Fakes;
+
+use common::worlds;
+
+fn options() -> GpuOptions {
+    GpuOptions::new(1 << 20).slots(4)
+}
+
+#[test]
+fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
+    Fakes::new().cuda().run(|| {
+        worlds(1, options().deadline(Duration::from_millis(300)), |world| {
+            let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));
+            let (words, x) = (world.alloc_zeroed::<u64>(1).unwrap(), world.alloc_zeroed::<i32>(2).unwrap());
+            let start = Instant::now();
+            let ticket = team.wait_until(&stream, &words.signal(0).unwrap(), Compare::Eq, 1).unwrap();
+            let error = ticket.wait().unwrap_err();
+            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+            let Error::Kernel(failure) = &error else { panic!("{error}") };
+            assert_eq!(
+                (failure.kernel, failure.kind, failure.operation),
+                ("wait_until", Some(FailureKind::Deadline), Some(KernelOp::SignalWaitUntil))
+            );
+            assert!(matches!(team.failure(), Some(Error::Kernel(_))));
+            // Later kernels are refused, and say why.
+            for error in [team.barrier(&stream).unwrap_err(), team.barrier_blocking().unwrap_err()] {
+                assert!(matches!(error, Error::Poisoned { call: "barrier", .. }), "{error}");
+            }
+            let refused = team.signal_blocking(words.signal(0).unwrap().set(1), me).unwrap_err();
+            assert!(matches!(refused, Error::Poisoned { call: "signal", .. }), "{refused}");
+            // Copies need no kernel: the stream goes on.
+            team.put(&stream, &x.slice(..1).unwrap(), &x.slice(1..).unwrap(), me).unwrap().wait().unwrap();
+            assert!(matches!(stream.synchronize(), Err(Error::Kernel(_))), "the failure is reported once");
+            stream.synchronize().unwrap();
+            x.copy_from(&[1, 2]).unwrap();
+            assert_eq!(x.to_vec().unwrap(), [1, 2]);
+            x.release().unwrap();
+            words.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn killed_pe_is_named_by_barriers_and_waits() {
+    const SCENARIO: &str = "killed_pe_is_named_by_barriers_and_waits";
+    let fakes = Fakes::new().cuda();
+    let outputs = match peerweave_fakes::child() {
+        Some(child) => return one_is_killed(&child),
+        None if !fakes.can_run(SCENARIO) => return,
+        None => fakes.spawn_children(3, SCENARIO),
+    };
+    assert!(outputs[0].passed(), "{}", outputs[0]);
+    assert!(outputs[1].passed(), "{}", outputs[1]);
+}
+
+fn one_is_killed(child: &peerweave_fakes::Child) {
+    let gpu = common::process(child, options().deadline(Duration::from_secs(20)));
+    let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
+    let (team, words) = (world.team(), world.alloc_zeroed::<u64>(1).unwrap());
+    team.barrier_blocking().unwrap();
+    if world.my_pe() == Pe::new(2) {
+        std::thread::sleep(Duration::from_millis(200));
+        std::process::abort();
+    }
+    let start = Instant::now();
+    let error = match world.my_pe().get() {
+        0 => team.barrier_blocking().unwrap_err(),
+        _ => team.wait_until_blocking(&words.signal(0).unwrap(), Compare::Eq, 1).map(drop).unwrap_err(),
+    };
+    assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
+    assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
+    // What needs nobody else still works.
+    words.copy_from(&[7]).unwrap();
+    assert_eq!(words.load(0).unwrap(), 7);
+    drop((words, world));
+}
