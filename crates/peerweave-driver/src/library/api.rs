@@ -8,10 +8,10 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::cudarc::driver::sys::{
-    CUDA_MEMCPY2D, CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUhostFn, CUipcEventHandle,
-    CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemLocation, CUmulticastGranularity_flags, CUmulticastObjectProp, CUpointer_attribute,
-    CUstream, CUuserObject,
+    CUDA_MEMCPY2D, CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUhostFn,
+    CUipcEventHandle, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation, CUmulticastGranularity_flags, CUmulticastObjectProp,
+    CUpointer_attribute, CUstream, CUuserObject,
 };
 
 use crate::CudaCode;
