@@ -23,7 +23,7 @@ mod launch;
 mod memory;
 mod team;
 
-pub use backend::{Cuda, CudaOptions, of_cudarc, on_device};
+pub use backend::{Cuda, CudaOptions, of_cudarc, on_device, visible_gpus};
 pub use error::{CudaError, KernelFailure};
 pub use gpu::{Gpu, GpuOptions, Transport};
 pub use launch::Stream;

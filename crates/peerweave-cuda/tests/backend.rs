@@ -286,3 +286,23 @@ fn tickets_are_waited_for_from_another_thread() {
         });
     });
 }
+
+#[test]
+fn job_without_a_launcher_takes_one_gpu() {
+    fakes().run(|| {
+        common::register();
+        assert_eq!(peerweave_cuda::visible_gpus().unwrap(), 8);
+        let mut options = peerweave_cuda::CudaOptions::default();
+        options.heap_bytes = Some(1 << 20);
+        let cuda = peerweave_cuda::Cuda::join(&peerweave_bootstrap::Job::single(), &options).unwrap();
+        let world = World::new(cuda).unwrap();
+        assert_eq!((world.backend_name(), world.n_pes(), world.caps().device), ("cuda", 1, Some(0)));
+        let x = world.alloc::<f64>(3).unwrap();
+        x.fill(2.5).unwrap();
+        assert_eq!(x.to_vec().unwrap(), [2.5; 3]);
+        let geometry = world.geometry().expect("one PE");
+        assert_eq!(geometry.locate(x.device_address().unwrap().0), Some((world.my_pe(), x.offset())));
+        x.release().unwrap();
+        assert!(world.finalize().unwrap().is_clean());
+    });
+}

@@ -1,13 +1,16 @@
 //! Settings of a world from environment variables. `peerweave-bootstrap` reads the variables of
 //! launchers.
 
+use crate::choice::Request;
 use peerweave_bootstrap::{BootstrapError, Job};
 use peerweave_core::{Error, Misuse, MisuseKind};
 use std::time::Duration;
 
 /// The names of the variables.
 pub mod names {
-    /// The backend; `host` is the only value and the default.
+    /// The backend: `host`, `cuda`, or `auto`, the default, which takes GPUs where the build has
+    /// the feature `cuda` and each PE of the machine gets one. See
+    /// [`BackendChoice`](crate::BackendChoice).
     pub const BACKEND: &str = "PEERWEAVE_BACKEND";
     /// Default deadline of waits, in seconds; fractions are allowed.
     pub const DEADLINE: &str = "PEERWEAVE_DEADLINE";
@@ -30,7 +33,7 @@ pub mod names {
 
     /// Name and expected value of each variable.
     pub const ALL: [(&str, &str); 7] = [
-        (BACKEND, "host"),
+        (BACKEND, "auto, host or cuda"),
         (DEADLINE, "seconds, such as 60 or 0.5"),
         (CHECK_CALLS, "0 or 1"),
         (HEAP_BYTES, "bytes, such as 1073741824 or 1G"),
@@ -43,7 +46,7 @@ pub mod names {
 /// Settings found in the environment; `None` for variables that are not set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Settings {
-    pub(crate) backend: Option<String>,
+    pub(crate) backend: Option<Request>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) check_calls: Option<bool>,
     pub(crate) heap_bytes: Option<usize>,
@@ -71,7 +74,7 @@ impl Settings {
             }
         }
         Ok(Self {
-            backend: parsed(var, names::BACKEND, |text| (text == "host").then(|| text.to_owned()))?,
+            backend: parsed(var, names::BACKEND, Request::parse)?,
             deadline: parsed(var, names::DEADLINE, seconds)?,
             check_calls: parsed(var, names::CHECK_CALLS, |text| match text {
                 "0" => Some(false),

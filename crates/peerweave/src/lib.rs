@@ -1,12 +1,13 @@
 //! Communication among PEs for Rust: collectives and one-sided operations on a symmetric heap.
 //!
-//! This version has the host backend, which runs on the shared memory of one machine without a GPU.
-//! A backend for GPUs will run the same programs.
+//! The host backend runs on the shared memory of one machine without a GPU. With the feature `cuda`
+//! the same programs run on GPUs, one for each PE: see `peerweave-cuda` for what it has so far.
 //!
 //! ```text
 //!   peerweave                this crate: World::from_env(), re-exports
 //!     peerweave-core         the API and its checks
 //!     peerweave-host         backend: PEs are processes or threads of one machine
+//!     peerweave-cuda         backend: each PE has a GPU (feature `cuda`)
 //!     peerweave-bootstrap    launcher environments, rendezvous
 //!     peerweave-device       protocols for host and kernels
 //! ```
@@ -51,11 +52,16 @@ struct Project;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod choice;
 pub mod environment;
 mod world;
 
+pub use choice::{BackendChoice, BackendKind};
+
 pub use peerweave_bootstrap as bootstrap;
 pub use peerweave_core::*;
+#[cfg(feature = "cuda")]
+pub use peerweave_cuda as cuda;
 pub use peerweave_host as host;
 pub use world::{World, WorldBuilder};
 

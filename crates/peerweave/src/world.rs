@@ -1,5 +1,6 @@
 //! This PE's handle to the job. It creates teams, streams and symmetric memory.
 
+use crate::choice::{self, BackendKind};
 use crate::environment::{self, Settings};
 use peerweave_bootstrap::Job;
 use peerweave_core::backend::Backend;
@@ -31,7 +32,8 @@ pub struct World(peerweave_core::World);
 impl World {
     /// Joins the job started by `peerweave run`, `torchrun`, Open MPI, MPICH or Slurm, as found in
     /// the environment. Without a launcher, creates a job of one PE. Reads settings from the
-    /// variables of [`environment::names`].
+    /// variables of [`environment::names`], and takes the backend of
+    /// [`BackendChoice`](crate::BackendChoice).
     ///
     /// # Collective
     /// Every PE of the job must call this.
@@ -161,20 +163,45 @@ impl WorldBuilder {
             Some(backend) => backend,
             None => {
                 let settings = Settings::from_env()?;
-                let mut options = HostOptions::default();
-                options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
-                options.heap_bytes = self.heap_bytes.or(settings.heap_bytes);
-                options.check_calls = self.check_calls.or(settings.check_calls).unwrap_or(options.check_calls);
-                options.cross_memory_attach =
-                    self.cross_memory_attach.or(settings.cross_memory_attach).unwrap_or(options.cross_memory_attach);
-                options.kernel_seed = self.kernel_seed.or(settings.kernel_seed).unwrap_or(options.kernel_seed);
-                let job = match self.job {
-                    Some(job) => job,
+                let job = match &self.job {
+                    Some(job) => job.clone(),
                     None => environment::job()?,
                 };
-                Arc::new(Host::join(&job, &options)?)
+                let choice = choice::decide(settings.backend.unwrap_or_default(), choice::gpus, job.local_n_pes)?;
+                match choice.backend {
+                    BackendKind::Host => self.host(&job, &settings)?,
+                    BackendKind::Cuda => self.cuda(&job, &settings)?,
+                }
             }
         };
         peerweave_core::World::new(backend).map(World)
+    }
+
+    /// Joins with shared memory.
+    fn host(&self, job: &Job, settings: &Settings) -> Result<Arc<dyn Backend>, Error> {
+        let mut options = HostOptions::default();
+        options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
+        options.heap_bytes = self.heap_bytes.or(settings.heap_bytes);
+        options.check_calls = self.check_calls.or(settings.check_calls).unwrap_or(options.check_calls);
+        options.cross_memory_attach =
+            self.cross_memory_attach.or(settings.cross_memory_attach).unwrap_or(options.cross_memory_attach);
+        options.kernel_seed = self.kernel_seed.or(settings.kernel_seed).unwrap_or(options.kernel_seed);
+        Ok(Arc::new(Host::join(job, &options)?))
+    }
+
+    /// Joins with the GPU of this PE.
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, job: &Job, settings: &Settings) -> Result<Arc<dyn Backend>, Error> {
+        let mut options = peerweave_cuda::CudaOptions::default();
+        options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
+        options.heap_bytes = self.heap_bytes.or(settings.heap_bytes);
+        Ok(peerweave_cuda::Cuda::join(job, &options)?)
+    }
+
+    /// No build without the feature chooses GPUs.
+    #[cfg(not(feature = "cuda"))]
+    fn cuda(&self, _: &Job, _: &Settings) -> Result<Arc<dyn Backend>, Error> {
+        let why = "this build of `peerweave` has no feature `cuda`";
+        Err(Error::Unsupported { call: "World::from_env", backend: "cuda", why })
     }
 }

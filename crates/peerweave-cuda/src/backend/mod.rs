@@ -57,6 +57,14 @@ pub struct Cuda {
     state: Arc<State>,
 }
 
+/// Returns the number of GPUs that this process sees.
+///
+/// # Errors
+/// Why there is no driver, or why it gives none.
+pub fn visible_gpus() -> Result<usize, crate::CudaError> {
+    Ok(peerweave_driver::Driver::get()?.device_count()?)
+}
+
 /// Settings of the backend for GPUs. All PEs of a job pass the same values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -199,7 +199,7 @@ kernels! { register_stream_kernels of peerweave_stream_kernels:
     stream_fill(1: DeviceSlice<u8>, 2: u64, 3: u32, 4: u64);
 }
 
-fn register() {
+pub(crate) fn register() {
     register_tests();
     register_stream_kernels();
 }

@@ -1,0 +1,175 @@
+//! The choice of a backend: what the environment asks for, and what this machine has.
+
+use crate::environment::{Settings, names};
+use peerweave_bootstrap::Job;
+use peerweave_core::{Error, Misuse, MisuseKind};
+use std::fmt;
+
+/// The value of `PEERWEAVE_BACKEND`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// GPUs where there is one for each PE of the machine, otherwise shared memory.
+    #[default]
+    Auto,
+    /// Shared memory.
+    Host,
+    /// GPUs.
+    Cuda,
+}
+
+impl Request {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "auto" => Some(Self::Auto),
+            "host" => Some(Self::Host),
+            "cuda" => Some(Self::Cuda),
+            _ => None,
+        }
+    }
+}
+
+/// A backend of this build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// The shared memory of one machine.
+    Host,
+    /// One GPU for each PE: `peerweave-cuda`, with the feature `cuda`.
+    Cuda,
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Cuda => "cuda",
+        })
+    }
+}
+
+/// The backend that [`World::from_env`](crate::World::from_env) takes, and the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackendChoice {
+    /// The backend.
+    pub backend: BackendKind,
+    /// The reason, as half a sentence: "PEERWEAVE_BACKEND=host", "this process sees 4 GPUs for 4 PEs
+    /// of the machine".
+    pub why: String,
+}
+
+impl fmt::Display for BackendChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.backend, self.why)
+    }
+}
+
+impl BackendChoice {
+    /// Returns the backend that the environment and this machine give to a job, without joining it.
+    ///
+    /// All PEs of a machine see the same GPUs and choose alike, unless their environments differ.
+    /// Where PEs disagree, all of them get an error when they join.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] for an invalid value of a variable of Peerweave, and for
+    /// `PEERWEAVE_BACKEND=cuda` in a build without the feature `cuda`.
+    ///
+    /// ```
+    /// use peerweave::BackendChoice;
+    /// use peerweave::bootstrap::Job;
+    ///
+    /// println!("{}", BackendChoice::from_env(&Job::single())?); // "host: this build has no feature `cuda`"
+    /// # Ok::<(), peerweave::Error>(())
+    /// ```
+    pub fn from_env(job: &Job) -> Result<Self, Error> {
+        decide(Settings::from_env()?.backend.unwrap_or_default(), gpus, job.local_n_pes)
+    }
+}
+
+/// The number of GPUs that this process sees, or why it sees none.
+#[cfg(feature = "cuda")]
+pub(crate) fn gpus() -> Option<Result<usize, String>> {
+    Some(peerweave_cuda::visible_gpus().map_err(|error| error.to_string()))
+}
+
+/// `None`: this build has no backend for GPUs.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn gpus() -> Option<Result<usize, String>> {
+    None
+}
+
+/// Decides by the request, the GPUs that this process sees, and the number of PEs of the machine.
+pub(crate) fn decide(
+    request: Request,
+    gpus: impl FnOnce() -> Option<Result<usize, String>>,
+    local_n_pes: u32,
+) -> Result<BackendChoice, Error> {
+    let choice = |backend, why| Ok(BackendChoice { backend, why });
+    if request == Request::Host {
+        return choice(BackendKind::Host, format!("{}=host", names::BACKEND));
+    }
+    let pes = local_n_pes as usize;
+    let found = match gpus() {
+        None if request == Request::Cuda => {
+            let (argument, found) = (names::BACKEND, "\"cuda\"".to_owned());
+            let expected = "host or auto: this build of `peerweave` has no feature `cuda`";
+            return Err(Misuse { call: "World::from_env", kind: MisuseKind::Value { argument, found, expected } }.into());
+        }
+        None => return choice(BackendKind::Host, "this build has no feature `cuda`".to_owned()),
+        Some(found) => found,
+    };
+    if request == Request::Cuda {
+        return choice(BackendKind::Cuda, format!("{}=cuda", names::BACKEND));
+    }
+    match found {
+        Ok(found) if found >= pes => {
+            choice(BackendKind::Cuda, format!("this process sees {found} GPUs for {pes} PEs of the machine"))
+        }
+        Ok(found) => choice(
+            BackendKind::Host,
+            format!(
+                "this process sees {found} GPUs, and the machine has {pes} PEs; {}=cuda takes them all the same",
+                names::BACKEND
+            ),
+        ),
+        Err(why) => choice(BackendKind::Host, format!("there is no GPU: {why}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose(request: Request, gpus: Option<Result<usize, String>>, pes: u32) -> BackendChoice {
+        decide(request, || gpus, pes).unwrap()
+    }
+
+    #[test]
+    fn auto_takes_gpus_where_each_pe_gets_one() {
+        let cuda = choose(Request::Auto, Some(Ok(4)), 4);
+        assert_eq!(cuda.to_string(), "cuda: this process sees 4 GPUs for 4 PEs of the machine");
+        let host = choose(Request::Auto, Some(Ok(2)), 4);
+        assert_eq!(host.backend, BackendKind::Host);
+        assert!(host.why.contains("2 GPUs") && host.why.contains("4 PEs"), "{host}");
+        let host = choose(Request::Auto, Some(Err("libcuda.so.1 was not found".into())), 1);
+        assert_eq!(host.to_string(), "host: there is no GPU: libcuda.so.1 was not found");
+        let host = choose(Request::Auto, None, 1);
+        assert_eq!(host.to_string(), "host: this build has no feature `cuda`");
+    }
+
+    #[test]
+    fn requested_backend_is_taken_whatever_the_machine_has() {
+        assert_eq!(choose(Request::Host, Some(Ok(8)), 1).to_string(), "host: PEERWEAVE_BACKEND=host");
+        assert_eq!(choose(Request::Cuda, Some(Ok(1)), 4).to_string(), "cuda: PEERWEAVE_BACKEND=cuda");
+    }
+
+    #[test]
+    fn cuda_without_the_feature_is_a_misuse() {
+        let error = decide(Request::Cuda, || None, 1).unwrap_err();
+        assert!(error.misuse().is_some());
+        assert_eq!(
+            error.to_string(),
+            "World::from_env: `PEERWEAVE_BACKEND` is \"cuda\", expected host or auto: this build of `peerweave` has no feature `cuda`"
+        );
+    }
+}
