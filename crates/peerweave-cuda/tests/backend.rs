@@ -227,6 +227,68 @@ fn collectives_that_are_not_built_are_refused_by_name() {
 }
 
 #[test]
+fn collectives_that_move_data_give_each_rank_its_parts() {
+    fakes().run(|| {
+        // A heap in which a part takes several rounds.
+        worlds(3, options(), |world| {
+            let (team, stream, me) = (world.team(), world.stream().unwrap(), world.my_pe().get());
+            const COUNT: usize = 40_000;
+            let part = |from: u32, to: u32| (0..COUNT as u32).map(move |i| from << 28 | to << 24 | i);
+            let row = |rank: u32| (0..3).flat_map(|to| part(rank, to)).collect::<Vec<u32>>();
+            let column = |rank: u32| (0..3).flat_map(|from| part(from, rank)).collect::<Vec<u32>>();
+            let firsts = (0..3).flat_map(|from| part(from, 0)).collect::<Vec<u32>>();
+            let first: Vec<u32> = part(me, 0).collect();
+            let x = world.alloc_zeroed::<u32>(3 * COUNT).unwrap();
+            // Memory of the host, in both forms.
+            let mut all = vec![0; 3 * COUNT];
+            team.all_gather_blocking(&first, &mut all).unwrap();
+            assert_eq!(all, firsts);
+            let (from, to) = (Buffer::from(row(me)), Buffer::zeroed(3 * COUNT));
+            team.all_to_all(&stream, &from, &to).unwrap().wait().unwrap();
+            assert_eq!(to.to_vec(), column(me));
+            // Symmetric memory, in place.
+            x.copy_from(&row(me)).unwrap();
+            team.all_to_all_in_place(&stream, &x).unwrap().wait().unwrap();
+            assert_eq!(x.to_vec().unwrap(), column(me));
+            for root in 0..3 {
+                let at = Rank::new(root);
+                let mut copy = first.clone();
+                team.broadcast_in_place_blocking(&mut copy, at).unwrap();
+                assert_eq!(copy, part(root, 0).collect::<Vec<u32>>());
+                team.gather_blocking(&first, &x, at).unwrap();
+                if me == root {
+                    assert_eq!(x.to_vec().unwrap(), firsts);
+                    x.copy_from(&row(root)).unwrap();
+                }
+                let mut share = vec![0; COUNT];
+                team.scatter_blocking(&x, &mut share, at).unwrap();
+                assert_eq!(share, part(root, me).collect::<Vec<u32>>());
+            }
+            x.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn collectives_of_one_team_on_two_streams_run_in_order() {
+    fakes().run(|| {
+        worlds(2, options(), |world| {
+            let (team, streams) = (world.team(), [world.stream().unwrap(), world.stream().unwrap()]);
+            let results: Vec<Buffer<u32>> = (0..20).map(|_| Buffer::zeroed(2)).collect();
+            for (round, result) in (0..).zip(&results) {
+                let mine = Buffer::from(vec![10 * round + world.my_pe().get()]);
+                team.all_gather(&streams[round as usize % 2], &mine, result).unwrap();
+                team.barrier(&streams[(round as usize + 1) % 2]).unwrap();
+            }
+            streams.iter().for_each(|stream| stream.synchronize().unwrap());
+            for (round, result) in (0..).zip(&results) {
+                assert_eq!(result.to_vec(), [10 * round, 10 * round + 1]);
+            }
+        });
+    });
+}
+
+#[test]
 fn one_gpu_alone_runs_collectives() {
     fakes().run(|| {
         worlds(1, options(), |world| {

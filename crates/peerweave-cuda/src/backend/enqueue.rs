@@ -96,7 +96,7 @@ impl Enqueue<'_> {
 
     // ---- memory ----
 
-    fn note(&mut self, at: SymOffset, bytes: usize) {
+    pub(super) fn note(&mut self, at: SymOffset, bytes: usize) {
         if let Some(block) = self.gpu.0.allocation(at, bytes as u64) {
             block.note(self.stream);
             if self.capturing {
@@ -137,7 +137,7 @@ impl Enqueue<'_> {
     }
 
     /// The address of memory that work on the stream reads.
-    fn reading(&mut self, place: Place, bytes: usize) -> Outcome<u64> {
+    pub(super) fn reading(&mut self, place: Place, bytes: usize) -> Outcome<u64> {
         self.note_place(place, bytes);
         let Place::Private(at) = place else { return Ok(self.state.address(place)) };
         let staged = self.staged(at, bytes)?;
@@ -152,7 +152,7 @@ impl Enqueue<'_> {
 
     /// The address of memory that work on the stream writes, and what [`written`](Self::written)
     /// then does.
-    fn writing(&mut self, place: Place, bytes: usize) -> Outcome<(u64, Option<Staged>)> {
+    pub(super) fn writing(&mut self, place: Place, bytes: usize) -> Outcome<(u64, Option<Staged>)> {
         self.note_place(place, bytes);
         let Place::Private(at) = place else { return Ok((self.state.address(place), None)) };
         let staged = self.staged(at, bytes)?;
@@ -160,7 +160,7 @@ impl Enqueue<'_> {
     }
 
     /// Hands over what was written.
-    fn written(&mut self, staged: Option<Staged>) -> Outcome {
+    pub(super) fn written(&mut self, staged: Option<Staged>) -> Outcome {
         match (staged, self.copier) {
             (None, _) => {}
             (Some(staged), Copier::Caller) => self.results.push(staged),
@@ -184,7 +184,7 @@ impl Enqueue<'_> {
         run().map_err(|error| driver(self.call, error))
     }
 
-    fn copy(&self, to: u64, from: u64, bytes: usize) -> Outcome {
+    pub(super) fn copy(&self, to: u64, from: u64, bytes: usize) -> Outcome {
         if bytes == 0 || to == from {
             return Ok(());
         }
@@ -386,25 +386,23 @@ impl Enqueue<'_> {
     // ---- collectives ----
 
     fn collective(&mut self, op: &Collective) -> Outcome<Source> {
-        let team = self.state.team_name(op.team);
-        self.state.poisoned(self.call, team)?;
+        let (state, team) = (self.state, self.state.team_name(op.team));
+        state.poisoned(self.call, team)?;
+        let _order = state.order(self.call, op.team, self.stream, self.capturing)?;
         match op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(op.team),
             _ if team.size == 1 => self.alone(op),
-            _ => Err(unsupported(
-                op.kind.name(),
-                "collectives that move data among GPUs are not built yet, except in teams of one: use puts, signals and barriers",
-            )),
+            _ => self.exchange(op),
         }
     }
 
     /// Meets the members of a team.
-    fn barrier(&mut self, team: TeamId) -> Outcome<Source> {
+    pub(super) fn barrier(&mut self, team: TeamId) -> Outcome<Source> {
         const THREADS: u32 = 32;
         let slot = self.slot(1)?;
         let arguments = (State::kernel_team(team), slot.view(0, 1));
         self.launch_kernel(&stream_barrier::KERNEL, LaunchConfig::new(1, THREADS), arguments)?;
-        Ok(Source::Done(slot))
+        Ok(Source::Collective(slot))
     }
 
     /// A collective of a team of one: its operand is its result.

@@ -4,6 +4,7 @@
 //!  contract   the trait of peerweave-core
 //!   queue      streams, events, operations on the calling thread
 //!    enqueue    one operation on a CUDA stream: copies, and kernels of peerweave-stream-kernels
+//!     exchange   collectives that move data
 //!     staging    memory of the host passes through pinned memory
 //!    ticket     how the outcome of an operation is read      slots   words for outcomes
 //!   devices    memory of other libraries as operands         event   events of the driver
@@ -20,6 +21,7 @@ mod devices;
 mod enqueue;
 mod error;
 mod event;
+mod exchange;
 mod queue;
 mod slots;
 mod staging;
@@ -51,8 +53,9 @@ const DEFAULT_HEAP_BYTES: usize = 1 << 30;
 ///
 /// Built so far: allocation, accesses of the host, puts, gets, strided and single elements, copies
 /// and fills, signals, waits, atomics, barriers, splits of the team of all PEs, streams, events,
-/// capture, kernels. Collectives that move data work in teams of one PE; in larger ones they are
-/// [`Error::Unsupported`], as are sends and receives, and splits of other teams.
+/// capture, kernels, and all_gather, all_to_all, broadcast, gather and scatter. Reductions and
+/// all_to_all_v work in teams of one PE; in larger ones they are [`Error::Unsupported`], as are
+/// sends and receives, and splits of other teams.
 pub struct Cuda {
     state: Arc<State>,
 }
@@ -71,7 +74,8 @@ pub fn visible_gpus() -> Result<usize, crate::CudaError> {
 pub struct CudaOptions {
     /// The deadline of every wait that has no other. Default: 60 s.
     pub deadline: Duration,
-    /// The symmetric heap of each PE, in bytes. Default: 1 GiB.
+    /// The symmetric heap of each PE, in bytes. Default: 1 GiB. The backend takes 1 MiB more for
+    /// each team.
     pub heap_bytes: Option<usize>,
 }
 
@@ -79,6 +83,14 @@ impl Default for CudaOptions {
     fn default() -> Self {
         Self { deadline: Duration::from_secs(60), heap_bytes: None }
     }
+}
+
+/// Bytes of the heap of each PE through which the collectives of one team move data.
+const AREA_BYTES: usize = 1 << 20;
+
+/// The bytes of all areas: no more than a quarter of a small heap.
+fn area_bytes(heap_bytes: u64, teams: usize) -> usize {
+    AREA_BYTES.min(heap_bytes as usize / 4 / teams).next_multiple_of(256) * teams
 }
 
 impl Cuda {
@@ -95,7 +107,10 @@ impl Cuda {
         const CALL: &str = "Cuda::join";
         let setup = |error: crate::CudaError| Error::setup(CALL, error);
         let context = peerweave_driver::local_context(job.local_pe as usize).map_err(|error| setup(error.into()))?;
-        let options = GpuOptions::new(options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES)).deadline(options.deadline);
+        let heap_bytes = options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES);
+        let options = GpuOptions::new(heap_bytes).deadline(options.deadline);
+        let teams = options.teams as usize + 1;
+        let options = GpuOptions { heap_bytes: heap_bytes + AREA_BYTES * teams, ..options };
         let within = Options { deadline: options.deadline, ..Options::default() };
         let rendezvous = Arc::new(Rendezvous::join(job, within).map_err(|error| setup(error.into()))?);
         Self::new(Gpu::new(&rendezvous, &context, options).map_err(setup)?)
@@ -117,7 +132,10 @@ impl Cuda {
         caps.private_buffers = PrivateBuffers::Staged;
         caps.after_failure = AfterFailure::PoisonsTeam;
         caps.max_align_bytes = inner.heap.max_alignment_bytes();
-        Ok(Arc::new(Self { state: Arc::new(State::new(gpu, caps, heap_bytes, bases)) }))
+        let bytes = area_bytes(heap_bytes, max_teams);
+        let area = gpu.alloc::<u8>(bytes).map_err(setup)?;
+        caps.heap_bytes -= bytes;
+        Ok(Arc::new(Self { state: Arc::new(State::new(gpu, caps, heap_bytes, bases, area)) }))
     }
 
     /// A stream of cudarc as a stream of this backend, for

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::backend::{Caps, JobShape, Place, TeamId};
 use peerweave_core::{Error, TeamName, Timeout};
-use peerweave_driver::{CudaContext, PrivateStream, deadline_after, wait_until};
+use peerweave_driver::{CudaContext, CudaStream, PrivateStream, deadline_after, wait_until};
 use peerweave_types::{KernelTeam, Pe, SymOffset};
 
 use super::error::{NAME, driver, portable, unsupported, world};
@@ -42,6 +43,13 @@ pub(super) struct State {
     pub(super) teams: Mutex<BTreeMap<u32, Team>>,
     /// How many teams were made: it tells teams of one number apart.
     pub(super) splits: Mutex<u32>,
+    /// The streams of the last collectives, by team number.
+    pub(super) orders: Box<[Mutex<Option<Arc<CudaStream>>>]>,
+    /// Through which collectives move data: a part for each team number.
+    area: Mutex<Option<Symmetric<u8>>>,
+    area_at: u64,
+    /// Bytes of the part of one team.
+    area_bytes: u64,
     /// For accesses of the host to symmetric memory, one at a time.
     pub(super) access: Mutex<Option<PrivateStream>>,
     /// For operations on calling threads: each takes one.
@@ -58,10 +66,11 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl State {
-    pub(super) fn new(gpu: Gpu, caps: Caps, heap_bytes: u64, bases: Box<[u64]>) -> Self {
+    pub(super) fn new(gpu: Gpu, caps: Caps, heap_bytes: u64, bases: Box<[u64]>, area: Symmetric<u8>) -> Self {
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
         let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
         let job = JobShape { my_pe: gpu.pe(), n_pes: bases.len(), local: mapped.collect() };
+        let n_teams = caps.max_teams;
         Self {
             deadline: gpu.deadline(),
             gpu: RwLock::new(Some(gpu)),
@@ -74,6 +83,10 @@ impl State {
             allocations: Mutex::default(),
             teams: Mutex::default(),
             splits: Mutex::default(),
+            orders: (0..n_teams).map(|_| Mutex::default()).collect(),
+            area_at: area.offset().0,
+            area_bytes: (area.len() / n_teams) as u64 & !255,
+            area: Mutex::new(Some(area)),
             access: Mutex::default(),
             idle: Mutex::default(),
             slots: Arc::default(),
@@ -128,6 +141,12 @@ impl State {
         }
     }
 
+    /// The bytes of the heap through which the collectives of a team move data.
+    pub(super) fn area(&self, team: TeamId) -> Range<u64> {
+        let start = self.area_at + u64::from(Self::kernel_team(team).index()) * self.area_bytes;
+        start..start + self.area_bytes
+    }
+
     pub(super) fn portable(&self, call: &'static str) -> impl Fn(CudaError) -> Error {
         let team = self.world();
         move |error| portable(call, team, error)
@@ -148,9 +167,11 @@ impl State {
         lock(&self.idle).push(stream);
     }
 
-    /// Drops the streams that have no work.
+    /// Drops the streams that have no work, and the memory of collectives.
     pub(super) fn drop_streams(&self) {
         lock(&self.idle).clear();
+        self.orders.iter().for_each(|order| *lock(order) = None);
+        drop(lock(&self.area).take());
         *lock(&self.access) = None;
     }
 
@@ -203,7 +224,7 @@ impl State {
     // ---- waits ----
 
     /// Waits until a stream has passed an event, at most for `within`; returns whether it has. When
-    /// a PE is lost meanwhile, kernels that wait are ended.
+    /// a PE is lost meanwhile, or a kernel has failed, kernels that wait are ended.
     pub(super) fn wait_for(&self, event: &Recorded, within: Duration) -> Result<bool, peerweave_driver::DriverError> {
         let mut looked = Instant::now();
         let mut aborted = false;
@@ -213,8 +234,9 @@ impl State {
             }
             if !aborted && looked.elapsed() >= LOOK {
                 looked = Instant::now();
+                // After a failure the kernels behind it would wait for ranks that do not come.
                 if let Ok(gpu) = self.gpu(NAME)
-                    && gpu.0.lost().is_some()
+                    && (gpu.0.lost().is_some() || gpu.0.report.failure().is_some())
                 {
                     gpu.0.report.abort();
                     aborted = true;

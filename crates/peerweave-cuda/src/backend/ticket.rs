@@ -23,6 +23,9 @@ pub(super) enum Source {
     Element(Arc<Slot>),
     /// A slot: whether the kernel succeeded.
     Done(Arc<Slot>),
+    /// A slot: whether the last meeting of a collective succeeded. An earlier one that failed is in
+    /// the report of the GPU.
+    Collective(Arc<Slot>),
     /// A slot: whether the kernel succeeded, and word 1.
     Word(Arc<Slot>),
     /// A slot that a wait has written, for so many words.
@@ -64,7 +67,8 @@ impl Source {
             Self::Kernel if state.has_failed() => return Err(state.kernel_failure(call, team)),
             Self::Kernel => return Ok(Outcome::Done),
             Self::Element(slot) => return Ok(Outcome::Word(slot.get(1))),
-            Self::Done(slot) | Self::Word(slot) | Self::Wait(slot, ..) => slot,
+            Self::Collective(_) if state.has_failed() => return Err(state.kernel_failure(call, team)),
+            Self::Collective(slot) | Self::Done(slot) | Self::Word(slot) | Self::Wait(slot, ..) => slot,
         };
         match (slot.get(0), self) {
             (OUTCOME_NOT_YET, _) => Ok(Outcome::NotYet),

@@ -1,0 +1,158 @@
+//! Collectives that move data: every rank puts its parts into an area of the heap of each rank, all
+//! meet, and each copies what it got to its result. In rounds, where the parts exceed the area.
+//!
+//! Two meetings a round, by copy engines and the barrier kernel: right for all memory and sizes,
+//! and slower than kernels that push results. Invariant: an area is written between the first
+//! meeting of a round and the second, and read between the second and the first of the next.
+
+use std::ops::Range;
+use std::sync::{Arc, MutexGuard};
+
+use peerweave_core::Error;
+use peerweave_core::backend::{Collective, CollectiveKind, TeamId};
+use peerweave_driver::{CudaStream, is_capturing, join};
+use peerweave_types::{Pe, SymOffset};
+
+use super::enqueue::Enqueue;
+use super::error::{driver, unsupported};
+use super::slots::Slot;
+use super::state::{State, lock};
+use super::ticket::Source;
+
+/// A team, as its collectives need it.
+pub(super) struct Ranks {
+    pub(super) team: TeamId,
+    pub(super) members: Vec<Pe>,
+    pub(super) me: usize,
+}
+
+/// The parts of a call, in bytes from the start of the operand and of the result; `None` where
+/// there is none. All parts of a call have the same length.
+struct Parts {
+    /// By the rank that gets it.
+    sent: Vec<Option<u64>>,
+    /// By the rank that it comes from.
+    received: Vec<Option<u64>>,
+}
+
+impl Parts {
+    fn of(op: &Collective, ranks: &Ranks, bytes: u64) -> Option<Self> {
+        let (n, root) = (ranks.members.len(), op.root.index());
+        let all = |at: fn(u64, u64) -> u64| (0..n as u64).map(|rank| Some(at(rank, bytes))).collect::<Vec<_>>();
+        let (same, each): (fn(u64, u64) -> u64, fn(u64, u64) -> u64) = (|_, _| 0, |rank, bytes| rank * bytes);
+        let none = || vec![None; n];
+        let only = |rank: usize, at: u64| (0..n).map(|other| (other == rank).then_some(at)).collect::<Vec<_>>();
+        let is_root = ranks.me == root;
+        let (sent, received) = match op.kind {
+            CollectiveKind::AllGather => (all(same), all(each)),
+            CollectiveKind::AllToAll => (all(each), all(each)),
+            CollectiveKind::Broadcast => (if is_root { all(same) } else { none() }, only(root, 0)),
+            CollectiveKind::Gather => (only(root, 0), if is_root { all(each) } else { none() }),
+            CollectiveKind::Scatter => (if is_root { all(each) } else { none() }, only(root, 0)),
+            _ => return None,
+        };
+        Some(Self { sent, received })
+    }
+
+    /// The end of the last part, in bytes.
+    fn end(parts: &[Option<u64>], bytes: u64) -> usize {
+        parts.iter().flatten().max().map_or(0, |last| (last + bytes) as usize)
+    }
+}
+
+impl State {
+    /// A team of this PE.
+    pub(super) fn ranks(&self, team: TeamId) -> Ranks {
+        let (members, me) = if team == TeamId::WORLD {
+            ((0..self.job.n_pes as u32).map(Pe::new).collect(), self.me())
+        } else {
+            let teams = lock(&self.teams);
+            let found = teams.get(&team.0).unwrap_or_else(|| panic!("peerweave-core bug: no team {team:?}"));
+            (found.members().to_vec(), found.rank().index())
+        };
+        Ranks { team, members, me }
+    }
+
+    /// Puts the work of a stream behind the last work of a team on another stream: its operations
+    /// run one after the other, in the order in which they are enqueued while the result lives.
+    ///
+    /// Where one of the streams is being captured, the caller orders them.
+    pub(super) fn order(
+        &self,
+        call: &'static str,
+        team: TeamId,
+        stream: &Arc<CudaStream>,
+        capturing: bool,
+    ) -> Result<MutexGuard<'_, Option<Arc<CudaStream>>>, Error> {
+        let mut last = lock(&self.orders[Self::kernel_team(team).index() as usize]);
+        if capturing {
+            return Ok(last);
+        }
+        if let Some(other) = &*last
+            && other.cu_stream() != stream.cu_stream()
+            && matches!(is_capturing(other), Ok(false))
+        {
+            join(stream, other).map_err(|error| driver(call, error))?;
+        }
+        *last = Some(Arc::clone(stream));
+        Ok(last)
+    }
+}
+
+impl Enqueue<'_> {
+    /// Enqueues a collective that moves data among the ranks of a team.
+    pub(super) fn exchange(&mut self, op: &Collective) -> Result<Source, Error> {
+        let (state, call) = (self.state, op.kind.name());
+        let ranks = state.ranks(op.team);
+        let bytes = (op.count * op.dtype.size_bytes()) as u64;
+        let Some(parts) = Parts::of(op, &ranks, bytes) else {
+            return Err(unsupported(call, "it is not built yet for teams of several GPUs: use puts, signals and barriers"));
+        };
+        if ranks.members.iter().any(|pe| state.bases[pe.index()] == 0) {
+            return Err(unsupported(call, "a rank is on another machine, and its memory is not mapped"));
+        }
+        let Range { start: area, end } = state.area(op.team);
+        let slot_bytes = (end - area) / ranks.members.len() as u64 & !255;
+        let (send_bytes, recv_bytes) = (Parts::end(&parts.sent, bytes), Parts::end(&parts.received, bytes));
+        let from = match op.send {
+            Some(send) if send_bytes > 0 => self.reading(send, send_bytes)?,
+            _ => 0,
+        };
+        let (to, staged) = match op.recv {
+            Some(recv) if recv_bytes > 0 => self.writing(recv, recv_bytes)?,
+            _ => (0, None),
+        };
+        self.note(SymOffset(area), (end - area) as usize);
+        let mine = state.bases[state.me()] + area;
+        let slot_of = |rank: usize| rank as u64 * slot_bytes;
+        let mut met = self.meet(&ranks)?;
+        for done in (0..bytes).step_by(slot_bytes as usize) {
+            let now = slot_bytes.min(bytes - done) as usize;
+            if done > 0 {
+                self.meet(&ranks)?;
+            }
+            for (rank, at) in parts.sent.iter().enumerate() {
+                if let Some(at) = at {
+                    let theirs = state.bases[ranks.members[rank].index()] + area;
+                    self.copy(theirs + slot_of(ranks.me), from + at + done, now)?;
+                }
+            }
+            met = self.meet(&ranks)?;
+            for (rank, at) in parts.received.iter().enumerate() {
+                if let Some(at) = at {
+                    self.copy(to + at + done, mine + slot_of(rank), now)?;
+                }
+            }
+        }
+        self.written(staged)?;
+        Ok(Source::Collective(met))
+    }
+
+    /// Meets the ranks of a team.
+    fn meet(&mut self, ranks: &Ranks) -> Result<Arc<Slot>, Error> {
+        match self.barrier(ranks.team)? {
+            Source::Collective(slot) => Ok(slot),
+            other => panic!("peerweave-cuda bug: the outcome of a barrier is {other:?}"),
+        }
+    }
+}
