@@ -13,7 +13,7 @@ fn main() -> Result<(), Error> {
     // Ranks that pass the same color form a team. Splitting is collective: every rank of the parent
     // calls it.
     let color = u64::from(me.get() % 2);
-    let half = world.team().split(Some(color), 0)?.expect("a rank that gives a color gets a team");
+    let half = world.team().split(Some(color), 0)?.expect("a rank that passes a color gets a team");
     let name = if color == 0 { "even" } else { "odd" };
     println!("{me} is {} of {} in the {name} team", half.my_rank(), half.size());
 
@@ -21,7 +21,7 @@ fn main() -> Result<(), Error> {
     let mut sum = [0];
     half.all_reduce_blocking(&[me.get()], &mut sum, ReduceOp::Sum)?;
     assert_eq!(sum[0], half.members().iter().map(|pe| pe.get()).sum());
-    println!("{me}: the PEs of the {name} team add up to {}", sum[0]);
+    println!("{me}: the sum of the PEs of the {name} team is {}", sum[0]);
 
     // Destroying a team and finalizing the job are collective, like creating them.
     half.destroy()?;

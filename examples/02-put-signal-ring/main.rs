@@ -35,7 +35,7 @@ fn main() -> Result<(), Error> {
         let next = (me + n - step) % n;
         team.wait_until_blocking(&arrived.signal(next)?, Compare::Eq, 1)?;
         if me == 0 {
-            println!("step {step}: passed block {pass} on, got block {next}");
+            println!("step {step}: forwarded block {pass}, received block {next}");
         }
     }
 
@@ -44,9 +44,9 @@ fn main() -> Result<(), Error> {
         complete[0] += u32::from(block(rank)?.to_vec()? == content(rank));
     }
     team.all_reduce_in_place_blocking(&mut complete, ReduceOp::Sum)?;
-    assert_eq!(complete[0] as usize, n * n, "blocks that arrived as they were sent");
+    assert_eq!(complete[0] as usize, n * n, "blocks that arrived unchanged");
     if me == 0 {
-        println!("blocks on each PE: {n} of {n}, as they were sent");
+        println!("blocks on each PE: {n} of {n}, unchanged");
     }
 
     // A release waits until every PE has called it, since peers may still use the memory.

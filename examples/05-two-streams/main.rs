@@ -1,15 +1,16 @@
-//! Runs a pipeline over two streams: while one chunk is gathered, the next is reduced and the one
-//! after it computed.
+//! Runs a pipeline over two streams: while it gathers one chunk, it reduces the next and computes
+//! the one after that.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, ReduceOp, World};
 
-/// Chunks that go through the pipeline.
+/// Number of chunks that pass through the pipeline.
 const CHUNKS: usize = 6;
 /// Elements of a chunk that each PE reduces.
 const PART: usize = 20_000;
 
-/// Element `i` of chunk `chunk`, as `rank` computes it. Small integers, so that sums are exact.
+/// Returns element `i` of chunk `chunk`, as `rank` computes it. Elements are small integers, so
+/// that sums are exact.
 fn element(rank: usize, chunk: usize, i: usize) -> f32 {
     ((rank + 1) * (chunk + 1) + i % 16) as f32
 }
@@ -21,7 +22,7 @@ fn main() -> Result<(), Error> {
 
     // The collectives of one team run one after the other, whatever their streams. So each stream
     // uses its own team of the same ranks; their collectives can then overlap.
-    let split = |color| Ok::<_, Error>(world.team().split(Some(color), 0)?.expect("a rank that gives a color gets a team"));
+    let split = |color| Ok::<_, Error>(world.team().split(Some(color), 0)?.expect("a rank that passes a color gets a team"));
     let (reducing, gathering) = (split(0)?, split(0)?);
     let (first, second) = (world.stream()?, world.stream()?);
 

@@ -10,13 +10,13 @@ const CELLS: usize = 100;
 /// Steps of time.
 const STEPS: usize = 2000;
 
-/// The rod at the start: hot in the first quarter, cold elsewhere.
+/// Returns the initial temperature of a cell: hot in the first quarter of the rod, cold elsewhere.
 fn start(cell: usize) -> f64 {
     if cell < CELLS / 4 { 100.0 } else { 0.0 }
 }
 
-/// Computes one step of the heat equation. `cells` has one more cell on each side: a neighbour's,
-/// or at an end of the rod a copy of the last one.
+/// Computes one step of the heat equation. `cells` has one additional cell on each side: the
+/// neighbour's border cell, or a copy of the last cell at an end of the rod.
 fn step(cells: &[f64]) -> Vec<f64> {
     cells.windows(3).map(|near| near[1] + 0.25 * (near[0] - 2.0 * near[1] + near[2])).collect()
 }
@@ -67,7 +67,7 @@ fn main() -> Result<(), Error> {
     team.barrier_blocking()?;
     if me == 0 {
         let rod = rod.to_vec()?;
-        assert_eq!(rod, serial(), "the rod of {n} PEs and the rod of one");
+        assert_eq!(rod, serial(), "the rod of {n} PEs and the rod of one PE");
         let heat: f64 = rod.iter().sum();
         println!("{STEPS} steps over {CELLS} cells: the same as by one PE, to the last bit");
         println!("ends at {:.3} and {:.3}, mean {:.3}", rod[0], rod[CELLS - 1], heat / CELLS as f64);

@@ -1,4 +1,4 @@
-//! Distributes tasks of unequal length by a counter that all PEs add to: a free PE takes the next
+//! Distributes tasks of unequal length by a counter to which all PEs add: an idle PE takes the next
 //! task.
 #![forbid(unsafe_code)]
 

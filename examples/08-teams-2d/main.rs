@@ -8,8 +8,8 @@ use peerweave_examples::share;
 /// Rows and columns of the matrices.
 const SIDE: usize = 48;
 
-/// An element of the first factor. Elements are small integers, so that the product is exact in any
-/// order.
+/// Returns an element of the first factor. Elements are small integers, so that the product is
+/// exact in any order.
 fn a(row: usize, column: usize) -> f64 {
     ((row * 3 + column * 5) % 11) as f64
 }
@@ -18,7 +18,7 @@ fn b(row: usize, column: usize) -> f64 {
     ((row * 7 + column * 2) % 13) as f64 - 6.0
 }
 
-/// The rank in a row or column of the grid that owns row or column `index` of the matrix.
+/// Returns the rank in a row or column of the grid that owns row or column `index` of the matrix.
 fn owner(index: usize, ranks: usize) -> Rank {
     let rank = (0..ranks).find(|&rank| share(SIDE, rank, ranks).contains(&index));
     Rank::new(rank.expect("every index is in one share") as u32)

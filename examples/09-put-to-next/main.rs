@@ -1,10 +1,10 @@
-//! The classic first program of one-sided communication: every PE puts its numbers to the next PE,
-//! waits for all others, and checks what it received.
+//! The usual first program of one-sided communication: every PE puts its numbers to the next PE,
+//! waits for all others, and checks the numbers that it received.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, Rank, World};
 
-/// Numbers that each PE puts.
+/// Number of elements that each PE puts.
 const COUNT: usize = 1024;
 
 fn main() -> Result<(), Error> {
@@ -24,7 +24,7 @@ fn main() -> Result<(), Error> {
     team.barrier_blocking()?;
 
     let came = target.to_vec()?;
-    assert_eq!(came, [previous as f32; COUNT], "what the previous PE put");
+    assert_eq!(came, [previous as f32; COUNT], "the numbers of the previous PE");
     println!("PE {me} of {n}: from PE {previous} came {COUNT} times {}", came[0]);
 
     source.release()?;

@@ -1,4 +1,4 @@
-//! Each PE puts its number into its neighbour's memory, from inside a kernel.
+//! Puts the number of each PE into its neighbour's memory, from inside a kernel.
 #![forbid(unsafe_code)]
 
 use peerweave_examples::kernel_job::{KernelJob, Outcome};
@@ -13,7 +13,7 @@ fn main() -> Outcome {
 
     let received = job.read(&dst)?[0];
     println!("PE {me} received {received}");
-    assert_eq!(received, (me + n - 1) % n, "the number of the PE before");
+    assert_eq!(received, (me + n - 1) % n, "the number of the previous PE");
     job.free(dst)?;
     job.finish()
 }

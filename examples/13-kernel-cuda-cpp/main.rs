@@ -1,6 +1,6 @@
-//! Each PE puts its number into its neighbour's memory, from inside a kernel in CUDA C++.
+//! Puts the number of each PE into its neighbour's memory, from inside a kernel in CUDA C++.
 //!
-//! On the host, which does not run CUDA C++, the kernel in Rust of `kernel-ring` stands for it.
+//! The host backend cannot run CUDA C++; there the Rust kernel of `kernel-ring` replaces it.
 
 use peerweave_cuda::LaunchConfig;
 use peerweave_driver::launch::{Image, Module};
@@ -30,7 +30,7 @@ fn main() -> Outcome {
 
     let received = job.read(&dst)?[0];
     println!("PE {me} received {received}");
-    assert_eq!(received, (me + n - 1) % n, "the number of the PE before");
+    assert_eq!(received, (me + n - 1) % n, "the number of the previous PE");
     job.free(arrived)?;
     job.free(dst)?;
     job.finish()

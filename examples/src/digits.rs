@@ -9,10 +9,10 @@
 use std::fmt;
 use std::ops::Range;
 
-/// Rows, and columns, of an image.
+/// Number of rows, and of columns, of an image.
 pub const SIDE: usize = 8;
 
-/// Pixels of an image.
+/// Number of pixels of an image.
 pub const PIXELS: usize = SIDE * SIDE;
 
 /// Number of different digits, 0 to 9.

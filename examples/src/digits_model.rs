@@ -48,7 +48,7 @@ impl Accuracy {
     }
 }
 
-/// The four parts of a list of [`PARAMETERS`] numbers.
+/// The four parts of a list of [`PARAMETERS`] numbers, in the order of [`Model`].
 struct Parts<'a, T> {
     to_hidden: &'a [T],
     hidden_bias: &'a [T],
@@ -141,7 +141,8 @@ impl Model {
         loss
     }
 
-    /// Takes one step against `gradient`, which is the sum over the `images` images of all PEs.
+    /// Subtracts `gradient`, the sum over the `images` images of all PEs, scaled by the learning
+    /// rate.
     ///
     /// # Panics
     /// If `gradient` does not have [`PARAMETERS`] elements or `images` is zero.
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn gradient_is_the_slope_of_the_loss() {
+    fn gradient_equals_the_slope_of_the_loss() {
         let (digits, split) = data();
         let samples = &split.train[..16];
         let mut model = Model::new(SEED);

@@ -1,9 +1,9 @@
-//! The backend of an example's kernels: CPU threads on the host backend, or with `--gpu` one GPU
-//! for each PE.
+//! Selects the backend that runs an example's kernels: CPU threads, or with `--gpu` one GPU for
+//! each PE.
 //!
-//! The portable API has no backend for GPUs yet, so an example that runs on both uses this. Other
-//! programs use `peerweave::World` or `peerweave_cuda::Gpu` directly, whose calls differ only in
-//! their names.
+//! The portable API has no backend for GPUs yet, so examples that run on both use this module.
+//! Other programs use `peerweave::World` or `peerweave_cuda::Gpu` directly, whose calls differ only
+//! in their names.
 
 use peerweave::bootstrap::{Job, Options, Rendezvous};
 use peerweave::{Element, World};
@@ -23,7 +23,7 @@ const HEAP_BYTES: usize = 16 << 20;
 /// Maximum time of a wait on GPUs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// This PE's part in the job.
+/// The job as this PE sees it.
 pub enum KernelJob {
     /// CPU threads.
     Host {
@@ -50,8 +50,8 @@ pub enum Memory<T: Element + Plain> {
 }
 
 impl KernelJob {
-    /// Joins the job that the environment describes. With the argument `--gpu` each PE takes the
-    /// GPU of its number on this machine.
+    /// Joins the job that the environment describes. With the argument `--gpu` each PE uses the GPU
+    /// with its index on this machine.
     ///
     /// # Errors
     /// Errors of the rendezvous and of the GPU; an unknown argument.
@@ -73,7 +73,7 @@ impl KernelJob {
         }
     }
 
-    /// This PE.
+    /// Returns the number of this PE.
     pub fn my_pe(&self) -> u32 {
         match self {
             Self::Host { world, .. } => world.my_pe().get(),
@@ -81,7 +81,7 @@ impl KernelJob {
         }
     }
 
-    /// Number of PEs.
+    /// Returns the number of PEs.
     pub fn n_pes(&self) -> u32 {
         match self {
             Self::Host { world, .. } => world.n_pes() as u32,
@@ -89,7 +89,7 @@ impl KernelJob {
         }
     }
 
-    /// Allocates elements on every PE, as zeros. All PEs call it.
+    /// Allocates zeroed elements on every PE. Collective.
     ///
     /// # Errors
     /// Errors of the heap.
@@ -103,7 +103,7 @@ impl KernelJob {
     /// Writes elements of this PE from index `first` on.
     ///
     /// # Errors
-    /// A range beyond the memory; errors of the driver.
+    /// {Errors} If the range exceeds the memory; errors of the driver.
     pub fn write<T: Element + Plain>(&self, memory: &Memory<T>, first: usize, values: &[T]) -> Outcome {
         match (self, memory) {
             (_, Memory::Host(memory)) => memory.slice(first..first + values.len())?.copy_from(values)?,
@@ -113,7 +113,7 @@ impl KernelJob {
         Ok(())
     }
 
-    /// The elements of this PE.
+    /// Returns the elements of this PE.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -125,8 +125,8 @@ impl KernelJob {
         }
     }
 
-    /// Runs a kernel on this PE, `blocks` blocks of `threads` threads, and waits until it has
-    /// ended. Every PE calls it.
+    /// Runs a kernel on this PE with `blocks` blocks of `threads` threads, and waits until it has
+    /// ended. Collective.
     ///
     /// # Errors
     /// Errors of the launch and of the kernel; both name the PE at fault.
@@ -151,7 +151,7 @@ impl KernelJob {
         Ok(())
     }
 
-    /// Frees memory. All PEs call it, after their kernels have ended.
+    /// Frees memory after the kernels of all PEs have ended. Collective.
     ///
     /// # Errors
     /// Errors of the heap.
@@ -164,10 +164,10 @@ impl KernelJob {
         Ok(())
     }
 
-    /// Ends this PE's part. All PEs call it.
+    /// Finalizes the job on this PE. Collective.
     ///
     /// # Errors
-    /// A PE that does not come.
+    /// {Errors} If a PE does not call this function before the deadline.
     pub fn finish(self) -> Outcome {
         match self {
             Self::Host { world, stream } => {
@@ -187,7 +187,7 @@ impl KernelJob {
 }
 
 impl<T: Element + Plain> Memory<T> {
-    /// The view that kernels take.
+    /// Returns the view of the elements that kernels take.
     pub fn slice(&self) -> SymSlice<T> {
         match self {
             Self::Host(memory) => memory.view(),

@@ -1,6 +1,6 @@
 //! Code shared by Peerweave's examples: data and a model to train, and the backend of kernels.
 //!
-//! The communication is in the examples themselves, numbered, in `examples/`.
+//! The examples themselves contain the communication.
 #![forbid(unsafe_code)]
 
 pub mod digits;

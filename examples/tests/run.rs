@@ -86,27 +86,27 @@ macro_rules! examples {
             const PROGRAM: &str = env!(concat!("CARGO_BIN_EXE_", $program));
 
             #[test]
-            fn on_1_pe() {
+            fn examples_on_1_pe_print_the_expected_output() {
                 super::check(PROGRAM, $folder, 1);
             }
 
             #[test]
-            fn on_2_pes() {
+            fn examples_on_2_pes_print_the_expected_output() {
                 super::check(PROGRAM, $folder, 2);
             }
 
             #[test]
-            fn on_3_pes() {
+            fn examples_on_3_pes_print_the_expected_output() {
                 super::check(PROGRAM, $folder, 3);
             }
 
             #[test]
-            fn on_4_pes() {
+            fn examples_on_4_pes_print_the_expected_output() {
                 super::check(PROGRAM, $folder, 4);
             }
 
             #[test]
-            fn on_8_pes() {
+            fn examples_on_8_pes_print_the_expected_output() {
                 super::check(PROGRAM, $folder, 8);
             }
         })*
@@ -137,7 +137,7 @@ fn final_loss(outputs: &[String]) -> f64 {
 }
 
 #[test]
-fn training_ends_at_the_loss_of_one_pe() {
+fn final_loss_does_not_depend_on_the_number_of_pes() {
     let loss = |n_pes| final_loss(&run(env!("CARGO_BIN_EXE_train-digits"), n_pes, &["--epochs", "5"]));
     let alone = loss(1);
     assert!(alone < 1.0, "{alone} after 5 epochs");
@@ -148,7 +148,7 @@ fn training_ends_at_the_loss_of_one_pe() {
 }
 
 #[test]
-fn training_of_no_epochs_classifies_by_chance() {
+fn untrained_network_classifies_by_chance() {
     let output = run(env!("CARGO_BIN_EXE_train-digits"), 2, &["--epochs", "0"]);
     let loss = final_loss(&output);
     assert!((2.2..2.5).contains(&loss), "{loss}; ten classes at even odds have a loss of ln 10 = 2.303");
@@ -177,7 +177,7 @@ fn hello_with(n_pes: usize, vars: impl Fn(usize) -> Vec<(&'static str, String)>)
 }
 
 #[test]
-fn pes_of_mpich_are_one_job() {
+fn pes_of_mpich_form_one_job() {
     let vars = |pe: usize| {
         let pairs = [("PMI_RANK", pe), ("PMI_SIZE", 3), ("MPI_LOCALRANKID", pe), ("MPI_LOCALNRANKS", 3)];
         pairs.map(|(name, value)| (name, value.to_string())).to_vec()

@@ -2,12 +2,12 @@
 //!
 //! It does not look inside a crate, except that crates for kernels must be `no_std`.
 //!
-//! Invariant: each member gives its layer as `[package.metadata.peerweave] layer = N`. A normal or
-//! build dependency between members goes to a strictly lower layer, so there is no cycle and crates
-//! of one layer do not know each other. A dev-dependency goes to the same layer or a lower one: a
-//! test may combine two crates of one layer, but a crate whose tests need one above itself could
-//! not be used alone, and its unit tests would link it twice. The exception is the examples of
-//! documentation: the examples of a crate that is re-exported by another use that other crate.
+//! Invariant: each member declares its layer as `[package.metadata.peerweave] layer = N`. A normal
+//! or build dependency between members points to a strictly lower layer, so there is no cycle and
+//! crates of one layer do not depend on each other. A dev-dependency points to the same layer or a
+//! lower one: tests may combine two crates of one layer, but a crate whose tests need a higher
+//! layer could not be used alone, and its unit tests would link it twice. The only exception:
+//! documentation examples of a crate that another crate re-exports may use that other crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ use proc_macro2::{TokenStream, TokenTree};
 /// Rules in addition to the order of the layers.
 pub(crate) struct Rules {
     forbidden: &'static [Forbidden],
-    /// Crates whose examples use a crate above them, and that crate.
+    /// Crates whose documentation examples use a crate above them, with that crate.
     examples_up: &'static [(&'static str, &'static str)],
     no_std: &'static [&'static str],
 }
@@ -47,7 +47,7 @@ pub(crate) const RULES: Rules = Rules {
                 "peerweave-kernels",
                 "cuda*",
             ],
-            why: "the portable API must not know a backend",
+            why: "the portable API must not depend on a backend",
         },
         Forbidden {
             from: "peerweave-bootstrap",

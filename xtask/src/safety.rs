@@ -64,7 +64,7 @@ impl fmt::Display for Fault {
             Lacks::Synchronised => "its `// SAFETY:` comment does not say what synchronises it",
             Lacks::Test => "its `// SAFETY:` comment does not name the test that would catch a mistake",
             Lacks::Contract => "no `# Safety` section with text in its documentation",
-            Lacks::Rust => "could not be read as Rust",
+            Lacks::Rust => "could not be parsed as Rust",
         };
         write!(f, "{path}:{line}: {what}: {lacks}")
     }
@@ -150,7 +150,7 @@ enum Kind {
     },
     Function {
         name: String,
-        /// Whether it is a method in the `impl` of a trait, which has the contract.
+        /// Whether it is a method in the `impl` of a trait, whose contract applies.
         of_trait: bool,
     },
     /// A function pointer, a trait or an extern block.
@@ -233,8 +233,8 @@ impl Site {
     }
 }
 
-/// Gathers every `unsafe` in `tokens`. `outer` is the first line of the statement around them,
-/// where they are only a part of it.
+/// Collects every `unsafe` in `tokens`. `outer` is the first line of the surrounding statement, if
+/// the tokens are a part of one.
 fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mut Vec<Site>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut statement = None;

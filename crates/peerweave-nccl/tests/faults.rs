@@ -123,7 +123,7 @@ fn failed_call_carries_nccl_text_and_the_next_call_works() {
             "{error}"
         );
         let words = comm.last_error().expect("it is alive");
-        assert_eq!(words.as_deref(), Some("ncclAllGather: a fault that the test asked for"));
+        assert_eq!(words.as_deref(), Some("ncclAllGather: an injected fault"));
         assert!(error.to_string().contains(&words.expect("just seen")), "{error}");
         comm.all_gather(&stream, &send, &mut recv).expect("the third works");
         comm.wait(&stream, DEADLINE).expect("it completes");

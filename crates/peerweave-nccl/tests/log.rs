@@ -96,7 +96,7 @@ fn log_lines_are_events_of_the_requested_level() {
         let mut values = floats(&stream, &[1.0]);
         let reduce = |values: &mut _| comm.all_reduce_in_place(&stream, values, ReduceOp::Sum);
         reduce(&mut values).expect_err("it fails");
-        comes(&lines, Level::WARN, "NCCL WARN ncclAllReduce: a fault that the test asked for");
+        comes(&lines, Level::WARN, "NCCL WARN ncclAllReduce: an injected fault");
         assert!(!has(&lines, "Init START"), "that is of another level");
         // SAFETY: NCCL's threads do nothing now, and do not read the environment.
         unsafe { nccl.trace_log(LogLevel::Info) }.expect("the same pipe");

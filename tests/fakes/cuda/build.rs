@@ -1,5 +1,5 @@
-//! Gives the library the name that the dynamic linker looks for, and prevents its unloading:
-//! threads of its streams run for as long as the process.
+//! Gives the library its soname, and prevents its unloading because the threads of its streams run
+//! as long as the process.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! Gives the library the name that programs open, and prevents its unloading: its threads outlive a
+//! Gives the library its soname, and prevents its unloading because its threads outlive a
 //! `dlclose`.
 
 fn main() {

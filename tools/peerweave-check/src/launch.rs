@@ -13,7 +13,7 @@ use crate::Failure;
 /// Set in the processes that [`processes`] starts.
 const PE: &str = "PEERWEAVE_CHECK_PE";
 
-/// Returns whether [`processes`] has started this process.
+/// Starts a thread that ends this process after `longest`, whatever the other threads do.
 pub(crate) fn is_pe() -> bool {
     std::env::var_os(PE).is_some()
 }
@@ -28,7 +28,7 @@ pub(crate) fn end_after(longest: Duration) {
     });
 }
 
-/// The jobs of the PEs, and the server of their rendezvous.
+/// Creates the jobs of the PEs, and the server of their rendezvous.
 pub(crate) fn jobs(n_pes: u32) -> Result<(Server, Vec<Job>), Failure> {
     let token = Token::random()?;
     let server = Server::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
@@ -36,15 +36,15 @@ pub(crate) fn jobs(n_pes: u32) -> Result<(Server, Vec<Job>), Failure> {
     Ok((server, jobs))
 }
 
-/// A PE that has ended.
+/// The result of a PE that has ended.
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
-    /// The lines of its output that were kept.
+    /// The lines of its output that `keeps` selected.
     pub(crate) kept: Vec<String>,
 }
 
-/// Starts this program once for each PE, with the same arguments, and waits for all, at most for
-/// `limit`. Prints their output, but for the lines that `keeps` selects; those are returned.
+/// Starts this program once for each PE with the same arguments, and waits for all, at most for
+/// `limit`. Prints their output except the lines that `keeps` selects, which it returns.
 pub(crate) fn processes(n_pes: u32, limit: Duration, keeps: fn(&str) -> bool) -> Result<Vec<Ended>, Failure> {
     let (_server, jobs) = jobs(n_pes)?;
     let program = std::env::current_exe()?;

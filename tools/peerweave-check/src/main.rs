@@ -1,11 +1,11 @@
 //! `check nccl`, `check nvshmem`, `check vmm`: checks the GPUs of a machine through one library,
-//! against what the host computes.
+//! and compares all results with those that the host computes.
 //!
-//! `launch.rs` starts processes and `table.rs` prints results, for all parts. The module of a part
-//! holds its checks. `check PART --help` lists the options of a part.
+//! `launch.rs` starts processes and `table.rs` prints results, for all parts. Each other module
+//! holds the checks of one part. `check PART --help` lists the options of a part.
 //!
-//! Invariant: every wait has a deadline, and so has the whole run. The last line is `OK ...` or
-//! `FAILED ...`, and the exit status says the same.
+//! Invariant: every wait has a deadline, and so does the whole run. The last line of output is `OK
+//! ...` or `FAILED ...`, and the exit status agrees with it.
 
 mod launch;
 mod nccl;
@@ -22,7 +22,7 @@ pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Checks the GPUs of this machine through one library.
 ///
-/// The last line is `OK ...` or `FAILED ...`, and the exit status says the same.
+/// The last line of output is `OK ...` or `FAILED ...`, and the exit status agrees with it.
 #[derive(Parser)]
 #[command(name = "check", max_term_width = 110)]
 struct Arguments {
@@ -36,7 +36,7 @@ enum Part {
     Nccl(nccl::Arguments),
     /// Check NVSHMEM: every operation and type, on every kind of team
     Nvshmem(nvshmem::Arguments),
-    /// Check shared GPU memory: a heap mapped all to all, grown and freed
+    /// Check shared GPU memory: a heap that every PE maps, grows and frees
     Vmm(vmm::Arguments),
 }
 

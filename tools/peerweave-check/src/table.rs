@@ -1,6 +1,6 @@
 //! Tables of results: a name, then columns that are aligned at the right.
 
-/// A table that is being filled.
+/// A table.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }

@@ -1,13 +1,13 @@
 //! Checks shared GPU memory: `check vmm [--pes N] [--threads] [--kill] [--ipc] [--fabric]
 //! [--rounds N]`.
 //!
-//! N processes (or threads) map one heap all to all; every pair is written and read with patterns;
-//! the heap grows; many rounds of allocation leave no memory behind. The line `transport: ...`
-//! names the transport that the memory really uses; with `--fabric` it holds `FELL BACK` and the
-//! reason where fabric handles are not available. With `--kill` one process is killed while its
-//! memory is mapped, and the others must get an error that names it. Before the last line, `OK ...`
-//! or `FAILED ...`, comes a table of PE 0's steps. No wait is longer than 20 seconds, and the whole
-//! ends after 260 seconds. Multicast objects are never touched.
+//! N processes (or threads) map one heap; every PE writes and reads the memory of every other PE;
+//! the heap grows; many rounds of allocation must leave no memory behind. The line `transport: ...`
+//! names the transport in use; with `--fabric` it contains `FELL BACK` and the reason if fabric
+//! handles are not available. With `--kill` one process is killed while its memory is mapped, and
+//! the others must get an error that names it. Before the last line, `OK ...` or `FAILED ...`, the
+//! command prints a table of PE 0's steps. No wait is longer than 20 seconds, and the whole run
+//! ends after 260 seconds. Uses no multicast objects.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,43 +25,43 @@ use peerweave_vmm::{
 use crate::table::Table;
 use crate::{Failure, launch};
 
-/// Does something so many times.
+/// A step that repeats an action the given number of times.
 type Rounds = fn(&Pes, usize) -> Result<(), Failure>;
 
-/// The longest wait.
+/// Maximum duration of a wait.
 const WAIT: Duration = Duration::from_secs(20);
-/// After this the parent ends everything.
+/// Time after which the parent process ends all PEs.
 const WHOLE_RUN: Duration = Duration::from_secs(240);
 const MIB: usize = 1 << 20;
-/// One piece of the driver's own: a leak of any kind that is looked for here would be as much in
-/// every round.
+/// Maximum loss of free memory between rounds: one allocation of the driver itself. A real leak
+/// would lose as much in every round.
 const MOST_KEPT: i64 = 2 << 20;
 
-/// The options of `check vmm`. Multicast objects are never touched.
+/// The options of `check vmm`. Uses no multicast objects.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
-    /// How many PEs; default: one for each GPU
+    /// Number of PEs; default: one for each GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pes: Option<u32>,
-    /// PEs are threads of this process
+    /// Run the PEs as threads of this process
     #[arg(long, conflicts_with = "kill")]
     threads: bool,
     /// Kill the last process while its memory is mapped: the others must get an error that names it
     #[arg(long)]
     kill: bool,
-    /// Share by legacy IPC
+    /// Share memory by legacy IPC
     #[arg(long, conflicts_with = "fabric")]
     ipc: bool,
     /// Share by fabric handles where they are to be had; the line `transport:` says FELL BACK and
     /// why where they are not
     #[arg(long)]
     fabric: bool,
-    /// Rounds of allocations and of mappings; heaps are made a fiftieth as often
+    /// Number of rounds of allocations and of mappings; a fiftieth as many heaps are created
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }
 
-/// Runs the part; returns the last line.
+/// Runs the part and returns the last line of output.
 pub(crate) fn run(plan: &Arguments) -> Result<String, Failure> {
     launch::end_after(WHOLE_RUN + WAIT);
     if !launch::is_pe() {
@@ -72,7 +72,7 @@ pub(crate) fn run(plan: &Arguments) -> Result<String, Failure> {
     Ok(format!("{}: done", job.pe))
 }
 
-/// The steps of a PE, each with how long it took.
+/// The steps of a PE with their durations.
 #[derive(Default)]
 struct Steps(Vec<(&'static str, Duration, bool)>);
 
@@ -142,14 +142,14 @@ fn processes(n_pes: u32, plan: &Arguments) -> Result<(), Failure> {
         let killed = plan.kill && pe + 1 == n_pes as usize;
         match (ended.status.success(), killed) {
             (true, false) | (false, true) => {}
-            (true, true) => return Err("the PE that was to be killed ended in order".into()),
+            (true, true) => return Err("the PE to be killed exited without an error".into()),
             (false, false) => return Err(format!("PE {pe}: {}", ended.status).into()),
         }
     }
     Ok(())
 }
 
-/// What every PE has.
+/// The state shared by all steps of a PE.
 struct Pes {
     rendezvous: Arc<Rendezvous>,
     context: Arc<CudaContext>,
@@ -179,7 +179,7 @@ fn soon() -> Instant {
     Instant::now() + WAIT
 }
 
-/// One PE.
+/// Runs one PE.
 fn pe(job: &Job, plan: &Arguments) -> Result<(), Failure> {
     let mut steps = Steps::default();
     let outcome = walk(job, plan, &mut steps);
@@ -196,10 +196,10 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
     let stream = context.new_stream()?;
     let pes = Pes { rendezvous, stream, me: job.pe.get(), n: job.n_pes, sharing: plan.sharing(), context };
     if plan.kill {
-        return steps.time("a PE is killed", || killed(&pes));
+        return steps.time("one PE is killed", || killed(&pes));
     }
     let before = steady(&pes)?;
-    steps.time("all to all, growth", || exchange_and_grow(&pes))?;
+    steps.time("transfers between all PEs, growth", || exchange_and_grow(&pes))?;
     let after_heap = steady(&pes)?;
     // A driver keeps page tables, and memory for streams, of the largest number that existed at
     // once. So each kind of round runs twice: the memory that the first pass keeps is printed, and
@@ -217,10 +217,10 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
         let lost = |before: usize, after: usize| before as i64 - after as i64;
         kept.push(format!("{kind} {}, then {}", lost(first, second), lost(second, third)));
         if lost(second, third) > MOST_KEPT {
-            return Err(format!("{n} {kind} lose {} bytes after the first ones", lost(second, third)).into());
+            return Err(format!("{n} {kind} lose {} more bytes than the first ones", lost(second, third)).into());
         }
     }
-    pes.say(&format!("bytes that the device has less after the first rounds, and after the others: {}", kept.join("; ")));
+    pes.say(&format!("decrease of free memory after the first rounds, and after the others: {}", kept.join("; ")));
     let after = steady(&pes)?;
     pes.say(&format!("free memory: {before} before, {after_heap} after the first heap, {after} at the end (bytes)"));
     pes.barrier("measured")?;
@@ -228,14 +228,14 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
         steps.time("every pair of devices", || pairs(&pes, devices))?;
     }
     pes.barrier("end")?;
-    Arc::into_inner(pes.rendezvous).ok_or("a heap still holds the rendezvous")?.leave()?;
+    Arc::into_inner(pes.rendezvous).ok_or("a heap still owns the rendezvous")?.leave()?;
     Ok(())
 }
 
-/// Free bytes of the device, once everything retired is gone on all PEs.
+/// Returns the free bytes of the device after all retired memory has been freed on all PEs.
 fn steady(pes: &Pes) -> Result<usize, Failure> {
     if !peerweave_driver::settle(soon()) {
-        return Err("what was dropped is not freed within the deadline".into());
+        return Err("dropped memory was not freed before the deadline".into());
     }
     pes.barrier("settled")?;
     let (free, _) = pes.context.mem_get_info()?;
@@ -258,13 +258,13 @@ fn compare(found: &[u64], expected: &[u64], what: &str) -> Result<(), Failure> {
     }
 }
 
-/// Every PE writes to and reads from every other one.
+/// Writes from every PE to every other one, and reads back.
 fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result<(), Failure> {
     let mailbox: SymmetricMemory<u64> = heap.alloc(len * pes.n as usize)?;
     let mut staging: SymmetricMemory<u64> = heap.alloc(len)?;
     let slot = |of: u32| of as usize * len..(of as usize + 1) * len;
     let zeros = peerweave_vmm::read(&pes.stream, &mailbox, soon())?;
-    compare(&zeros, &vec![0; zeros.len()], "what was allocated")?;
+    compare(&zeros, &vec![0; zeros.len()], "newly allocated memory")?;
     pes.barrier("zeros seen")?;
     for pe in pes.others() {
         peerweave_vmm::write(&pes.stream, &mut staging, &words(pes.me, pe.get(), round, len), soon())?;
@@ -276,7 +276,7 @@ fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result
     for pe in pes.others() {
         let mine = mailbox.slice(slot(pe.get()))?;
         let found = peerweave_vmm::read(&pes.stream, &mine, soon())?;
-        compare(&found, &words(pe.get(), pes.me, round, len), &format!("what {pe} put"))?;
+        compare(&found, &words(pe.get(), pes.me, round, len), &format!("the elements that {pe} put"))?;
     }
     // The data of every put is read back from where it is.
     for pe in pes.others() {
@@ -284,7 +284,7 @@ fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result
             let theirs = mailbox.peer(pe)?.slice(slot(from))?;
             peerweave_vmm::copy(&pes.stream, &mut staging, &theirs)?;
             let found = peerweave_vmm::read(&pes.stream, &staging, soon())?;
-            compare(&found, &words(from, pe.get(), round, len), &format!("got from {pe} what PE {from} put"))?;
+            compare(&found, &words(from, pe.get(), round, len), &format!("got from {pe} the elements that PE {from} put"))?;
         }
     }
     pes.barrier("got")?;
@@ -296,7 +296,7 @@ fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result
 fn done(pes: &Pes) -> Result<(), Failure> {
     match peerweave_driver::wait(&pes.stream, soon())? {
         true => Ok(()),
-        false => Err("a stream did not end within the deadline".into()),
+        false => Err("a stream did not complete before the deadline".into()),
     }
 }
 
@@ -304,7 +304,7 @@ fn options(pes: &Pes) -> HeapOptions {
     HeapOptions::new(32 * MIB).max_bytes(1 << 30).sharing(pes.sharing)
 }
 
-/// Says how the memory really goes, and whether that is how it was to go.
+/// Prints the transport that the heap uses, and checks that it is the requested one.
 fn report_transport(pes: &Pes, heap: &SymmetricHeap) -> Result<(), Failure> {
     let transport = heap.transport();
     match (pes.sharing, transport, heap.fallback_reason()) {
@@ -340,7 +340,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     pes.say(&format!("every pair written and read, {} bytes each: {:.1?}", len * 8, start.elapsed()));
     let full = heap.alloc::<u8>(64 * MIB);
     if !matches!(full, Err(VmmError::Misuse(Misuse::Exhausted { .. }))) {
-        return Err(format!("expected that there is no room, got {full:?}").into());
+        return Err(format!("expected an error about a full heap, found {full:?}").into());
     }
     let start = Instant::now();
     heap.grow(64 * MIB)?;
@@ -353,12 +353,12 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     drop(dropped);
     let report = heap.finalize()?;
     if report.leaks.len() != 1 || !report.leaks[0].dropped {
-        return Err(format!("expected one piece that was dropped, got {report:?}").into());
+        return Err(format!("expected one dropped allocation, found {report:?}").into());
     }
     Ok(())
 }
 
-/// Allocates and frees again and again in one heap.
+/// Allocates and frees repeatedly in one heap.
 fn rounds(pes: &Pes, n: usize) -> Result<(), Failure> {
     let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
     let start = Instant::now();
@@ -376,7 +376,7 @@ fn rounds(pes: &Pes, n: usize) -> Result<(), Failure> {
     if report.is_clean() { Ok(()) } else { Err(report.to_string().into()) }
 }
 
-/// Makes and ends whole heaps.
+/// Creates and finalizes heaps repeatedly.
 fn heaps(pes: &Pes, n: usize) -> Result<(), Failure> {
     let start = Instant::now();
     for round in 0..n {
@@ -388,11 +388,11 @@ fn heaps(pes: &Pes, n: usize) -> Result<(), Failure> {
             heap.finalize()?;
         }
     }
-    pes.say(&format!("{n} heaps made and ended: {:.1?} each", start.elapsed() / n.max(1) as u32));
+    pes.say(&format!("{n} heaps created and finalized: {:.1?} each", start.elapsed() / n.max(1) as u32));
     Ok(())
 }
 
-/// Makes, maps, uses and drops physical memory.
+/// Creates, maps, uses and drops physical memory.
 fn mappings(pes: &Pes, n: usize) -> Result<(), Failure> {
     let ordinal = pes.context.ordinal();
     let granularity = Granularity::of_device(ordinal, Exportable::NOWHERE)?;
@@ -413,11 +413,11 @@ fn mappings(pes: &Pes, n: usize) -> Result<(), Failure> {
         peerweave_vmm::zero(&pes.stream, &mut mapping.memory::<u64>(ordinal)?)?;
     }
     done(pes)?;
-    pes.say(&format!("{n} mappings made, used and dropped: {:.1?} each", start.elapsed() / n.max(1) as u32));
+    pes.say(&format!("{n} mappings created, used and dropped: {:.1?} each", start.elapsed() / n.max(1) as u32));
     Ok(())
 }
 
-/// Tries every pair of devices, from one process.
+/// Maps memory between every pair of devices, in one process.
 fn pairs(pes: &Pes, devices: usize) -> Result<(), Failure> {
     let start = Instant::now();
     let contexts: Vec<_> = (0..devices).map(peerweave_driver::context).collect::<Result<_, _>>()?;
@@ -435,7 +435,8 @@ fn pairs(pes: &Pes, devices: usize) -> Result<(), Failure> {
     probe(pes, &contexts)
 }
 
-/// Kernels and copy engines between the first device and the last, and in a ring of all.
+/// Measures kernels and copy engines from the first device to the last, and in a ring of all
+/// devices.
 fn probe(pes: &Pes, contexts: &[Arc<CudaContext>]) -> Result<(), Failure> {
     let last = contexts.len() - 1;
     if last == 0 {
@@ -448,7 +449,7 @@ fn probe(pes: &Pes, contexts: &[Arc<CudaContext>]) -> Result<(), Failure> {
             pes.say(&format!("a flag from device 0 to device {last}: {:.2} us", probe.latency(0, last, 5000, soon())? * 1e6))
         }
         Err(error) => {
-            pes.say(&format!("no kernels: {error}"));
+            pes.say(&format!("kernels were not measured: {error}"));
             methods.retain(|method| *method == Method::CopyEngine);
         }
     }
@@ -467,7 +468,7 @@ fn probe(pes: &Pes, contexts: &[Arc<CudaContext>]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The last PE is killed while its memory is mapped.
+/// Kills the last PE while its memory is mapped, and checks the errors of the others.
 fn killed(pes: &Pes) -> Result<(), Failure> {
     let victim = Pe::new(pes.n - 1);
     let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
@@ -481,7 +482,7 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
         // left.
         #[cfg(target_os = "linux")]
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
-        return Err("a dead process goes on".into());
+        return Err("the killed process continued".into());
     }
     let start = Instant::now();
     let error = match heap.alloc::<f32>(1000) {
@@ -490,20 +491,20 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     };
     let waited = start.elapsed();
     if error.blamed() != [victim] {
-        return Err(format!("expected that {victim} is blamed, got: {error}").into());
+        return Err(format!("expected an error that names {victim}, found: {error}").into());
     }
     pes.say(&format!("after {waited:.1?}: {error}"));
     match heap.grow(1) {
         Err(VmmError::Misuse(Misuse::Broken { .. })) => {}
-        other => return Err(format!("expected that the heap is broken, got {other:?}").into()),
+        other => return Err(format!("expected that the heap has failed, found {other:?}").into()),
     }
     // Its memory is mapped here still, and this keeps it.
     let found = peerweave_vmm::read(&pes.stream, &memory.peer(victim)?, soon())?;
     compare(&found, &words(victim.get(), victim.get(), 3, 1 << 20), "memory of the PE that was killed")?;
-    pes.say("memory of the PE that was killed is still there");
+    pes.say("the memory of the killed PE was not freed");
     drop((memory, heap));
     if !peerweave_driver::settle(soon()) {
-        return Err("what was dropped is not freed within the deadline".into());
+        return Err("dropped memory was not freed before the deadline".into());
     }
     Ok(())
 }

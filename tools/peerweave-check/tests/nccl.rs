@@ -1,4 +1,4 @@
-//! `check nccl` over the fake libraries: in one process, and with a process for each rank.
+//! Runs `check nccl` over the fake libraries: in one process, and with one process for each rank.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use peerweave_fakes::Fakes;
 
-/// Runs `check nccl` with two fake GPUs; returns its last line.
+/// Runs `check nccl` with two fake GPUs; returns its last line of output.
 fn last_line(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_check"));
     let output = command.arg("nccl").args(arguments).output().expect("it starts");
@@ -20,7 +20,7 @@ fn fakes() -> Fakes {
 }
 
 #[test]
-fn two_ranks_of_one_process_are_right() {
+fn two_ranks_in_one_process_pass() {
     fakes().run(|| {
         let line = last_line(&["--count", "33"]);
         assert!(line.starts_with("OK ") && line.ends_with(" checks"), "{line}");
@@ -28,7 +28,7 @@ fn two_ranks_of_one_process_are_right() {
 }
 
 #[test]
-fn two_processes_are_right_and_a_killed_one_is_named() {
+fn two_processes_pass_and_killed_rank_is_named() {
     fakes().run(|| {
         assert_eq!(last_line(&["--processes", "2", "--count", "33"]), "OK 2 checks");
         assert_eq!(last_line(&["--processes", "2", "--kill", "1"]), "OK 1 checks");

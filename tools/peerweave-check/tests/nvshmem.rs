@@ -1,6 +1,5 @@
-//! `check nvshmem` over the fake libraries: every operation and element type, teams included,
-//! against an oracle of the host, with processes as PEs; and what a shared GPU, a missing PE and a
-//! killed one lead to.
+//! Runs `check nvshmem` over the fake libraries: every operation and element type with processes as
+//! PEs, compared with the host; and the errors of a shared GPU, a missing PE and a killed PE.
 #![cfg(target_os = "linux")]
 
 use std::process::{Command, Stdio};
@@ -9,10 +8,10 @@ use std::time::Duration;
 use peerweave_bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
 use peerweave_fakes::Fakes;
 
-/// The program, which cargo builds for this test.
+/// Path of the command, which cargo builds for this test.
 const CHECK: &str = env!("CARGO_BIN_EXE_check");
 
-/// Runs the program with the fakes; returns the number of checks.
+/// Runs the command with the fakes; returns the number of checks.
 fn checked(arguments: &[&str]) -> usize {
     let mut command = Command::new(CHECK);
     let output = command.arg("nvshmem").args(arguments).env("PEERWEAVE_MULTICAST", "off").output().expect("it starts");
@@ -47,7 +46,7 @@ fn library_of_3_4_5_passes_all_parts() {
     fakes.run(|| assert!(checked(&["--pes", "2"]) >= 4170));
 }
 
-/// Each part on its own, as in the search for a fault on GPUs.
+/// Defines one test for each part alone.
 macro_rules! parts {
     ($($name:ident: $part:literal;)*) => {$(
         #[test]
@@ -70,7 +69,7 @@ parts! {
 }
 
 #[test]
-fn pes_on_one_gpu_are_named() {
+fn pes_that_share_a_gpu_are_named() {
     fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "shared-gpu"]), 3));
 }
 
@@ -95,7 +94,7 @@ fn pe_without_plugins_is_named() {
 }
 
 #[test]
-fn processes_of_a_launcher_are_the_pes() {
+fn processes_of_a_launcher_become_pes() {
     fakes().run(|| {
         let outputs = launch(3, &["nvshmem", "--only", "mistakes"]);
         for (pe, out) in outputs.iter().enumerate() {
@@ -104,7 +103,7 @@ fn processes_of_a_launcher_are_the_pes() {
     });
 }
 
-/// Runs the program as each PE of a job; returns what each printed.
+/// Runs the command as each PE of a job; returns the output of each.
 fn launch(n_pes: u32, arguments: &[&str]) -> Vec<String> {
     let token = Token::random().expect("random numbers");
     let endpoint = Endpoint::random_unix().expect("a name");

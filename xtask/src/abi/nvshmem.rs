@@ -43,11 +43,11 @@ pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiErro
     let mut summary =
         format!("NVSHMEM {version}: {} facts of the header, {} functions\n", table.facts.len(), table.symbols.len());
     for (name, since) in table.symbols.iter().filter(|(name, _)| !exported.contains(*name)) {
-        let _ = writeln!(summary, "  not in this library: {name} (came with {since})");
+        let _ = writeln!(summary, "  missing in this library: {name} (since {since})");
     }
     let unbound = exported.iter().filter(|name| name.starts_with("nvshmem") && !table.symbols.contains_key(*name));
     for name in unbound.filter(|name| !NOT_BOUND.iter().any(|prefix| name.starts_with(prefix))) {
-        let _ = writeln!(summary, "  exported and not bound: {name}");
+        let _ = writeln!(summary, "  exported without a binding: {name}");
     }
     Ok(Findings { summary, faults })
 }

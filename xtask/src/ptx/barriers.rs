@@ -5,26 +5,26 @@
 
 use super::text;
 
-/// A kernel, and how many such barriers its source has.
+/// A kernel, and the number of such barriers in its source.
 const EXPECTED: [(&str, usize); 1] = [
     // A meeting by `exchange_one` and one by `exchange`: `Team::meet_as`.
     ("bench_barrier_block", 2),
 ];
 
-/// The operation that is counted.
+/// The counted operation.
 const BARRIER: &str = "bar.red.or.pred";
 
-/// Checks the kernels of the list.
+/// Checks the kernels of [`EXPECTED`].
 pub(super) fn check(ptx: &str) -> Vec<String> {
     EXPECTED.iter().filter_map(|(kernel, expected)| fault(ptx, kernel, *expected)).collect()
 }
 
-/// What is wrong with one kernel.
+/// Returns the fault of one kernel, if any.
 pub(super) fn fault(ptx: &str, kernel: &str, expected: usize) -> Option<String> {
-    let Some(body) = text::body(ptx, kernel) else { return Some(format!("{kernel} is not there")) };
+    let Some(body) = text::body(ptx, kernel) else { return Some(format!("the PTX lacks {kernel}")) };
     let found = text::instructions(body).filter(|found| text::operation(found) == BARRIER).count();
     (found != expected)
-        .then(|| format!("{kernel} has {found} `{BARRIER}`, expected {expected}: the compiler has copied or lost one"))
+        .then(|| format!("{kernel} has {found} `{BARRIER}`, expected {expected}: the compiler has duplicated or removed one"))
 }
 
 #[cfg(test)]
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copied_barrier_is_a_fault() {
+    fn duplicated_barrier_is_a_fault() {
         let kernel = |barriers: usize| {
             let barrier = "\tbar.red.or.pred \t%p2, 0, %p1;\n".repeat(barriers);
             format!(".visible .entry bench_barrier_block(\n)\n{{\n{barrier}\tret;\n}}\n")

@@ -100,7 +100,7 @@ mod tests {
 
     const OLD: Variant = Variant { sm: 70, network: false };
 
-    /// PTX of all kernels that copy, whose loops hold as many vectors.
+    /// Returns the PTX of all kernels that copy, with `vectors` vectors in each loop.
     fn kernels(vectors: usize) -> String {
         let entry = |copies: &Copies| {
             let Copies { kernel, load, store, .. } = copies;

@@ -13,7 +13,7 @@ use super::{Outcome, PtxError, barriers, text};
 
 /// A primitive.
 struct Probe {
-    /// The call, which may use the parameters below.
+    /// The call; it may use the parameters of [`PARAMETERS`].
     call: String,
     /// The expected instruction that accesses or orders memory.
     expected: String,
@@ -207,8 +207,8 @@ pub(super) fn check(root: &Path, toolchain: &Toolchain, target_dir: &Path) -> Re
     Ok(outcomes)
 }
 
-/// A barrier that returns a value, behind and before branches on what it is given: a compiler that
-/// may copy it does.
+/// A barrier that returns a value, between branches on that value: a compiler that may duplicate
+/// barriers does so here.
 const BARRIER: &str = "
 #[unsafe(no_mangle)]
 pub unsafe extern \"ptx-kernel\" fn probe_barrier(word: *mut u64, value: u64, out: *mut u64) {
@@ -244,7 +244,7 @@ fn write(home: &Path, crates: &Path, probes: &[Probe]) -> Result<(), PtxError> {
         crates.join("peerweave-device")
     );
     for (path, text) in [(home.join("Cargo.toml"), &manifest), (home.join("src").join("lib.rs"), &source)] {
-        let folder = path.parent().expect("a file in a folder");
+        let folder = path.parent().expect("the path has a parent directory");
         fs::create_dir_all(folder)
             .and_then(|()| fs::write(&path, text))
             .map_err(|error| PtxError::File { path: path.clone(), error })?;

@@ -1,4 +1,4 @@
-//! Small crates, as files and their text.
+//! Tests on small crates, given as files and their text.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn file(path: &str, text: &str) -> File {
     File { path: path.to_owned(), text: text.to_owned() }
 }
 
-/// A crate `c` of these files, whose README has this table.
+/// Returns the faults of a crate `c` with these files, whose README has this table.
 fn faults(table: &str, sources: &[(&str, &str)]) -> Vec<String> {
     let mut files: Vec<File> = sources.iter().map(|(path, text)| file(&format!("c/src/{path}"), text)).collect();
     files.push(file("c/README.md", table));
@@ -19,7 +19,7 @@ const TABLE: &str =
 const ROOT: (&str, &str) = ("lib.rs", "mod heap;\nmod ops;\npub use heap::list::List;\n");
 
 #[test]
-fn table_that_is_true_passes() {
+fn correct_table_passes() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }
@@ -54,7 +54,7 @@ fn every_form_of_import_is_found() {
 }
 
 #[test]
-fn tests_and_documentation_are_not_looked_at() {
+fn tests_and_documentation_are_ignored() {
     let text =
         "#[cfg(test)]\nmod tests { use crate::ops::call; }\n#[cfg(doc)]\nuse crate::{ops};\nfn f() {}\n#[cfg(test)]\nmod other;";
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", text), ("heap/tests.rs", "use crate::ops;")];

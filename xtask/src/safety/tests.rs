@@ -1,4 +1,4 @@
-//! Small sources, each with what must be found in it.
+//! Tests on small sources, each with its expected faults.
 
 use super::*;
 
@@ -54,7 +54,7 @@ fn argument_can_be_above_the_statement() {
 }
 
 #[test]
-fn one_argument_does_not_serve_the_next_statement() {
+fn argument_does_not_apply_to_the_next_statement() {
     let source = "fn f() {
     if a {
         // SAFETY: a holds here.

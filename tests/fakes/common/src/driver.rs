@@ -1,20 +1,20 @@
-//! The CUDA driver of the process, found when it is first needed: streams, capture, contexts and
-//! memory.
+//! Calls the CUDA driver that the process has loaded: streams, capture, contexts and memory. Finds
+//! the driver at the first call.
 //!
-//! Not in this module: any decision. Invariant: every failure of the driver is an error with the
-//! call's name.
+//! Contains no decisions of a fake library. Invariant: every failure of the driver is an error that
+//! contains the name of the function.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ffi::CStr;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::LazyLock;
 
-/// Why the driver did not do something.
+/// The reason why a call of the driver failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// There is no driver, or it lacks the function.
+    /// There is no driver, or the driver lacks the function.
     Absent(&'static str),
-    /// The function gave a code.
+    /// The function returned this code.
     Code(&'static str, c_int),
     /// The stream's capture has failed.
     Capture,
@@ -138,7 +138,8 @@ static FUNCTIONS: LazyLock<Option<Functions>> = LazyLock::new(|| {
     (!library.is_null()).then(|| Functions::load(library))
 });
 
-/// The device of the calling thread's context, and the context; `None` if it has none.
+/// Returns the device of the calling thread's context, and the context; `None` if the thread has
+/// none.
 pub fn current_device() -> Result<Option<(c_int, usize)>> {
     cuInit(0)?;
     let (mut context, mut device) = (0, 0);
@@ -150,13 +151,13 @@ pub fn current_device() -> Result<Option<(c_int, usize)>> {
     Ok(Some((device, context)))
 }
 
-/// The device that the calling thread has chosen and its primary context; device 0 if it has chosen
-/// none.
+/// Returns the device that the calling thread has selected and its primary context; device 0 if it
+/// has selected none.
 pub fn chosen_device() -> Result<(c_int, usize)> {
     current_device()?.map_or_else(|| device_of_ordinal(0), Ok)
 }
 
-/// A device and its primary context.
+/// Returns a device and its primary context.
 pub fn device_of_ordinal(ordinal: c_int) -> Result<(c_int, usize)> {
     cuInit(0)?;
     let (mut device, mut context) = (0, 0);
@@ -180,7 +181,7 @@ pub fn uuid(device: c_int) -> Result<[u8; 16]> {
     Ok(uuid)
 }
 
-/// Runs something with a context current, and restores what was current before.
+/// Runs `body` with a context current, and restores the previous current context.
 pub fn with_context<T, E: From<Broken>>(
     context: usize,
     body: impl FnOnce() -> core::result::Result<T, E>,
@@ -201,8 +202,7 @@ pub fn launch(stream: usize, function: HostFunction, data: *mut c_void) -> Resul
     cuLaunchHostFunc(stream, function, data)
 }
 
-/// Zeros memory in the order of the default stream of the calling thread's context, and does not
-/// wait for that.
+/// Zeros memory in the order of the default stream of the calling thread's context. Does not wait.
 pub fn zero(address: usize, bytes: usize) -> Result {
     const DEFAULT: usize = 0;
     cuMemsetD8Async(address as u64, 0, bytes, DEFAULT)
@@ -224,8 +224,7 @@ pub fn is_capturing(stream: usize) -> Result<bool> {
     }
 }
 
-/// Makes the graph that the stream is captured into call `destroy` with `data` when it is
-/// destroyed.
+/// Makes the graph of the stream's capture call `destroy` with `data` when the graph is destroyed.
 pub fn keep_in_graph(stream: usize, data: *mut c_void, destroy: HostFunction) -> Result {
     let (mut status, mut id, mut graph, mut dependencies, mut count) = (0, 0, 0, 0, 0);
     cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, &mut graph, &mut dependencies, &mut count)?;
@@ -236,10 +235,10 @@ pub fn keep_in_graph(stream: usize, data: *mut c_void, destroy: HostFunction) ->
     cuGraphRetainUserObject(graph, object, 1, MOVE)
 }
 
-/// The unit of memory behind handles.
+/// Granularity of shareable memory.
 pub const GRANULARITY: usize = 2 << 20;
 
-/// Memory of a device that processes can share: its handle.
+/// Creates shareable memory of a device and returns its handle.
 pub fn create(device: c_int, bytes: usize) -> Result<u64> {
     let prop = AllocationProp { kind: 1, handle_types: POSIX_FD, location: [DEVICE, device], ..AllocationProp::default() };
     let mut handle = 0;
@@ -247,14 +246,14 @@ pub fn create(device: c_int, bytes: usize) -> Result<u64> {
     Ok(handle)
 }
 
-/// The handle of memory that is mapped at an address.
+/// Returns the handle of the memory that is mapped at an address.
 pub fn handle_at(address: usize) -> Result<u64> {
     let mut handle = 0;
     cuMemRetainAllocationHandle(&mut handle, address)?;
     Ok(handle)
 }
 
-/// A descriptor of a handle's memory.
+/// Exports a handle's memory as a descriptor.
 pub fn export(handle: u64) -> Result<OwnedFd> {
     let mut fd = -1;
     cuMemExportToShareableHandle(&mut fd, handle, POSIX_FD, 0)?;
@@ -262,7 +261,7 @@ pub fn export(handle: u64) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A handle of memory that another process exported.
+/// Imports memory that another process exported, and returns its handle.
 pub fn import(fd: c_int) -> Result<u64> {
     let mut handle = 0;
     cuMemImportFromShareableHandle(&mut handle, fd as usize, POSIX_FD)?;
@@ -274,7 +273,7 @@ pub fn release(handle: u64) -> Result {
     cuMemRelease(handle)
 }
 
-/// Maps a handle's memory for a device, at an address if that is free: where.
+/// Maps a handle's memory for a device, at `wish` if that address is free, and returns the address.
 pub fn map(device: c_int, handle: u64, bytes: usize, wish: usize) -> Result<usize> {
     let mut address = 0;
     cuMemAddressReserve(&mut address, bytes, 0, wish as u64, 0)?;
@@ -294,7 +293,7 @@ pub fn map(device: c_int, handle: u64, bytes: usize, wish: usize) -> Result<usiz
     }
 }
 
-/// The reverse.
+/// Unmaps memory that [`map`] mapped.
 pub fn unmap(address: usize, bytes: usize) -> Result {
     cuMemUnmap(address as u64, bytes)?;
     cuMemAddressFree(address as u64, bytes)
@@ -314,7 +313,7 @@ pub fn global_of_library(library: usize, name: &CStr) -> Result<u64> {
     Ok(pointer)
 }
 
-/// Makes `later` wait for what `earlier` has now.
+/// Makes the stream `later` wait for all work that is now enqueued on `earlier`.
 pub fn join(earlier: usize, later: usize) -> Result {
     const DISABLE_TIMING: c_uint = 2;
     let mut event = 0;
@@ -324,14 +323,14 @@ pub fn join(earlier: usize, later: usize) -> Result {
     joined
 }
 
-/// Records an event of the program.
+/// Records an event on a stream.
 pub fn record(event: usize, stream: usize) -> Result {
     cuEventRecord(event, stream)
 }
 
-/// Fails, and spoils the capture, where another thread captures in the global mode and the calling
-/// one is not in the relaxed mode: as allocating, freeing and everything that synchronises do on
-/// GPUs.
+/// Fails and invalidates the capture if another thread captures in the global mode and the calling
+/// thread is not in the relaxed mode. On GPUs allocation, freeing and every synchronizing call do
+/// the same.
 pub fn as_allocations_do() -> Result {
     let (_, context) = chosen_device()?;
     with_context(context, || {
@@ -343,7 +342,7 @@ pub fn as_allocations_do() -> Result {
     })
 }
 
-/// Memory of the current device.
+/// Allocates memory of the current device.
 pub fn allocate(bytes: usize) -> Result<usize> {
     as_allocations_do()?;
     let (_, context) = chosen_device()?;

@@ -1,17 +1,17 @@
-//! Counts the calls that a rule looks at.
+//! Counts the calls that match the function of a rule.
 //!
-//! Invariant: each rule counts alone, over all threads of the process.
+//! Invariant: each rule has its own counter, for all threads of the process.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::{Rule, Rules};
 
-/// Number of calls that each rule has seen, by the rule's address.
+/// Number of calls that each rule has counted, by the rule's address.
 static SEEN: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
 
-/// Counts a call of a rank or PE, and returns the rule that means it. `rules` stay where they are
-/// for as long as the process.
+/// Counts a call of a rank or PE, and returns the rule that applies to it. `rules` must live as
+/// long as the process.
 pub fn hit(rules: &'static Rules, function: &str, place: Option<i32>) -> Option<&'static Rule> {
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = None;

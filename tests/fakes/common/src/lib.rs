@@ -1,7 +1,7 @@
 //! Code shared by the fake NCCL and the fake NVSHMEM: settings, faults, the log, versions, access
 //! to the driver.
 //!
-//! Not in this library: anything of a vendor's interface, which each fake has to itself.
+//! Contains nothing of a vendor's interface; each fake defines its own.
 #![allow(non_snake_case, reason = "the driver's names")]
 #![cfg(target_os = "linux")]
 

@@ -1,12 +1,12 @@
 //! The log of calls: one line per call with all its arguments and its result.
 //!
-//! Invariant: a line is written by one `write`, so that lines of several processes do not mix.
+//! Invariant: one `write` call writes one line, so that lines of several processes do not mix.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::sync::OnceLock;
 
-/// A fake's log.
+/// The log file of a fake.
 pub struct Log {
     path: fn() -> Option<String>,
     file: OnceLock<Option<File>>,
@@ -18,7 +18,7 @@ impl Log {
         Self { path, file: OnceLock::new() }
     }
 
-    /// Writes a line after the process's number.
+    /// Writes a line that begins with the process ID.
     pub fn line(&self, text: &str) {
         let open = || OpenOptions::new().create(true).append(true).open((self.path)()?).ok();
         if let Some(mut file) = self.file.get_or_init(open).as_ref() {
@@ -27,7 +27,7 @@ impl Log {
     }
 }
 
-/// The line of a call: `function(name=value, ...) = result`.
+/// Formats a call: `function(name=value, ...) = result`.
 pub fn call_line(function: &str, arguments: impl Iterator<Item = (&'static str, String)>, result: &str) -> String {
     let shown: Vec<String> = arguments.map(|(name, value)| format!("{name}={value}")).collect();
     format!("{function}({}) = {result}", shown.join(", "))

@@ -1,19 +1,19 @@
-//! The settings of a fake, from the environment.
+//! Reads the settings of a fake from the environment.
 //!
-//! Invariant: a setting that cannot be understood ends the process with its text, so that a test
-//! never passes because its fault was misspelled.
+//! Invariant: an invalid setting ends the process with its text, so that a test cannot pass because
+//! its fault was misspelled.
 
 use std::collections::HashMap;
 use std::str::FromStr;
 
-/// One rule: a function, an optional rank or PE, which call, and a number.
+/// One rule: a function, an optional rank or PE, the number of the call, and a parameter.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// Only calls of this rank or PE count.
+    /// The rank or PE whose calls count; `None` for all.
     pub place: Option<i32>,
-    /// Which call, counted from 1; `None` for every one.
+    /// The number of the call, from 1; `None` for every call.
     pub nth: Option<u64>,
-    /// A code or milliseconds.
+    /// The parameter: a result code, or milliseconds.
     pub number: Option<i64>,
 }
 
@@ -30,18 +30,18 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// The value of a variable; an empty one counts as unset.
+    /// Returns the value of a variable; an empty value counts as unset.
     pub fn get(&self, name: &str) -> Option<String> {
         std::env::var(format!("{}{name}", self.prefix)).ok().filter(|text| !text.is_empty())
     }
 
-    /// Ends the process over a value that cannot be understood.
+    /// Ends the process because of an invalid value.
     pub fn bad(&self, name: &str, text: &str) -> ! {
-        eprintln!("{}: {}{name}={text} cannot be understood", self.fake, self.prefix);
+        eprintln!("{}: {}{name}={text} is invalid", self.fake, self.prefix);
         std::process::abort();
     }
 
-    /// Returns whether a switch is `1`; it is off if it is unset or `0`.
+    /// Returns whether a switch is `1`; unset and `0` mean off.
     pub fn flag(&self, name: &str) -> bool {
         match self.get(name).as_deref() {
             None | Some("0") => false,
@@ -50,12 +50,12 @@ impl Variables {
         }
     }
 
-    /// The number, or version, that a text of a variable is.
+    /// Parses the number or version in the text of a variable.
     pub fn number<T: FromStr>(&self, name: &str, text: &str) -> T {
         text.trim().parse().unwrap_or_else(|_| self.bad(name, text))
     }
 
-    /// Reads `function[@place][:nth][=number],...`; `known` says which functions there are.
+    /// Parses `function[@place][:nth][=number],...`; `known` returns whether a function exists.
     pub fn rules(&self, name: &str, known: fn(&str) -> bool) -> Rules {
         let mut all = Rules::new();
         for text in self.get(name).unwrap_or_default().split(',').map(str::trim).filter(|text| !text.is_empty()) {

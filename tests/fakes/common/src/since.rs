@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::str::FromStr;
 
-/// Reads a fake's `since.txt`: lines of a function and the version that brought it; `#` begins a
-/// comment.
+/// Parses a fake's `since.txt`: each line has a function and the version that introduced it; `#`
+/// begins a comment.
 ///
 /// # Panics
-/// If a line is anything else.
+/// {Panics} If a line has another form.
 pub fn since<V: FromStr<Err: Debug>>(text: &'static str) -> HashMap<&'static str, V> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     lines

@@ -1,6 +1,6 @@
-//! The C side: result codes, handles, structures and the pointers that a caller hands in. What the
-//! functions do is not here. Invariant: sizes and offsets are those of `cuda.h` for 64-bit Linux
-//! (checked below).
+//! Defines the C side: result codes, handles, structures and the pointers that a caller passes.
+//! Other modules implement the functions. Invariant: sizes and offsets are those of `cuda.h` for
+//! 64-bit Linux (checked below).
 
 use core::ffi::{c_int, c_void};
 
@@ -27,7 +27,7 @@ macro_rules! codes {
 const fn cstr(text: &'static str) -> &'static core::ffi::CStr {
     match core::ffi::CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(text) => text,
-        Err(_) => panic!("a text of the table of codes holds a NUL"),
+        Err(_) => panic!("a text of the table of codes contains a NUL"),
     }
 }
 
@@ -102,7 +102,7 @@ macro_rules! handles {
 handles! {
     /// `CUcontext`.
     CuContext;
-    /// `CUstream`; 0 and 1 are the legacy stream, 2 is the calling thread's own.
+    /// `CUstream`; 0 and 1 are the legacy stream, 2 is the per-thread default stream.
     CuStream;
     /// `CUevent`.
     CuEvent;
@@ -116,7 +116,7 @@ handles! {
     CuUserObject;
     /// `CUmemoryPool`.
     CuPool;
-    /// A pointer to a caller's bytes that is kept as a number.
+    /// A pointer to bytes of the caller, stored as a number.
     CuHost;
 }
 
@@ -134,13 +134,13 @@ pub(crate) type StreamCallback = Option<unsafe extern "C" fn(CuStream, c_int, *m
 /// A pointer to which a function of the driver writes.
 ///
 /// # Invariants
-/// Made only by a C caller, who promises by the driver's interface that it is null or valid for one
-/// `T`.
+/// {Invari} Only a C caller creates it, and guarantees by the driver's interface that it is null or
+/// valid for one `T`.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// Writes the value, or refuses null.
+    /// Writes the value; returns an error if the pointer is null.
     pub(crate) fn set(&self, value: T) -> Result {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -150,14 +150,14 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Writes the value where the caller wants it.
+    /// Writes the value unless the pointer is null.
     pub(crate) fn set_if_wanted(&self, value: T) {
         if !self.is_null() {
             let _ = self.set(value);
         }
     }
 
-    /// Reads what the caller put there, for arguments that go both ways.
+    /// Reads the caller's value of an in-out argument.
     pub(crate) fn get(&self) -> Result<T>
     where
         T: Copy,
@@ -170,12 +170,12 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// Refuses null before any work is done.
+    /// Returns an error if the pointer is null, before any work is done.
     pub(crate) fn required(&self) -> Result {
         if self.is_null() { Err(Code::INVALID_VALUE) } else { Ok(()) }
     }
 
-    /// Writes as many of the values as the caller's array holds.
+    /// Writes values up to the capacity of the caller's array.
     pub(crate) fn set_array(&self, capacity: usize, values: &[T]) -> Result
     where
         T: Copy,
@@ -193,12 +193,12 @@ impl<T> Out<T> {
         Out(core::ptr::null_mut())
     }
 
-    /// A pointer that was itself an element of a caller's array of outputs.
+    /// Creates an output from an element of a caller's array of outputs.
     pub(crate) fn from_array_element(pointer: *mut T) -> Out<T> {
         Out(pointer)
     }
 
-    /// The address, for functions whose type of output depends on another argument.
+    /// Returns the same address, for functions whose output type depends on another argument.
     pub(crate) fn cast<U>(&self) -> Out<U> {
         Out(self.0.cast())
     }
@@ -207,13 +207,13 @@ impl<T> Out<T> {
 /// A pointer from which a function of the driver reads.
 ///
 /// # Invariants
-/// Made only by a C caller, who promises by the driver's interface that it is null or valid for the
-/// elements it counts.
+/// {Invari} Only a C caller creates it, and guarantees by the driver's interface that it is null or
+/// valid for the elements it counts.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// Reads the value, or refuses null.
+    /// Reads the value; returns an error if the pointer is null.
     pub(crate) fn get(&self) -> Result<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -234,12 +234,12 @@ impl<T: Copy> In<T> {
         Ok((0..count).map(|index| unsafe { self.0.add(index).read_unaligned() }).collect())
     }
 
-    /// The number itself, for arguments that are a pointer or a number.
+    /// Returns the pointer as a number, for arguments that are either.
     pub(crate) fn address(&self) -> usize {
         self.0 as usize
     }
 
-    /// A pointer that the caller gave inside of something else.
+    /// Creates an input from a pointer inside another argument.
     pub(crate) fn from_address(pointer: *const T) -> In<T> {
         In(pointer)
     }
@@ -251,7 +251,7 @@ impl<T: Copy> In<T> {
 }
 
 impl In<core::ffi::c_char> {
-    /// The text behind the pointer.
+    /// Returns the text at the pointer.
     pub(crate) fn text(&self) -> Result<String> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -306,7 +306,7 @@ pub(crate) struct MulticastProp {
     pub(crate) flags: u64,
 }
 
-/// `CUmemPoolProps`, of which the tail differs among versions but not the length.
+/// `CUmemPoolProps`; its last fields differ among versions, its size does not.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct PoolProps {

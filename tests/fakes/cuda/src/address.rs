@@ -1,6 +1,6 @@
-//! The meaning of every address: its allocation, its owner, who may access it. [`crate::transfer`]
-//! moves bytes. Invariant: ranges do not overlap, and the copies that [`AddressMap::place`] allows
-//! may access every byte of a live range.
+//! Maps every address to its allocation, its owner and the access rights. [`crate::transfer`] moves
+//! bytes. Invariant: ranges do not overlap, and copies that [`AddressMap::place`] allows may access
+//! every byte of a live range.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -16,18 +16,18 @@ use crate::physical::Physical;
 pub(crate) struct Range {
     pub(crate) base: u64,
     pub(crate) size: u64,
-    /// Differs among all ranges that ever lived in the process.
+    /// Unique among all ranges of the process, including freed ones.
     pub(crate) id: u64,
     pub(crate) kind: Kind,
 }
 
 /// Kind of a range.
 pub(crate) enum Kind {
-    /// Of a device's arena.
+    /// An allocation in a device's arena.
     Device(DeviceRange),
     /// Pinned memory of the host.
     Host(HostRange),
-    /// Legacy sharing: a piece of another process's arena.
+    /// Legacy IPC: an allocation in another process's arena.
     Imported { device: usize, context: usize, mapping: (u64, u64), opened: u32, key: [u8; 64], _file: OwnedFd },
     /// Memory mapped into a reservation.
     Mapped(MappedRange),
@@ -40,9 +40,9 @@ pub(crate) struct DeviceRange {
     pub(crate) pool: Option<usize>,
     pub(crate) managed: bool,
     pub(crate) charged_bytes: u64,
-    /// A free is queued: new work must not use it.
+    /// Whether a free is queued; new work must not use the range.
     pub(crate) freeing: bool,
-    /// Belongs to a graph.
+    /// Whether the range belongs to a graph.
     pub(crate) of_graph: bool,
 }
 
@@ -54,13 +54,13 @@ pub(crate) struct HostRange {
     pub(crate) registered: bool,
 }
 
-/// A part of a reservation behind which there is memory.
+/// A part of a reservation that has memory mapped.
 pub(crate) struct MappedRange {
     pub(crate) physical: Arc<Physical>,
-    /// The handle that it was mapped by, whether or not that lives.
+    /// The handle by which it was mapped; the handle may have been released.
     pub(crate) handle: usize,
     pub(crate) offset: u64,
-    /// Rights by device: 1 is reading, 3 is reading and writing.
+    /// Rights by device: 1 is read, 3 is read and write.
     pub(crate) access: BTreeMap<usize, u32>,
 }
 
@@ -78,14 +78,14 @@ pub(crate) struct Access {
     pub(crate) need: Need,
     /// Whether pageable host memory, which the driver does not know, is allowed.
     pub(crate) pageable: bool,
-    /// The work was accepted before and is about to be done, so that a free that is behind it does
-    /// not matter.
+    /// Whether the work was accepted before and runs now, so that a free queued behind it does not
+    /// matter.
     pub(crate) queued: bool,
 }
 
 /// Location of bytes.
 pub(crate) enum Place {
-    /// Ordinary bytes, and the slot of the device that they are of.
+    /// Ordinary memory, and the slot of the device that owns it.
     Plain { owner: Option<usize> },
     /// An address of a multicast object.
     Multicast { physical: Arc<Physical>, offset: u64 },
@@ -99,7 +99,7 @@ pub(crate) struct AddressMap {
     pub(crate) reservations: BTreeMap<u64, u64>,
 }
 
-/// A number for a new range.
+/// Returns a number for a new range.
 pub(crate) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -110,7 +110,7 @@ impl AddressMap {
         self.ranges.insert(range.base, range);
     }
 
-    /// The range that an address lies in.
+    /// Returns the range that contains an address.
     pub(crate) fn find(&self, address: u64) -> Option<&Range> {
         self.ranges.range(..=address).next_back().map(|(_, range)| range).filter(|range| address - range.base < range.size)
     }
@@ -120,14 +120,13 @@ impl AddressMap {
         self.ranges.range(..base.saturating_add(size)).next_back().is_some_and(|(_, range)| range.base + range.size > base)
     }
 
-    /// The reservation that holds all of these addresses: base and size.
+    /// Returns base and size of the reservation that contains all of these addresses.
     pub(crate) fn reservation(&self, base: u64, size: u64) -> Option<(u64, u64)> {
         let (start, length) = self.reservations.range(..=base).next_back().map(|(start, length)| (*start, *length))?;
         (base.checked_add(size)? <= start + length).then_some((start, length))
     }
 
-    /// Mapped ranges that lie in these addresses, where they fill them without a gap; `None`
-    /// otherwise.
+    /// Returns the mapped ranges that fill these addresses without a gap; `None` if there is a gap.
     pub(crate) fn mapped_exactly(&self, base: u64, size: u64) -> Option<Vec<u64>> {
         let mut at = base;
         let mut found = Vec::new();
@@ -142,7 +141,7 @@ impl AddressMap {
         (at == base + size).then_some(found)
     }
 
-    /// Finds out what bytes are and whether they may be used so.
+    /// Returns the memory at an address after it has checked that the access is allowed.
     pub(crate) fn place(&self, driver: &Driver, address: u64, bytes: u64, access: Access) -> Result<Place> {
         let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         let Some(range) = self.find(address) else {
@@ -166,7 +165,7 @@ impl AddressMap {
         }
     }
 
-    /// Mapped memory may go on from one mapping into the next.
+    /// An access to mapped memory may span adjacent mappings.
     fn place_mapped(&self, address: u64, end: u64, access: Access) -> Result<Place> {
         let mut at = address;
         let mut place = None;

@@ -1,7 +1,7 @@
-//! Addresses and bytes of a device's plain allocations: one shared mapping from which pieces are
-//! cut. The budget is in [`crate::device`], what an address means in [`crate::address`]. Invariant:
-//! bytes outside every live piece can be neither read nor written, and a piece is followed by such
-//! bytes.
+//! Manages the addresses of a device's plain allocations: one shared mapping that is divided into
+//! pieces. The budget is in [`crate::device`], the meaning of an address in [`crate::address`].
+//! Invariant: bytes outside every live piece can be neither read nor written, and such bytes follow
+//! each piece.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use crate::abi::{Code, Result};
 use crate::share;
 
-/// Pieces begin and end at pages, so that the hardware of the host guards them.
+/// Pieces begin and end at pages, so that the MMU of the host protects them.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// Content of memory that was never written.
@@ -19,7 +19,7 @@ pub(crate) const POISON: u8 = 0xC3;
 pub(crate) struct Arena {
     ordinal: usize,
     length_bytes: u64,
-    /// Made at the first allocation.
+    /// Created by the first allocation.
     mapping: Option<Mapping>,
     /// Free pieces by offset.
     free: BTreeMap<u64, u64>,
@@ -71,7 +71,7 @@ impl Arena {
         Ok(address)
     }
 
-    /// Frees a piece; a later access faults.
+    /// Frees a piece; later accesses to it fault.
     pub(crate) fn give_back(&mut self, address: u64, length_bytes: u64) {
         let Some(mapping) = &self.mapping else { return };
         let offset = address - mapping.base;
@@ -92,7 +92,8 @@ impl Arena {
         self.free.insert(start, length);
     }
 
-    /// Returns where another process finds the piece: the file's number here, and the offset in it.
+    /// Returns where another process finds the piece: the descriptor's number in this process, and
+    /// the offset in the file.
     pub(crate) fn locate(&self, address: u64) -> Option<(i32, u64)> {
         self.mapping.as_ref().map(|mapping| (mapping.file.as_raw_fd(), address - mapping.base))
     }
@@ -102,7 +103,7 @@ impl Arena {
 mod tests {
     use super::*;
 
-    /// A few thousand steps of taking and giving back, in an order that a simple generator chooses.
+    /// Allocates and frees in a pseudo-random order for a few thousand steps.
     #[test]
     fn pieces_never_overlap_and_all_are_freed() {
         let mut arena = Arena::new(0, 8 << 20);
@@ -115,10 +116,10 @@ mod tests {
         for step in 0..3000_u64 {
             if live.is_empty() || (live.len() < 40 && next(2) == 0) {
                 let bytes = (next(20) + 1) * PAGE_BYTES;
-                let address = arena.take(bytes).expect("far below the budget");
+                let address = arena.take(bytes).expect("the requests are far below the budget");
                 assert!(arena.covers(address) && arena.covers(address + bytes));
                 for (other, length) in &live {
-                    assert!(address + bytes < *other || other + length < address, "step {step}: two pieces touch");
+                    assert!(address + bytes < *other || other + length < address, "step {step}: two pieces are adjacent");
                 }
                 // SAFETY: the piece that was just taken, of which this is the first word.
                 unsafe { (address as *mut u64).write(step) };

@@ -1,6 +1,6 @@
-//! Capture: streams whose work becomes the nodes of a graph instead of being done. Graphs are in
-//! [`crate::graph`]. Invariant: a stream is part of at most one capture, and its position is the
-//! nodes that its next one depends on.
+//! Implements capture: the work of captured streams becomes nodes of a graph instead of running.
+//! Graphs are in [`crate::graph`]. Invariant: a stream belongs to at most one capture, and its
+//! position is the set of nodes on which its next node depends.
 
 use core::ffi::{c_int, c_uint};
 use std::collections::{BTreeSet, HashMap};
@@ -18,7 +18,7 @@ use crate::stream::{self, Kind, Stream};
 use crate::work::Work;
 
 const GLOBAL: c_int = 0;
-/// 1, between the two, is thread-local: the thread that began it is held to it, others are not.
+/// Mode 1, between the two, is thread-local: it restricts only the thread that began the capture.
 const RELAXED: c_int = 2;
 
 /// All active captures.
@@ -42,17 +42,17 @@ struct Capture {
 #[derive(Default)]
 struct Position {
     nodes: Vec<usize>,
-    /// Nodes last returned to a caller, kept for as long as the caller may read them.
+    /// Nodes last returned to a caller; they stay allocated as long as the caller may read them.
     shown: Vec<CuGraphNode>,
 }
 
-/// Number of captures: without any, the lock is not taken.
+/// Number of captures; if it is 0, the lock is not acquired.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static THREAD_MODE: core::cell::Cell<c_int> = const { core::cell::Cell::new(GLOBAL) };
-    /// The last question whether a stream is captured whose answer was no: after how many changes,
-    /// which stream, in which context.
+    /// The last query whose result was that a stream is not captured: number of changes at that
+    /// time, stream, context.
     static NOT_CAPTURING: core::cell::Cell<Option<(u64, usize, usize)>> = const { core::cell::Cell::new(None) };
 }
 
@@ -67,8 +67,8 @@ fn with<T>(run: impl FnOnce(&mut Captures) -> T) -> Result<T> {
     Ok(run(&mut lock(&driver()?.captures)))
 }
 
-/// Makes the work a node where the stream is captured; `None` where it is not and the work is to be
-/// done.
+/// Adds the work as a node if the stream is captured; returns `None` if it is not and the work must
+/// run.
 pub(crate) fn add(stream: &Arc<Stream>, work: &Work) -> Option<Result<usize>> {
     if ACTIVE.load(Ordering::Acquire) == 0 {
         return None;
@@ -92,7 +92,7 @@ pub(crate) fn add(stream: &Arc<Stream>, work: &Work) -> Option<Result<usize>> {
     .flatten()
 }
 
-/// The capture that a stream is part of, and the nodes that come before its next one.
+/// Returns the capture of a stream, and the nodes on which its next node depends.
 pub(crate) fn position(stream: &Arc<Stream>) -> Result<Option<(u64, Vec<usize>)>> {
     if ACTIVE.load(Ordering::Acquire) == 0 {
         return Ok(None);
@@ -104,7 +104,7 @@ pub(crate) fn position(stream: &Arc<Stream>) -> Result<Option<(u64, Vec<usize>)>
     })?
 }
 
-/// The stream waits for an event that was recorded in a capture: it becomes part of it.
+/// Adds the stream to the capture in which it waits for a recorded event.
 pub(crate) fn join(stream: &Arc<Stream>, capture: u64, nodes: &[usize]) -> Result {
     with(|captures| {
         let other = captures.of(stream).map(|(id, _)| id).filter(|id| *id != capture);
@@ -132,7 +132,7 @@ pub(crate) fn join(stream: &Arc<Stream>, capture: u64, nodes: &[usize]) -> Resul
     })?
 }
 
-/// Refuses an operation that a capture cannot hold, which ends the capture's usefulness.
+/// Refuses an operation that a capture cannot contain, and invalidates the capture.
 pub(crate) fn refuse(stream: &Arc<Stream>, code: Code) -> Result {
     with(|captures| {
         if let Some((_, capture)) = captures.of(stream) {
@@ -142,7 +142,7 @@ pub(crate) fn refuse(stream: &Arc<Stream>, code: Code) -> Result {
     Err(code)
 }
 
-/// Refuses waiting for, or querying, an event that was recorded in a capture, and invalidates that
+/// Refuses to wait for, or query, an event that was recorded in a capture, and invalidates that
 /// capture.
 pub(crate) fn refuse_event(capture: u64) -> Result {
     with(|captures| {
@@ -153,7 +153,7 @@ pub(crate) fn refuse_event(capture: u64) -> Result {
     Err(Code::CAPTURED_EVENT)
 }
 
-/// Waiting for, or asking about, a stream under capture.
+/// Refuses to wait for, or query, a captured stream.
 pub(crate) fn forbid_in_stream(stream: &Arc<Stream>) -> Result {
     forbid_legacy(stream)?;
     match position(stream)? {
@@ -162,7 +162,7 @@ pub(crate) fn forbid_in_stream(stream: &Arc<Stream>) -> Result {
     }
 }
 
-/// Waiting for a context of which a stream is captured.
+/// Refuses to wait for a context that has a captured stream.
 pub(crate) fn forbid_in_context(context: &Context) -> Result {
     if ACTIVE.load(Ordering::Acquire) == 0 {
         return Ok(());
@@ -175,7 +175,7 @@ pub(crate) fn forbid_in_context(context: &Context) -> Result {
     Ok(())
 }
 
-/// The legacy stream would wait for a blocking stream that is captured.
+/// Refuses work on the legacy stream if it would wait for a captured blocking stream.
 pub(crate) fn forbid_legacy(stream: &Arc<Stream>) -> Result {
     if stream.kind != Kind::Legacy || ACTIVE.load(Ordering::Acquire) == 0 {
         return Ok(());
@@ -186,7 +186,7 @@ pub(crate) fn forbid_legacy(stream: &Arc<Stream>) -> Result {
     }
 }
 
-/// A stream that the legacy stream would wait for and that is captured.
+/// Returns a captured stream for which the legacy stream would wait.
 fn captured_blocking(context: &Context) -> Result<Option<Arc<Stream>>> {
     for other in context.live_streams() {
         if other.kind == Kind::Blocking && position(&other)?.is_some() {
@@ -196,7 +196,7 @@ fn captured_blocking(context: &Context) -> Result<Option<Arc<Stream>>> {
     Ok(None)
 }
 
-/// Calls that are not safe while others capture, by the modes of the captures and of the thread.
+/// Refuses calls that are unsafe during captures, by the modes of the captures and of the thread.
 pub(crate) fn forbid_unsafe() -> Result {
     if ACTIVE.load(Ordering::Acquire) == 0 || THREAD_MODE.get() == RELAXED {
         return Ok(());
@@ -216,7 +216,7 @@ pub(crate) fn forbid_unsafe() -> Result {
     })?
 }
 
-/// A stream is destroyed in the middle of a capture.
+/// Invalidates the capture of a stream that is destroyed during it.
 pub(crate) fn invalidate_stream(stream: &Arc<Stream>) {
     let _ = with(|captures| {
         if let Some((_, capture)) = captures.of(stream) {
@@ -225,7 +225,8 @@ pub(crate) fn invalidate_stream(stream: &Arc<Stream>) {
     });
 }
 
-/// Returns whether such an allocation was captured into the graph of the stream's capture.
+/// Returns whether an allocation that satisfies `is` was captured into the graph of the stream's
+/// capture.
 pub(crate) fn has_graph_memory(stream: &Arc<Stream>, is: impl Fn(&GraphMemory) -> bool) -> bool {
     with(|captures| {
         captures.of(stream).is_some_and(|(_, capture)| {
@@ -262,7 +263,7 @@ fn begin(stream: CuStream, mode: c_int) -> Result {
     Ok(())
 }
 
-/// Returns whether work of another stream was not joined to the origin's stream.
+/// Returns whether work of another stream was not joined to the origin stream.
 fn has_unjoined(capture: &Capture) -> bool {
     let body = lock(&capture.body);
     let mut past = BTreeSet::new();

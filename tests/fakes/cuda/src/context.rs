@@ -25,9 +25,9 @@ pub(crate) struct Context {
     error: AtomicI32,
     destroyed: AtomicBool,
     pub(crate) streams: Mutex<Vec<Weak<Stream>>>,
-    /// Held from the moment when a submission looks at other streams until it is in its own queue.
+    /// Held from the time when a submission reads the state of other streams until it is queued.
     pub(crate) submission: Mutex<()>,
-    /// Handles of the legacy stream (`None`) and of each thread's own.
+    /// Handles of the legacy stream (`None`) and of each thread's default stream.
     pub(crate) implicit: Mutex<HashMap<Option<ThreadId>, usize>>,
     /// Devices whose memory this context may access.
     pub(crate) peers: Mutex<HashSet<usize>>,
@@ -55,12 +55,12 @@ impl Context {
         }
     }
 
-    /// The error that stays, as a code of the interface; 0 is none.
+    /// Returns the sticky error as a code of the interface; 0 means none.
     pub(crate) fn error(&self) -> c_int {
         self.error.load(Ordering::Acquire)
     }
 
-    /// Refuses use of a context that failed or is gone.
+    /// Returns an error if the context has failed or was destroyed.
     pub(crate) fn check(&self) -> Result {
         if self.destroyed.load(Ordering::Acquire) {
             return Err(Code::CONTEXT_IS_DESTROYED);
@@ -71,13 +71,13 @@ impl Context {
         }
     }
 
-    /// Something went wrong in work that was already accepted: the first such error stays.
+    /// Records a failure of accepted work; the first such error is sticky.
     pub(crate) fn fail(&self, code: Code) {
         let _ = self.error.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
         changed();
     }
 
-    /// The streams that are alive.
+    /// Returns the streams that are alive.
     pub(crate) fn live_streams(&self) -> Vec<Arc<Stream>> {
         let mut streams = lock(&self.streams);
         streams.retain(|stream| stream.strong_count() > 0);
@@ -109,16 +109,16 @@ impl Context {
 }
 
 thread_local! {
-    /// The stack of the thread; the last is current.
+    /// The context stack of the thread; the last element is current.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The handle of the calling thread's current context, whatever state that is in; 0 is none.
+/// Returns the handle of the calling thread's current context in any state; 0 means none.
 pub(crate) fn current_handle() -> usize {
     CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0))
 }
 
-/// The current context of the calling thread, which must be in order.
+/// Returns the current context of the calling thread; fails if the context has an error.
 pub(crate) fn current() -> Result<Arc<Context>> {
     let driver = driver()?;
     let handle = CURRENT.with_borrow(|stack| stack.last().copied()).filter(|handle| *handle != 0).ok_or(Code::INVALID_CONTEXT)?;
@@ -127,7 +127,7 @@ pub(crate) fn current() -> Result<Arc<Context>> {
     Ok(context)
 }
 
-/// A context by its handle; null is the current one.
+/// Returns a context by its handle; null means the current one.
 pub(crate) fn by_handle(handle: CuContext) -> Result<Arc<Context>> {
     if handle.0 == 0 {
         return current();
@@ -135,7 +135,7 @@ pub(crate) fn by_handle(handle: CuContext) -> Result<Arc<Context>> {
     driver()?.contexts.get(handle.0).ok_or(Code::INVALID_CONTEXT)
 }
 
-/// Makes sure that the device's primary context exists, and counts one more user.
+/// Creates the device's primary context if necessary, and adds one reference.
 pub(crate) fn retain_primary(device: &Device) -> usize {
     let mut primary = lock(&device.primary);
     if primary.retained == 0 {
@@ -150,7 +150,7 @@ pub(crate) fn retain_primary(device: &Device) -> usize {
     primary.handle
 }
 
-/// Counts one user less; the last one takes the context along.
+/// Releases one reference; the last release destroys the context.
 pub(crate) fn release_primary(device: &Device) -> Result {
     let mut primary = lock(&device.primary);
     if primary.retained == 0 {
@@ -166,7 +166,7 @@ pub(crate) fn release_primary(device: &Device) -> Result {
     Ok(())
 }
 
-/// Resets the primary context, whatever its users.
+/// Resets the primary context regardless of its references.
 pub(crate) fn reset_primary(device: &Device) {
     let (handle, flags, retained) = {
         let primary = lock(&device.primary);
@@ -313,10 +313,11 @@ exports! {
     }
 }
 
-/// Fake only: something went wrong on the device of the current context, as a kernel's illegal
-/// address does. The code stays.
+/// Fake only: fails the device of the current context, as an illegal address in a kernel does. The
+/// code is sticky.
 ///
-/// Drops queued work; every later call that uses the context returns the code. 0 is refused.
+/// Drops queued work; every later call that uses the context returns the code. The code 0 is
+/// refused.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_context_fail(code: c_int) -> c_int {
     crate::faults::call("peerweave_fake_context_fail", || {

@@ -1,5 +1,5 @@
-//! The functions that order copies and fills. How bytes move is in [`crate::transfer`].
-//! Invariant: nothing is queued whose addresses were wrong when it was ordered.
+//! The functions that enqueue copies and fills. [`crate::transfer`] moves the bytes. Invariant:
+//! addresses are checked before an operation is enqueued.
 
 use core::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::stream::{self, Run, Stream};
 use crate::transfer::{self, Copy, Fill, Source};
 use crate::work::Work;
 
-/// Which side of a copy may be pageable memory of the host.
+/// The sides of a copy that may be pageable memory of the host.
 #[derive(Clone, Copy)]
 struct Sides {
     to_host: bool,
@@ -36,8 +36,7 @@ fn check(stream: &Arc<Stream>, copy: &Copy, sides: Sides) -> Result {
     Ok(())
 }
 
-/// A copy that returns when it is ordered, except where pageable memory of the host makes it wait
-/// as the driver does.
+/// Enqueues a copy. Waits only if pageable host memory requires it, as the driver does.
 fn order(stream: CuStream, mut copy: Copy, sides: Sides) -> Result {
     let current = context::current()?;
     let stream = stream::resolve(stream)?;
@@ -64,7 +63,8 @@ fn order(stream: CuStream, mut copy: Copy, sides: Sides) -> Result {
     if wait { stream.synchronize() } else { Ok(()) }
 }
 
-/// A copy on the legacy stream. Those between devices return before they are done, as the driver's.
+/// Copies on the legacy stream. Copies between devices return before they are complete, as the
+/// driver's do.
 fn order_and_wait(copy: Copy, sides: Sides) -> Result {
     let stream = stream::legacy()?;
     capture::forbid_legacy(&stream)?;
@@ -92,7 +92,7 @@ fn peer(to: CuPtr, to_context: CuContext, from: CuPtr, from_context: CuContext, 
     Ok(copy)
 }
 
-/// `CUmemorytype`: 1 host, 2 device, 4 unified.
+/// Returns the address of one side; `kind` is a `CUmemorytype`: 1 host, 2 device, 4 unified.
 fn side(kind: c_int, host: usize, device: CuPtr) -> Result<(u64, bool)> {
     match kind {
         1 => Ok((host as u64, true)),
@@ -124,7 +124,7 @@ fn rows(copy: &In<Copy2d>) -> Result<(Copy, Sides)> {
     Ok((copy, Sides { to_host, from_host }))
 }
 
-/// A fill; `on` is the stream of an asynchronous one.
+/// Enqueues a fill; `on` is the stream of an asynchronous one.
 fn fill(on: Option<CuStream>, to: CuPtr, pattern: u32, element_bytes: u64, elements: usize, rows: usize, pitch: usize) -> Result {
     context::current()?;
     let stream = match on {

@@ -1,5 +1,5 @@
-//! Devices: what a query about one answers, and its budget of memory. Contexts are in
-//! [`crate::context`]. Invariant: the bytes that a budget counts as used never exceed its total.
+//! Devices: the results of queries, and the memory budget. Contexts are in [`crate::context`].
+//! Invariant: the used bytes of a budget never exceed its total.
 
 use core::ffi::{c_char, c_int, c_uint};
 use std::sync::Mutex;
@@ -49,7 +49,7 @@ impl Device {
         }
     }
 
-    /// Takes bytes from the budget.
+    /// Subtracts bytes from the budget.
     pub(crate) fn charge(&self, bytes: u64) -> Result {
         let mut used = lock(&self.used_bytes);
         if bytes > self.total_bytes - *used {
@@ -74,7 +74,7 @@ impl Device {
         "Peerweave fake CUDA device"
     }
 
-    /// Bus number of the pretended slot.
+    /// Returns the bus number of the simulated slot.
     fn bus(&self) -> usize {
         0x10 + self.slot
     }
@@ -83,7 +83,7 @@ impl Device {
         format!("0000:{:02X}:00.0", self.bus())
     }
 
-    /// Differs among devices, is the same in every process.
+    /// Returns the UUID: unique among devices, the same in every process.
     fn uuid(&self) -> Uuid {
         let mut bytes = *b"peerweave-fake\0\0";
         bytes[14..].copy_from_slice(&(self.slot as u16).to_be_bytes());
@@ -139,7 +139,7 @@ impl Device {
     }
 }
 
-/// The last attribute that a driver of a version knows.
+/// Returns the last attribute that a driver of this version knows.
 fn last_attribute(version: c_int) -> c_int {
     match version {
         ..11040 => 118,
@@ -180,7 +180,7 @@ pub(crate) fn has_multicast() -> bool {
     !faults::switch(variable::NO_MULTICAST) && crate::driver::version() >= 12010
 }
 
-/// Returns whether fabric handles work.
+/// Returns whether fabric handles are supported.
 pub(crate) fn fabric_supported() -> bool {
     faults::setting(variable::FABRIC_DIR).is_some()
 }

@@ -1,6 +1,5 @@
-//! The state of the process: its devices and the tables of what was made. How each thing works is
-//! in its own module. Invariant: made once, by the first `cuInit` that succeeds, and never taken
-//! down.
+//! The state of the process: its devices and the tables of objects. Invariant: the first successful
+//! `cuInit` creates it, and it is never destroyed.
 
 use std::sync::{Mutex, OnceLock, RwLock};
 
@@ -19,12 +18,12 @@ use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::user_object::UserObject;
 
-/// Everything that lives as long as the process.
+/// All state that lives as long as the process.
 pub(crate) struct Driver {
     pub(crate) devices: Vec<Device>,
     pub(crate) broken_peers: Vec<(Option<usize>, Option<usize>)>,
     pub(crate) unreachable_peers: Vec<(Option<usize>, Option<usize>)>,
-    /// Copies hold it for reading while they run; functions that free memory hold it for writing.
+    /// Running copies hold it for reading; functions that free memory hold it for writing.
     pub(crate) map: RwLock<AddressMap>,
     pub(crate) contexts: Table<Context>,
     pub(crate) streams: Table<Stream>,
@@ -41,12 +40,12 @@ pub(crate) struct Driver {
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
-/// The version that the driver claims.
+/// Returns the version that the driver reports.
 pub(crate) fn version() -> i32 {
     faults::number(variable::VERSION).map_or(13000, |value| value as i32)
 }
 
-/// Makes the state at the first call.
+/// Creates the state at the first call.
 pub(crate) fn init() -> Result<&'static Driver> {
     let slots = visible_slots();
     if slots.is_empty() {
@@ -74,23 +73,24 @@ pub(crate) fn init() -> Result<&'static Driver> {
     }))
 }
 
-/// The state, for every function but the few that work before `cuInit`.
+/// Returns the state, for all functions that require `cuInit`.
 pub(crate) fn driver() -> Result<&'static Driver> {
     DRIVER.get().ok_or(Code::NOT_INITIALIZED)
 }
 
 impl Driver {
-    /// The device of an ordinal.
+    /// Returns the device with an ordinal.
     pub(crate) fn device(&self, ordinal: i32) -> Result<&Device> {
         usize::try_from(ordinal).ok().and_then(|ordinal| self.devices.get(ordinal)).ok_or(Code::INVALID_DEVICE)
     }
 
-    /// Returns a device's index in the machine: the same in every process, whatever its ordinal is.
+    /// Returns a device's index in the machine, which is the same in every process whatever its
+    /// ordinal is.
     pub(crate) fn slot(&self, ordinal: usize) -> usize {
         self.devices[ordinal].slot
     }
 
-    /// The device in a slot of the machine, where this process sees it.
+    /// Returns the ordinal of the device in a slot of the machine, if this process sees it.
     pub(crate) fn ordinal_of(&self, slot: usize) -> Option<usize> {
         self.devices.iter().position(|device| device.slot == slot)
     }
@@ -106,8 +106,8 @@ impl Driver {
     }
 }
 
-/// The machine's devices that this process sees, in its order: all, or those of
-/// `CUDA_VISIBLE_DEVICES` up to the first that is none.
+/// Returns the devices of the machine that this process sees, in order: all, or those of
+/// `CUDA_VISIBLE_DEVICES` up to the first invalid one.
 fn visible_slots() -> Vec<usize> {
     let count = faults::number(variable::DEVICES).unwrap_or(8) as usize;
     match std::env::var("CUDA_VISIBLE_DEVICES") {

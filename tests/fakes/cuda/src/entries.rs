@@ -1,4 +1,4 @@
-//! The kernels in PTX text, with their parameters. Only declarations are read, never instructions.
+//! Parses the kernels in PTX text with their parameters. Reads declarations, never instructions.
 
 /// One kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(crate) struct Parameter {
     pub(crate) bytes: usize,
 }
 
-/// The kernels of a text; `None` where it is no PTX that can be read.
+/// Parses the kernels of a text; `None` if it is not valid PTX.
 pub(crate) fn of(text: &str) -> Option<Vec<Entry>> {
     let text: String = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
     if !text.trim_start().starts_with(".version") {
@@ -40,7 +40,7 @@ fn entry(text: &str) -> Option<Entry> {
     Some(Entry { name, parameters })
 }
 
-/// Bytes and alignment of a parameter, such as `.param .align 8 .b8 slice[16]`.
+/// Returns size and alignment of a parameter, such as `.param .align 8 .b8 slice[16]`.
 fn parameter(declaration: &str) -> Option<(usize, usize)> {
     let words: Vec<&str> = declaration.split_whitespace().collect();
     let element = words.iter().find_map(|word| {
@@ -72,11 +72,11 @@ mod tests {
             ) { ret; }
             .entry second() .maxntid 32 { ret; }
             .visible .entry third { ret; }";
-        let entries = of(text).expect("it is PTX");
+        let entries = of(text).expect("the text is PTX");
         assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["first", "second", "third"]);
         let places: Vec<_> = entries[0].parameters.iter().map(|parameter| (parameter.offset, parameter.bytes)).collect();
         assert_eq!(places, [(0, 8), (8, 16), (24, 1), (28, 4)]);
         assert!(entries[1].parameters.is_empty() && entries[2].parameters.is_empty());
-        assert_eq!(of("no text of this kind"), None);
+        assert_eq!(of("no invalid text is accepted"), None);
     }
 }

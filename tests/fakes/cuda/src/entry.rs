@@ -1,6 +1,6 @@
-//! The ways in: initialisation, version, texts of errors, and finding functions by name. Devices
-//! are in [`crate::device`]. Invariant: a name that a test takes away is found by no call of
-//! `cuGetProcAddress`.
+//! Entry points: initialization, version, texts of errors, and lookup of functions by name. Devices
+//! are in [`crate::device`]. Invariant: `cuGetProcAddress` never finds a name that a test has
+//! removed.
 
 use core::ffi::{c_char, c_int, c_uint};
 
@@ -11,7 +11,7 @@ use crate::faults::{setting, variable};
 /// An exported function.
 pub(crate) struct Symbol {
     pub(crate) name: &'static str,
-    /// The driver's version that brought it.
+    /// The version of the driver that introduced it.
     pub(crate) since: c_int,
     pub(crate) address: fn() -> *const (),
 }
@@ -48,7 +48,7 @@ fn is_missing(name: &str) -> bool {
     setting(variable::MISSING).is_some_and(|names| names.split(',').any(|missing| missing.trim() == name))
 }
 
-/// The newest form of a function that a program of `version` may use: `cuMemAlloc` is found as
+/// Returns the newest form of a function for a program of `version`: `cuMemAlloc` is found as
 /// `cuMemAlloc_v2`.
 fn find(name: &str, version: c_int) -> core::result::Result<&'static Symbol, c_int> {
     let version = version.min(driver::version());
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_found_in_its_newest_form() {
+    fn name_is_found_in_its_newest_form() {
         assert_eq!(find("cuMemAlloc", 13000).map(|symbol| symbol.name), Ok("cuMemAlloc_v2"));
         assert_eq!(find("cuCtxSynchronize", 12000).map(|symbol| symbol.name), Ok("cuCtxSynchronize"));
         assert_eq!(find("cuCtxSynchronize", 13000).map(|symbol| symbol.name), Ok("cuCtxSynchronize_v2"));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_program_does_not_find_a_new_function() {
+    fn old_program_does_not_find_a_new_function() {
         assert_eq!(find("cuMulticastCreate", 12000).map(|symbol| symbol.name), Err(VERSION_NOT_SUFFICIENT));
         assert_eq!(find("cuNothing", 13000).map(|symbol| symbol.name), Err(SYMBOL_NOT_FOUND));
     }

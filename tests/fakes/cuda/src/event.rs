@@ -1,6 +1,6 @@
-//! Events: moments of streams that others can wait for. Waits inside a capture are in
-//! [`crate::capture`]. Invariant: a recording, once begun, is finished by its stream, even where
-//! the context has failed.
+//! Events: points in streams that others can wait for. Waits inside a capture are in
+//! [`crate::capture`]. Invariant: a stream completes every recording that it has begun, even if the
+//! context has failed.
 
 use core::ffi::c_uint;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -32,7 +32,7 @@ pub(crate) struct Event {
 pub(crate) enum State {
     Never,
     Recorded(Arc<Recording>),
-    /// Recorded in a stream under capture: the capture, and the nodes that come before.
+    /// Recorded in a captured stream: the capture, and the nodes before the event.
     Captured {
         capture: u64,
         nodes: Vec<usize>,
@@ -77,14 +77,14 @@ impl Event {
         *lock(&self.state) = State::Captured { capture, nodes };
     }
 
-    /// A recording that begins now and replaces the one before.
+    /// Begins a recording, which replaces the previous one.
     pub(crate) fn begin_recording(&self) -> Arc<Recording> {
         let recording = Arc::new(Recording::default());
         *lock(&self.state) = State::Recorded(Arc::clone(&recording));
         recording
     }
 
-    /// Waits on the calling thread for the recording that is the latest now.
+    /// Waits on the calling thread for the recording that is the latest at the time of the call.
     pub(crate) fn wait_for_latest(&self) {
         if let Some(shared) = &self.shared {
             shared.wait(shared.latest());
@@ -146,7 +146,7 @@ impl Event {
     /// Returns whether the latest recording is complete; an event that was never recorded counts as
     /// complete.
     ///
-    /// A driver counts the question among the calls that are not safe while others capture.
+    /// The driver counts the query among the calls that are unsafe during captures.
     fn query(&self) -> Result {
         self.context.check()?;
         capture::forbid_unsafe()?;

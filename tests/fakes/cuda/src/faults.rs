@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use crate::abi::{Code, In, Result};
 
-/// The variables, read once, at the first call (`PEERWEAVE_FAKE_CUDA_FAIL` and `_LOG`) or at
-/// `cuInit` (the others).
+/// The variables. `PEERWEAVE_FAKE_CUDA_FAIL` and `_LOG` are read once at the first call, the others
+/// at `cuInit`.
 pub(crate) mod variable {
     pub(crate) const DEVICES: &str = "PEERWEAVE_FAKE_CUDA_DEVICES";
     pub(crate) const MEMORY_BYTES: &str = "PEERWEAVE_FAKE_CUDA_MEMORY_BYTES";
@@ -32,25 +32,26 @@ pub(crate) mod variable {
     pub(crate) const NO_POISON: &str = "PEERWEAVE_FAKE_CUDA_NO_POISON";
 }
 
-/// A variable's value; empty counts as unset.
+/// Returns the value of a variable; an empty value counts as unset.
 pub(crate) fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Returns whether a switch is on: set, and not `0`.
+/// Returns whether a switch is set and not `0`.
 pub(crate) fn switch(name: &str) -> bool {
     setting(name).is_some_and(|value| value != "0")
 }
 
-/// A number, in the decimal form.
+/// Parses a decimal number.
 ///
 /// # Panics
-/// If the variable is not a number: a test with a misspelt setting must not pass by accident.
+/// {Panics} If the variable is not a number: a test with a misspelled setting must not pass by
+/// accident.
 pub(crate) fn number(name: &str) -> Option<u64> {
     setting(name).map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value:?}: expected a number")))
 }
 
-/// Pairs `a-b` separated by commas; `*` stands for any device.
+/// Parses pairs `a-b` separated by commas; `*` means any device.
 pub(crate) fn pairs(name: &str) -> Vec<(Option<usize>, Option<usize>)> {
     let side = |text: &str| match text.trim() {
         "*" => None,
@@ -72,16 +73,16 @@ pub(crate) fn pairs(name: &str) -> Vec<(Option<usize>, Option<usize>)> {
 /// Injected outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
-    /// It fails and does nothing.
+    /// The call fails and has no effect.
     Fails(Code),
-    /// It begins so much later.
+    /// The call begins after this delay.
     Late(Duration),
 }
 
 /// One injected fault: the call of the function, and its outcome.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Order {
-    /// Counted from 1; `None` is every call.
+    /// The number of the call, from 1; `None` is every call.
     nth: Option<u64>,
     fate: Fate,
 }
@@ -93,7 +94,7 @@ struct Orders {
 }
 
 impl Orders {
-    /// Reads `name:nth=code,name:*=code`, with `100ms` for a code where a call is to be late.
+    /// Parses `name:nth=code,name:*=code`; `100ms` instead of a code delays the call.
     fn parse(text: &str) -> core::result::Result<Orders, String> {
         let mut orders = Orders::default();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
@@ -123,7 +124,7 @@ impl Orders {
 
 static ORDERS: OnceLock<Mutex<Orders>> = OnceLock::new();
 
-/// Whether a fault was ever injected: without any, the lock is not taken.
+/// Whether a fault was ever injected; if not, the lock is not acquired.
 static ORDERED: AtomicBool = AtomicBool::new(false);
 
 fn orders() -> &'static Mutex<Orders> {
@@ -165,7 +166,7 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a function of the caller's that must not call the driver: calls from within it get
+/// Runs a function of the caller that must not call the driver: calls from it get
 /// `CUDA_ERROR_NOT_PERMITTED`.
 pub(crate) fn as_host_function<T>(run: impl FnOnce() -> T) -> T {
     let before = IN_HOST_FUNCTION.replace(true);
@@ -174,7 +175,7 @@ pub(crate) fn as_host_function<T>(run: impl FnOnce() -> T) -> T {
     value
 }
 
-/// Every exported function is this call around its inside.
+/// Wraps the body of every exported function.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> c_int {
     log(name);
     let code = match ordered(name) {
@@ -199,9 +200,9 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> c_int {
     }
 }
 
-/// Fake only: replaces the orders to fail by those of the text, counting calls from now.
+/// Fake only: replaces the injected faults by those of the text, and counts calls from now.
 ///
-/// Returns 0, or `CUDA_ERROR_INVALID_VALUE` where the text is not `function:nth=code,...`.
+/// Returns 0, or `CUDA_ERROR_INVALID_VALUE` if the text is not `function:nth=code,...`.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_cuda_fail(text: In<c_char>) -> c_int {
     let Ok(text) = text.text() else { return Code::INVALID_VALUE.0 };
@@ -221,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_fails_its_call_and_no_other() {
+    fn injected_fault_fails_its_call_and_no_other() {
         let mut orders = Orders::parse("cuMemCreate:2=2, cuMemMap:*=999").expect("well formed");
         assert_eq!(orders.next("cuMemCreate"), None);
         assert_eq!(orders.next("cuMemCreate"), Some(Fate::Fails(Code(2))));
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_order_is_refused() {
+    fn misspelled_fault_is_refused() {
         for text in ["cuMemCreate", "cuMemCreate:2", "cuMemCreate:x=2", "cuMemCreate:1=oom", "cuMemCreate:1=ms"] {
             assert!(Orders::parse(text).is_err(), "{text}");
         }

@@ -1,6 +1,6 @@
-//! Graphs, their instances, and how an instance runs. Making a graph out of what streams are given
-//! is in [`crate::capture`]. Invariant: a node's dependencies come before it in the list, so that
-//! the order of the list is an order to run in.
+//! Graphs, their instances, and how an instance runs. [`crate::capture`] creates graphs from
+//! streams. Invariant: a node's dependencies come before it in the list, so that nodes can run in
+//! the order of the list.
 
 use core::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -21,7 +21,7 @@ pub(crate) struct Node {
     pub(crate) after: Vec<usize>,
 }
 
-/// A graph, or one that is being captured.
+/// A graph, complete or during its capture.
 #[derive(Default)]
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
@@ -32,7 +32,7 @@ pub(crate) struct Graph {
 /// The work of an instance; it outlives the instance during a launch.
 pub(crate) struct Plan {
     nodes: Vec<Node>,
-    /// One launch of an instance at a time.
+    /// Held during a launch: an instance has one launch at a time.
     turn: Mutex<()>,
     _held: Vec<Held>,
 }
@@ -49,7 +49,7 @@ impl Plan {
         Ok(Plan { nodes: graph.nodes.clone(), turn: Mutex::new(()), _held: held })
     }
 
-    /// Runs every node after those that it depends on; branches run at the same time.
+    /// Runs every node after its dependencies; branches run at the same time.
     pub(crate) fn run(&self, context: &Arc<Context>) -> Result {
         let _turn = lock(&self.turn);
         let is_chain = self.nodes.iter().enumerate().all(|(index, node)| index == 0 || node.after.contains(&(index - 1)));
@@ -79,17 +79,17 @@ impl Plan {
     }
 }
 
-/// A graph by its handle.
+/// Returns a graph by its handle.
 pub(crate) fn find(graph: CuGraph) -> Result<Arc<Mutex<Graph>>> {
     driver()?.graphs.get(graph.0).ok_or(Code::INVALID_VALUE)
 }
 
-/// The handle of a graph's node: the number of the graph and that of the node.
+/// Returns the handle of a node: the number of the graph and that of the node.
 pub(crate) fn node_handle(graph: usize, index: usize) -> CuGraphNode {
     CuGraphNode((graph << 16) | (index + 1))
 }
 
-/// Finds the graph and the place of a node.
+/// Finds the graph and the index of a node.
 pub(crate) fn find_node(node: CuGraphNode) -> Result<(Arc<Mutex<Graph>>, usize)> {
     let graph = find(CuGraph(node.0 >> 16))?;
     let index = (node.0 & 0xffff).checked_sub(1).ok_or(Code::INVALID_VALUE)?;

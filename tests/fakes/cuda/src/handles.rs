@@ -1,5 +1,5 @@
-//! Tables of live objects by handle. What the objects are is not here.
-//! Invariant: a handle is never given twice, so that one of an object that is gone finds nothing.
+//! Tables of live objects by handle. Other modules define the objects. Invariant: a handle is never
+//! reused, so that the handle of a destroyed object finds nothing.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,15 +10,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Number of changes of any state: while it stays the same, cached results are valid.
+/// Number of changes of any state; cached results are valid until it changes.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the number of changes; call it before computing a value that is then cached.
+/// Returns the number of changes. Must be called before a value that is then cached is computed.
 pub(crate) fn changes() -> u64 {
     CHANGES.load(Ordering::Acquire)
 }
 
-/// Call it after each change of state that the checks of a call depend on.
+/// Records a change of state on which the checks of calls depend.
 pub(crate) fn changed() {
     CHANGES.fetch_add(1, Ordering::AcqRel);
 }
@@ -30,12 +30,12 @@ pub(crate) struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// A table whose handles differ from those of every table with another `kind`.
+    /// Creates a table whose handles differ from those of every table with another `kind`.
     pub(crate) fn new(kind: usize) -> Table<T> {
         Table { next: AtomicUsize::new((kind << 36) | 0x100), live: Mutex::new(HashMap::new()) }
     }
 
-    /// A handle for an object that is about to be made.
+    /// Returns a handle for an object that will be inserted.
     pub(crate) fn reserve(&self) -> usize {
         self.next.fetch_add(0x10, Ordering::Relaxed)
     }

@@ -1,6 +1,6 @@
-//! Pinned memory of the host: allocating, registering what the caller has. Copies from and to it
-//! are in [`crate::copy`]. Invariant: registered memory is the caller's; this library only
-//! remembers it.
+//! Pinned memory of the host: allocates it, and registers memory of the caller. Copies from and to
+//! it are in [`crate::copy`]. Invariant: the caller owns registered memory; this library only
+//! records it.
 
 use core::ffi::{c_uint, c_void};
 

@@ -1,6 +1,6 @@
 //! Legacy sharing between processes: handles of plain memory, and events that several processes
-//! see. Sharing of virtual memory is in [`crate::vmm`]. Invariant: a handle of a process that is
-//! gone opens nothing.
+//! use. Sharing of virtual memory is in [`crate::vmm`]. Invariant: the handle of a process that has
+//! ended opens nothing.
 
 use core::ffi::c_uint;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,7 +26,7 @@ const EVENT: u64 = 0x7065_7674;
 struct Ticket {
     kind: u64,
     pid: u32,
-    /// With the number of the process, so that a later process of the same number is not mistaken
+    /// The start time of the process, so that a later process with the same number is not mistaken
     /// for it.
     start: u64,
     fd: i32,
@@ -73,7 +73,7 @@ impl Ticket {
         })
     }
 
-    /// Opens the file that the ticket names, if its process still lives.
+    /// Opens the file that the ticket names, if its process is alive.
     fn open(&self) -> Result<OwnedFd> {
         if share::process_start(self.pid) != Some(self.start) {
             return Err(Code::INVALID_VALUE);
@@ -84,14 +84,14 @@ impl Ticket {
     }
 }
 
-/// The recordings of an interprocess event, in memory that all its processes have.
+/// The recordings of an interprocess event, in memory shared by all its processes.
 #[derive(Clone)]
 pub(crate) struct SharedEvent {
     words: Arc<Words>,
     device: usize,
 }
 
-/// Two counters: recordings begun, recordings done.
+/// Two counters: recordings begun, and recordings completed.
 struct Words {
     file: OwnedFd,
     address: u64,
@@ -119,7 +119,7 @@ impl SharedEvent {
         unsafe { AtomicU64::from_ptr((self.words.address as *mut u64).add(index)) }
     }
 
-    /// The number of a recording that begins.
+    /// Begins a recording and returns its number.
     pub(crate) fn begin(&self) -> u64 {
         self.word(0).fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -128,7 +128,7 @@ impl SharedEvent {
         self.word(1).fetch_max(number, Ordering::AcqRel);
     }
 
-    /// The number of the latest recording; 0 is none.
+    /// Returns the number of the latest recording; 0 means none.
     pub(crate) fn latest(&self) -> u64 {
         self.word(0).load(Ordering::Acquire)
     }

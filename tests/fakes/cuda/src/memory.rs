@@ -1,6 +1,6 @@
-//! Plain memory of devices: allocating and freeing, in order of the host or of a stream. Virtual
-//! memory is in [`crate::vmm`]. Invariant: what is charged to a device's budget is the sum over its
-//! live ranges.
+//! Plain memory of devices: allocates and frees, in the order of the host or of a stream. Virtual
+//! memory is in [`crate::vmm`]. Invariant: the bytes charged to a device's budget are the sum over
+//! its live ranges.
 
 use core::ffi::c_uint;
 use std::sync::{Arc, PoisonError, RwLockWriteGuard};
@@ -16,7 +16,7 @@ use crate::handles::lock;
 use crate::stream::{self, outside_capture};
 use crate::work::Work;
 
-/// Locks the map against all copies, to change it.
+/// Locks the map exclusively, so that no copy runs while it changes.
 pub(crate) fn change(driver: &Driver) -> RwLockWriteGuard<'_, AddressMap> {
     driver.map.write().unwrap_or_else(PoisonError::into_inner)
 }
@@ -69,7 +69,7 @@ fn remove(driver: &Driver, map: &mut AddressMap, base: u64) {
     }
 }
 
-/// The queued half of a free.
+/// Runs the queued part of a free.
 pub(crate) fn finish_free(base: u64, id: u64) -> Result {
     let driver = driver()?;
     let mut map = change(driver);

@@ -1,7 +1,7 @@
-//! Modules and kernels. There is no compiler here: a kernel is a function of the host that the
-//! program has registered under the kernel's name. Parameter lists are in [`crate::entries`], work
-//! that needs no kernel in [`crate::work`]. Invariant: an image is loaded only if every kernel in
-//! it is registered, so that no program believes that a kernel ran.
+//! Modules and kernels. There is no compiler: a kernel is a host function that the program has
+//! registered under the kernel's name. Parameter lists are in [`crate::entries`], work without
+//! kernels in [`crate::work`]. Invariant: an image is loaded only if every kernel in it is
+//! registered, so that no kernel is silently skipped.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::collections::BTreeMap;
@@ -33,8 +33,8 @@ type HostKernel = unsafe extern "C" fn(*const FakeLaunch);
 
 static REGISTERED: Mutex<BTreeMap<String, HostKernel>> = Mutex::new(BTreeMap::new());
 
-/// Fake only: kernels of this name in images that are loaded from now on run this function, once
-/// for each launch, on the stream's thread.
+/// Fake only: registers a function for kernels of this name in images that are loaded later; it
+/// runs once for each launch, on the stream's thread.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_kernel(name: In<c_char>, function: Option<HostKernel>) -> c_int {
     faults::call("peerweave_fake_kernel", || {
@@ -55,19 +55,19 @@ pub(crate) struct Function {
     context: Arc<Context>,
     kernel: HostKernel,
     parameters: Vec<Parameter>,
-    /// The limit set by `cuFuncSetAttribute`.
+    /// The limit that `cuFuncSetAttribute` has set.
     dynamic_shared_bytes: AtomicU32,
     unloaded: Arc<AtomicBool>,
 }
 
-/// A kernel with its arguments, ready to run any number of times.
+/// A kernel with its arguments, which can run any number of times.
 pub(crate) struct Launched {
     function: Arc<Function>,
     config: Config,
     arguments: Vec<Vec<u8>>,
 }
 
-/// Shared memory that a block may have without asking.
+/// Shared memory that a block may use without an attribute.
 const SHARED_BYTES: u32 = 49152;
 const SHARED_BYTES_OPT_IN: u32 = 232_448;
 const THREADS_PER_BLOCK: u32 = 1024;
@@ -141,7 +141,7 @@ fn function(handle: usize) -> Result<Arc<Function>> {
     driver()?.functions.get(handle).ok_or(Code::INVALID_HANDLE)
 }
 
-/// Blocks of a multiprocessor that run at once.
+/// Returns the number of blocks that run on a multiprocessor at the same time.
 fn resident(threads: u32, shared_bytes: u32) -> u32 {
     if threads == 0 || threads > THREADS_PER_BLOCK {
         return 0;

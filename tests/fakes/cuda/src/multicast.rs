@@ -1,8 +1,8 @@
-//! Multicast objects: a team of devices, memory that each binds, and stores that go to all of it.
-//! Handles and mappings are in [`crate::vmm`]. What the hardware does with a store of a kernel is
-//! done here by the driver's copies and fills, and by `peerweave_fake_multicast_store`; a plain
-//! store of the host to a multicast address faults. Invariant: the table in the object's file is
-//! changed only under the file's lock, and every process reads the same table.
+//! Multicast objects: a team of devices, the memory that each binds, and stores to all of that
+//! memory. Handles and mappings are in [`crate::vmm`]. The driver's copies and fills and
+//! `peerweave_fake_multicast_store` replace the stores of kernels; a plain store of the host to a
+//! multicast address faults. Invariant: the table in the object's file changes only under the
+//! file's lock, and every process reads the same table.
 
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,7 +22,8 @@ use crate::physical::{GRANULARITY, Physical};
 use crate::share;
 use crate::vmm::{aligned, available, check_handle_types, find, new_number, publish};
 
-/// The recommended granularity: larger than the minimum, so that a mix-up shows.
+/// The recommended granularity: larger than the minimum, so that tests detect a confusion of the
+/// two.
 const RECOMMENDED_BYTES: u64 = 16 << 20;
 
 /// Returns how long binding and mapping wait for devices that other processes must still add. A
@@ -31,7 +32,7 @@ fn wait_for_team() -> Duration {
     Duration::from_millis(faults::number(faults::variable::TEAM_WAIT_MS).unwrap_or(2000))
 }
 
-/// The table: a head of words, then bindings.
+/// The size of the table: a header of words, then bindings.
 const TABLE_BYTES: u64 = 64 << 10;
 const WANTED: usize = 0;
 const ADDED: usize = 1;
@@ -39,7 +40,7 @@ const FIRST_BINDING: usize = 8;
 const BINDING_WORDS: usize = 9;
 const BINDINGS: usize = 800;
 
-/// The part of a multicast object that all processes see.
+/// The part of a multicast object that all processes share.
 pub(crate) struct Team {
     table: u64,
     /// A separate descriptor, so that its lock belongs to this object.
@@ -47,10 +48,10 @@ pub(crate) struct Team {
     number: u64,
 }
 
-/// Memory of this process that is bound: bound memory stays, whatever becomes of its handle.
+/// Memory of this process that is bound; it stays allocated after its handle is released.
 static BOUND: Mutex<Vec<(u64, Binding, Arc<Physical>)>> = Mutex::new(Vec::new());
 
-/// The objects that this process has open, once for each time.
+/// The objects that this process has open, once for each open.
 static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 /// One binding in the table.
@@ -80,7 +81,7 @@ impl Binding {
         self.at < at + size && at < self.at + self.size
     }
 
-    /// The memory's file; `None` where its process is gone.
+    /// Opens the memory's file; `None` if its process has ended.
     fn open(&self, object: u64) -> Option<OwnedFd> {
         let mine = lock(&BOUND);
         if let Some((_, _, physical)) = mine.iter().find(|(number, binding, _)| *number == object && binding == self) {
@@ -97,7 +98,7 @@ impl Binding {
     }
 }
 
-/// The locked table.
+/// The table while its lock is held.
 struct Locked<'a>(&'a Team);
 
 impl Drop for Locked<'_> {
@@ -148,7 +149,7 @@ impl Team {
         Ok(team)
     }
 
-    /// The team of an object's file, made here or in another process.
+    /// Opens the team in an object's file, which may be of another process.
     pub(crate) fn open(file: &OwnedFd, number: u64) -> Result<Team> {
         let own = share::open_of_process(std::process::id(), file.as_raw_fd()).ok_or(Code::OPERATING_SYSTEM)?;
         let table = share::map(None, TABLE_BYTES, libc::PROT_READ | libc::PROT_WRITE, Some((&own, 0)))?;
@@ -429,12 +430,12 @@ exports! {
     }
 }
 
-/// Fake only: what a store of a kernel of the current context's device to a multicast address does,
-/// done at once.
+/// Fake only: has the effect of a kernel's store to a multicast address on the current context's
+/// device, immediately.
 ///
-/// `CUDA_ERROR_INVALID_VALUE` where the bytes are not of one multicast mapping to which the device
-/// has the right to write; `CUDA_ERROR_ILLEGAL_ADDRESS` where some device of the team has bound
-/// nothing there, or its process is gone.
+/// `CUDA_ERROR_INVALID_VALUE` if the bytes are not inside one multicast mapping that the device may
+/// write; `CUDA_ERROR_ILLEGAL_ADDRESS` if a device of the team has bound nothing there, or its
+/// process has ended.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_multicast_store(address: CuPtr, bytes: *const c_void, length_bytes: usize) -> c_int {
     faults::call("peerweave_fake_multicast_store", || {

@@ -1,5 +1,5 @@
-//! Access of one device to the memory of another: asking, enabling, disabling. Copies are in
-//! [`crate::transfer`]. Invariant: access is per context and one-sided.
+//! Access of one device to the memory of another: queries, enables, disables. Copies are in
+//! [`crate::transfer`]. Invariant: access is per context and in one direction.
 
 use core::ffi::{c_int, c_uint};
 

@@ -1,6 +1,6 @@
-//! Memory behind a handle: the file that holds it, and what an importer may know of it. Mapping it
-//! is in [`crate::vmm`]. Invariant: what a device is charged for a piece of memory is refunded when
-//! the last handle and the last mapping are gone.
+//! Memory behind a handle: the file that holds it, and the properties that an importer can read.
+//! [`crate::vmm`] maps it. Invariant: the charge of a device for memory is refunded when the last
+//! handle and the last mapping are gone.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ pub(crate) const POSIX_FD: i32 = 1;
 /// `CU_MEM_HANDLE_TYPE_FABRIC`.
 pub(crate) const FABRIC: i32 = 8;
 
-/// The unit of memory behind handles, of its size, of its offsets, of addresses: as on the
+/// The granularity of memory behind handles: of its size, its offsets and its addresses, as on
 /// hardware.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
@@ -24,14 +24,14 @@ pub(crate) struct Physical {
     pub(crate) size: u64,
     /// The device's index in the machine; unused for a multicast object.
     pub(crate) slot: usize,
-    /// The device, where this process sees it.
+    /// The device, if this process sees it.
     pub(crate) device: Option<usize>,
     pub(crate) handle_types: i32,
-    /// Names the memory in all processes.
+    /// Identifies the memory in all processes.
     pub(crate) number: u64,
-    /// Charged to the device's budget by this process.
+    /// Whether this process has charged the device's budget.
     charged: bool,
-    /// Number of handles: `cuMemRelease` releases one.
+    /// Number of references to the handle; `cuMemRelease` removes one.
     pub(crate) handles: Mutex<u32>,
     pub(crate) team: Option<Team>,
 }
@@ -51,17 +51,17 @@ impl Physical {
         self.team.is_some()
     }
 
-    /// Stores bytes to every memory that is bound at an offset of a multicast object.
+    /// Stores bytes to all memory that is bound at an offset of a multicast object.
     pub(crate) fn replicate(&self, offset: u64, bytes: &[u8]) -> Result {
         self.team.as_ref().ok_or(Code::ILLEGAL_ADDRESS)?.replicate(offset, bytes)
     }
 
-    /// Adds a handle.
+    /// Adds a reference to the handle.
     pub(crate) fn retain(&self) {
         *self.handles.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }
 
-    /// Releases a handle; returns whether it was the last.
+    /// Removes a reference; returns whether it was the last.
     pub(crate) fn release(&self) -> bool {
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         *handles = handles.saturating_sub(1);

@@ -1,5 +1,5 @@
-//! Queries about an address: what memory, which device, which range. The map itself is in
-//! [`crate::address`]. Invariant: an answer says what a copy with the address would find.
+//! Queries about an address: kind of memory, device, range. The map is in [`crate::address`].
+//! Invariant: the result agrees with the check of a copy that uses the address.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -24,7 +24,7 @@ fn device_of(range: &Range) -> c_int {
     ordinal as c_int
 }
 
-/// A value of the attribute's type.
+/// Writes the value of an attribute in the attribute's type.
 fn answer(driver: &Driver, range: &Range, attribute: c_int, address: CuPtr, out: &Out<c_void>) -> Result {
     let mapped = match &range.kind {
         Kind::Mapped(mapped) => Some(mapped),
@@ -141,7 +141,7 @@ exports! {
     }
 }
 
-/// A caller's pointer to an output, as an element of an array of such.
+/// A caller's output pointer, as an element of an array of them.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct Out8(*mut c_void);
@@ -152,7 +152,7 @@ impl Out8 {
     }
 }
 
-/// Returns a copy of the range of an address, without holding the map.
+/// Returns a copy of the range that contains an address, without holding the map.
 fn copy_of(driver: &Driver, address: CuPtr) -> Option<Range> {
     use crate::address::{DeviceRange, HostRange, MappedRange};
     let map = driver.map.read().unwrap_or_else(std::sync::PoisonError::into_inner);

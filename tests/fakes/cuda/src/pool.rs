@@ -1,6 +1,5 @@
-//! Pools of memory: which device they are of and what they count. Allocating from one is in
-//! [`crate::memory`]. Invariant: a pool keeps nothing back, so that what is reserved is what is
-//! used.
+//! Memory pools: their devices and their counters. [`crate::memory`] allocates from them.
+//! Invariant: a pool retains nothing, so that reserved and used bytes are equal.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Mutex;
@@ -21,7 +20,7 @@ struct State {
     used_bytes: u64,
     used_high_bytes: u64,
     release_threshold_bytes: u64,
-    /// Reuse of memory: by events, by opportunity, by internal dependencies.
+    /// Settings for the reuse of memory: by events, by opportunity, by internal dependencies.
     reuse: [c_int; 3],
 }
 

@@ -1,6 +1,6 @@
-//! Memory of the operating system: files without a name, mappings, and reaching a file of another
-//! process. What they are used for is not here. Invariant: every mapping is made over addresses
-//! that this library reserved or was given by the kernel.
+//! Memory of the operating system: files without a name, mappings, and access to a file of another
+//! process. Invariant: a mapping replaces only addresses that this library reserved or that the
+//! kernel chose.
 
 use core::ffi::c_void;
 use std::ffi::CString;
@@ -11,10 +11,10 @@ use crate::abi::{Code, Result};
 use crate::arena::POISON;
 use crate::faults::{self, variable};
 
-/// Prefix of names of this library's files, by which an import recognises them.
+/// Prefix of the names of this library's files, by which an import recognizes them.
 pub(crate) const PREFIX: &str = "peerweave-fake-cuda:";
 
-/// A file without a name on any disk, whose length is fixed.
+/// Creates a memory file of fixed length.
 pub(crate) fn memory_file(label: &str, length_bytes: u64) -> Result<OwnedFd> {
     let name = CString::new(format!("{PREFIX}{label}")).map_err(|_| Code::OPERATING_SYSTEM)?;
     // SAFETY: the name is a NUL-terminated string that outlives the call.
@@ -31,15 +31,16 @@ pub(crate) fn memory_file(label: &str, length_bytes: u64) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// The label of a file made by [`memory_file`], in this process or another; `None` for any other
-/// file.
+/// Returns the label of a file made by [`memory_file`], in this process or another; `None` for any
+/// other file.
 pub(crate) fn label(file: &OwnedFd) -> Option<String> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
     let text = link.to_str()?.strip_prefix("/memfd:")?.strip_prefix(PREFIX)?;
     Some(text.strip_suffix(" (deleted)").unwrap_or(text).to_owned())
 }
 
-/// Opens a file of a process that may be another one; `None` where the process or the file is gone.
+/// Opens a file of a process, which may be another one; `None` if the process or the file no longer
+/// exists.
 pub(crate) fn open_of_process(pid: u32, fd: i32) -> Option<OwnedFd> {
     let file: File = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/fd/{fd}")).ok()?;
     Some(file.into())
@@ -56,7 +57,8 @@ pub(crate) fn duplicate(file: &OwnedFd) -> Result<OwnedFd> {
     file.as_fd().try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)
 }
 
-/// The start time of a process, which with its number names it forever; `None` where it is gone.
+/// Returns the start time of a process, which together with its number identifies it forever;
+/// `None` if the process has ended.
 pub(crate) fn process_start(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name may hold spaces and brackets: fields are counted behind the last bracket.
@@ -88,7 +90,7 @@ pub(crate) fn map(at: Option<u64>, length_bytes: u64, protection: i32, file: Opt
     if address == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(address as u64) }
 }
 
-/// Changes what may be done with mapped bytes.
+/// Changes the permitted access to mapped bytes.
 pub(crate) fn protect(address: u64, length_bytes: u64, protection: i32) -> Result {
     // SAFETY: the bytes are of a mapping of this library (module invariant).
     let failed = unsafe { libc::mprotect(address as *mut c_void, length_bytes as usize, protection) } != 0;
@@ -101,7 +103,7 @@ pub(crate) fn unmap(address: u64, length_bytes: u64) {
     unsafe { libc::munmap(address as *mut c_void, length_bytes as usize) };
 }
 
-/// Frees the pages of a file, and keeps its length.
+/// Frees the pages of a file; its length stays the same.
 pub(crate) fn discard(file: &OwnedFd, offset: u64, length_bytes: u64) {
     // SAFETY: an open descriptor and a range.
     unsafe {
@@ -114,7 +116,7 @@ pub(crate) fn discard(file: &OwnedFd, offset: u64, length_bytes: u64) {
     };
 }
 
-/// Makes new memory recognisable: all of a small piece, both ends of a large one.
+/// Fills new memory with the poison value: all of a small piece, both ends of a large one.
 pub(crate) fn poison(address: u64, length_bytes: u64) {
     if faults::switch(variable::NO_POISON) {
         return;

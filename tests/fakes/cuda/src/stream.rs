@@ -1,6 +1,6 @@
-//! Streams: queues of work, each with a thread that does it in order. What the work is, is in
-//! [`crate::work`]; events are in [`crate::event`]. Invariant: `completed <= submitted`, and the
-//! n-th submission is done exactly when `completed >= n`.
+//! Streams: queues of work, each with a thread that runs it in order. The work is in
+//! [`crate::work`], events in [`crate::event`]. Invariant: `completed <= submitted`, and the n-th
+//! submission is complete exactly when `completed >= n`.
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::collections::VecDeque;
@@ -16,16 +16,16 @@ use crate::faults;
 use crate::handles::lock;
 use crate::work::Work;
 
-/// Lower is more urgent.
+/// The greatest priority; lower numbers are more urgent.
 pub(crate) const GREATEST_PRIORITY: c_int = -5;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
-/// Who takes part in the legacy stream's implicit order.
+/// Role of a stream in the implicit order of the legacy stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The context's stream 0: behind and before all work of blocking streams.
+    /// The context's stream 0: ordered after and before all work of blocking streams.
     Legacy,
     Blocking,
     NonBlocking,
@@ -60,13 +60,13 @@ struct Submission {
 
 /// Kind of a submission.
 pub(crate) enum Run {
-    /// Skipped where the context has failed; its own failure fails the context.
+    /// Skipped if the context has failed; its own failure fails the context.
     Work(Work),
-    /// Done in any case, with the context's error (0 is none).
+    /// Runs in any case, with the context's error (0 means none).
     Always(Box<dyn FnOnce(c_int) + Send>),
 }
 
-/// Holds a stream up until it is opened.
+/// Blocks a stream until it is opened.
 #[derive(Default)]
 struct Gate {
     open: Mutex<bool>,
@@ -102,7 +102,7 @@ impl Stream {
         queue.submitted == queue.completed
     }
 
-    /// Waits until the n-th submission is done.
+    /// Waits until the n-th submission is complete.
     pub(crate) fn wait_until(&self, target: u64) {
         let mut queue = lock(&self.queue);
         while queue.completed < target {
@@ -110,7 +110,7 @@ impl Stream {
         }
     }
 
-    /// Enqueues work, or adds it to the graph that the stream is captured into.
+    /// Enqueues work, or adds it to the graph of the stream's capture.
     pub(crate) fn submit(self: &Arc<Stream>, work: Work) -> Result {
         self.context.check()?;
         if let Some(captured) = capture::add(self, &work) {
@@ -144,7 +144,7 @@ impl Stream {
         number
     }
 
-    /// Waits for all that was submitted before.
+    /// Waits for all earlier submissions.
     pub(crate) fn synchronize(self: &Arc<Stream>) -> Result {
         self.context.check()?;
         capture::forbid_in_stream(self)?;
@@ -157,7 +157,7 @@ impl Stream {
         self.context.check()
     }
 
-    /// The thread ends when the queue is empty.
+    /// Makes the thread end when the queue is empty.
     pub(crate) fn close(&self) {
         lock(&self.queue).closing = true;
         self.changed.notify_all();
@@ -195,7 +195,7 @@ impl Stream {
     }
 }
 
-/// The stream of a handle, null and the two special ones included.
+/// Returns the stream of a handle, including null and the two special handles.
 pub(crate) fn resolve(handle: CuStream) -> Result<Arc<Stream>> {
     let driver = driver()?;
     let thread = match handle.0 {
@@ -214,7 +214,7 @@ pub(crate) fn resolve(handle: CuStream) -> Result<Arc<Stream>> {
     Ok(stream)
 }
 
-/// The legacy stream of the current context, on which the forms without a stream work.
+/// Returns the legacy stream of the current context, which functions without a stream argument use.
 pub(crate) fn legacy() -> Result<Arc<Stream>> {
     resolve(CuStream(0))
 }
@@ -360,8 +360,8 @@ fn write_value(stream: CuStream, address: u64, value: u64, bytes: u64, flags: c_
     stream.submit(Work::Write { address, value, bytes })
 }
 
-/// Fake only: the stream stops at this point until [`peerweave_fake_stream_unblock`], as one whose
-/// kernel never ends.
+/// Fake only: blocks the stream at this point until [`peerweave_fake_stream_unblock`], like a
+/// kernel that never ends.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_stream_block(stream: CuStream) -> c_int {
     faults::call("peerweave_fake_stream_block", || {
@@ -378,7 +378,7 @@ extern "C" fn peerweave_fake_stream_block(stream: CuStream) -> c_int {
     })
 }
 
-/// Fake only: ends every block of the stream.
+/// Fake only: unblocks the stream.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_stream_unblock(stream: CuStream) -> c_int {
     faults::call("peerweave_fake_stream_unblock", || {
@@ -390,7 +390,7 @@ extern "C" fn peerweave_fake_stream_unblock(stream: CuStream) -> c_int {
     })
 }
 
-/// The context that a call without a stream uses, where the call is not allowed during a capture.
+/// Returns the context for a call that has no stream argument and is not allowed during a capture.
 pub(crate) fn outside_capture() -> Result<Arc<Context>> {
     capture::forbid_unsafe()?;
     context::current()

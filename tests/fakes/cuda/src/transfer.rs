@@ -13,11 +13,11 @@ use crate::driver::{Driver, driver};
 #[derive(Clone)]
 pub(crate) enum Source {
     Address(u64),
-    /// Pageable memory of the host, read when the copy was ordered.
+    /// Pageable memory of the host, read when the copy was enqueued.
     Staged(Arc<[u8]>),
 }
 
-/// A copy of rows; a plain one has one row.
+/// A copy of rows; a linear copy has one row.
 #[derive(Clone)]
 pub(crate) struct Copy {
     pub(crate) to: u64,
@@ -26,7 +26,8 @@ pub(crate) struct Copy {
     pub(crate) rows: u64,
     pub(crate) to_pitch: u64,
     pub(crate) from_pitch: u64,
-    /// The devices that write and read: those of the contexts of a peer copy, or the stream's.
+    /// The devices that write and read: those of the contexts of a peer copy, or the stream's
+    /// device.
     pub(crate) writer: Option<usize>,
     pub(crate) reader: Option<usize>,
 }
@@ -46,7 +47,7 @@ fn map(driver: &Driver) -> RwLockReadGuard<'_, AddressMap> {
     driver.map.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Refuses, before anything is queued, what the work could not do.
+/// Checks the addresses of work before it is enqueued.
 pub(crate) fn check(device: usize, address: u64, bytes: u64, need: Need, pageable: bool) -> Result {
     if bytes == 0 {
         return Ok(());
@@ -65,7 +66,7 @@ fn place(driver: &Driver, map: &AddressMap, device: usize, address: u64, bytes: 
     map.place(driver, address, bytes, Access { device, need, pageable: true, queued: true }).map_err(|_| Code::ILLEGAL_ADDRESS)
 }
 
-/// Writes bytes to where an address is, as `device` does it.
+/// Writes bytes to an address, with the rights of `device`.
 fn write(driver: &Driver, map: &AddressMap, device: usize, address: u64, from: *const u8, bytes: u64) -> Result {
     match place(driver, map, device, address, bytes, Need::Write)? {
         Place::Plain { owner } => {
@@ -86,13 +87,13 @@ fn write(driver: &Driver, map: &AddressMap, device: usize, address: u64, from: *
     }
 }
 
-/// Writes a caller's bytes to an address.
+/// Writes bytes of the caller to an address.
 pub(crate) fn store(device: usize, address: u64, bytes: &[u8]) -> Result {
     let driver = driver()?;
     write(driver, &map(driver), device, address, bytes.as_ptr(), bytes.len() as u64)
 }
 
-/// Reads a word of 4 or 8 bytes, in one load, since others may be writing it.
+/// Reads a word of 4 or 8 bytes by one load, because another thread may write it at the same time.
 pub(crate) fn load(device: usize, address: u64, bytes: u64) -> Result<u64> {
     use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     let driver = driver()?;
@@ -110,7 +111,7 @@ pub(crate) fn load(device: usize, address: u64, bytes: u64) -> Result<u64> {
 }
 
 impl Copy {
-    /// A plain copy.
+    /// Returns a linear copy.
     pub(crate) fn flat(to: u64, from: Source, bytes: u64) -> Copy {
         Copy { to, from, row_bytes: bytes, rows: 1, to_pitch: bytes, from_pitch: bytes, writer: None, reader: None }
     }

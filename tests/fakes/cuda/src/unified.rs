@@ -1,5 +1,5 @@
-//! Managed memory's hints, and memory of other interfaces. Allocating managed memory is in
-//! [`crate::memory`]. Invariant: a hint changes nothing that a program can see but its order in the
+//! Hints for managed memory, and memory of other interfaces. [`crate::memory`] allocates managed
+//! memory. Invariant: a hint has no effect that a program can observe except its order in the
 //! stream.
 
 use core::ffi::{c_int, c_uint};
@@ -12,7 +12,7 @@ use crate::memory::change;
 use crate::stream;
 use crate::work::Work;
 
-/// Bytes of one managed allocation.
+/// Checks that the bytes lie in one managed allocation.
 fn check_managed(address: CuPtr, bytes: usize) -> Result {
     let map = change(driver()?);
     let range = map.find(address).ok_or(Code::INVALID_VALUE)?;
@@ -23,7 +23,7 @@ fn check_managed(address: CuPtr, bytes: usize) -> Result {
     }
 }
 
-/// A device, or the host in one of its forms.
+/// Checks a location: a device, or the host in one of its forms.
 fn check_location(location: Location) -> Result {
     match location.kind {
         Location::DEVICE => driver()?.device(location.id).map(|_| ()),
@@ -49,7 +49,7 @@ fn prefetch(address: CuPtr, bytes: usize, location: Location, stream: CuStream) 
     stream.submit(Work::Empty)
 }
 
-/// The host by its number, in the forms that came before locations.
+/// Returns the location of a device number, in the form that preceded `CUmemLocation`.
 fn location_of(device: CuDevice) -> Location {
     if device == -1 { Location { kind: 2, id: 0 } } else { Location { kind: Location::DEVICE, id: device } }
 }

@@ -1,5 +1,5 @@
-//! User objects: what a caller ties to the life of graphs. Graphs are in [`crate::graph`].
-//! Invariant: the destructor runs once, when the last reference is gone, on a thread of its own.
+//! User objects, whose lifetime a caller ties to graphs. Graphs are in [`crate::graph`]. Invariant:
+//! the destructor runs once, when the last reference is released, on its own thread.
 
 use core::ffi::{c_uint, c_void};
 use std::sync::{Arc, Mutex};
@@ -58,7 +58,7 @@ impl UserObject {
 }
 
 impl Held {
-    /// References of its own for another holder.
+    /// Adds references for another holder.
     pub(crate) fn again(&self) -> Result<Held> {
         self.object.retain(self.count)?;
         Ok(Held { object: Arc::clone(&self.object), count: self.count })

@@ -1,7 +1,7 @@
-//! Virtual memory: memory behind handles, reservations of addresses, mappings, rights, and sharing
-//! all of that between processes. Multicast objects are in [`crate::multicast`]. Invariant:
-//! addresses of a reservation can be touched exactly where memory is mapped and some device has a
-//! right to it; a mapping keeps its memory, whatever becomes of the handle.
+//! Virtual memory: handles, reservations, mappings, access rights, and sharing between processes.
+//! Multicast objects are in [`crate::multicast`]. Invariant: an address of a reservation is
+//! accessible exactly if memory is mapped there and some device has a right to it; a mapping keeps
+//! its memory allocated after the handle is released.
 
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::multicast::Team;
 use crate::physical::{FABRIC, GRANULARITY, POSIX_FD, Physical};
 use crate::share;
 
-/// A number for memory that is the same in every process and of no other memory.
+/// Returns a number for memory that is unique among all processes.
 pub(crate) fn new_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     (u64::from(std::process::id()) << 32) | NEXT.fetch_add(1, Ordering::Relaxed)
@@ -31,13 +31,13 @@ pub(crate) fn aligned(values: &[u64]) -> Result {
     if values.iter().all(|value| value.is_multiple_of(GRANULARITY)) { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }
 
-/// The driver, where it has virtual memory.
+/// Returns the driver, or an error if it has no virtual memory management.
 pub(crate) fn available() -> Result<&'static Driver> {
     let driver = driver()?;
     if has_vmm() { Ok(driver) } else { Err(Code::NOT_SUPPORTED) }
 }
 
-/// Refuses ways of sharing that do not exist or that this driver lacks.
+/// Refuses handle types that do not exist or that this driver lacks.
 pub(crate) fn check_handle_types(types: c_int) -> Result {
     if types & !(POSIX_FD | FABRIC) != 0 {
         return Err(Code::INVALID_VALUE);
@@ -48,12 +48,12 @@ pub(crate) fn check_handle_types(types: c_int) -> Result {
     Ok(())
 }
 
-/// Memory by its handle.
+/// Returns memory by its handle.
 pub(crate) fn find(handle: CuMemHandle) -> Result<Arc<Physical>> {
     available()?.physical.get(handle as usize).ok_or(Code::INVALID_VALUE)
 }
 
-/// A handle for memory that has none.
+/// Creates a handle for memory that has none.
 pub(crate) fn publish(physical: Physical) -> Result<CuMemHandle> {
     Ok(driver()?.physical.add(physical) as CuMemHandle)
 }
@@ -183,7 +183,7 @@ fn open_fabric(handle: &Handle64) -> Result<OwnedFd> {
     if is_it { Ok(file) } else { Err(Code::INVALID_VALUE) }
 }
 
-/// Reads the header of a file of another handle.
+/// Reads the header of another process's file and returns its memory.
 fn adopt(file: OwnedFd) -> Result<Physical> {
     let label = share::label(&file).ok_or(Code::INVALID_VALUE)?;
     let mut words = label.split(':');

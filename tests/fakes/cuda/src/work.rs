@@ -1,6 +1,6 @@
-//! The kinds of work that a stream does and a graph replays. Queues are in [`crate::stream`], bytes
-//! in [`crate::transfer`]. Invariant: running a piece of work a second time does the same again,
-//! since graphs do so.
+//! The kinds of work that a stream runs and a graph replays. Queues are in [`crate::stream`],
+//! copies in [`crate::transfer`]. Invariant: work can run any number of times, because graphs
+//! replay it.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -36,13 +36,13 @@ pub(crate) enum Work {
         value: u64,
         bytes: u64,
     },
-    /// The end of an allocation, by its address and number.
+    /// The end of an allocation, given by address and number.
     Free {
         address: u64,
         id: u64,
     },
-    /// An allocation that belongs to a graph begins or ends; its address is the graph's for as long
-    /// as the graph lives.
+    /// The beginning or end of an allocation that belongs to a graph; the graph owns its address as
+    /// long as the graph lives.
     GraphAlloc(Arc<GraphMemory>),
     GraphFree,
     Graph(Arc<Plan>),
@@ -55,7 +55,7 @@ pub(crate) enum Work {
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 impl Work {
-    /// Does the work.
+    /// Runs the work.
     pub(crate) fn run(&self, context: &Arc<Context>) -> Result {
         match self {
             Work::Empty | Work::GraphAlloc(_) | Work::GraphFree => Ok(()),
@@ -110,7 +110,7 @@ impl Work {
     }
 }
 
-/// `CUstreamWaitValue_flags`.
+/// Evaluates the condition of `CUstreamWaitValue_flags`.
 fn holds(found: u64, value: u64, bytes: u64, condition: c_uint) -> bool {
     match condition {
         // Cyclic, as the driver compares.
@@ -128,14 +128,14 @@ mod tests {
     use super::holds;
 
     #[test]
-    fn a_wait_for_at_least_is_cyclic() {
+    fn wait_for_at_least_compares_cyclically() {
         assert!(holds(5, 5, 8, 0));
         assert!(!holds(4, 5, 8, 0));
         assert!(holds(1, u64::from(u32::MAX), 4, 0));
     }
 
     #[test]
-    fn a_nor_looks_at_the_width_of_the_word() {
+    fn nor_condition_depends_on_the_width_of_the_word() {
         assert!(!holds(0xffff_0000, 0x0000_ffff, 4, 3));
         assert!(holds(0xffff_0000, 0x0000_fffe, 4, 3));
     }

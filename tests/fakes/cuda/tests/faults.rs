@@ -1,4 +1,4 @@
-//! Faults that a test orders: failing calls, missing functions, lies about versions and features,
+//! Faults that a test injects: failing calls, missing functions, false versions and features; and
 //! the log of calls.
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
@@ -19,7 +19,7 @@ fn injected_fault_fails_its_call() {
 }
 
 #[test]
-fn a_function_that_is_taken_away_is_found_nowhere() {
+fn removed_function_is_found_by_no_lookup() {
     Fakes::new().cuda().without("cuMulticastCreate").without("cuMemCreate").run(|| {
         // SAFETY: looking up names; nothing is called through them.
         unsafe {
@@ -42,7 +42,7 @@ fn a_function_that_is_taken_away_is_found_nowhere() {
 }
 
 #[test]
-fn a_driver_may_lie_about_itself() {
+fn settings_change_the_reported_features() {
     Fakes::new()
         .cuda()
         .env("PEERWEAVE_FAKE_CUDA_VERSION", "11080")
@@ -103,8 +103,8 @@ fn writes_of_a_broken_pair_are_lost() {
 }
 
 #[test]
-fn the_log_shows_every_call_and_nothing_else() {
-    const ME: &str = "the_log_shows_every_call_and_nothing_else";
+fn log_contains_every_call_and_nothing_else() {
+    const ME: &str = "log_contains_every_call_and_nothing_else";
     if child().is_some() {
         let mut count = 0;
         // SAFETY: a number, and a place for one.
@@ -120,7 +120,7 @@ fn the_log_shows_every_call_and_nothing_else() {
 }
 
 #[test]
-fn errors_have_the_drivers_names() {
+fn error_names_are_those_of_the_driver() {
     Fakes::new().cuda().run(|| {
         let error = cudarc::driver::DriverError(CUDA_ERROR_OUT_OF_MEMORY);
         assert_eq!(error.error_name().unwrap().to_str(), Ok("CUDA_ERROR_OUT_OF_MEMORY"));
@@ -140,7 +140,7 @@ fn kernels_are_refused() {
 }
 
 #[test]
-fn a_context_that_failed_stays_failed_and_other_devices_go_on() {
+fn failed_context_stays_failed_and_other_devices_work() {
     Fakes::new().cuda().run(|| {
         let other = CudaContext::new(1).unwrap();
         let context = CudaContext::new(0).unwrap();
@@ -179,7 +179,7 @@ fn peer_access_is_enabled_once_and_disabled_once() {
     });
 }
 
-/// What cudarc 0.19.10 calls, by its safe layer and by its module `result`.
+/// The functions that cudarc 0.19.10 calls, in its safe layer and in its module `result`.
 const CALLED_BY_CUDARC: &str = "\
     cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy_v2 cuCtxGetCacheConfig cuCtxGetCurrent cuCtxGetLimit
     cuCtxGetStreamPriorityRange cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags cuCtxSetLimit cuCtxSynchronize
@@ -204,7 +204,7 @@ const CALLED_BY_CUDARC: &str = "\
 ";
 
 #[test]
-fn every_function_that_cudarc_calls_is_there() {
+fn every_function_that_cudarc_calls_exists() {
     Fakes::new().cuda().run(|| {
         for name in CALLED_BY_CUDARC.split_whitespace() {
             // SAFETY: looking up a name; nothing is called through it.

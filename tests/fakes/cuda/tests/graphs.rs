@@ -1,4 +1,4 @@
-//! Capture, graphs and what is tied to their lives.
+//! Capture, graphs, and objects tied to the lifetime of graphs.
 
 use core::ffi::c_void;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ fn soon(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// The driver remembers its last answer; it must not outlive what it was about.
+/// Checks that the cached result of the driver is invalidated by every change.
 #[test]
 fn capture_state_is_refreshed_after_every_change() {
     Fakes::new().cuda().run(|| {
@@ -288,7 +288,7 @@ fn memory_allocated_in_a_capture_belongs_to_the_graph() {
 }
 
 #[test]
-fn a_destroyed_graph_finds_nothing() {
+fn handle_of_a_destroyed_graph_is_invalid() {
     Fakes::new().cuda().run(|| {
         let _context: Arc<CudaContext> = CudaContext::new(0).unwrap();
         let mut graph = core::ptr::null_mut();

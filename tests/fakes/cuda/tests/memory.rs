@@ -1,4 +1,4 @@
-//! Memory: what runs out, what was freed, what an address is; through cudarc and raw.
+//! Memory: exhaustion, use after free, address queries; through cudarc and by raw calls.
 
 use core::ffi::{c_int, c_void};
 
@@ -167,7 +167,7 @@ fn new_memory_is_not_zero_and_pinned_memory_is_the_hosts() {
 }
 
 #[test]
-fn handles_of_nothing_are_errors_and_not_crashes() {
+fn invalid_handles_are_errors_and_not_crashes() {
     fakes().run(|| {
         let mut device = 0;
         assert_eq!(call!(cuDeviceGet(&mut device, 0)), CUDA_ERROR_NOT_INITIALIZED);
@@ -209,7 +209,7 @@ fn destroyed_context_frees_its_memory_and_streams() {
 }
 
 #[test]
-fn managed_memory_is_the_hosts_and_the_devices() {
+fn managed_memory_is_accessible_by_host_and_device() {
     fakes().run(|| {
         let context = CudaContext::new(1).unwrap();
         context.bind_to_thread().unwrap();
@@ -229,7 +229,7 @@ fn managed_memory_is_the_hosts_and_the_devices() {
 }
 
 #[test]
-fn memory_of_the_host_is_registered_once() {
+fn host_memory_is_registered_once() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();
@@ -251,7 +251,7 @@ fn memory_of_the_host_is_registered_once() {
 }
 
 #[test]
-fn contexts_are_a_stack_of_the_thread() {
+fn contexts_form_a_stack_per_thread() {
     fakes().run(|| {
         let (one, two) = (CudaContext::new(0).unwrap(), CudaContext::new(1).unwrap());
         one.bind_to_thread().unwrap();

@@ -1,5 +1,5 @@
-//! Multicast objects: stores that go to every device, in one process and across several, and what
-//! is refused.
+//! Multicast objects: stores that reach every device, in one process and across several; and
+//! refused calls.
 
 mod common;
 
@@ -33,8 +33,8 @@ fn store(address: u64, values: &[u32]) -> i32 {
     }
 }
 
-/// A team of devices of this process: the object, its address for device 0, and each device's own
-/// view.
+/// Creates a team of devices of this process: the object, its address for device 0, and each
+/// device's own mapping.
 fn team(devices: i32) -> (u64, u64, Vec<u64>) {
     let object = create_object(devices as u32, 2 * PIECE).unwrap();
     for device in 0..devices {
@@ -54,7 +54,7 @@ fn team(devices: i32) -> (u64, u64, Vec<u64>) {
 }
 
 #[test]
-fn a_store_reaches_the_memory_of_every_device() {
+fn multicast_store_reaches_the_memory_of_every_device() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED as SUPPORTED;
@@ -75,8 +75,8 @@ fn a_store_reaches_the_memory_of_every_device() {
 }
 
 #[test]
-fn a_plain_store_to_a_multicast_address_faults() {
-    const ME: &str = "a_plain_store_to_a_multicast_address_faults";
+fn host_store_to_a_multicast_address_faults() {
+    const ME: &str = "host_store_to_a_multicast_address_faults";
     if peerweave_fakes::child().is_some() {
         let _context = CudaContext::new(0).unwrap();
         let (_, address, _) = team(2);
@@ -93,7 +93,7 @@ fn a_plain_store_to_a_multicast_address_faults() {
 }
 
 #[test]
-fn a_multicast_address_cannot_be_read() {
+fn multicast_address_cannot_be_read() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let (_, address, _) = team(2);
@@ -172,7 +172,7 @@ fn bound_memory_lives_until_it_is_unbound() {
 }
 
 #[test]
-fn an_address_is_bound_like_its_memory() {
+fn address_and_handle_bind_the_same_memory() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let object = create_object(2, PIECE).unwrap();
@@ -197,7 +197,7 @@ fn an_address_is_bound_like_its_memory() {
 }
 
 #[test]
-fn granularity_is_two_numbers() {
+fn minimum_and_recommended_granularity_differ() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         use sys::CUmulticastGranularity_flags_enum::*;
@@ -220,7 +220,7 @@ fn driver_without_multicast_reports_it() {
     });
 }
 
-/// Each child is a device: its memory, bound, and the object mapped.
+/// Makes each child one device of the team: binds its memory and maps the object.
 fn join(me: &Child) -> (u64, u64, u64) {
     let device = me.rank as i32;
     let object = if me.rank == 0 {
@@ -238,7 +238,7 @@ fn join(me: &Child) -> (u64, u64, u64) {
 }
 
 #[test]
-fn processes_store_to_each_others_memory() {
+fn processes_store_to_the_memory_of_all_processes() {
     fakes().run_many(4, |me| {
         let _context = CudaContext::new(me.rank).unwrap();
         let (object, address, view) = join(&me);
@@ -256,7 +256,7 @@ fn processes_store_to_each_others_memory() {
 }
 
 #[test]
-fn memory_of_a_dead_process_is_no_longer_there() {
+fn memory_of_a_dead_process_is_unbound() {
     fakes().run_many(3, |me| {
         let _context = CudaContext::new(me.rank).unwrap();
         let (_, address, _) = join(&me);

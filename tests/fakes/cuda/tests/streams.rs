@@ -11,10 +11,10 @@ fn fakes() -> Fakes {
     Fakes::new().cuda()
 }
 
-/// Queues a closure.
+/// Enqueues a closure.
 fn host(stream: &CudaStream, run: impl FnOnce() + Send + 'static) {
     /// # Safety
-    /// `data` is a box with a closure in it, given to exactly one call.
+    /// {Safety} `data` is a box that contains a closure, passed to exactly one call.
     unsafe extern "C" fn call(data: *mut core::ffi::c_void) {
         // SAFETY: the box below, given to exactly one call.
         let run = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
@@ -26,7 +26,7 @@ fn host(stream: &CudaStream, run: impl FnOnce() + Send + 'static) {
     assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
 }
 
-/// Waits for something that must come soon.
+/// Waits for a condition that must hold soon.
 fn soon(what: &str, is: impl Fn() -> bool) {
     let start = Instant::now();
     while !is() {
@@ -65,7 +65,7 @@ fn bytes_copied_to_the_device_are_read_back() {
 }
 
 #[test]
-fn work_of_one_stream_is_done_in_order() {
+fn work_of_one_stream_runs_in_order() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -101,7 +101,7 @@ fn two_streams_run_at_the_same_time() {
 }
 
 #[test]
-fn a_stream_waits_for_an_event_of_another() {
+fn stream_waits_for_an_event_of_another_stream() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -123,7 +123,7 @@ fn a_stream_waits_for_an_event_of_another() {
 }
 
 #[test]
-fn the_legacy_stream_stands_between_blocking_streams() {
+fn legacy_stream_synchronizes_with_blocking_streams() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();
@@ -195,7 +195,7 @@ fn peer_copies_cross_devices() {
 }
 
 #[test]
-fn a_blocked_stream_stays_blocked_until_it_is_unblocked() {
+fn blocked_stream_stays_blocked_until_it_is_unblocked() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -221,7 +221,7 @@ fn a_blocked_stream_stays_blocked_until_it_is_unblocked() {
 }
 
 #[test]
-fn a_stream_waits_for_a_word_that_another_writes() {
+fn stream_waits_for_a_word_that_another_stream_writes() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -267,7 +267,7 @@ fn pageable_source_may_change_after_the_copy_is_enqueued() {
 }
 
 #[test]
-fn many_threads_share_devices_without_harm() {
+fn threads_share_devices_without_wrong_results() {
     fakes().run(|| {
         let contexts: Vec<_> = (0..4).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
         std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Virtual memory: mapping, rights, sharing between processes by descriptors and by fabric, and the
-//! legacy way.
+//! Virtual memory: mapping, access rights, sharing between processes by descriptors, by fabric
+//! handles and by legacy IPC.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn fakes() -> Fakes {
 }
 
 #[test]
-fn memory_is_mapped_used_and_unmapped() {
+fn memory_is_mapped_accessed_and_unmapped() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let before = context.mem_get_info().unwrap();
@@ -112,7 +112,7 @@ fn copy_spans_adjacent_mappings() {
 }
 
 #[test]
-fn a_descriptor_shares_memory_with_other_processes() {
+fn descriptor_shares_memory_with_other_processes() {
     fakes().run_many(3, |me| {
         let _context = CudaContext::new(me.rank).unwrap();
         let handle = if me.rank == 0 {
@@ -136,7 +136,7 @@ fn a_descriptor_shares_memory_with_other_processes() {
 }
 
 #[test]
-fn a_descriptor_of_something_else_is_refused() {
+fn descriptor_of_another_kind_is_refused() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
@@ -156,7 +156,7 @@ fn a_descriptor_of_something_else_is_refused() {
 }
 
 #[test]
-fn fabric_handles_work_only_where_there_is_a_fabric() {
+fn fabric_handles_work_only_with_a_fabric_directory() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let mut handle = 0;
@@ -165,7 +165,7 @@ fn fabric_handles_work_only_where_there_is_a_fabric() {
 }
 
 #[test]
-fn a_fabric_handle_is_plain_bytes() {
+fn fabric_handle_can_be_copied_as_bytes() {
     let directory = tempfile::tempdir().unwrap();
     fakes().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", directory.path()).run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
@@ -193,7 +193,7 @@ fn a_fabric_handle_is_plain_bytes() {
 }
 
 #[test]
-fn a_legacy_handle_shares_an_allocation() {
+fn legacy_handle_shares_an_allocation() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         context.bind_to_thread().unwrap();
@@ -272,7 +272,7 @@ fn ipc_handle_of_a_dead_process_does_not_open() {
 }
 
 #[test]
-fn an_event_is_waited_for_in_another_process() {
+fn event_can_be_awaited_in_another_process() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         let stream = context.new_stream().unwrap();
@@ -308,7 +308,7 @@ fn an_event_is_waited_for_in_another_process() {
 }
 
 #[test]
-fn processes_that_each_see_one_device_share_memory_of_both() {
+fn processes_with_one_visible_device_share_both_memories() {
     fakes().run_many(2, |me| {
         // SAFETY: the only thread so far.
         unsafe { std::env::set_var("CUDA_VISIBLE_DEVICES", (me.rank + 4).to_string()) };

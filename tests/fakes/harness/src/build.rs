@@ -1,5 +1,5 @@
 //! Finds the fake libraries, and builds those that are missing or older than their sources.
-//! Invariant: a library that is used is not older than any file of its package.
+//! Invariant: a library in use is not older than any file of its package.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// A directory of libraries that were built elsewhere: nothing is built then.
+/// A directory of prebuilt libraries; if it is set, nothing is built.
 const PREBUILT: &str = "PEERWEAVE_FAKES_DIR";
 
 /// Build directory of the test binary, from its own path:
@@ -46,7 +46,7 @@ impl Layout {
     }
 }
 
-/// The path of a package's library, built where needed.
+/// Returns the path of a package's library, and builds it if necessary.
 pub(crate) fn library(package: &str) -> PathBuf {
     static FOUND: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ fn find_or_build(package: &str) -> PathBuf {
     let file = format!("lib{}.so", package.replace('-', "_"));
     if let Some(directory) = std::env::var_os(PREBUILT) {
         let path = PathBuf::from(directory).join(file);
-        assert!(path.exists(), "{PREBUILT} is set, but there is no {}", path.display());
+        assert!(path.exists(), "{PREBUILT} is set, but {} does not exist", path.display());
         return path;
     }
     let layout = Layout::of_this_binary();
@@ -73,7 +73,7 @@ fn find_or_build(package: &str) -> PathBuf {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock of the fakes");
     if !is_fresh(&path, &source) {
         build(package, &layout, &source);
-        assert!(path.exists(), "cargo built {package}, but there is no {}", path.display());
+        assert!(path.exists(), "cargo built {package}, but {} does not exist", path.display());
         // Cargo leaves alone what it takes for fresh; say so to the next one who looks at the
         // times.
         let _ = File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
@@ -95,7 +95,7 @@ fn build(package: &str, layout: &Layout, source: &Path) {
             command.env_remove(name);
         }
     }
-    let output = command.output().unwrap_or_else(|error| panic!("cargo, to build {package}: {error}"));
+    let output = command.output().unwrap_or_else(|error| panic!("cannot run cargo to build {package}: {error}"));
     assert!(output.status.success(), "cargo could not build {package}:\n{}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -1,6 +1,6 @@
-//! Children: this test binary again, for one test. Which libraries they find is in the crate's
-//! head. Invariant: a child is reaped before its output is given, and killed before that if its
-//! time is over.
+//! Children: the test binary, started again for one test. The crate's head describes which
+//! libraries they find. Invariant: a child is reaped before its output is returned, and killed if
+//! it exceeds its time limit.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ const RANK: &str = "PEERWEAVE_FAKES_RANK";
 const COUNT: &str = "PEERWEAVE_FAKES_COUNT";
 const DIRECTORY: &str = "PEERWEAVE_FAKES_DIRECTORY";
 
-/// Index of the test's body that the child was started for, from 1.
+/// Index, from 1, of the body of the test for which the child was started.
 pub(crate) const CALL: &str = "PEERWEAVE_FAKES_CALL";
 
 /// The log of the fake driver's calls: one file for all children of a scenario.
@@ -25,7 +25,7 @@ const LOG: &str = "PEERWEAVE_FAKE_CUDA_LOG";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Child {
-    /// The full name of the test that is run.
+    /// The full name of the test that runs.
     pub scenario: String,
     /// Its index among the children, from 0.
     pub rank: usize,
@@ -51,7 +51,7 @@ pub fn child() -> Option<Child> {
 /// have not returned.
 ///
 /// # Panics
-/// In a process that no [`crate::Fakes`] started, or without a log.
+/// {Panics} In a process that [`crate::Fakes`] did not start, or without a log.
 #[must_use]
 pub fn entered(function: &str) -> usize {
     let path = std::env::var_os(LOG).expect("a child of the harness");
@@ -65,8 +65,8 @@ pub fn entered(function: &str) -> usize {
     log.lines().filter(entry).count()
 }
 
-/// Waits until this process has called a function of the fake driver so many times, all in all. The
-/// limit of the child is the wait's limit.
+/// Waits until this process has called a function of the fake driver this many times in total. The
+/// time limit is that of the child.
 ///
 /// # Panics
 /// As [`entered`].
@@ -76,7 +76,7 @@ pub fn wait_until_entered(function: &str, times: usize) {
     }
 }
 
-/// Returns the index of the test's body that this child is for.
+/// Returns the index of the body for which this child was started.
 pub(crate) fn call() -> Option<usize> {
     std::env::var(CALL).ok()?.parse().ok()
 }
@@ -113,7 +113,7 @@ impl Child {
         std::fs::write(body_file(&self.directory, self.rank), b"").expect("a new file");
     }
 
-    /// Waits for every child to come to the point of this name, which must be used once.
+    /// Waits until every child has called this with the same name. A name can be used once.
     pub fn meet(&self, point: &str) {
         self.put_file(&format!("{point}.{}", self.rank), b"");
         for rank in 0..self.count {
@@ -122,7 +122,8 @@ impl Child {
     }
 }
 
-/// Returns the file that marks a child that has reached its body: beside the test's directory.
+/// Returns the path of the file that marks that a child has reached its body; it lies beside the
+/// test's directory.
 fn body_file(shared: &Path, rank: usize) -> PathBuf {
     shared.with_file_name(format!("body.{rank}"))
 }
@@ -141,12 +142,12 @@ pub struct Output {
     pub timed_out: bool,
     /// Functions of the fake driver that this child called, in order.
     pub calls: Vec<String>,
-    /// Whether it reached the body that it was started for, if any.
+    /// Whether it reached the body for which it was started, if any.
     pub came_to_its_body: bool,
 }
 
 impl Output {
-    /// Returns whether the child ran exactly its one test, and that passed.
+    /// Returns whether the child ran exactly one test and the test passed.
     #[must_use]
     pub fn passed(&self) -> bool {
         self.status.success() && !self.timed_out && self.stdout.contains("test result: ok. 1 passed")
@@ -174,7 +175,7 @@ pub(crate) fn run_all(
     variables: &BTreeMap<String, Option<OsString>>,
     limit: Duration,
 ) -> Vec<Output> {
-    let above = shared.parent().expect("the shared directory lies in one of ours");
+    let above = shared.parent().expect("the shared directory has a parent");
     let log = match variables.get(LOG) {
         Some(Some(path)) => PathBuf::from(path),
         _ => above.join("calls"),
@@ -232,7 +233,7 @@ pub(crate) fn run_all(
         .collect()
 }
 
-/// Waits for a child until the deadline; kills it then.
+/// Waits for a child until the deadline, then kills it.
 fn end(process: &mut std::process::Child, deadline: Instant) -> (ExitStatus, bool) {
     loop {
         if let Some(status) = process.try_wait().expect("a child of this process") {

@@ -1,15 +1,15 @@
-//! Taking functions out of a copy of a library, by changing their names in its table. Nothing else
-//! of the file is touched. Invariant: a name that is changed is found under no other name, since
-//! the hash of the table stays that of the old one.
+//! Removes functions from a copy of a library by changing their names in its symbol table. Nothing
+//! else in the file changes. Invariant: a changed name is found under no other name, because the
+//! hash in the table remains that of the old one.
 
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader, Sym};
 use object::{Endianness, elf};
 
-/// The bytes of the library without the functions; those that it does not export are left out of
-/// account.
+/// Returns the bytes of the library without the functions; ignores functions that it does not
+/// export.
 ///
 /// # Panics
-/// If the bytes are not a library.
+/// {Panics} If the bytes are not a shared library.
 pub(crate) fn without(mut bytes: Vec<u8>, functions: &[String]) -> Vec<u8> {
     for place in places(&bytes, functions) {
         bytes[place] = b'~';
@@ -19,12 +19,12 @@ pub(crate) fn without(mut bytes: Vec<u8>, functions: &[String]) -> Vec<u8> {
 
 /// Returns the offsets of the names in the file.
 fn places(bytes: &[u8], functions: &[String]) -> Vec<usize> {
-    let file = ElfFile64::<Endianness>::parse(bytes).expect("a library of 64 bits");
+    let file = ElfFile64::<Endianness>::parse(bytes).expect("a 64-bit library");
     let header = file.elf_header();
     let endian = file.endian();
     let sections = header.sections(endian, bytes).expect("the sections of a library");
     let symbols = sections.symbols(endian, bytes, elf::SHT_DYNSYM).expect("the table of exported names");
-    let strings = sections.section(symbols.string_section()).expect("the text of the names");
+    let strings = sections.section(symbols.string_section()).expect("the strings of the names");
     let text_at = strings.sh_offset(endian) as usize;
     symbols
         .iter()

@@ -1,13 +1,13 @@
-//! Runs a test against the fake vendors' libraries: builds them where needed, and starts the test
-//! again with them in its path.
+//! Runs a test with the fake libraries of vendors: builds them if necessary, and starts the test
+//! again with the libraries in its search path.
 //!
-//! What the libraries do is not here: see `peerweave-fake-cuda`, `peerweave-fake-nccl` and
-//! `peerweave-fake-nvshmem`, which a test never links. Invariant: a child that does not end within
-//! its limit is killed, and the test that started it fails.
+//! The crates `peerweave-fake-cuda`, `peerweave-fake-nccl` and `peerweave-fake-nvshmem` implement
+//! the libraries; a test never links them. Invariant: a child that does not end within its limit is
+//! killed, and the test that started it fails.
 //!
-//! A test is one function, run twice. [`Fakes::run`] starts the test's own binary again for this
-//! one test, with the libraries in `LD_LIBRARY_PATH`; the child comes to the same call, and there
-//! the body runs:
+//! A test is one function that runs twice. [`Fakes::run`] starts the test binary again for this one
+//! test, with the libraries in `LD_LIBRARY_PATH`; the child reaches the same call, and runs the
+//! body there:
 //!
 //! ```no_run
 //! # use peerweave_fakes::Fakes;
@@ -54,8 +54,8 @@ impl Default for Fakes {
 }
 
 impl Fakes {
-    /// No library: a child finds an empty directory. Libraries later in the machine's path are not
-    /// hidden.
+    /// Returns no libraries: a child finds an empty directory. Libraries later in the machine's
+    /// search path are still found.
     #[must_use]
     pub fn new() -> Fakes {
         Fakes {
@@ -69,34 +69,34 @@ impl Fakes {
         }
     }
 
-    /// The fake driver, as `libcuda.so.1` and `libcuda.so`.
+    /// Adds the fake driver, as `libcuda.so.1` and `libcuda.so`.
     #[must_use]
     pub fn cuda(mut self) -> Fakes {
         self.cuda = true;
         self
     }
 
-    /// The fake NCCL, as `libnccl.so.2` and `libnccl.so`, also through `PEERWEAVE_NCCL_PATH`.
+    /// Adds the fake NCCL, as `libnccl.so.2` and `libnccl.so`, and in `PEERWEAVE_NCCL_PATH`.
     #[must_use]
     pub fn nccl(mut self) -> Fakes {
         self.nccl = true;
         self
     }
 
-    /// The fake NVSHMEM, as `libnvshmem_host.so.3` and `libnvshmem_host.so`, also through
-    /// `PEERWEAVE_NVSHMEM_PATH`; beside it `nvshmem_bootstrap_uid.so.3`, which is the same file:
-    /// the library itself does what that plug-in would do.
+    /// Adds the fake NVSHMEM, as `libnvshmem_host.so.3` and `libnvshmem_host.so`, and in
+    /// `PEERWEAVE_NVSHMEM_PATH`. Beside it is `nvshmem_bootstrap_uid.so.3`, the same file: the
+    /// library itself does the work of that plug-in.
     #[must_use]
     pub fn nvshmem(mut self) -> Fakes {
         self.nvshmem = true;
         self
     }
 
-    /// Like [`Fakes::nvshmem`], a library as old as this, such as `3.4.5`: it says so, and lacks
-    /// the functions that are newer.
+    /// Like [`Fakes::nvshmem`], with a library of this version, such as `3.4.5`: it reports the
+    /// version and lacks newer functions.
     ///
     /// # Panics
-    /// If the version is not three numbers.
+    /// {Panics} If the version does not consist of three numbers.
     #[must_use]
     pub fn nvshmem_of(self, version: &str) -> Fakes {
         let wanted = numbers(version);
@@ -105,24 +105,24 @@ impl Fakes {
         newer.fold(self.nvshmem(), |fakes, (name, _)| fakes.without(name)).env("PEERWEAVE_FAKE_NVSHMEM_VERSION", version)
     }
 
-    /// A function that no library has: neither `dlsym` nor `cuGetProcAddress` finds it.
+    /// Removes a function from all libraries: neither `dlsym` nor `cuGetProcAddress` finds it.
     ///
-    /// The child gets copies of the libraries in whose tables the name is changed. May be called
-    /// for several functions.
+    /// The child gets copies of the libraries in which the name is changed in the symbol table. Can
+    /// be called for several functions.
     #[must_use]
     pub fn without(mut self, function: &str) -> Fakes {
         self.without.push(function.to_owned());
         self
     }
 
-    /// A variable of the child.
+    /// Sets a variable of the child.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Fakes {
         self.variables.insert(name.to_owned(), Some(value.into()));
         self
     }
 
-    /// A variable that the child does not have.
+    /// Removes a variable from the child's environment.
     #[must_use]
     pub fn env_remove(mut self, name: &str) -> Fakes {
         self.variables.insert(name.to_owned(), None);
@@ -136,16 +136,16 @@ impl Fakes {
         self
     }
 
-    /// Sets a requirement besides the libraries: with an error the scenarios are not run, which
-    /// [`Fakes::can_run`] reports, and pass.
+    /// Adds a requirement besides the libraries: if it is an error, the scenarios do not run,
+    /// [`Fakes::can_run`] reports that, and they pass.
     #[must_use]
     pub fn needs(mut self, found: Result<(), String>) -> Fakes {
         self.missing = found.err();
         self
     }
 
-    /// Returns whether the requirement is met. If not, writes a line to standard error, which no
-    /// harness captures: `not run: ` and the name of the scenario, with what is missing.
+    /// Returns whether the requirement is met. If not, writes `not run: `, the name of the scenario
+    /// and the reason to standard error, which no harness captures.
     #[must_use]
     pub fn can_run(&self, scenario: &str) -> bool {
         use std::io::Write as _;
@@ -157,8 +157,8 @@ impl Fakes {
 
     /// Runs the body in a child with these libraries, and passes if the child does.
     ///
-    /// Call it directly in a test function, because the body's type identifies the test. A test may
-    /// call it several times, in the same order in each run: each body has its own child.
+    /// Call it directly in a test function, because the type of the body identifies the test. A
+    /// test can call it several times, in the same order in each run: each body has its own child.
     ///
     /// # Panics
     /// If the child fails, does not reach the body, exceeds its time limit, or cannot be started;
@@ -167,10 +167,10 @@ impl Fakes {
         self.run_scenario(1, &scenario_of::<F>(), |_| body());
     }
 
-    /// Like [`Fakes::run`], in `count` children at once, each of which gets its index.
+    /// Like [`Fakes::run`], in `count` children at the same time, each of which gets its index.
     ///
-    /// All of them share the directory [`Child::directory`] and the time of their start, and
-    /// nothing else.
+    /// The children share the directory [`Child::directory`] and their start time, and nothing
+    /// else.
     ///
     /// # Panics
     /// If any child fails, exceeds its time limit, or cannot be started.
@@ -196,25 +196,25 @@ impl Fakes {
             assert!(output.passed(), "{scenario}: child {rank} of {count}: {output}");
             assert!(
                 output.came_to_its_body,
-                "{scenario}: child {rank} of {count} never came to body {call}, so that nothing was tested"
+                "{scenario}: child {rank} of {count} did not reach body {call}, so nothing was tested"
             );
         }
     }
 
     /// Starts this test binary again for one test, and returns its result.
     ///
-    /// `scenario` is the test's full name, as the harness of tests prints it. In the child,
-    /// [`child`] says that it is one.
+    /// `scenario` is the test's full name, as the test harness prints it. In the child, [`child`]
+    /// returns a value.
     ///
     /// # Panics
     /// If the child cannot be started or a library cannot be built.
     #[must_use]
     pub fn run_child(&self, scenario: &str) -> Output {
-        self.spawn_children(1, scenario).pop().expect("one child was asked for")
+        self.spawn_children(1, scenario).pop().expect("one child was requested")
     }
 
-    /// Like [`Fakes::run_child`], with `count` children at once; their outputs are in order of
-    /// their ranks.
+    /// Like [`Fakes::run_child`], with `count` children at the same time; the outputs are in the
+    /// order of their ranks.
     ///
     /// # Panics
     /// If a child cannot be started or a library cannot be built.
@@ -278,14 +278,14 @@ impl Fakes {
     }
 }
 
-/// The three numbers of a version.
+/// Returns the three numbers of a version.
 fn numbers(version: &str) -> [u32; 3] {
     let numbers: Vec<u32> = version.split('.').filter_map(|number| number.parse().ok()).collect();
     numbers.try_into().unwrap_or_else(|_| panic!("{version} is not a version of three numbers"))
 }
 
 fn link(target: &Path, name: &Path) {
-    std::os::unix::fs::symlink(target, name).unwrap_or_else(|error| panic!("a link {}: {error}", name.display()));
+    std::os::unix::fs::symlink(target, name).unwrap_or_else(|error| panic!("cannot create the link {}: {error}", name.display()));
 }
 
 /// Returns the number of bodies that the test has reached in this process.
@@ -297,8 +297,8 @@ fn next_call(scenario: &str) -> usize {
     *count
 }
 
-/// The full name of the test in which the closure is written: its type's path, without the crate
-/// and without itself.
+/// Returns the full name of the test that contains the closure: the path of its type without the
+/// crate and the closure.
 fn scenario_of<F>() -> String {
     let path = std::any::type_name::<F>();
     let path = path.split("::{{closure}}").next().unwrap_or(path);
@@ -324,12 +324,12 @@ mod tests {
     }
 
     #[test]
-    fn a_test_is_found_by_its_body() {
-        assert_eq!(name(|| ()), "tests::a_test_is_found_by_its_body");
+    fn test_is_identified_by_the_type_of_its_body() {
+        assert_eq!(name(|| ()), "tests::test_is_identified_by_the_type_of_its_body");
     }
 
     #[test]
-    fn a_child_runs_the_body_and_the_parent_does_not() {
+    fn child_runs_the_body_and_the_parent_does_not() {
         let parent = std::process::id().to_string();
         Fakes::new().env("FAKES_PARENT", parent.clone()).run(|| {
             assert_ne!(std::env::var("FAKES_PARENT").as_deref(), Ok(std::process::id().to_string().as_str()));
@@ -346,7 +346,7 @@ mod tests {
         let error = std::panic::catch_unwind(run).err();
         if child().is_none() {
             let error = error.expect("nothing was tested").downcast::<String>().expect("a message");
-            assert!(error.contains("never came to body 1"), "{error}");
+            assert!(error.contains("did not reach body 1"), "{error}");
         }
     }
 
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_found_or_built_and_loses_a_name() {
+    fn library_is_built_and_loses_a_removed_name() {
         let path = library("peerweave-fake-cuda");
         let whole = std::fs::read(&path).expect("the library");
         let cut = elf::without(whole.clone(), &["cuMemCreate".to_owned(), "cuNothing".to_owned()]);
@@ -376,28 +376,28 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_child_fails_its_test() {
+    fn failing_child_fails_its_test() {
         if child().is_some() {
             panic!("on purpose");
         }
-        let output = Fakes::new().run_child("tests::a_failing_child_fails_its_test");
+        let output = Fakes::new().run_child("tests::failing_child_fails_its_test");
         assert!(!output.passed());
         assert!(output.to_string().contains("on purpose"), "{output}");
     }
 
     #[test]
-    fn a_child_that_hangs_is_killed_at_its_limit() {
+    fn hanging_child_is_killed_at_its_limit() {
         if child().is_some() {
             loop {
                 std::thread::park();
             }
         }
-        let output = Fakes::new().limit(Duration::from_millis(300)).run_child("tests::a_child_that_hangs_is_killed_at_its_limit");
+        let output = Fakes::new().limit(Duration::from_millis(300)).run_child("tests::hanging_child_is_killed_at_its_limit");
         assert!(output.timed_out && !output.passed());
     }
 
     #[test]
-    fn a_scenario_that_does_not_exist_does_not_pass() {
+    fn missing_scenario_does_not_pass() {
         let output = Fakes::new().run_child("tests::nothing_of_that_name");
         assert!(!output.passed(), "{output}");
     }

@@ -1,11 +1,10 @@
-//! NCCL's types as C sees them: result codes, data types, the structs of its headers.
+//! Defines NCCL's types as in C: result codes, data types, the structs of its headers.
 //!
-//! Not in this module: what any of them means. Invariant: sizes and offsets are those of NCCL
-//! 2.32's headers (asserted below).
+//! Invariant: sizes and offsets are those of NCCL 2.32's headers (asserted below).
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
-/// What a function of NCCL returns.
+/// Result code of a function of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Code {
@@ -21,7 +20,7 @@ pub(crate) enum Code {
 }
 
 impl Code {
-    /// The code of a number, `InternalError` for one that NCCL does not have.
+    /// Returns the code with a number; `InternalError` for a number that NCCL does not define.
     pub(crate) fn from_number(number: i32) -> Self {
         use Code::*;
         [Success, UnhandledCudaError, SystemError, InternalError, InvalidArgument, InvalidUsage, RemoteError, InProgress, Timeout]
@@ -31,7 +30,7 @@ impl Code {
     }
 }
 
-/// Why a call did not succeed: the code it returns, and what `ncclGetLastError` says.
+/// The failure of a call: its code, and the text for `ncclGetLastError`.
 #[derive(Clone, Debug)]
 pub(crate) struct Fail {
     pub(crate) code: Code,
@@ -41,17 +40,17 @@ pub(crate) struct Fail {
 /// Result of the body of an exported function.
 pub(crate) type Result<T = ()> = core::result::Result<T, Fail>;
 
-/// A failure with its text.
+/// Returns a failure with a text.
 pub(crate) fn fail<T>(code: Code, text: impl Into<String>) -> Result<T> {
     Err(Fail { code, text: text.into() })
 }
 
-/// A failure for an argument that the call refuses.
+/// Returns a failure because of an invalid argument.
 pub(crate) fn invalid<T>(text: impl Into<String>) -> Result<T> {
     fail(Code::InvalidArgument, text)
 }
 
-/// A failure for a call that is not allowed now.
+/// Returns a failure because the call is not allowed in the present state.
 pub(crate) fn misuse<T>(text: impl Into<String>) -> Result<T> {
     fail(Code::InvalidUsage, text)
 }
@@ -61,14 +60,14 @@ pub(crate) fn in_progress<T>() -> Result<T> {
     fail(Code::InProgress, String::new())
 }
 
-/// 128 bytes that name a communicator to be made.
+/// 128 bytes that identify a communicator to create.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct UniqueId {
     pub(crate) bytes: [u8; 128],
 }
 
-/// A CUDA stream's handle.
+/// A handle of a CUDA stream.
 pub(crate) type Stream = *mut c_void;
 
 pub(crate) const UNDEFINED: c_int = c_int::MIN;

@@ -1,10 +1,11 @@
 //! Connects ranks that share a unique id.
 //!
-//! With several ids, each gathers its share of the ranks and hands it on to the first, as in NCCL.
+//! With several ids, each server collects its share of the ranks and forwards them to the server of
+//! the first id, as in NCCL.
 //!
-//! Not in this module: communicators made from others, which know their ranks already (`derive`).
-//! Invariant: the process that made an id serves it once: it collects the ranks, and the one of the
-//! first id answers all of them together.
+//! Communicators derived from others know their ranks already (`derive`). Invariant: the process
+//! that created an id serves it once: it collects the ranks, and the server of the first id sends
+//! the complete list to all.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -19,12 +20,12 @@ const MARK: &[u8; 8] = b"FAKENCCL";
 /// The members of a communicator.
 #[derive(Clone, Debug)]
 pub(crate) struct Members {
-    /// The communicator's number, the same in all its ranks.
+    /// The communicator's number, the same on all ranks.
     pub(crate) id: u128,
     pub(crate) rank: i32,
     /// The process of each rank.
     pub(crate) addresses: Vec<Address>,
-    /// The device of each rank, as its process numbers them.
+    /// The device of each rank, as an ordinal in the rank's process.
     pub(crate) devices: Vec<i32>,
 }
 
@@ -35,7 +36,7 @@ impl Members {
     }
 }
 
-/// The ranks of an id that have come so far.
+/// The ranks that have joined by an id so far.
 struct Waiting {
     ranks: i32,
     /// Number of ranks that join by this id.
@@ -55,14 +56,14 @@ fn ids() -> MutexGuard<'static, HashMap<u128, Served>> {
     IDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes an id that this process serves.
+/// Creates an id that this process serves.
 pub(crate) fn make_id() -> Result<UniqueId> {
     let number = crate::random::wide();
     let address = wire::own()?;
     let mut bytes = [0; 128];
     bytes[..8].copy_from_slice(MARK);
     bytes[8..24].copy_from_slice(&number.to_le_bytes());
-    bytes[24] = u8::try_from(address.len()).expect("an address is short");
+    bytes[24] = u8::try_from(address.len()).expect("the address fits an id");
     bytes[25..25 + address.len()].copy_from_slice(address.as_bytes());
     ids().insert(number, Served::Open(None));
     Ok(UniqueId { bytes })
@@ -71,13 +72,13 @@ pub(crate) fn make_id() -> Result<UniqueId> {
 fn parse(id: &UniqueId) -> Result<(u128, Address)> {
     let length = usize::from(id.bytes[24]);
     if id.bytes[..8] != MARK[..] || length > 100 {
-        return invalid("the unique id is not one that ncclGetUniqueId made");
+        return invalid("the unique id was not created by ncclGetUniqueId");
     }
     let number = u128::from_le_bytes(id.bytes[8..24].try_into().expect("sixteen bytes"));
     Ok((number, String::from_utf8_lossy(&id.bytes[25..25 + length]).into_owned()))
 }
 
-/// Refuses an id that no process made.
+/// Returns an error if no process created the id.
 pub(crate) fn check_id(id: &UniqueId) -> Result {
     parse(id).map(drop)
 }
@@ -87,18 +88,18 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend_from_slice(text.as_bytes());
 }
 
-/// Reads numbers and texts that another rank wrote.
+/// Reads numbers and texts from a message of another rank.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl Reader<'_> {
-    /// The next number.
+    /// Returns the next number.
     pub(crate) fn number(&mut self) -> i32 {
         let (head, rest) = self.0.split_at(4);
         self.0 = rest;
         i32::from_le_bytes(head.try_into().expect("four bytes"))
     }
 
-    /// The next text.
+    /// Returns the next text.
     pub(crate) fn text(&mut self) -> String {
         let length = self.number() as usize;
         let (head, rest) = self.0.split_at(length);
@@ -107,15 +108,15 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the id by which a rank joins: the shares differ by at most one, and the first are the
-/// larger ones.
+/// Returns the id by which a rank joins: the shares differ by at most one, and the first shares are
+/// the larger ones.
 fn id_of(rank: i32, ranks: i32, ids: i32) -> i32 {
     let (small, larger) = (ranks / ids, ranks % ids);
     let in_larger = larger * (small + 1);
     if rank < in_larger { rank / (small + 1) } else { larger + (rank - in_larger) / small }
 }
 
-/// Joins the other ranks by one or several ids; gives up when `stop` returns true.
+/// Joins the other ranks by one or several ids; stops when `stop` returns true.
 pub(crate) fn join(ids: &[UniqueId], ranks: i32, rank: i32, device: i32, stop: &dyn Fn() -> bool) -> Result<Members> {
     let count = i32::try_from(ids.len()).unwrap_or(i32::MAX);
     let mine = id_of(rank, ranks, count);
@@ -144,7 +145,7 @@ pub(crate) fn join(ids: &[UniqueId], ranks: i32, rank: i32, device: i32, stop: &
     Ok(members)
 }
 
-/// Two ranks of one process on one device are refused, as NCCL refuses them.
+/// Returns an error for two ranks of one process on one device, as NCCL does.
 pub(crate) fn check_devices(members: &Members) -> Result {
     let mut seen = HashMap::new();
     for (rank, place) in members.addresses.iter().zip(&members.devices).enumerate() {
@@ -158,7 +159,7 @@ pub(crate) fn check_devices(members: &Members) -> Result {
 /// The message of a rank to the process of an id.
 struct Join {
     ranks: i32,
-    /// Number of ranks that join by that id.
+    /// Number of ranks that join by this id.
     share: i32,
     device: i32,
     /// Address of the rank.
@@ -191,7 +192,7 @@ impl Join {
     }
 }
 
-/// A rank joins an id of this process.
+/// Handles a rank that joins an id of this process.
 pub(crate) fn joined(slot: Slot, bytes: &[u8]) {
     let join = Join::read(bytes);
     let is_first = slot.comm == join.number;

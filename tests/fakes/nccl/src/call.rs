@@ -1,7 +1,6 @@
-//! The wrapper of every exported function: its faults, its line in the log, the text of its error.
+//! Wraps every exported function: injects faults, logs the call, sets the text of its error.
 //!
-//! Not in this module: the bodies. Invariant: no panic leaves an exported function; one ends the
-//! process with its message.
+//! Invariant: no panic leaves an exported function; a panic ends the process with its message.
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -91,7 +90,7 @@ pub(crate) fn take_effect() -> faults::Effect {
     EFFECT.replace(faults::Effect::NONE)
 }
 
-/// Functions whose failure inside a group is the group's failure too.
+/// Functions whose failure inside a group also fails the group.
 const GROUPED: &[&str] = &[
     "AllGather",
     "AllReduce",
@@ -125,18 +124,18 @@ fn is_enqueued(function: &str) -> bool {
     is_grouped(function) && !function.starts_with("ncclComm")
 }
 
-/// A communicator that does not block keeps what such a function has failed with: every later call
-/// finds it, as in NCCL.
+/// Records the failure of such a function in a non-blocking communicator: every later call returns
+/// it, as in NCCL.
 fn keep(arguments: Arguments<'_>, code: Code) {
     let comms = arguments.iter().filter_map(|(_, argument)| argument.comm()?.peek());
     comms.filter(|comm| !comm.config.blocking).for_each(|comm| comm.set_async_error(code));
 }
 
-/// Functions that may be called on a communicator beside others.
+/// Functions that may run on a communicator at the same time as other functions.
 const BESIDE_OTHERS: &[&str] = &["ncclCommAbort", "ncclCommRevoke", "ncclGetLastError"];
 
-/// A function that is called on communicators alone: NCCL lets no two threads do that at once. Ends
-/// the process where they do.
+/// A running call that must be the only one on its communicators: NCCL does not allow two threads
+/// to make such calls at the same time. Ends the process if two threads do.
 struct Alone(Vec<(&'static Comm, bool)>);
 
 impl Alone {
@@ -173,7 +172,7 @@ pub(crate) fn enter(function: &'static str, arguments: Arguments<'_>, body: impl
             std::thread::sleep(Duration::from_millis(effect.slow_ms));
         }
         if let Some(code) = injected {
-            result = Err(Fail { code, text: format!("{function}: a fault that the test asked for") });
+            result = Err(Fail { code, text: format!("{function}: an injected fault") });
             group::on_injected(function);
         }
     }

@@ -1,7 +1,7 @@
-//! The collectives and point-to-point calls: their argument checks, and the operation each makes.
+//! The collectives and point-to-point calls: checks their arguments, and creates their operations.
 //!
-//! Not in this module: running it (`execute`). Invariant: what NCCL refuses is refused with its
-//! code, before anything is enqueued.
+//! `execute` runs the operations. Invariant: arguments that NCCL refuses are refused with its code
+//! before anything is enqueued.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::execute::{Collective, Item, Kind, Work};
 use crate::settings::{self, Noop};
 use crate::{call, config, counters, group, redop};
 
-/// The arguments of every collective; those without a root or an operator have zero there.
+/// The arguments of a collective; root and operator are zero if it has none.
 struct Call {
     kind: Kind,
     send: *const c_void,
@@ -39,8 +39,8 @@ pub(crate) fn check_peer(comm: &Comm, peer: c_int, what: &str) -> Result {
     Ok(())
 }
 
-/// The mode without work. What is called on a non-blocking communicator still is in progress until
-/// a thread has looked at it, as in NCCL.
+/// Handles a call in the mode without work. On a non-blocking communicator the call is in progress
+/// until a thread has processed it, as in NCCL.
 pub(crate) fn without_work(comm: CommPtr, stream: Stream) -> Result {
     match comm.peek().filter(|comm| !comm.config.blocking) {
         Some(_) => submit(comm.usable()?, stream, Work::Nothing, None),
@@ -63,7 +63,7 @@ fn collective(call: Call, config: Option<*const CollConfig>) -> Result {
     let op = call.op.map_or(Ok(Op::Sum), |op| redop::resolve(comm, op, dtype))?;
     let ranks = comm.who().ranks() as usize;
     if call.count.checked_mul(dtype.size()).and_then(|bytes| bytes.checked_mul(ranks)).is_none() {
-        return invalid(format!("count {} is too big", call.count));
+        return invalid(format!("count {} is too large", call.count));
     }
     if call.count == 0 {
         return Ok(());
@@ -82,7 +82,7 @@ fn collective(call: Call, config: Option<*const CollConfig>) -> Result {
         // NCCL (seen in 2.28.9 and 2.32.3) looks for both buffers of each rank among those that are
         // registered. Ranks that find them and ranks that do not go different ways and never meet.
         // To be told is better.
-        return invalid("a rank that gives a null buffer never meets those whose buffers are registered");
+        return invalid("a rank with a null buffer never connects to ranks with registered buffers");
     }
     let (send, receive) = (call.send.expose_provenance(), call.receive.expose_provenance());
     let work = Collective { kind: call.kind, send, receive, count: call.count, dtype, op, root: call.root };
@@ -100,7 +100,7 @@ macro_rules! collectives {
                 collective(call, None)
             }
 
-            /// The same with a configuration of the call.
+            /// Like the function without `Config`, with a configuration for the call.
             fn $with_config(sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, $($extra: c_int,)*
                 comm: CommPtr, stream: Stream, config: *const CollConfig) {
                 let call = Call { kind: Kind::$kind, send: sendbuff, receive: recvbuff, count, dtype: datatype, op: $op, root: $root,
@@ -120,9 +120,9 @@ collectives! {
     Broadcast: ncclBroadcast, ncclBroadcastConfig(root), None, root;
     /// Gathers the values of all ranks on all ranks.
     AllGather: ncclAllGather, ncclAllGatherConfig(), None, 0;
-    /// Reduces the values of all ranks, and leaves each rank a part.
+    /// Reduces the values of all ranks, and stores one part of the result on each rank.
     ReduceScatter: ncclReduceScatter, ncclReduceScatterConfig(op), Some(op), 0;
-    /// Exchanges a part with each.
+    /// Exchanges one part with each rank.
     AllToAll: ncclAlltoAll, ncclAlltoAllConfig(), None, 0;
     /// Gathers the values of all ranks on the root.
     Gather: ncclGather, ncclGatherConfig(root), None, root;
@@ -130,7 +130,7 @@ collectives! {
     Scatter: ncclScatter, ncclScatterConfig(root), None, root;
 }
 
-/// The bytes of a point-to-point call that was checked, or none where the call does nothing.
+/// Returns the bytes of a checked point-to-point call; `None` if the call has no effect.
 fn point_to_point(
     comm: CommPtr,
     buffer: *const c_void,
@@ -146,7 +146,7 @@ fn point_to_point(
     let comm = comm.usable()?;
     check_peer(comm, peer, "peer")?;
     let Some(bytes) = DType::from_number(datatype)?.size().checked_mul(count) else {
-        return invalid(format!("count {count} is too big"));
+        return invalid(format!("count {count} is too large"));
     };
     if bytes > 0 {
         not_null(buffer, "buffer")?;
@@ -155,13 +155,13 @@ fn point_to_point(
 }
 
 exports! {
-    /// The old form of broadcast, in place.
+    /// Broadcasts in place, by the older function.
     fn ncclBcast(buff: *mut c_void, count: usize, datatype: c_int, root: c_int, comm: CommPtr, stream: Stream) {
         let kind = Kind::Broadcast;
         collective(Call { kind, send: buff, receive: buff, count, dtype: datatype, op: None, root, comm, stream }, None)
     }
 
-    /// Sends to a rank, which must receive as much.
+    /// Sends to a rank, which must receive the same number of elements.
     fn ncclSend(sendbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr, stream: Stream) {
         match point_to_point(comm, sendbuff, count, datatype, peer, stream)? {
             Some((comm, bytes)) => submit(comm, stream, Work::Send { from: sendbuff.expose_provenance(), bytes, peer }, None),

@@ -1,8 +1,8 @@
-//! The communicator: one rank's state, its life, and the handle that programs hold.
+//! The communicator: the state of one rank, its lifetime, and the handle that programs use.
 //!
-//! Not in this module: how one is made (`lifecycle`, `derive`) and what it runs (`execute`).
-//! Invariant: a communicator's memory is never given back, so that every use after its end is
-//! recognised; and it ends the process, since in NCCL it would be undefined.
+//! `lifecycle` and `derive` create communicators, `execute` runs their operations. Invariant: the
+//! memory of a communicator is never freed, so that every use after its end is detected; such a use
+//! ends the process, because in NCCL its behaviour is undefined.
 
 use core::ffi::c_void;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::mailbox::{self, Channel, Slot};
 use crate::redop::RedOp;
 use crate::{counters, memory, post, window};
 
-/// The handle that programs hold.
+/// The handle that programs use.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct CommPtr(*const Comm);
@@ -31,26 +31,26 @@ pub(crate) struct Comm {
     /// The context in which streams are used.
     pub(crate) context: usize,
     pub(crate) config: Config,
-    /// Known once it is initialised.
+    /// Set when initialization is complete.
     pub(crate) members: OnceLock<Members>,
-    /// `ncclCommAbort`, or a shrink with abort.
+    /// Whether `ncclCommAbort`, or a shrink with abort, was called.
     pub(crate) aborted: AtomicBool,
     pub(crate) revoked: AtomicBool,
-    /// The handle is no longer valid.
+    /// Whether the handle is no longer valid.
     released: AtomicBool,
     async_error: AtomicI32,
-    /// Background work of a non-blocking communicator.
+    /// Number of background tasks of a non-blocking communicator.
     pub(crate) pending: AtomicU32,
-    /// Number of queries answered as if there were background work.
+    /// Number of queries that must still report a background task.
     pub(crate) questions: AtomicU32,
-    /// Operations in captured graphs that still exist.
+    /// Number of operations in captured graphs that exist.
     pub(crate) persistent: AtomicU64,
-    /// The thread that is in a function that must be called alone; 0 for none.
+    /// The thread inside a function that must be the only one; 0 for none.
     visitor: AtomicU64,
     state: Mutex<State>,
 }
 
-/// State under a lock that is never held while waiting or sending.
+/// State under a lock that is never held during a wait or a send.
 #[derive(Default)]
 pub(crate) struct State {
     /// Number of launches that have a ticket.
@@ -58,28 +58,28 @@ pub(crate) struct State {
     /// The ticket of the running launch.
     pub(crate) turn: u64,
     pub(crate) running: bool,
-    /// The next collective's number.
+    /// Number of the next collective.
     pub(crate) collective: u64,
-    /// The next exchange of the library's own.
+    /// Number of the next exchange of the library itself.
     pub(crate) control: u64,
     /// Number of shrinks.
     pub(crate) shrinks: u64,
     pub(crate) finalized: bool,
-    /// Whether its first collective has run, if that matters.
+    /// Whether the first collective has run, if that matters.
     pub(crate) connected: bool,
     pub(crate) suspended: bool,
-    /// An unused id for growing.
+    /// Whether an id for grow is unused.
     pub(crate) grow_id: bool,
     pub(crate) redops: Vec<Option<RedOp>>,
     /// Registered buffers by handle.
     pub(crate) registered: HashMap<usize, usize>,
     /// The buffers of device communicators.
     pub(crate) device_comms: Vec<Vec<u64>>,
-    /// Signals that have come, by sender, signal and context.
+    /// Signals that have arrived, by sender, signal and context.
     pub(crate) signals: HashMap<(i32, i32, i32), u64>,
 }
 
-/// A number of this thread that is not 0.
+/// Returns a number of this thread other than 0.
 fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
@@ -94,12 +94,12 @@ fn live_list() -> MutexGuard<'static, Vec<&'static Comm>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Every communicator whose handle is valid.
+/// Returns every communicator whose handle is valid.
 pub(crate) fn live() -> Vec<&'static Comm> {
     live_list().clone()
 }
 
-/// Ends the process: what the program did is undefined behaviour with the real library.
+/// Ends the process because the call has undefined behaviour in the real library.
 pub(crate) fn undefined(what: &str) -> ! {
     eprintln!("fake nccl: {what}");
     crate::log::line(&format!("undefined behaviour: {what}"));
@@ -117,7 +117,7 @@ impl CommPtr {
         self.0.is_null()
     }
 
-    /// The communicator if it looks like one, in any state.
+    /// Returns the communicator in any state; `None` if the handle is not one.
     pub(crate) fn peek(self) -> Option<&'static Comm> {
         if self.0.is_null() || !self.0.is_aligned() {
             return None;
@@ -128,7 +128,7 @@ impl CommPtr {
         (comm.mark == MARK).then_some(comm)
     }
 
-    /// The communicator, whose handle must be valid; it need not be ready.
+    /// Returns the communicator of a valid handle; it need not be ready.
     pub(crate) fn get(self) -> Result<&'static Comm> {
         if self.0.is_null() {
             return invalid("comm argument is NULL");
@@ -152,7 +152,7 @@ impl CommPtr {
         }
     }
 
-    /// The communicator, ready for communication.
+    /// Returns the communicator, ready for communication.
     pub(crate) fn usable(self) -> Result<&'static Comm> {
         let comm = self.ready()?;
         if comm.revoked.load(Ordering::Acquire) {
@@ -171,7 +171,7 @@ impl CommPtr {
 }
 
 impl Comm {
-    /// A communicator whose initialisation is yet to come.
+    /// Creates a communicator that is not yet initialized.
     pub(crate) fn new(device: (i32, usize), config: Config) -> &'static Self {
         let comm: &'static Self = Box::leak(Box::new(Self {
             mark: MARK,
@@ -193,13 +193,13 @@ impl Comm {
         comm
     }
 
-    /// The handle.
+    /// Returns the handle.
     pub(crate) fn handle(&'static self) -> CommPtr {
         CommPtr(self)
     }
 
-    /// Records that a thread calls `function`, which must be alone. Returns whether no other thread
-    /// is in it.
+    /// Records that a thread calls `function`, which must be the only call. Returns whether no
+    /// other thread is in one.
     pub(crate) fn come_alone(&self, function: &str) -> bool {
         let me = thread_number();
         match self.visitor.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
@@ -207,7 +207,7 @@ impl Comm {
             Err(other) if other == me => false,
             // Who was stuck comes back only when others have gone on.
             Err(_) if self.stopped() => false,
-            Err(_) => undefined(&format!("{function} on a communicator that another thread is in a call on")),
+            Err(_) => undefined(&format!("{function} on a communicator while another thread is in a call on it")),
         }
     }
 
@@ -229,7 +229,7 @@ impl Comm {
         self.members.get().expect("the communicator is initialised")
     }
 
-    /// This rank, once it is known.
+    /// Returns this rank; `None` before initialization.
     pub(crate) fn rank(&self) -> Option<i32> {
         self.members.get().map(|members| members.rank)
     }
@@ -260,13 +260,13 @@ impl Comm {
         let _ = self.async_error.compare_exchange(0, code as i32, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Wakes and ends everything that runs.
+    /// Aborts the communicator and wakes all its waiting threads.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Ordering::Release);
         mailbox::interrupt();
     }
 
-    /// Waits until nothing that was launched is left, or until it is aborted.
+    /// Waits until all launches are complete, or until the communicator is aborted.
     pub(crate) fn drain(&self) {
         let idle = || {
             let state = self.state();
@@ -275,7 +275,7 @@ impl Comm {
         mailbox::wait_until(&|| self.stopped() || idle(), None);
     }
 
-    /// Ends the handle's validity.
+    /// Makes the handle invalid.
     pub(crate) fn release(&'static self) {
         if self.released.swap(true, Ordering::AcqRel) {
             undefined("use of a destroyed communicator");
@@ -292,7 +292,7 @@ impl Comm {
         }
     }
 
-    /// Sends to a rank.
+    /// Sends a message to a rank.
     pub(crate) fn send(&self, to: i32, channel: Channel, tag: u64, bytes: mailbox::Bytes) {
         let members = self.who();
         let slot = Slot { comm: members.id, to, from: members.rank, channel, tag };
@@ -302,7 +302,7 @@ impl Comm {
         }
     }
 
-    /// Receives a message from a rank; `None` if everything was stopped meanwhile.
+    /// Receives a message from a rank; `None` if the communicator was stopped meanwhile.
     pub(crate) fn receive(&self, from: i32, channel: Channel, tag: u64) -> Option<mailbox::Bytes> {
         self.receive_until(from, channel, tag, &|| self.stopped())
     }
@@ -314,7 +314,7 @@ impl Comm {
     }
 }
 
-/// A pointer that the library keeps for the program's thread or writes through later.
+/// An output pointer that the library writes later, possibly from another thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Out<T>(pub(crate) *mut T);
 
@@ -325,7 +325,7 @@ pub(crate) struct Out<T>(pub(crate) *mut T);
 unsafe impl<T> Send for Out<T> {}
 
 impl<T> Out<T> {
-    /// Writes where the program wants it.
+    /// Writes the value to the program's output.
     pub(crate) fn set(&self, value: T) {
         // SAFETY: the callers have checked that the pointer is not null; the program promises that
         // it is writable.
@@ -333,7 +333,7 @@ impl<T> Out<T> {
     }
 }
 
-/// Refuses a null pointer.
+/// Returns an error if a pointer is null.
 pub(crate) fn not_null<T>(pointer: *const T, name: &str) -> Result {
     if pointer.cast::<c_void>().is_null() { invalid(format!("{name} argument is NULL")) } else { Ok(()) }
 }

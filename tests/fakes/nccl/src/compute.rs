@@ -1,8 +1,7 @@
 //! The arithmetic of reductions, for every type and operator of NCCL.
 //!
-//! Not in this module: who contributes what (`execute`). Invariant: contributions are combined in
-//! the order of ranks and rounded to the type after each, so that every rank computes the same
-//! bits.
+//! `execute` chooses the contributions. Invariant: contributions are combined in rank order and
+//! rounded to the type after each, so that every rank computes the same bits.
 
 use core::ffi::c_int;
 
@@ -31,7 +30,7 @@ pub(crate) enum DType {
 }
 
 impl DType {
-    /// The type of NCCL's number; those that the pretended version lacks are refused.
+    /// Returns the type with NCCL's number; types that the emulated version lacks are refused.
     pub(crate) fn from_number(number: c_int) -> Result<Self> {
         use DType::*;
         let all = [I8, U8, I32, U32, I64, U64, F16, F32, F64, Bf16, E4m3, E5m2];
@@ -42,7 +41,7 @@ impl DType {
         }
     }
 
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     pub(crate) fn size(self) -> usize {
         match self {
             Self::I8 | Self::U8 | Self::E4m3 | Self::E5m2 => 1,
@@ -65,7 +64,7 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// A number that ranks compare: the scalar of each is its own.
+    /// Returns a number that ranks compare; the scalar is not part of it, because it can differ.
     pub(crate) fn number(self) -> u8 {
         match self {
             Self::Sum => 0,
@@ -81,8 +80,8 @@ impl Op {
 /// The operations of an element.
 trait Element: Copy {
     const SIZE: usize;
-    /// Averages divide the sum; the others multiply each contribution by the inverse of the number
-    /// of ranks.
+    /// Whether averages divide the sum; otherwise each contribution is multiplied by the inverse of
+    /// the number of ranks.
     const DIVIDES: bool;
     fn load(bytes: &[u8]) -> Self;
     fn store(self, bytes: &mut [u8]);

@@ -1,8 +1,8 @@
-//! `ncclConfig_t` as the pretended version reads it, and the other versioned structs that a call
-//! takes.
+//! Reads `ncclConfig_t` in the layout of the emulated version, and the other versioned structs of
+//! calls.
 //!
-//! Not in this module: what a device communicator requires (`device_comm`). Invariant: only the
-//! prefix that both sides know is read, and a field newer than the caller's version is as if unset.
+//! Requirements of device communicators are in `device_comm`. Invariant: only the prefix that both
+//! sides know is read, and a field newer than the caller's version counts as unset.
 
 use core::ffi::{c_char, c_int};
 use core::mem::offset_of;
@@ -29,7 +29,7 @@ enum Kind {
     Pointer,
 }
 
-/// The fields, their places, and the version that brought each.
+/// The fields with their offsets and the versions that introduced them.
 const FIELDS: &[(&str, usize, Kind, i32)] = &[
     ("blocking", offset_of!(ConfigStruct, blocking), Kind::Int, 21403),
     ("cgaClusterSize", offset_of!(ConfigStruct, cga_cluster_size), Kind::Int, 21701),
@@ -56,8 +56,7 @@ const FIELDS: &[(&str, usize, Kind, i32)] = &[
     ("nvlsHostMode", offset_of!(ConfigStruct, nvls_host_mode), Kind::Int, 23200),
 ];
 
-/// The values of the integer fields, after the rules of versions; what the log shows of a
-/// configuration.
+/// The values of the integer fields after the rules of versions, as logged.
 struct Values {
     bytes: [u8; size_of::<ConfigStruct>()],
 }
@@ -88,14 +87,14 @@ impl Values {
     }
 }
 
-/// Returns the size of the struct of the selected version.
+/// Returns the size of the struct in the emulated version.
 fn own_size(version: i32) -> usize {
     let end = |field: &(&str, usize, Kind, i32)| field.1 + if matches!(field.2, Kind::Int) { 4 } else { 8 };
     let last = FIELDS.iter().filter(|field| field.3 <= version).map(end).max().unwrap_or(16);
     last.next_multiple_of(8)
 }
 
-/// Refuses a versioned struct that was not initialised by its macro.
+/// Returns an error if a versioned struct was not initialized by its macro.
 pub(crate) fn check_header(header: &Header, magic: u32, what: &str) -> Result {
     if header.magic != magic {
         return invalid(format!("{what} argument not initialized via its initializer macro: magic {:#x}", header.magic));
@@ -168,7 +167,7 @@ fn text(pointer: *const c_char) -> String {
     unsafe { std::ffi::CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
-/// Writes what had an effect, so that a test can see which fields the pretended version took.
+/// Logs the effective values, so that a test can see which fields the emulated version reads.
 fn log_values(values: &Values) {
     let mut shown = Vec::new();
     for field in FIELDS {
@@ -185,8 +184,7 @@ fn log_values(values: &Values) {
     crate::log::line(&format!("config {}", shown.join(" ")));
 }
 
-/// Reads the supported part of a per-call configuration: an event to record when the call is
-/// launched.
+/// Reads the configuration of a call; returns an event to record when the call is launched.
 pub(crate) fn read_call(config: *const CollConfig, max_ctas: c_int) -> Result<Option<usize>> {
     if config.is_null() {
         return Ok(None);
@@ -235,7 +233,7 @@ pub(crate) fn read_call(config: *const CollConfig, max_ctas: c_int) -> Result<Op
     Ok((knows_event && event != 0).then_some(event))
 }
 
-/// Writes what a configuration of one call asks for.
+/// Logs the configuration of a call.
 fn log_call(fields: &CollConfig) {
     let counts = [
         ("minCTAs", fields.min_ctas),
@@ -255,7 +253,7 @@ fn log_call(fields: &CollConfig) {
     crate::log::line(&format!("collective config {}", shown.join(" ")));
 }
 
-/// An algorithm that NCCL does not have is refused if the selection is forced.
+/// Returns an error for an algorithm that NCCL lacks, if the selection is forced.
 fn check_algorithms(selection: &str, forced: bool) -> Result {
     const KNOWN: &[&str] =
         &["ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat", "ll", "ll128", "simple", "symk", "ce"];

@@ -1,17 +1,17 @@
 //! Counters for tests: live objects, and calls of the library.
 //!
-//! Not in this module: deciding what is a leak. Invariant: a count of what is alive is taken from
-//! the objects themselves.
+//! The counts do not decide what is a leak. Invariant: a count of live objects is taken from the
+//! objects themselves.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{comm, memory, window};
 
-/// Collectives and point-to-point calls, in the mode without work too.
+/// Number of collectives and point-to-point calls, including those in the mode without work.
 pub(crate) static COLLECTIVES: AtomicU64 = AtomicU64::new(0);
 
-/// Windows, operators, registrations and device communicators that were there when their
+/// Number of windows, operators, registrations and device communicators that existed when their
 /// communicator ended.
 pub(crate) static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
 

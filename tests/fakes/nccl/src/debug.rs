@@ -1,4 +1,4 @@
-//! The log for people: lines like NCCL's, by `NCCL_DEBUG`, into `NCCL_DEBUG_FILE` or standard
+//! The log for users: lines like NCCL's, by `NCCL_DEBUG`, in `NCCL_DEBUG_FILE` or on standard
 //! output.
 //!
 //! Not in this module: the log that tests read (`log`); subsystems, time stamps and the `%h` and
@@ -19,7 +19,7 @@ pub(crate) enum Level {
 
 struct Log {
     level: Level,
-    /// Standard output without one.
+    /// The file; `None` for standard output.
     file: Option<File>,
 }
 
@@ -35,12 +35,12 @@ fn open() -> Log {
     Log { level, file: name.and_then(|name| File::create(name).ok()) }
 }
 
-/// Reads the variables again, with the next message.
+/// Makes the next message read the variables again.
 pub(crate) fn reset() {
     *LOG.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-/// Logs a line, if lines of that level are wanted.
+/// Logs a line if its level is enabled.
 pub(crate) fn say(level: Level, text: &str) {
     let mut log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
     let log = log.get_or_insert_with(open);

@@ -1,8 +1,8 @@
-//! Communicators made from others: split, shrink, grow; and communicators put to sleep.
+//! Communicators derived from others: split, shrink, grow; and suspended communicators.
 //!
-//! Not in this module: ids that no communicator made (`bootstrap`). Invariant: ranks that derive
-//! together agree on the new communicator's number without anybody's say, from the old number and
-//! from what they derive.
+//! `bootstrap` handles ids that no communicator created. Invariant: ranks that derive a
+//! communicator together compute its number from the old number and their arguments, without a
+//! message.
 
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -15,14 +15,14 @@ use crate::lifecycle::start;
 use crate::mailbox::{self, Bytes, Channel};
 use crate::{call, driver, group, random, wire};
 
-/// The next number of an exchange among all ranks.
+/// Returns the number of the next exchange among all ranks.
 pub(crate) fn next_control(comm: &Comm) -> u64 {
     let mut state = comm.state();
     state.control += 1;
     state.control
 }
 
-/// Exchanges messages with some ranks; the result is in rank order.
+/// Exchanges messages with some ranks; returns them in rank order.
 pub(crate) fn exchange(comm: &Comm, with: &[i32], tag: u64, own: &[u8], stop: &dyn Fn() -> bool) -> Result<Vec<Bytes>> {
     let own: Bytes = own.into();
     for rank in with {
@@ -44,10 +44,10 @@ pub(crate) fn everybody(comm: &Comm) -> Vec<i32> {
     (0..comm.who().ranks()).collect()
 }
 
-/// The members that some ranks of a communicator become.
+/// Returns the members of a new communicator of some ranks.
 fn subset(parent: &Comm, ranks: &[i32], id: u128) -> Members {
     let who = parent.who();
-    let rank = ranks.iter().position(|rank| *rank == who.rank).expect("this rank is among them") as i32;
+    let rank = ranks.iter().position(|rank| *rank == who.rank).expect("this rank is a member") as i32;
     let pick = |index: &i32| who.addresses[*index as usize].clone();
     let device = |index: &i32| who.devices[*index as usize];
     Members { id, rank, addresses: ranks.iter().map(pick).collect(), devices: ranks.iter().map(device).collect() }
@@ -114,7 +114,8 @@ fn shrink(parent: &'static Comm, excluded: &[c_int], newcomm: *mut CommPtr, conf
     })
 }
 
-/// A parent may be revoked, but neither ended nor busy in the background.
+/// Returns a parent communicator: it may be revoked, but must not be finalized or have background
+/// tasks.
 fn parent(comm: CommPtr) -> Result<&'static Comm> {
     let comm = comm.ready()?;
     if comm.state().finalized {
@@ -127,7 +128,7 @@ fn parent(comm: CommPtr) -> Result<&'static Comm> {
 }
 
 exports! {
-    /// Makes a communicator of the ranks with the same color, in the order of their keys.
+    /// Creates a communicator of the ranks with the same color, in the order of their keys.
     fn ncclCommSplit(comm: CommPtr, color: c_int, key: c_int, newcomm: *mut CommPtr, config: *const ConfigStruct) {
         let parent = parent(comm)?;
         not_null(newcomm, "newcomm")?;
@@ -137,7 +138,7 @@ exports! {
         split(parent, color, key, newcomm, config::read(config, parent.config)?)
     }
 
-    /// Makes a communicator without some ranks, which need not take part.
+    /// Creates a communicator without the excluded ranks, which need not take part.
     fn ncclCommShrink(comm: CommPtr, exclude_ranks_list: *const c_int, exclude_ranks_count: c_int, newcomm: *mut CommPtr,
         config: *const ConfigStruct, shrink_flags: c_int) {
         let comm = match shrink_flags {
@@ -163,19 +164,18 @@ exports! {
         shrink(comm, &excluded, newcomm, config::read(config, comm.config)?, shrink_flags == 1)
     }
 
-    /// Makes an id with which new ranks join a growing communicator.
+    /// Creates an id by which new ranks join a growing communicator.
     fn ncclCommGetUniqueId(comm: CommPtr, unique_id: *mut UniqueId) {
         let comm = parent(comm)?;
         not_null(unique_id, "uniqueId")?;
         if std::mem::replace(&mut comm.state().grow_id, true) {
-            return misuse("an id that ncclCommGetUniqueId made is still unused");
+            return misuse("an id that ncclCommGetUniqueId created is still unused");
         }
         Out(unique_id).set(bootstrap::make_id()?);
         Ok(())
     }
 
-    /// Makes a communicator with more ranks: of those of an old one, and of new ones that have
-    /// none.
+    /// Creates a communicator with more ranks, from the ranks of an existing one and new ranks.
     fn ncclCommGrow(comm: CommPtr, n_ranks: c_int, unique_id: *const UniqueId, rank: c_int, newcomm: *mut CommPtr,
         config: *const ConfigStruct) {
         not_null(newcomm, "newcomm")?;
@@ -188,7 +188,7 @@ exports! {
             Some(id)
         };
         if comm.is_null() {
-            let Some(id) = given else { return invalid("a new rank needs the id") };
+            let Some(id) = given else { return invalid("a new rank requires the id") };
             if rank < 0 || rank >= n_ranks {
                 return invalid(format!("Invalid rank requested : {rank}/{n_ranks}"));
             }
@@ -200,10 +200,10 @@ exports! {
         let parent = parent(comm)?;
         let who = parent.who();
         if rank != -1 {
-            return invalid(format!("an existing rank keeps its own: rank must be -1, not {rank}"));
+            return invalid(format!("an existing rank keeps its number: rank must be -1, not {rank}"));
         }
         if n_ranks <= who.ranks() {
-            return invalid(format!("{n_ranks} ranks are not more than {}", who.ranks()));
+            return invalid(format!("the number of ranks is {n_ranks}, expected more than {}", who.ranks()));
         }
         let tag = next_control(parent);
         let child = Comm::new((parent.device, parent.context), config::read(config, parent.config)?);
@@ -211,7 +211,7 @@ exports! {
             let own = given.map_or(Vec::new(), |id| id.bytes.to_vec());
             let all = exchange(parent, &everybody(parent), tag, &own, &|| child.stopped() || parent.stopped())?;
             let Some(bytes) = all.iter().find(|bytes| bytes.len() == 128) else {
-                return invalid("no existing rank has given the id");
+                return invalid("no existing rank has passed the id");
             };
             let id = UniqueId { bytes: bytes[..].try_into().expect("128 bytes") };
             let members = bootstrap::join(&[id], n_ranks, parent.who().rank, child.device, &|| child.stopped())?;
@@ -222,7 +222,7 @@ exports! {
         })
     }
 
-    /// Frees memory that a communicator can do without; it cannot be used until it is resumed.
+    /// Frees memory of a communicator; it cannot be used until it is resumed.
     fn ncclCommSuspend(comm: CommPtr, flags: c_int) {
         let comm = comm.usable()?;
         if flags != 1 {
@@ -233,7 +233,7 @@ exports! {
         Ok(())
     }
 
-    /// Makes a suspended communicator usable.
+    /// Resumes a suspended communicator.
     fn ncclCommResume(comm: CommPtr) {
         let comm = comm.ready()?;
         if !std::mem::replace(&mut comm.state().suspended, false) {
@@ -242,7 +242,7 @@ exports! {
         Ok(())
     }
 
-    /// Returns the memory of a communicator: invented figures that add up as NCCL's do.
+    /// Returns the memory use of a communicator: simulated numbers that add up as NCCL's do.
     fn ncclCommMemStats(comm: CommPtr, stat: c_int, value: *mut u64) {
         let comm = comm.ready()?;
         not_null(value, "value")?;

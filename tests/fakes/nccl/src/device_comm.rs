@@ -1,9 +1,8 @@
-//! Device communicators: what a kernel gets, laid out for the version that it was compiled for; and
-//! a communicator's properties.
+//! Device communicators: the struct for kernels in the layout of the version for which they were
+//! compiled; and a communicator's properties.
 //!
-//! Not in this module: kernels, GIN and CFT, which this library says are not supported. Invariant:
-//! no byte beyond what the caller's version has is written, and a version newer than the library is
-//! refused.
+//! Kernels, GIN and CFT are not supported. Invariant: no byte outside the caller's version of the
+//! struct is written, and a version newer than the library is refused.
 
 use core::ffi::{c_int, c_void};
 
@@ -36,7 +35,7 @@ struct Properties {
     cft: [bool; 3],
 }
 
-/// `ncclDevCommRequirements_t`; its booleans as bytes, since the program writes them.
+/// `ncclDevCommRequirements_t`, with bytes for booleans because the program writes them.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Requirements {
@@ -107,9 +106,9 @@ const _: () = {
 
 /// Size of the struct of this library's newest version.
 const DEVICE_COMM_BYTES: usize = 248;
-/// From this version on a device communicator says which layout it has.
+/// First version whose device communicators contain their layout version.
 const HAS_MAGIC: u32 = 23003;
-/// The version whose layout is exactly the newest.
+/// The version whose layout is the newest one.
 const NEWEST_LAYOUT: u32 = 23200;
 
 fn check_version(header: &Header, what: &str) -> Result {
@@ -121,7 +120,7 @@ fn check_version(header: &Header, what: &str) -> Result {
     Ok(())
 }
 
-/// The factor with which kernels divide by a number.
+/// Returns the factor by which kernels divide by a number.
 fn reciprocal(of: c_int) -> u32 {
     (0x1_0000_0000_u64 / of as u64).min(u64::from(u32::MAX)) as u32
 }
@@ -190,7 +189,7 @@ fn place_resources(all: &Requirements, lsa: Team) -> Result<usize> {
         // SAFETY: the program promises a list of valid requirements.
         let one = unsafe { next.read() };
         if one.gin_signals > 0 || one.gin_counters > 0 {
-            return invalid("GIN resources need a GIN connection type");
+            return invalid("GIN resources require a GIN connection type");
         }
         if one.bytes > 0 {
             // Handles count in units of 128 bytes.
@@ -228,7 +227,7 @@ fn place_multimem(all: &Requirements) -> Result {
 fn create(comm: &'static Comm, all: &Requirements, out: *mut c_void) -> Result {
     let wants_gin = all.gin_signals + all.gin_counters + all.rail_gin_barriers + all.world_gin_barriers > 0;
     if all.gin_connection == 0 && (wants_gin || all.barriers > 0 && lsa_size(comm) < comm.who().ranks()) {
-        return invalid("GIN resources need a GIN connection type");
+        return invalid("GIN resources require a GIN connection type");
     }
     if all.gin_connection != 0 || all.gin_force != 0 {
         return misuse("GIN is not supported");
@@ -328,7 +327,7 @@ exports! {
         Ok(())
     }
 
-    /// Makes what a kernel needs; all ranks make it together.
+    /// Creates a device communicator. Collective.
     fn ncclDevCommCreate(comm: CommPtr, reqs: *const c_void, out_dev_comm: *mut c_void) {
         let comm = comm.usable()?;
         not_null(out_dev_comm, "outDevComm")?;

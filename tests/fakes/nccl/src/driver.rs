@@ -1,5 +1,5 @@
-//! The driver below, with this library's errors: every failure of it becomes
-//! `ncclUnhandledCudaError` with the call's name.
+//! Converts errors of the driver: every failure becomes `ncclUnhandledCudaError` with the name of
+//! the function.
 
 pub(crate) use peerweave_fake_common::driver::*;
 

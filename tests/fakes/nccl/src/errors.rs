@@ -1,7 +1,6 @@
 //! `ncclGetErrorString` and `ncclGetLastError`.
 //!
-//! Not in this module: who sets the text (`call`). Invariant: a text once given out stays where it
-//! is for as long as the process.
+//! Invariant: a returned text stays at its address as long as the process lives.
 
 use core::ffi::{c_char, c_int};
 use std::collections::HashSet;
@@ -10,7 +9,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::comm::CommPtr;
 
-/// Every text that was ever set, so that each is kept once; and the last one.
+/// Every text that was ever set, stored once; and the last one.
 #[derive(Default)]
 struct Texts {
     all: HashSet<&'static CStr>,
@@ -35,7 +34,7 @@ pub(crate) fn set(text: &str) {
     texts.last = Some(kept);
 }
 
-/// The text of a code.
+/// Returns the text of a code.
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetErrorString(result: c_int) -> *const c_char {
     let text = match result {
@@ -53,7 +52,7 @@ extern "C" fn ncclGetErrorString(result: c_int) -> *const c_char {
     text.as_ptr()
 }
 
-/// The text of the process's last error; empty before the first.
+/// Returns the text of the process's last error; empty before the first.
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetLastError(_comm: CommPtr) -> *const c_char {
     let texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,7 @@
-//! Runs a launch when its stream reaches it: the ranks synchronise, exchange and compute.
+//! Runs a launch when its stream reaches it: the ranks synchronize, exchange data and compute.
 //!
-//! Not in this module: when it is launched (`group`) and what windows do (`window`). Invariant: a
-//! communicator's launches run one after another in the order in which they were given to streams,
-//! on whatever streams, as NCCL's do.
+//! `group` launches; `window` defines the effects on windows. Invariant: a communicator's launches
+//! run one after another in the order in which they were enqueued, on any streams, as in NCCL.
 
 use core::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -56,7 +55,7 @@ pub(crate) enum Work {
         peer: i32,
     },
     OneSided(OneSided),
-    /// Only on the host, in the mode without work.
+    /// No work: the mode without work.
     Nothing,
 }
 
@@ -67,11 +66,11 @@ pub(crate) struct Item {
     pub(crate) effect: Effect,
 }
 
-/// The work given to a stream at once: a communicator's part of a group.
+/// The work that one call enqueues on a stream: a communicator's part of a group.
 pub(crate) struct Launch {
     pub(crate) comm: &'static Comm,
     pub(crate) items: Vec<Item>,
-    /// Its turn; none in a graph, which runs whenever it is launched.
+    /// Its position in the order of launches; `None` in a graph, which runs at each graph launch.
     pub(crate) turn: Option<u64>,
 }
 
@@ -96,7 +95,7 @@ pub(crate) extern "C" fn run_again(data: *mut c_void) {
         undefined("use of a destroyed communicator by a captured graph");
     }
     if launch.comm.state().suspended {
-        undefined("a captured graph uses memory that a suspended communicator has given back");
+        undefined("a captured graph uses memory of a suspended communicator");
     }
     run(launch);
 }
@@ -137,8 +136,8 @@ fn run(launch: &Launch) {
     mailbox::interrupt();
 }
 
-/// Sends first, since they may be for receives of the same group; then collectives in their order;
-/// then what waits for others.
+/// Runs sends first, because receives of the same group may wait for them; then collectives in
+/// order; then operations that wait for other ranks.
 fn all(comm: &Comm, items: &[Item]) -> Step {
     for item in items {
         faults(comm, item.effect)?;
@@ -198,7 +197,7 @@ fn faults(comm: &Comm, effect: Effect) -> Step {
     if effect.stuck { stay(comm) } else { Ok(()) }
 }
 
-/// Ranks that do not agree hang, as with NCCL; the log says why.
+/// Waits forever, as NCCL does if ranks disagree, and logs the reason.
 fn mismatch(comm: &Comm, what: &str) -> Step {
     crate::log::line(&format!("mismatch at rank {}: {what}", comm.who().rank));
     stay(comm)

@@ -1,8 +1,7 @@
-//! Counts the calls that a rule looks at, and says which call fails, sticks, is slow or ends in an
+//! Counts the calls that match a rule, and returns which call fails, hangs, is slow or causes an
 //! asynchronous error.
 //!
-//! Not in this module: what an operation then does (`execute`). The counting is
-//! `peerweave_fake_common`'s.
+//! `execute` applies the effect. `peerweave_fake_common` counts.
 
 use peerweave_fake_common::{Rule, hit};
 
@@ -13,11 +12,11 @@ use crate::settings;
 /// Injected effect on an enqueued operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Effect {
-    /// It runs until its communicator is aborted.
+    /// Whether it runs until its communicator is aborted.
     pub(crate) stuck: bool,
-    /// It does not complete, and the communicator shows this error.
+    /// The asynchronous error that the communicator reports while the operation does not complete.
     pub(crate) async_error: Option<Code>,
-    /// It waits so long before it begins.
+    /// Delay before it begins, in milliseconds.
     pub(crate) slow_ms: u64,
 }
 
@@ -26,8 +25,8 @@ impl Effect {
     pub(crate) const NONE: Self = Self { stuck: false, async_error: None, slow_ms: 0 };
 }
 
-/// Counts a call: what its operation shall do, and the code that it returns at once if it shall
-/// fail.
+/// Counts a call. Returns the effect on its operation, and the code that the call returns if it
+/// must fail.
 pub(crate) fn next(function: &str, arguments: Arguments<'_>) -> (Effect, Option<Code>) {
     let settings = settings::get();
     let comm = arguments.iter().find_map(|(_, argument)| argument.comm());

@@ -1,13 +1,13 @@
-//! The two 8-bit floating-point types: E4M3 without infinities, E5M2 with them.
+//! The two 8-bit floating-point types: E4M3 without infinities, E5M2 with infinities.
 //!
-//! Not in this module: arithmetic, which is done in `f32`. Invariant: conversion rounds to nearest,
-//! ties to even, and what is too big becomes the greatest finite value.
+//! Arithmetic is in `f32`. Invariant: conversion rounds to nearest, ties to even, and values that
+//! are too large become the largest finite value.
 
-/// Four bits of exponent, three of fraction; the greatest is 448, all ones is not a number.
+/// 4 bits of exponent, 3 of fraction; the largest value is 448, all ones is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct E4M3(u8);
 
-/// Five bits of exponent, two of fraction; the greatest is 57344.
+/// 5 bits of exponent, 2 of fraction; the largest value is 57344.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct E5M2(u8);
 
@@ -18,7 +18,7 @@ fn decode(bits: u8, fraction_bits: u32, bias: i32) -> f32 {
     if bits & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The nearest of the values `0..=greatest`, which rise with their bits.
+/// Returns the nearest of the values `0..=greatest`, which increase with their bits.
 fn encode(value: f32, greatest: u8, decode: impl Fn(u8) -> f32) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     let magnitude = value.abs();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn known_values_ties_and_the_greatest() {
+    fn known_values_ties_and_the_largest_value_are_encoded() {
         assert_eq!(E4M3::from_f32(1.0).to_bits(), 0x38);
         assert_eq!(E4M3::from_f32(1000.0).to_f32(), 448.0);
         assert_eq!(E4M3::from_f32(17.0).to_f32(), 16.0);

@@ -1,8 +1,8 @@
 //! Groups: calls between `ncclGroupStart` and the outermost `ncclGroupEnd` run together; a call
-//! outside is a group of one.
+//! outside of them is a group of one.
 //!
-//! Not in this module: what a job or an operation does. Invariant: after a call failed inside a
-//! group, nothing of the group is launched.
+//! Jobs and operations are defined elsewhere. Invariant: after a call has failed inside a group,
+//! nothing of the group is launched.
 
 use core::ffi::c_int;
 use std::cell::RefCell;
@@ -17,19 +17,19 @@ use crate::mailbox::Channel;
 use crate::settings::{self, Noop};
 use crate::{config, driver, errors, mailbox};
 
-/// A communicator that is to be made.
+/// The creation of a communicator.
 pub(crate) struct Job {
-    /// The new communicator; none for a rank that takes part without getting one.
+    /// The new communicator; `None` for a rank that takes part without getting one.
     pub(crate) comm: Option<&'static Comm>,
-    /// The one it is made from.
+    /// The communicator from which it is derived.
     pub(crate) parent: Option<&'static Comm>,
     /// Output for the handle.
     pub(crate) handle: Out<CommPtr>,
-    /// Meets the other ranks.
+    /// Connects to the other ranks.
     pub(crate) run: Box<dyn FnOnce() -> Result + Send>,
 }
 
-/// An operation that waits for the group's end.
+/// An operation that is launched at the end of the group.
 pub(crate) struct Operation {
     pub(crate) comm: &'static Comm,
     pub(crate) stream: usize,
@@ -50,7 +50,7 @@ thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
-/// Remembers that a call inside the group failed.
+/// Records that a call inside the group failed.
 pub(crate) fn note(code: Code) {
     GROUP.with_borrow_mut(|group| {
         if group.depth > 0 && group.error.is_none() {
@@ -59,7 +59,8 @@ pub(crate) fn note(code: Code) {
     });
 }
 
-/// A fault was injected into a call before its body ran: an end of a group still ends it.
+/// Handles a fault that was injected before the body of a call ran: a failed end of a group still
+/// ends the group.
 pub(crate) fn on_injected(function: &str) {
     if matches!(function, "ncclGroupEnd" | "ncclGroupSimulateEnd") {
         let group = GROUP.take();
@@ -67,7 +68,7 @@ pub(crate) fn on_injected(function: &str) {
     }
 }
 
-/// Adds a job; outside a group it is done now.
+/// Adds a job; outside of a group it runs immediately.
 pub(crate) fn submit_job(job: Job) -> Result {
     let alone = GROUP.with_borrow_mut(|group| {
         if group.depth > 0 {
@@ -80,9 +81,9 @@ pub(crate) fn submit_job(job: Job) -> Result {
     alone.map_or(Ok(()), |job| finish(vec![job], Vec::new()))
 }
 
-/// Like [`submit_job`], for functions that drop the answer of the end of their own group, as NCCL's
-/// do (2.28 to 2.32): on a non-blocking communicator they say success, and a thread does the work a
-/// little later.
+/// Like [`submit_job`], for functions that ignore the result of the end of their own group, as
+/// NCCL's do (2.28 to 2.32): on a non-blocking communicator they return success, and a thread runs
+/// the job later.
 pub(crate) fn submit_job_silently(job: Job) -> Result {
     let run = job.run;
     let is_late = job.parent.is_some_and(|parent| !parent.config.blocking);
@@ -98,10 +99,10 @@ pub(crate) fn submit_job_silently(job: Job) -> Result {
     }
 }
 
-/// Delay after which a caller that relies on the premature success has used it.
+/// Delay of such a job, long enough that a caller that relies on the premature success has used it.
 const LATE: Duration = Duration::from_millis(5);
 
-/// Adds an operation; outside a group it is launched now.
+/// Adds an operation; outside of a group it is launched immediately.
 pub(crate) fn submit(operation: Operation) -> Result {
     let alone = GROUP.with_borrow_mut(|group| {
         if group.depth > 0 {
@@ -174,7 +175,7 @@ fn finish(jobs: Vec<Job>, operations: Vec<Operation>) -> Result {
     }
 }
 
-/// Every job in a thread of its own, since ranks of one communicator may be made by one thread.
+/// Runs every job in its own thread, because one thread may create several ranks of a communicator.
 fn run_jobs(jobs: Vec<Job>, blocking: bool) -> Result {
     let mut running = Vec::new();
     for job in jobs {
@@ -200,7 +201,8 @@ fn run_jobs(jobs: Vec<Job>, blocking: bool) -> Result {
     result
 }
 
-/// A send to this very rank without a receive in the same group would wait for itself.
+/// Returns an error for a send to the calling rank without a receive in the same group, which would
+/// wait for itself.
 fn check_sends_to_self(operations: &[Operation]) -> Result {
     for operation in operations {
         let me = operation.comm.who().rank;
@@ -220,8 +222,8 @@ fn check_sends_to_self(operations: &[Operation]) -> Result {
     Ok(())
 }
 
-/// Waits for the other ranks of communicators whose first collective this is, if that was asked
-/// for.
+/// Waits for the other ranks of communicators whose first collective this is, if the setting
+/// requires that.
 fn connect(operations: &[Operation]) -> Result {
     if !settings::get().connect {
         return Ok(());
@@ -236,15 +238,14 @@ fn connect(operations: &[Operation]) -> Result {
     for comm in &comms {
         for rank in everybody(comm) {
             if comm.receive_until(rank, Channel::Connect, 0, &|| comm.stopped()).is_none() {
-                return fail(Code::InternalError, "connecting the ranks was ended");
+                return fail(Code::InternalError, "connecting the ranks was aborted");
             }
         }
     }
     Ok(())
 }
 
-/// Enqueues each communicator's operations on its stream; several streams wait for each other as in
-/// NCCL.
+/// Enqueues each communicator's operations on its stream; several streams are ordered as in NCCL.
 fn launch(operations: Vec<Operation>) -> Result {
     let mut parts: Vec<(&'static Comm, Vec<Operation>)> = Vec::new();
     for operation in operations.into_iter().filter(|operation| !matches!(operation.item.work, Work::Nothing)) {
@@ -318,7 +319,7 @@ fn end(simulate: Option<*mut SimInfo>) -> Result {
         return finish(group.jobs, group.operations);
     }
     if group.operations.iter().any(|operation| !operation.item.work.is_forgotten()) {
-        undefined("a send, or what is made of sends, is simulated: NCCL keeps it and launches it with the next group");
+        undefined("simulation of a send, or of a call composed of sends: NCCL keeps it and launches it with the next group");
     }
     if !info.is_null() {
         let bytes: usize = group.operations.iter().map(|operation| operation.item.work.bytes()).sum();
@@ -329,7 +330,7 @@ fn end(simulate: Option<*mut SimInfo>) -> Result {
 }
 
 impl Work {
-    /// Returns whether the operation has no effect in NCCL if it is recorded and never launched.
+    /// Returns whether NCCL discards the operation if it is recorded and never launched.
     fn is_forgotten(&self) -> bool {
         let Self::Collective(collective) = self else { return matches!(self, Self::Nothing) };
         match collective.kind {
@@ -350,19 +351,19 @@ impl Work {
 }
 
 exports! {
-    /// Begins a group, or one more level of it.
+    /// Begins a group, or a nested one.
     fn ncclGroupStart() {
         GROUP.with_borrow_mut(|group| group.depth += 1);
         Ok(())
     }
 
-    /// Ends a level; the outermost end does everything.
+    /// Ends a group; the end of the outermost one launches its calls.
     fn ncclGroupEnd() {
         end(None)
     }
 
-    /// Ends a level; the outermost end does nothing but say how long it would have taken, in
-    /// microseconds.
+    /// Ends a group without launching it; the end of the outermost one returns an estimate of its
+    /// time in microseconds.
     fn ncclGroupSimulateEnd(sim_info: *mut SimInfo) {
         not_null(sim_info, "simInfo").and_then(|()| {
             // SAFETY: the pointer is not null, and every version's struct begins with this header.

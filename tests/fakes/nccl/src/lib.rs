@@ -1,4 +1,4 @@
-//! A libnccl.so.2 without a GPU: NCCL 2.32's C interface over the memory of a host, for tests of
+//! A libnccl.so.2 without a GPU: implements NCCL 2.32's C interface over host memory, for tests of
 //! programs that use NCCL.
 //!
 //! Not in this library: speed, kernels, networks. It stands in for nothing in a claim about
@@ -29,20 +29,20 @@
 //! - `ASYNC_ERROR=ncclAllReduce:2=6`: the same, and `ncclCommGetAsyncError` says 6 once it runs.
 //! - `SLOW=ncclAllReduce=50`: operations wait so many milliseconds on their stream before they
 //!   begin; other functions wait when they are called, before they look at anything.
-//! - `INIT_STUCK=*` or a rank (of the parent where there is one): that rank's communicators are
-//!   never ready, until they are aborted.
+//! {Settin} - `INIT_STUCK=*` or a rank (of the parent if there is one): the communicators of that
+//! rank do not become ready until they are aborted.
 //! - `INIT_SLOW=100`: milliseconds before each initialisation.
-//! - `NULL_WINDOW=1`: windows are registered with success and are null.
-//! - `MULTIMEM=1`: says that multicast is there; the pointers that it gives fault if they are
-//!   touched by the host.
-//! - `DEATH=hang` (as NCCL over shared memory, if not set) or `error`: whether the end of a process
-//!   shows as `ncclRemoteError` in the communicators of others that it had sent to.
+//! {Settin} - `NULL_WINDOW=1`: windows are registered with success, but the handle is null.
+//! {Settin} - `MULTIMEM=1`: reports multicast; the pointers that it returns fault if the host
+//! accesses them.
+//! {Settin} - `DEATH=hang` (as NCCL over shared memory; the default) or `error`: whether
+//! communicators that have received from a process report `ncclRemoteError` after its end.
 //! - `NOOP=1`: a collective, send, receive or put only counts: for the cost of a wrapper. On a
 //!   non-blocking communicator it is in progress until a thread has looked at it, as in NCCL from
 //!   2.23.4 on; with `NOOP=questions` until it was asked once, without a thread, which costs the
 //!   same each time.
-//! - `CONNECT=1`: a communicator's first collective waits on the host until all ranks have issued
-//!   theirs, as in NCCL, which connects them then.
+//! {Settin} - `CONNECT=1`: a communicator's first collective waits on the host until all ranks have
+//! issued theirs, as in NCCL, which connects them at that time.
 //! - `LOG=file`: a line `process function(name=value, ...) = code` per call;
 //!   `process config field=value ...` for each configuration that was read, with what had an
 //!   effect; `process collective config ...` for one of a call; `process mismatch ...` where ranks
@@ -55,18 +55,20 @@
 //! calling thread is in groups.
 //!
 //! # Where it is stricter or simpler than NCCL
-//! - A send is complete when its receive is, however small it is. Data is compared: a mismatch of
-//!   kind, type, operator, root or count hangs.
-//! - Reductions are done in the order of ranks and rounded after each step. Averages of
-//!   floating-point numbers multiply by the inverse first.
-//! - Two ranks of one process on one device are refused; of different processes they are not, since
-//!   each may see other devices.
-//! - Ranks of different processes cannot reach each other's windows by a pointer (they are
-//!   different LSA teams), only by puts.
-//! - A communicator that ends while a captured graph holds its operations ends the process after
-//!   five seconds; NCCL waits forever.
-//! - GIN, CFT and vendor options are not there. Encryption is checked and not done.
-//! - It logs its errors and initialisations only (`NCCL_DEBUG`, `NCCL_DEBUG_FILE`).
+//! {Where } - A send completes when its receive completes, whatever its size. Calls are compared: a
+//! mismatch of kind, type, operator, root or count hangs.
+//! {Where } - Reductions are computed in rank order and rounded after each step. Averages of
+//! floating-point numbers multiply by the inverse first.
+//! {Where } - Two ranks of one process on one device are refused; ranks of different processes are
+//! not, because each may see other devices.
+//! {Where } - Ranks of different processes cannot access each other's windows by a pointer (they
+//! are in different LSA teams), only by puts.
+//! {Where } - If a communicator ends while a captured graph holds its operations, the process ends
+//! after five seconds; NCCL waits forever.
+//! {Where } - GIN, CFT and vendor options are not supported. Encryption settings are checked but
+//! have no effect.
+//! {Where } - The log of `NCCL_DEBUG` and `NCCL_DEBUG_FILE` contains only errors and
+//! initializations.
 
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]

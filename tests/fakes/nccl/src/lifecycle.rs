@@ -1,7 +1,7 @@
 //! Creates communicators from unique ids, and ends them.
 //!
-//! Not in this module: communicators made from others (`derive`). Invariant: the handle is given
-//! out before the ranks have met, so that a non-blocking program can abort an initialisation.
+//! `derive` creates communicators from others. Invariant: the handle is returned before the ranks
+//! have connected, so that a non-blocking program can abort an initialization.
 
 use core::ffi::c_int;
 
@@ -13,7 +13,7 @@ use crate::{call, debug, driver, group, mailbox, settings, wire};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Waits as the test wants an initialisation of this rank to wait.
+/// Applies the injected faults of this rank's initialization.
 pub(crate) fn init_faults(comm: &Comm, rank: i32) -> Result {
     let settings = settings::get();
     let stopped = || comm.stopped();
@@ -26,7 +26,7 @@ pub(crate) fn init_faults(comm: &Comm, rank: i32) -> Result {
     if comm.stopped() { fail(Code::InternalError, "initialisation was aborted") } else { Ok(()) }
 }
 
-/// Returns the handle of a communicator whose members a job will determine.
+/// Returns the handle of a communicator whose members a job will set.
 pub(crate) fn start(
     newcomm: *mut CommPtr,
     comm: &'static Comm,
@@ -80,8 +80,8 @@ fn destroy(comm: CommPtr) -> Result {
     Ok(())
 }
 
-/// NCCL waits forever until the graphs that hold its operations are gone; this ends the process
-/// with the reason.
+/// Ends the process after a delay if graphs still hold operations of the communicator; NCCL waits
+/// for these graphs forever.
 fn wait_for_graphs(comm: &Comm) {
     let gone = || comm.persistent.load(Ordering::Acquire) == 0;
     if !mailbox::wait_until(&gone, Some(Duration::from_secs(5))) {
@@ -90,24 +90,24 @@ fn wait_for_graphs(comm: &Comm) {
 }
 
 exports! {
-    /// Makes an id; this process serves it.
+    /// Creates an id, which this process serves.
     fn ncclGetUniqueId(unique_id: *mut UniqueId) {
         not_null(unique_id, "uniqueId")?;
         Out(unique_id).set(bootstrap::make_id()?);
         Ok(())
     }
 
-    /// Makes a rank's communicator.
+    /// Creates a rank's communicator.
     fn ncclCommInitRank(comm: *mut CommPtr, nranks: c_int, comm_id: UniqueId, rank: c_int) {
         init_rank(comm, nranks, vec![comm_id], rank, Config::DEFAULT)
     }
 
-    /// Does the same with a configuration.
+    /// Creates a rank's communicator with a configuration.
     fn ncclCommInitRankConfig(comm: *mut CommPtr, nranks: c_int, comm_id: UniqueId, rank: c_int, config: *const ConfigStruct) {
         init_rank(comm, nranks, vec![comm_id], rank, config::read(config, Config::DEFAULT)?)
     }
 
-    /// Does the same with several ids, each for a share of the ranks.
+    /// Creates a rank's communicator with several ids, each for a share of the ranks.
     fn ncclCommInitRankScalable(newcomm: *mut CommPtr, nranks: c_int, myrank: c_int, n_id: c_int, comm_ids: *const UniqueId,
         config: *const ConfigStruct) {
         if n_id < 1 || n_id > nranks {
@@ -119,7 +119,7 @@ exports! {
         init_rank(newcomm, nranks, ids.to_vec(), myrank, config::read(config, Config::DEFAULT)?)
     }
 
-    /// Makes the communicators of all devices of this process.
+    /// Creates the communicators of all devices of this process.
     fn ncclCommInitAll(comms: *mut CommPtr, ndev: c_int, devlist: *const c_int) {
         not_null(comms, "comms")?;
         if ndev < 0 {
@@ -151,7 +151,7 @@ exports! {
         Ok(())
     }
 
-    /// Waits until everything that was launched is complete; only ending it is allowed after.
+    /// Waits until all launches are complete; afterwards the communicator can only be destroyed.
     fn ncclCommFinalize(comm: CommPtr) {
         let comm = comm.ready()?;
         if comm.revoked.load(Ordering::Acquire) {
@@ -180,12 +180,12 @@ exports! {
         crate::abi::in_progress()
     }
 
-    /// Ends a communicator after everything that was launched is complete.
+    /// Destroys a communicator after all launches are complete.
     fn ncclCommDestroy(comm: CommPtr) {
         destroy(comm)
     }
 
-    /// Ends a communicator now, and whatever runs on it.
+    /// Destroys a communicator and everything that runs on it, without waiting.
     fn ncclCommAbort(comm: CommPtr) {
         if comm.is_null() {
             return Ok(());
@@ -198,14 +198,15 @@ exports! {
         Ok(())
     }
 
-    /// Ends whatever runs; the communicator can then only be ended, split or shrunk.
+    /// Stops everything that runs; afterwards the communicator can only be destroyed, split or
+    /// shrunk.
     fn ncclCommRevoke(comm: CommPtr, revoke_flags: c_int) {
         let comm = comm.get()?;
         if revoke_flags != 0 {
             return invalid(format!("invalid revoke flags {revoke_flags}"));
         }
         if !comm.config.blocking && comm.pending.load(Ordering::Acquire) > 0 {
-            undefined("a communicator that does not block is revoked while a call is in progress: NCCL frees it twice");
+            undefined("a non-blocking communicator is revoked while a call is in progress: NCCL would free it twice");
         }
         if comm.revoked.swap(true, Ordering::AcqRel) {
             return misuse("the communicator was revoked before");

@@ -1,6 +1,6 @@
 //! The log of calls: one line per call with all its arguments and its result.
 //!
-//! Not in this module: what tests read from it.
+//! Tests define the meaning of the lines.
 
 use peerweave_fake_common::{Log, call_line};
 
@@ -9,12 +9,12 @@ use crate::call::Arguments;
 
 static LOG: Log = Log::new(|| crate::settings::get().log.clone());
 
-/// Writes a line after the process's number.
+/// Writes a line that begins with the process ID.
 pub(crate) fn line(text: &str) {
     LOG.line(text);
 }
 
-/// Writes a call: `process function(name=value, ...) = code`.
+/// Logs a call: `process function(name=value, ...) = code`.
 pub(crate) fn call(function: &str, arguments: Arguments<'_>, code: Code) {
     let shown = arguments.iter().map(|(name, argument)| {
         let mut value = String::new();

@@ -1,9 +1,9 @@
-//! Messages between ranks: every exchange of the library is one rank's message in another rank's
-//! mailbox.
+//! Messages between ranks: every exchange of the library is a message of one rank in the mailbox of
+//! another.
 //!
-//! Not in this module: how a message reaches another process (`wire`). Invariant: messages of one
-//! slot are taken in the order in which they were delivered, and whoever waits wakes at every
-//! delivery and every interruption.
+//! `wire` sends messages to other processes. Invariant: messages of one slot are received in the
+//! order in which they were delivered, and every waiting thread wakes at every delivery and every
+//! interruption.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -16,26 +16,26 @@ pub(crate) type Bytes = Arc<[u8]>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Channel {
-    /// A contribution to a collective; the tag is its number in the communicator.
+    /// A contribution to a collective; the tag is the number of the collective in the communicator.
     Collective = 0,
     /// A send's data.
     PointToPoint = 1,
-    /// The receiver of a send has it.
+    /// The acknowledgement of a received send.
     Acknowledge = 2,
     /// An exchange of the library itself; the tag is its number in the communicator.
     Control = 3,
-    /// A rank that wants to join a communicator, to the process that made its id.
+    /// A request of a rank to join a communicator, to the process that serves its id.
     Join = 4,
-    /// The answer to it.
+    /// The reply to a join request: the table of members.
     Table = 5,
     /// One-sided: data and signal for a window of the receiver.
     OneSided = 6,
-    /// A rank has come to its first collective; as NCCL connects ranks then.
+    /// A notification that a rank has reached its first collective, in which NCCL connects ranks.
     Connect = 7,
 }
 
 impl Channel {
-    /// The channel of a number on the wire.
+    /// Returns the channel with a number in a message.
     pub(crate) fn from_number(number: u8) -> Option<Self> {
         use Channel::*;
         let all = [Collective, PointToPoint, Acknowledge, Control, Join, Table, OneSided, Connect];
@@ -48,7 +48,7 @@ impl Channel {
 pub(crate) struct Slot {
     /// The communicator's id.
     pub(crate) comm: u128,
-    /// The rank that shall take it.
+    /// The rank that receives it.
     pub(crate) to: i32,
     /// The rank that sent it.
     pub(crate) from: i32,
@@ -75,7 +75,7 @@ pub(crate) fn interrupt() {
     NEWS.notify_all();
 }
 
-/// Waits for a message; `None` once `stop` says so.
+/// Waits for a message; `None` when `stop` returns true.
 pub(crate) fn take(slot: Slot, stop: &dyn Fn() -> bool) -> Option<Bytes> {
     let mut guard = boxes();
     loop {
@@ -114,7 +114,7 @@ pub(crate) fn wait_until(condition: &dyn Fn() -> bool, limit: Option<Duration>) 
     true
 }
 
-/// Throws away what still lies in the mailboxes of one rank.
+/// Discards all messages in the mailboxes of one rank.
 pub(crate) fn purge(comm: u128, rank: i32) {
     boxes().retain(|slot, _| slot.comm != comm || slot.to != rank);
 }

@@ -1,7 +1,7 @@
 //! `ncclMemAlloc` and registered buffers.
 //!
-//! Not in this module: windows. Invariant: what is freed or deregistered was allocated or
-//! registered before, by its start or handle.
+//! Windows are in `window`. Invariant: memory that is freed or deregistered was allocated or
+//! registered before, with the same start or handle.
 
 use core::ffi::c_void;
 use std::collections::HashMap;
@@ -23,7 +23,8 @@ pub(crate) fn count() -> (i64, i64) {
     (all.len() as i64, all.values().sum::<usize>() as i64)
 }
 
-/// NCCL rounds up to the granularity of physical memory; so much is enough for its alignments here.
+/// Granularity of allocations. NCCL rounds up to the granularity of physical memory; this value
+/// suffices for all alignments here.
 const GRANULARITY: usize = 2 << 20;
 
 exports! {
@@ -65,7 +66,7 @@ exports! {
         Ok(())
     }
 
-    /// Forgets it.
+    /// Deregisters a buffer.
     fn ncclCommDeregister(comm: CommPtr, handle: *mut c_void) {
         let comm = comm.ready()?;
         if comm.state().registered.remove(&handle.addr()).is_none() {
@@ -77,7 +78,7 @@ exports! {
     }
 }
 
-/// Forgets a communicator's registered buffers, whose handles die with it.
+/// Removes a communicator's registered buffers, whose handles become invalid with it.
 pub(crate) fn forget_all(registered: HashMap<usize, usize>) {
     for handle in registered.into_keys() {
         // SAFETY: the handle was made by `ncclCommRegister` and is in no map any more.

@@ -1,11 +1,11 @@
-//! NCCL's runtime parameters: the published ones with the values of a fresh process, and some of
-//! this library's own.
+//! NCCL's runtime parameters: the published ones with their defaults, and some additional ones of
+//! this library.
 //!
-//! Not in this module: any effect of a parameter. Invariant: a value is read from the environment
-//! once, as NCCL caches it.
+//! Parameters have no effect here. Invariant: a value is read from the environment once, because
+//! NCCL caches it.
 //!
-//! `NCCL_FAKE_I8`, `_I16` ... `_U64` are integers that NCCL does not have, so that the typed reads
-//! can be tested: they are 0 unless the environment sets them, and are listed by nobody.
+//! `NCCL_FAKE_I8`, `_I16` ... `_U64` are integer parameters that NCCL does not have, so that the
+//! typed reads can be tested. They are 0 unless the environment sets them, and are not listed.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use std::cell::RefCell;
@@ -32,7 +32,7 @@ struct Param {
     raw: Vec<u8>,
 }
 
-/// Key, type, value if unset, and whether it is published.
+/// Key, type, default value, and whether it is published.
 const KNOWN: &[(&CStr, Type, &str, bool)] = &[
     (c"NCCL_DEBUG_FILE", Type::Text, "", true),
     (c"NCCL_DEBUG_TIMESTAMP_FORMAT", Type::Text, "[%F %T] ", true),
@@ -85,7 +85,7 @@ fn find(key: *const c_char) -> Result<&'static Param> {
     let key = unsafe { CStr::from_ptr(key) };
     match PARAMS.get(key) {
         Some(param) => Ok(param),
-        None => invalid(format!("there is no parameter {}", key.to_string_lossy())),
+        None => invalid(format!("parameter {} does not exist", key.to_string_lossy())),
     }
 }
 
@@ -93,7 +93,7 @@ fn of(handle: *const c_void) -> Result<&'static Param> {
     not_null(handle, "handle")?;
     match PARAMS.values().find(|param| std::ptr::from_ref(*param).cast() == handle) {
         Some(param) => Ok(param),
-        None => invalid("the handle is not a parameter's"),
+        None => invalid("the handle is not that of a parameter"),
     }
 }
 
@@ -101,7 +101,7 @@ fn read_into(handle: *const c_void, out: *mut c_void, kind: Type) -> Result {
     let param = of(handle)?;
     not_null(out, "out")?;
     if param.kind != kind {
-        return invalid(format!("{} is of another type", param.key.to_string_lossy()));
+        return invalid(format!("{} has another type", param.key.to_string_lossy()));
     }
     // SAFETY: the program promises a value of the function's type there, which is as long as the
     // parameter.
@@ -112,7 +112,7 @@ fn read_into(handle: *const c_void, out: *mut c_void, kind: Type) -> Result {
 macro_rules! getters {
     ($($name:ident $bytes:literal $signed:literal;)*) => {
         exports! {$(
-            /// Reads a parameter of exactly this type.
+            /// Reads a parameter that must have exactly this type.
             fn $name(h: *const c_void, out: *mut c_void) {
                 read_into(h, out, Type::Integer($bytes, $signed))
             }
@@ -158,7 +158,7 @@ exports! {
         let param = of(h)?;
         not_null(out, "out")?;
         if usize::try_from(max_len).is_ok_and(|max| max < param.raw.len()) || max_len < 0 {
-            return invalid(format!("{} needs {} bytes", param.key.to_string_lossy(), param.raw.len()));
+            return invalid(format!("{} requires {} bytes", param.key.to_string_lossy(), param.raw.len()));
         }
         // SAFETY: the program promises `max_len` bytes there.
         unsafe { std::ptr::copy_nonoverlapping(param.raw.as_ptr(), out.cast(), param.raw.len()) };
@@ -179,7 +179,7 @@ exports! {
         Ok(())
     }
 
-    /// The keys that NCCL documents, or all with `NCCL_PARAM_DUMP_ALL`.
+    /// Returns the keys that NCCL documents; all keys with `NCCL_PARAM_DUMP_ALL`.
     fn ncclParamGetAllParameterKeys(table: *mut *const *const c_char, table_len: *mut c_int) {
         not_null(table, "table")?;
         not_null(table_len, "tableLen")?;

@@ -1,8 +1,8 @@
-//! Sends messages: into a mailbox of this process, over a socket, or to the handler that acts on
-//! them at once.
+//! Sends messages: into a mailbox of this process, over a socket, or to the handler that processes
+//! them immediately.
 //!
-//! Not in this module: waiting (`mailbox`). Invariant: a message to a rank of the same process
-//! never touches a socket.
+//! `mailbox` implements waiting. Invariant: a message to a rank of the same process never uses a
+//! socket.
 
 use crate::abi::{Code, Result};
 use crate::mailbox::{self, Bytes, Channel, Slot};
@@ -28,8 +28,8 @@ pub(crate) fn arrived(slot: Slot, bytes: Bytes) {
     }
 }
 
-/// A process that had sent messages is gone. NCCL over shared memory would not notice; over a
-/// network it would.
+/// Handles the end of a process that had sent messages. NCCL over shared memory would not detect
+/// it; over a network it would.
 pub(crate) fn process_died(address: &Address) {
     if settings::get().death_is_error {
         for comm in comm::live() {

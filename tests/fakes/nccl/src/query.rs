@@ -1,7 +1,7 @@
 //! Queries of the library and of a communicator.
 //!
-//! Not in this module: the properties for kernels (`device_comm`). Invariant: an answer that
-//! depends on the ranks is given only once they have met.
+//! Properties for kernels are in `device_comm`. Invariant: a result that depends on the ranks is
+//! available only after they have connected.
 
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use crate::comm::{CommPtr, Out, not_null};
 use crate::{config, settings};
 
 exports! {
-    /// The version that is pretended.
+    /// Returns the emulated version.
     fn ncclGetVersion(version: *mut c_int) {
         not_null(version, "version")?;
         Out(version).set(settings::get().version);
@@ -37,7 +37,7 @@ exports! {
         Ok(())
     }
 
-    /// The device's ordinal.
+    /// Returns the device's ordinal.
     fn ncclCommCuDevice(comm: CommPtr, device: *mut c_int) {
         let comm = comm.ready()?;
         not_null(device, "device")?;
@@ -45,7 +45,7 @@ exports! {
         Ok(())
     }
 
-    /// This rank.
+    /// Returns this rank.
     fn ncclCommUserRank(comm: CommPtr, rank: *mut c_int) {
         let comm = comm.ready()?;
         not_null(rank, "rank")?;
@@ -53,8 +53,8 @@ exports! {
         Ok(())
     }
 
-    /// Sets how the processes' own connections are encrypted; connections within a machine's memory
-    /// need none.
+    /// Sets the encryption of connections between processes; connections within a machine's memory
+    /// are not encrypted.
     fn ncclSetEncryption(config: *const EncryptionConfig) {
         not_null(config, "config")?;
         // SAFETY: the pointer is not null, and every version's struct begins with this header.
@@ -67,7 +67,7 @@ exports! {
         let config = unsafe { &*config };
         match config.mode {
             0 => Ok(()),
-            1 if config.psk.is_null() => invalid("encryption with a key needs the key"),
+            1 if config.psk.is_null() => invalid("encryption with a key requires the key"),
             1 => Ok(()),
             mode => invalid(format!("unknown encryption mode {mode}")),
         }
@@ -81,7 +81,7 @@ extern "C" fn ncclResetDebugInit() {
     crate::log::line("ncclResetDebugInit()");
 }
 
-/// The same function, under a name that the header lacks.
+/// The same function under a name that the header does not declare.
 #[unsafe(no_mangle)]
 extern "C" fn ncclResetDebugInitInternal() {
     crate::debug::reset();

@@ -1,20 +1,20 @@
-//! Numbers that no other process has.
+//! Generates numbers that are unique among processes.
 //!
-//! Not in this module: secrets. Invariant: two calls give the same number only by accident.
+//! The numbers are not secrets. Invariant: two calls return the same number only by chance.
 
 use std::hash::{BuildHasher as _, Hasher as _};
 
-/// A word from the hasher's random keys, which the system seeds.
+/// Returns a word from the hasher's random keys, which the system seeds.
 pub(crate) fn word() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }
 
-/// Two words.
+/// Returns two words as one number.
 pub(crate) fn wide() -> u128 {
     (u128::from(word()) << 64) | u128::from(word())
 }
 
-/// A number made of another and of what distinguishes it, the same in every process.
+/// Derives a number from another and from distinguishing words; the same in every process.
 pub(crate) fn derived(from: u128, by: &[u64]) -> u128 {
     let mut state = from;
     for word in by {

@@ -1,7 +1,7 @@
-//! Reduction operators: the built-in ones, and those that multiply by a scalar first.
+//! Reduction operators: the built-in ones, and those that first multiply by a scalar.
 //!
-//! Not in this module: the arithmetic (`compute`). Invariant: an operator that was made belongs to
-//! one communicator and one type.
+//! The arithmetic is in `compute`. Invariant: a created operator belongs to one communicator and
+//! one type.
 
 use core::ffi::{c_int, c_void};
 
@@ -9,10 +9,10 @@ use crate::abi::{Result, invalid};
 use crate::comm::{Comm, CommPtr, Out, not_null};
 use crate::compute::{DType, Op};
 
-/// The least number of an operator that a program made.
+/// The smallest number of a created operator.
 const FIRST_OWN: c_int = 5;
 
-/// An operator that a program made.
+/// An operator that the program has created.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RedOp {
     pub(crate) dtype: DType,
@@ -22,14 +22,14 @@ pub(crate) struct RedOp {
 /// Location of the factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scalar {
-    /// Its bytes.
+    /// The bytes of the factor.
     Now([u8; 8]),
-    /// In device memory, read when the collective runs.
+    /// An address in device memory, read when the collective runs.
     Later(usize),
 }
 
 impl Scalar {
-    /// The factor's bytes, for the collective that runs now.
+    /// Returns the factor's bytes for the running collective.
     pub(crate) fn bytes(&self, dtype: DType) -> [u8; 8] {
         match *self {
             Self::Now(bytes) => bytes,
@@ -46,7 +46,7 @@ fn read(from: *const u8, dtype: DType) -> [u8; 8] {
     bytes
 }
 
-/// Returns the meaning of an operator on this communicator.
+/// Returns the operation of an operator on this communicator.
 pub(crate) fn resolve(comm: &Comm, op: c_int, dtype: DType) -> Result<Op> {
     Ok(match op {
         0 => Op::Sum,
@@ -71,7 +71,7 @@ pub(crate) fn resolve(comm: &Comm, op: c_int, dtype: DType) -> Result<Op> {
 }
 
 exports! {
-    /// Makes an operator that multiplies this rank's values by a scalar before it sums.
+    /// Creates an operator that multiplies this rank's values by a scalar before the sum.
     fn ncclRedOpCreatePreMulSum(op: *mut c_int, scalar: *mut c_void, datatype: c_int, residence: c_int, comm: CommPtr) {
         let comm = comm.ready()?;
         not_null(op, "op")?;
@@ -93,7 +93,7 @@ exports! {
         Ok(())
     }
 
-    /// Forgets such an operator.
+    /// Destroys such an operator.
     fn ncclRedOpDestroy(op: c_int, comm: CommPtr) {
         if (0..FIRST_OWN).contains(&op) {
             return invalid("ncclRedOpDestroy: operation is a NCCL builtin");

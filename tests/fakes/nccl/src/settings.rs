@@ -1,8 +1,7 @@
 //! The settings of the library, read once from the environment.
 //!
-//! Not in this module: counting the calls (`faults`). Invariant: a setting that cannot be
-//! understood ends the process with its text, so that a test never passes because its fault was
-//! misspelled.
+//! `faults` counts the calls. Invariant: an invalid setting ends the process with its text, so that
+//! a test cannot pass because its fault was misspelled.
 
 use std::sync::LazyLock;
 
@@ -11,23 +10,24 @@ use peerweave_fake_common::{Rules, Variables};
 /// Whether collectives have an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Noop {
-    /// They do.
+    /// Collectives have their effects.
     Off,
-    /// On a blocking communicator nothing, on another one a thread is started.
+    /// On a blocking communicator collectives do nothing; on a non-blocking one they start a
+    /// thread.
     Threads,
-    /// As `Threads`, but where a thread would be started, the next question is answered as if one
-    /// still ran.
+    /// Like `Threads`, but instead of starting a thread, the next query reports that one is
+    /// running.
     Questions,
 }
 
-/// Everything that the environment says.
+/// All settings of the environment.
 pub(crate) struct Settings {
     pub(crate) version: i32,
     pub(crate) fail: Rules,
     pub(crate) stuck: Rules,
     pub(crate) async_error: Rules,
     pub(crate) slow: Rules,
-    /// Some rule exists.
+    /// Whether any rule exists.
     pub(crate) any_rule: bool,
     pub(crate) init_stuck: Option<Option<i32>>,
     pub(crate) init_slow_ms: u64,
@@ -39,12 +39,12 @@ pub(crate) struct Settings {
     pub(crate) log: Option<String>,
 }
 
-/// The version whose interface this library has.
+/// The version whose interface this library implements.
 pub(crate) const NEWEST: i32 = 23203;
 
 static SETTINGS: LazyLock<Settings> = LazyLock::new(read);
 
-/// The settings of this process.
+/// Returns the settings of this process.
 #[inline]
 pub(crate) fn get() -> &'static Settings {
     &SETTINGS

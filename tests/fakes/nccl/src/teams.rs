@@ -1,7 +1,7 @@
-//! The teams of a communicator, and what kernels' resources need.
+//! The teams of a communicator, and the resource requirements of kernels.
 //!
-//! Not in this module: device communicators (`device_comm`). Invariant: a rank's LSA team are the
-//! ranks whose memory it can reach, and its rail team those at the same place in other LSA teams.
+//! Device communicators are in `device_comm`. Invariant: the LSA team of a rank contains the ranks
+//! whose memory it can access, and its rail team the ranks at the same position in other LSA teams.
 
 use core::ffi::c_int;
 
@@ -38,7 +38,7 @@ impl ResourceRequirements {
     };
 }
 
-/// A handle: the buffer's place and a count.
+/// A handle: the buffer's offset and a count.
 #[repr(C)]
 pub(crate) struct BufferHandle {
     buffer: u32,
@@ -63,19 +63,19 @@ pub(crate) fn lsa(comm: &Comm) -> Team {
     Team { ranks: size, rank: comm.who().rank % size, stride: 1 }
 }
 
-/// Everybody.
+/// Returns the team of all ranks.
 #[unsafe(no_mangle)]
 extern "C" fn ncclTeamWorld(comm: CommPtr) -> Team {
     team(comm, |comm| Team { ranks: comm.who().ranks(), rank: comm.who().rank, stride: 1 })
 }
 
-/// The ranks that this one can reach.
+/// Returns the team of the ranks whose memory this one can access.
 #[unsafe(no_mangle)]
 extern "C" fn ncclTeamLsa(comm: CommPtr) -> Team {
     team(comm, lsa)
 }
 
-/// The ranks at the same place in the other LSA teams.
+/// Returns the team of the ranks at the same position in the other LSA teams.
 #[unsafe(no_mangle)]
 extern "C" fn ncclTeamRail(comm: CommPtr) -> Team {
     team(comm, |comm| {
@@ -84,31 +84,31 @@ extern "C" fn ncclTeamRail(comm: CommPtr) -> Team {
     })
 }
 
-/// A team of hardware that this library does not emulate: this rank alone.
+/// Returns a team of hardware that this library does not emulate: this rank alone.
 #[unsafe(no_mangle)]
 extern "C" fn ncclTeamCft(comm: CommPtr, _mode: c_int) -> Team {
     team(comm, |_| Team { ranks: 1, rank: 0, stride: 1 })
 }
 
-/// As above.
+/// Returns this rank alone, like [`ncclTeamCft`].
 #[unsafe(no_mangle)]
 extern "C" fn ncclTeamCftMultimem(comm: CommPtr) -> Team {
     team(comm, |_| Team { ranks: 1, rank: 0, stride: 1 })
 }
 
-/// A team's rank as one of the communicator.
+/// Converts a rank of a team to a rank of the communicator.
 #[unsafe(no_mangle)]
 extern "C" fn ncclTeamRankToWorld(comm: CommPtr, of: Team, rank: c_int) -> c_int {
     team(comm, |comm| Team { rank: comm.who().rank + (rank - of.rank) * of.stride, ..NONE }).rank
 }
 
-/// A team's rank as one of the LSA team.
+/// Converts a rank of a team to a rank of the LSA team.
 #[unsafe(no_mangle)]
 extern "C" fn ncclTeamRankToLsa(comm: CommPtr, of: Team, rank: c_int) -> c_int {
     team(comm, |comm| Team { rank: lsa(comm).rank + (rank - of.rank) * of.stride, ..NONE }).rank
 }
 
-/// Returns the number of slots for an exchange of so many elements: each holds eight bytes.
+/// Returns the number of slots for an exchange of this many elements; each slot holds eight bytes.
 #[unsafe(no_mangle)]
 extern "C" fn ncclLLA2ACalcSlots(max_elts: c_int, max_elt_size: c_int) -> c_int {
     max_elts * ((max_elt_size + 7) / 8)
@@ -148,7 +148,7 @@ exports! {
         buffer_requirement(n_blocks as usize * (1 + 2 * n_slots as usize) * 16, 16, n_slots, out_handle, out_req)
     }
 
-    /// Returns the requirement of barriers over a network: a signal for each rank of each.
+    /// Returns the requirement of barriers over a network: each has one signal for each rank.
     fn ncclGinBarrierCreateRequirement(comm: CommPtr, team: Team, n_barriers: c_int, out_handle: *mut BufferHandle,
         out_req: *mut ResourceRequirements) {
         comm.ready()?;

@@ -1,9 +1,9 @@
 //! Windows: memory that every rank of a communicator has registered, and one-sided operations on
 //! it.
 //!
-//! Not in this module: access from kernels. Invariant: a window's handle is never given out twice,
-//! so that the use of one that was deregistered is recognised; and it ends the process, since in
-//! NCCL it would be undefined.
+//! Access from kernels is not emulated. Invariant: the handle of a window is never reused, so that
+//! the use of a deregistered window is detected; it ends the process, because in NCCL its behaviour
+//! is undefined.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::HashMap;
@@ -30,11 +30,11 @@ pub(crate) struct Window {
     is_symmetric: bool,
     /// Address and length of each rank's memory in its process.
     places: Vec<(usize, usize)>,
-    /// An address range that only kernels could use; 0 without multicast.
+    /// An address range for kernels only; 0 without multicast.
     multimem: usize,
 }
 
-/// A handle points to this, as NCCL's points to its struct for kernels.
+/// The struct to which a handle points, as NCCL's handle points to a struct for kernels.
 #[repr(C)]
 struct Handle {
     host: *const c_void,
@@ -57,7 +57,7 @@ pub(crate) fn count() -> i64 {
     windows().len() as i64
 }
 
-/// Forgets a communicator's windows with it; says how many there were.
+/// Removes a communicator's windows and returns their number.
 pub(crate) fn forget_all(comm: CommPtr) -> usize {
     let mut all = windows();
     let before = all.len();
@@ -65,7 +65,7 @@ pub(crate) fn forget_all(comm: CommPtr) -> usize {
     before - all.len()
 }
 
-/// The window of a handle, which must still be registered.
+/// Returns the window of a handle, which must be registered.
 pub(crate) fn find(window: *mut c_void) -> Result<Arc<Window>> {
     not_null(window, "window")?;
     match windows().get(&window.addr()) {
@@ -76,11 +76,11 @@ pub(crate) fn find(window: *mut c_void) -> Result<Arc<Window>> {
 
 fn of(comm: &'static Comm, window: *mut c_void) -> Result<Arc<Window>> {
     let window = find(window)?;
-    if window.comm == comm.handle().address() { Ok(window) } else { invalid("the window is another communicator's") }
+    if window.comm == comm.handle().address() { Ok(window) } else { invalid("the window belongs to another communicator") }
 }
 
-/// The ranks that can reach each other's memory: blocks of ranks of one process, if all blocks are
-/// of one size.
+/// Returns the size of the LSA teams: blocks of ranks of one process, if all blocks have the same
+/// size.
 pub(crate) fn lsa_size(comm: &Comm) -> i32 {
     let addresses = &comm.who().addresses;
     let block = addresses.iter().take_while(|address| *address == &addresses[0]).count();
@@ -147,13 +147,13 @@ pub(crate) enum OneSided {
 }
 
 impl OneSided {
-    /// Returns whether it waits for no other rank.
+    /// Returns whether it does not wait for other ranks.
     pub(crate) fn is_outgoing(&self) -> bool {
         !matches!(self, Self::Wait(_))
     }
 }
 
-/// Does a one-sided operation; `None` if it was stopped.
+/// Runs a one-sided operation; `None` if it was stopped.
 pub(crate) fn run(comm: &Comm, work: &OneSided) -> Option<()> {
     let mut message = Vec::new();
     let head =
@@ -201,7 +201,7 @@ fn wait(comm: &Comm, wanted: &[WaitSignalDesc]) -> Option<()> {
     Some(())
 }
 
-/// A put or signal has arrived for a rank of this process.
+/// Handles a put or signal for a rank of this process.
 pub(crate) fn apply(slot: Slot, bytes: &[u8]) {
     let word = |index: usize| u64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes"));
     let matches = |comm: &&Comm| comm.members.get().is_some_and(|members| members.id == slot.comm && members.rank == slot.to);
@@ -245,7 +245,8 @@ fn owner(window: &Window) -> &'static Comm {
 }
 
 exports! {
-    /// Registers memory of all ranks as a window; null, with success, where that is not supported.
+    /// Registers memory of all ranks as a window. Returns null with success if windows are not
+    /// supported.
     fn ncclCommWindowRegister(comm: CommPtr, buff: *mut c_void, size: usize, win: *mut *mut c_void, win_flags: c_int) {
         let comm = comm.usable()?;
         not_null(win, "win")?;
@@ -263,7 +264,7 @@ exports! {
         register(comm, buff.expose_provenance(), size, win_flags & SYMMETRIC != 0, Out(win))
     }
 
-    /// Forgets a window; null is allowed.
+    /// Deregisters a window; null is allowed.
     fn ncclCommWindowDeregister(comm: CommPtr, win: *mut c_void) {
         let comm = comm.ready()?;
         if win.is_null() {
@@ -276,7 +277,7 @@ exports! {
         Ok(())
     }
 
-    /// The memory that this rank has registered.
+    /// Returns the memory that this rank has registered.
     fn ncclWinGetUserPtr(comm: CommPtr, win: *mut c_void, out_user_ptr: *mut *mut c_void) {
         let comm = comm.ready()?;
         not_null(out_user_ptr, "outUserPtr")?;
@@ -297,7 +298,7 @@ exports! {
         pointer(&window, offset, Some(window.places[(first + lsa_rank) as usize].0), out_ptr)
     }
 
-    /// Does the same by the rank in the communicator; null without direct access.
+    /// Returns the same address by the rank in the communicator; null without direct access.
     fn ncclGetPeerDevicePointer(window: *mut c_void, offset: usize, peer: c_int, out_ptr: *mut *mut c_void) {
         let window = find(window)?;
         let comm = owner(&window);
@@ -313,7 +314,7 @@ exports! {
         pointer(&window, offset, (window.multimem != 0).then_some(window.multimem), out_ptr)
     }
 
-    /// Does the same with the handle of a team's multicast.
+    /// Returns the same address with the handle of a team's multicast.
     fn ncclGetMultimemDevicePointer(window: *mut c_void, offset: usize, multimem: usize, out_ptr: *mut *mut c_void) {
         let window = find(window)?;
         pointer(&window, offset, (window.multimem != 0 && multimem != 0).then_some(window.multimem), out_ptr)
@@ -325,14 +326,14 @@ exports! {
         misuse("CFT is not supported")
     }
 
-    /// As above.
+    /// Returns an error, like [`ncclGetMultimemDeviceLeInfo`].
     fn ncclGetCftDeviceLeInfo(window: *mut c_void, _offset: usize, _peer: c_int, _team: crate::abi::Team, _le_id: *mut c_uint,
         _le_offset: *mut usize) {
         find(window)?;
         misuse("CFT is not supported")
     }
 
-    /// As above.
+    /// Returns an error, like [`ncclGetMultimemDeviceLeInfo`].
     fn ncclGetPeerDeviceLeInfo(window: *mut c_void, _offset: usize, _peer: c_int, _le_id: *mut c_uint, _le_offset: *mut usize) {
         find(window)?;
         misuse("CFT is not supported")
@@ -349,7 +350,7 @@ exports! {
         check_signal(comm, peer, sig_idx, ctx)?;
         let window = of(comm, peer_win)?;
         let Some(bytes) = DType::from_number(datatype)?.size().checked_mul(count) else {
-            return invalid(format!("count {count} is too big"));
+            return invalid(format!("count {count} is too large"));
         };
         let size = window.places[peer as usize].1;
         if flags != 0 || peer_win_offset.checked_add(bytes).is_none_or(|end| end > size) {
@@ -382,7 +383,7 @@ exports! {
         collectives::submit(comm, stream, Work::OneSided(OneSided::Signal { peer, signal: sig_idx, context: ctx }), None)
     }
 
-    /// Waits for signals, and takes them.
+    /// Waits for signals, and consumes them.
     fn ncclWaitSignal(n_desc: c_int, signal_descs: *const WaitSignalDesc, comm: CommPtr, stream: Stream) {
         let comm = comm.usable()?;
         if n_desc < 1 {

@@ -1,8 +1,8 @@
 //! Messages to other processes of the machine, over Unix sockets in the abstract namespace.
 //!
-//! Not in this module: what a message means (`post`). Invariant: sending never blocks; messages
-//! from one process to another arrive in the order in which they were sent, or not at all once the
-//! receiver is dead.
+//! `post` defines the meaning of messages. Invariant: sending never blocks; messages from one
+//! process to another arrive in the order in which they were sent, or not at all after the receiver
+//! has ended.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -23,10 +23,10 @@ struct Frame {
     bytes: Bytes,
 }
 
-/// A process that messages go to.
+/// A process that receives messages.
 struct Peer {
     frames: Sender<Frame>,
-    /// Messages that the system does not have yet.
+    /// Number of messages that were not yet passed to the system.
     unwritten: Arc<AtomicUsize>,
 }
 
@@ -38,7 +38,7 @@ fn system<T>(what: &str, error: &io::Error) -> Result<T> {
     fail(Code::SystemError, format!("{what}: {error}"))
 }
 
-/// The address of this process; it listens from the first call on.
+/// Returns the address of this process; the process listens from the first call on.
 pub(crate) fn own() -> Result<&'static Address> {
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(own) = OWN.get() {
@@ -78,7 +78,7 @@ fn read_block(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     let length = u64::from_le_bytes(length);
     if length > LONGEST {
         // Whoever that is, it is not this library in another process.
-        return Err(io::Error::other("a length that nobody sends"));
+        return Err(io::Error::other("the length of a message is invalid"));
     }
     let length = usize::try_from(length).map_err(io::Error::other)?;
     let mut bytes = vec![0; length];
@@ -159,8 +159,8 @@ pub(crate) fn send(address: &Address, slot: Slot, bytes: Bytes) -> Result {
     Ok(())
 }
 
-/// Waits until the system has what was sent to some processes: it arrives even if this process ends
-/// now.
+/// Waits until messages to some processes were passed to the system: they arrive even if this
+/// process ends now.
 pub(crate) fn flush(addresses: &[Address], stop: &dyn Fn() -> bool) {
     let waiting: Vec<_> = {
         let peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);

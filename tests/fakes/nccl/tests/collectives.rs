@@ -1,4 +1,4 @@
-//! Every collective, type and operator, computed for real.
+//! Computes every collective with every type and operator.
 
 mod common;
 
@@ -45,7 +45,7 @@ fn every_collective_has_the_expected_result() {
 }
 
 #[test]
-fn in_place_and_the_old_broadcast() {
+fn in_place_forms_and_old_broadcast_are_right() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             let sum = buffer(&[rank as f32 + 1.0; 3]);
@@ -63,7 +63,7 @@ fn in_place_and_the_old_broadcast() {
     });
 }
 
-/// A type's number, and the bytes of 1, 2, 3 and 1.5 (or 1) in it.
+/// Returns a type's number, and the bytes of 1, 2, 3 and 1.5 (or 1) in it.
 fn bytes_of(dtype: i32, value: u8) -> Vec<u8> {
     match dtype {
         0 | 1 => vec![value],
@@ -80,7 +80,7 @@ fn bytes_of(dtype: i32, value: u8) -> Vec<u8> {
 }
 
 #[test]
-fn every_type_with_every_operator() {
+fn every_type_and_operator_has_the_expected_result() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             for dtype in 0..12 {
@@ -113,7 +113,7 @@ fn every_type_with_every_operator() {
 }
 
 #[test]
-fn a_factor_in_device_memory_is_read_when_the_collective_runs() {
+fn factor_in_device_memory_is_read_when_the_collective_runs() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (factor, data) = (buffer(&[3.0_f32]), buffer(&[2.0_f32]));
@@ -130,7 +130,7 @@ fn a_factor_in_device_memory_is_read_when_the_collective_runs() {
 }
 
 #[test]
-fn a_captured_collective_is_replayed_and_keeps_its_communicator() {
+fn captured_collective_keeps_its_communicator_alive() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             let data = buffer(&[rank + 1]);
@@ -155,7 +155,7 @@ fn a_captured_collective_is_replayed_and_keeps_its_communicator() {
 }
 
 #[test]
-fn bad_arguments_have_the_codes_of_nccl() {
+fn invalid_arguments_return_the_codes_of_nccl() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let data = buffer(&[1_i32]);

@@ -1,4 +1,4 @@
-//! Faults that a test orders, versions that it pretends, and what it can count and read afterwards.
+//! Faults that a test injects, versions that it emulates, and counters and logs that it reads.
 
 mod common;
 
@@ -10,7 +10,7 @@ use peerweave_fakes::child;
 const I32: i32 = 2;
 
 #[test]
-fn the_call_that_shall_fail_fails_with_its_code() {
+fn injected_fault_makes_the_call_return_its_code() {
     fakes().env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce:2=1,ncclGroupEnd:2=3,ncclCommInitAll:1=2").run(|| {
         use_device(0);
         let mut comm = 0;
@@ -29,7 +29,7 @@ fn the_call_that_shall_fail_fails_with_its_code() {
 }
 
 #[test]
-fn a_fault_of_one_rank_leaves_the_others_alone() {
+fn fault_of_one_rank_does_not_affect_others() {
     fakes().env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce@1:1=5").run(|| {
         ranks(2, |rank, comm, stream| {
             let data = buffer(&[1]);
@@ -42,7 +42,7 @@ fn a_fault_of_one_rank_leaves_the_others_alone() {
 }
 
 #[test]
-fn an_operation_that_is_stuck_ends_with_an_abort() {
+fn stuck_operation_ends_with_an_abort() {
     fakes().env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run(|| {
         ranks(1, |_, comm, stream| {
             let data = buffer(&[1]);
@@ -58,7 +58,7 @@ fn an_operation_that_is_stuck_ends_with_an_abort() {
 }
 
 #[test]
-fn an_asynchronous_error_shows_and_stays() {
+fn asynchronous_error_is_reported_and_sticky() {
     fakes().env("PEERWEAVE_FAKE_NCCL_ASYNC_ERROR", "ncclAllReduce:1=6").run(|| {
         ranks(1, |_, comm, stream| {
             let data = buffer(&[1]);
@@ -73,7 +73,7 @@ fn an_asynchronous_error_shows_and_stays() {
 }
 
 #[test]
-fn a_slow_operation_takes_its_time() {
+fn slow_operation_delays_its_stream() {
     fakes().env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclAllReduce=100").run(|| {
         ranks(1, |_, comm, stream| {
             let (data, begin) = (buffer(&[1]), Instant::now());
@@ -86,7 +86,7 @@ fn a_slow_operation_takes_its_time() {
 }
 
 #[test]
-fn a_slow_function_keeps_its_communicator_busy() {
+fn slow_function_keeps_its_communicator_busy() {
     fakes().env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=100").run(|| {
         ranks(1, |_, comm, _| {
             let begin = Instant::now();
@@ -104,7 +104,7 @@ fn a_slow_function_keeps_its_communicator_busy() {
 }
 
 #[test]
-fn an_initialisation_can_be_stuck_for_one_rank() {
+fn initialisation_can_be_stuck_for_one_rank() {
     fakes().env("PEERWEAVE_FAKE_NCCL_INIT_STUCK", "1").run(|| {
         let mut id = UniqueId([0; 128]);
         ok(ncclGetUniqueId(&mut id));
@@ -131,12 +131,12 @@ fn register(comm: Handle) -> Handle {
 }
 
 #[test]
-fn a_window_can_be_null_with_success() {
+fn window_can_be_null_with_success() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NULL_WINDOW", "1").run(|| ranks(1, |_, comm, _| assert_eq!(register(comm), 0)));
 }
 
 #[test]
-fn multimem_can_be_pretended() {
+fn multimem_setting_reports_multicast() {
     fakes().env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "1").run(|| {
         ranks(1, |_, comm, _| {
             let mut pointer = 0;
@@ -147,7 +147,7 @@ fn multimem_can_be_pretended() {
 }
 
 #[test]
-fn without_work_a_collective_only_counts() {
+fn collectives_without_work_are_only_counted() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NOOP", "1").run(|| {
         ranks(2, |rank, comm, stream| {
             let data = buffer(&[rank]);
@@ -213,11 +213,11 @@ fn old_version_lacks_newer_functions() {
     });
 }
 
-/// Makes a communicator with a configuration that sets three fields, and gives what the library
-/// took of it.
+/// Creates a communicator with a configuration that sets three fields, and returns the values that
+/// the library read.
 fn taken(version: i32, header_version: u32, size: usize) -> String {
     let place = std::env::temp_dir().join(format!("peerweave-config-{}-{version}-{header_version}-{size}", std::process::id()));
-    let scenario = "a_configuration_is_read_as_the_version_would";
+    let scenario = "configuration_is_read_in_the_layout_of_the_version";
     let output = fakes_of(version)
         .env("PEERWEAVE_FAKE_NCCL_LOG", place.as_os_str())
         .env("HEADER", header_version.to_string())
@@ -231,7 +231,7 @@ fn taken(version: i32, header_version: u32, size: usize) -> String {
 }
 
 #[test]
-fn a_configuration_is_read_as_the_version_would() {
+fn configuration_is_read_in_the_layout_of_the_version() {
     if child().is_some() {
         let number = |name: &str| std::env::var(name).expect(name).parse::<u32>().expect(name);
         let mut config = Config::new();
@@ -259,8 +259,8 @@ fn a_configuration_is_read_as_the_version_would() {
 }
 
 #[test]
-fn the_log_has_every_call_with_its_arguments() {
-    const ME: &str = "the_log_has_every_call_with_its_arguments";
+fn log_contains_every_call_with_its_arguments() {
+    const ME: &str = "log_contains_every_call_with_its_arguments";
     if child().is_some() {
         ranks(1, |_, comm, stream| {
             let data = buffer(&[1]);
@@ -282,7 +282,7 @@ fn the_log_has_every_call_with_its_arguments() {
 }
 
 #[test]
-fn a_call_with_its_own_configuration() {
+fn call_with_its_own_configuration_is_logged() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (data, mut event) = (buffer(&[1]), 0);

@@ -1,4 +1,4 @@
-//! Groups, point to point, several communicators and streams in one thread.
+//! Groups, point-to-point calls, several communicators and streams in one thread.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::*;
 
 const I32: i32 = 2;
 
-/// The communicators of the first devices, made by one call.
+/// Creates the communicators of the first devices by one call.
 fn all(count: i32) -> Vec<Handle> {
     use_device(0);
     let mut comms = vec![0; count as usize];
@@ -49,7 +49,7 @@ fn one_thread_drives_all_devices() {
 }
 
 #[test]
-fn one_thread_makes_all_ranks_in_a_group() {
+fn one_thread_creates_all_ranks_in_a_group() {
     fakes().run(|| {
         let mut id = UniqueId([0; 128]);
         ok(ncclGetUniqueId(&mut id));
@@ -72,7 +72,7 @@ fn one_thread_makes_all_ranks_in_a_group() {
 }
 
 #[test]
-fn a_ring_of_sends_and_receives_in_groups() {
+fn grouped_sends_and_receives_form_a_ring() {
     fakes().run(|| {
         ranks(3, |rank, comm, stream| {
             let (from, to) = (buffer(&[rank, rank * 2]), buffer(&[-1, -1]));
@@ -98,7 +98,7 @@ fn a_ring_of_sends_and_receives_in_groups() {
 }
 
 #[test]
-fn a_send_outside_a_group_waits_for_its_receiver() {
+fn send_outside_a_group_waits_for_its_receiver() {
     fakes().run(|| {
         let comms = all(2);
         let (first, second) = (stream(), {
@@ -118,7 +118,7 @@ fn a_send_outside_a_group_waits_for_its_receiver() {
 }
 
 #[test]
-fn a_failed_member_fails_the_group_and_launches_nothing() {
+fn failed_member_fails_the_group_and_launches_nothing() {
     fakes().run(|| {
         let comm = all(1)[0];
         let (stream, data) = (stream(), buffer(&[3]));

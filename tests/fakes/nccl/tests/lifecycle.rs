@@ -1,5 +1,5 @@
-//! How communicators come and go: non-blocking, derived from others, aborted, revoked, used too
-//! late.
+//! Lifetime of communicators: non-blocking, derived, aborted and revoked ones, and use after the
+//! end.
 
 mod common;
 
@@ -88,7 +88,7 @@ fn non_blocking_communicator_is_in_progress_until_ready() {
 }
 
 #[test]
-fn an_initialisation_that_never_ends_can_be_aborted() {
+fn endless_initialisation_can_be_aborted() {
     fakes().run(|| {
         use_device(0);
         let mut id = UniqueId([0; 128]);
@@ -234,7 +234,7 @@ fn two_ranks_on_one_device_are_refused() {
     });
 }
 
-/// Runs a child that must be ended by the library, with this in its last words.
+/// Runs a child that the library must end with a message that contains `words`.
 fn ends_loudly(scenario: &str, words: &str) {
     let output = fakes().run_child(scenario);
     assert!(!output.timed_out && !output.status.success(), "{output}");
@@ -255,7 +255,7 @@ fn use_of_a_destroyed_communicator_ends_the_process() {
 }
 
 #[test]
-fn a_communicator_that_is_destroyed_twice_ends_the_process() {
+fn second_destroy_of_a_communicator_ends_the_process() {
     if child().is_some() {
         ranks(1, |_, comm, _| {
             ok(ncclCommAbort(comm));
@@ -263,11 +263,11 @@ fn a_communicator_that_is_destroyed_twice_ends_the_process() {
         });
         return;
     }
-    ends_loudly("a_communicator_that_is_destroyed_twice_ends_the_process", "fake nccl: use of a destroyed communicator");
+    ends_loudly("second_destroy_of_a_communicator_ends_the_process", "fake nccl: use of a destroyed communicator");
 }
 
 #[test]
-fn a_graph_that_outlives_its_communicator_ends_the_process() {
+fn graph_that_outlives_its_communicator_ends_the_process() {
     if child().is_some() {
         ranks(1, |_, comm, stream| {
             let (data, mut graph) = (buffer(&[1]), 0);
@@ -278,5 +278,5 @@ fn a_graph_that_outlives_its_communicator_ends_the_process() {
         });
         return;
     }
-    ends_loudly("a_graph_that_outlives_its_communicator_ends_the_process", "captured graphs still hold");
+    ends_loudly("graph_that_outlives_its_communicator_ends_the_process", "captured graphs still hold");
 }

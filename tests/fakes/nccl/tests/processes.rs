@@ -9,7 +9,7 @@ use peerweave_fakes::Child;
 
 const I32: i32 = 2;
 
-/// The communicator of a process's rank, on the device of that number.
+/// Creates the communicator of a process's rank, on the device with the same number.
 fn join(me: &Child) -> (Handle, Handle) {
     use_device(me.rank as i32);
     let mut id = UniqueId([0; 128]);
@@ -76,7 +76,7 @@ fn puts_reach_another_process() {
 }
 
 #[test]
-fn a_process_may_end_as_soon_as_its_own_part_is_complete() {
+fn process_can_end_when_its_own_part_is_complete() {
     fakes().run_many(3, |me| {
         let (comm, stream) = join(&me);
         let data = buffer(&vec![me.rank as i32; 500_000]);
@@ -118,7 +118,7 @@ fn wait_for_a_dead_process_hangs_until_an_abort() {
 }
 
 #[test]
-fn a_death_can_be_an_asynchronous_error() {
+fn death_can_be_reported_as_an_asynchronous_error() {
     fakes().env("PEERWEAVE_FAKE_NCCL_DEATH", "error").run_many(3, |me| {
         let Some((comm, stream)) = lose_one(&me) else { return };
         eventually(|| async_state(comm) == 6);

@@ -10,7 +10,7 @@ use peerweave_fakes::child;
 const I32: i32 = 2;
 
 #[test]
-fn a_window_shows_every_rank_of_the_process_and_takes_puts() {
+fn window_gives_access_to_every_rank_of_the_process() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             let (mut memory, mut window, mut pointer) = (0, 0, 0);
@@ -55,7 +55,7 @@ fn a_window_shows_every_rank_of_the_process_and_takes_puts() {
 }
 
 #[test]
-fn windows_of_several_communicators_in_one_group_and_their_end() {
+fn windows_of_several_communicators_end_with_them() {
     fakes().run(|| {
         use_device(0);
         let mut comms = [0; 2];
@@ -104,7 +104,7 @@ fn use_of_a_deregistered_window_ends_the_process() {
     assert!(output.stderr.contains("fake nccl: use of a deregistered window"), "{output}");
 }
 
-/// A struct of so many bytes that begins with NCCL's header.
+/// Returns a struct of this many bytes that begins with NCCL's header.
 fn versioned(bytes: usize, magic: u32, version: u32) -> Vec<u64> {
     let mut words = vec![0; bytes / 8 + 2];
     words[0] = bytes as u64;

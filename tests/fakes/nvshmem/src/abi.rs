@@ -1,7 +1,7 @@
-//! NVSHMEM's structs, version words, status codes and constants, as the library's callers lay them
-//! out.
+//! Defines NVSHMEM's structs, version words, status codes and constants, in the layout of the
+//! library's callers.
 //!
-//! Not in this module: what they mean. Invariant: sizes are those that the vendor's headers assert.
+//! Invariant: sizes are those that the vendor's headers assert.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -27,17 +27,17 @@ pub(crate) struct Fail {
 
 pub(crate) type Result<T = ()> = core::result::Result<T, Fail>;
 
-/// A failure.
+/// Returns a failure with a text.
 pub(crate) fn fail<T>(code: Code, text: impl Into<String>) -> Result<T> {
     Err(Fail { code, text: text.into() })
 }
 
-/// A wrong argument.
+/// Returns a failure because of an invalid argument.
 pub(crate) fn invalid<T>(text: impl Into<String>) -> Result<T> {
     fail(Code::INVALID_VALUE, text)
 }
 
-/// The word that heads a struct.
+/// Returns the version word at the start of a struct.
 pub(crate) const fn word(layout: c_int, bytes: usize) -> c_int {
     (layout << 16) + bytes as c_int
 }

@@ -1,8 +1,8 @@
 //! Atomics from the host, by type.
 //!
-//! Not in this module: atomics of streams, of which NVSHMEM has only signals. Invariant: unless a
-//! test asks for more, they are what they are in every release of NVSHMEM that is known: exported,
-//! and "not implemented".
+//! Streams have no atomics, because NVSHMEM has only signals there. Invariant: unless a test
+//! enables them, atomics behave as in every known release of NVSHMEM: they are exported and return
+//! "not implemented".
 
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -11,12 +11,12 @@ use half::f16;
 
 use crate::{call, counters, log, settings, world};
 
-/// A value of so many bits, changed in one piece.
+/// A value whose bits can be changed atomically.
 trait Atomic: Copy + PartialEq {
-    /// Changes it where it is; what was there.
+    /// Changes the value and returns the previous one.
     ///
     /// # Safety
-    /// The address is one of a live, aligned value.
+    /// {Safety} The address is that of a live, aligned value.
     unsafe fn change(address: *mut u8, change: impl FnMut(Self) -> Option<Self>) -> Self;
     fn sum(self, other: Self) -> Self;
     fn one() -> Self;
@@ -55,7 +55,7 @@ atomics! {
     f64, u64, AtomicU64, f64::to_bits, f64::from_bits, |left, right| left + right, 1.0;
 }
 
-/// Changes a PE's value; what was there, or zero as NVSHMEM has it.
+/// Changes a value of a PE; returns the previous one, or zero if atomics are disabled.
 fn act<T: Atomic + Default>(target: *const T, pe: c_int, change: impl FnMut(T) -> Option<T>) -> T {
     let (world, function) = (world::live(), call::function());
     world.check_pe(pe);

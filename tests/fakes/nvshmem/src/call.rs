@@ -1,7 +1,6 @@
-//! The wrapper of every exported function: its faults, its line in the log, the text of its error.
+//! Wraps every exported function: injects faults, logs the call, sets the text of its error.
 //!
-//! Not in this module: the bodies. Invariant: no panic leaves an exported function; one ends the
-//! process with its message.
+//! Invariant: no panic leaves an exported function; a panic ends the process with its message.
 
 use core::ffi::c_int;
 use std::cell::Cell;
@@ -13,7 +12,7 @@ use half::{bf16, f16};
 use crate::abi::{Code, Result};
 use crate::{faults, log, settings, version, world};
 
-/// Makes one exported function. Its name may be made of parts.
+/// Defines one exported function. Its name can be composed of parts.
 macro_rules! export {
     ([$($name:tt)*] ($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         const _: () = {
@@ -25,7 +24,7 @@ macro_rules! export {
     };
 }
 
-/// Makes exported functions.
+/// Defines exported functions.
 macro_rules! exports {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block)*) => {$(
         export! { [stringify!($name)] ($($arg: $type),*) $(-> $result)? $body }
@@ -114,7 +113,7 @@ pub(crate) type Arguments<'a> = &'a [(&'static str, &'a dyn Argument)];
 
 thread_local! {
     static EFFECT: Cell<faults::Effect> = const { Cell::new(faults::Effect::NONE) };
-    /// The PE that initialisation wants to be.
+    /// The number of the PE that an initialization will create.
     static WOULD_BE: Cell<Option<i32>> = const { Cell::new(None) };
     static FUNCTION: Cell<&'static str> = const { Cell::new("") };
 }
@@ -127,12 +126,12 @@ pub(crate) fn take_effect() -> faults::Effect {
     EFFECT.replace(faults::Effect::NONE)
 }
 
-/// The exported function that this thread is in.
+/// Returns the exported function that this thread runs.
 pub(crate) fn function() -> &'static str {
     FUNCTION.get()
 }
 
-/// Runs initialisation's rules for a PE that is not one yet.
+/// Applies the rules of initialization for a PE that is not initialized yet.
 pub(crate) fn would_be(pe: i32) {
     WOULD_BE.set(Some(pe));
 }
@@ -171,18 +170,18 @@ pub(crate) fn enter<R: Outcome>(name: &'static str, arguments: Arguments<'_>, bo
     result
 }
 
-/// Applies the rules to a call; its code where it shall fail.
+/// Applies the rules to a call; returns its code if it must fail.
 pub(crate) fn rules(name: &str) -> Option<Code> {
     let pe = WOULD_BE.take().or_else(world::own_pe);
     let (effect, injected) = faults::next(name, pe);
     EFFECT.set(effect);
     if let Some(code) = injected {
-        log::complain(&format!("{name}: a fault that the test asked for, code {}", code.0));
+        log::complain(&format!("{name}: an injected fault, code {}", code.0));
     }
     injected
 }
 
-/// A code of a body that may fail; the failure's text is printed, as NVSHMEM does.
+/// Returns the code of a body that can fail; prints the text of a failure, as NVSHMEM does.
 pub(crate) fn code(body: impl FnOnce() -> Result) -> c_int {
     match body() {
         Ok(()) => 0,

@@ -1,9 +1,8 @@
-//! Collectives over data: what the members of a team exchange and compute, at once or in the order
-//! of a stream.
+//! Collectives over data: exchanges data of the members of a team and computes results, immediately
+//! or in stream order.
 //!
-//! Not in this module: their typed names (`typed_collectives`), barriers (`order`). Invariant:
-//! every member's source is read by all before any member's target is written, so that both may be
-//! the same memory.
+//! `typed_collectives` has the typed functions, `order` the barriers. Invariant: all members read
+//! every source before any member's target is written, so that both can be the same memory.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -40,7 +39,7 @@ impl Collective {
         Self { kind, target: target.addr(), source: source.addr(), bytes }
     }
 
-    /// Bytes of the target and of the source.
+    /// Returns the lengths of the target and of the source, in bytes.
     fn lengths(&self, members: usize) -> (usize, usize) {
         let (one, all) = (self.bytes, self.bytes * members);
         match self.kind {
@@ -116,7 +115,7 @@ impl Collective {
         Ok((world, team))
     }
 
-    /// Does it from the host.
+    /// Runs the collective from the host.
     pub(crate) fn on_host(self, team: c_int) -> c_int {
         call::code(|| {
             let (world, team) = self.checked(team)?;
@@ -126,7 +125,7 @@ impl Collective {
         })
     }
 
-    /// Does it in the order of a stream.
+    /// Enqueues the collective on a stream.
     pub(crate) fn on_stream(self, team: c_int, stream: *mut c_void) -> c_int {
         call::code(|| {
             let (_, team) = self.checked(team)?;

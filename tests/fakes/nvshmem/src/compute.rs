@@ -1,8 +1,7 @@
 //! The arithmetic of reductions, for every type and operator of NVSHMEM.
 //!
-//! Not in this module: who contributes what (`collectives`). Invariant: contributions are combined
-//! in the order of ranks and rounded to the type after each, so that every PE computes the same
-//! bits.
+//! `collectives` chooses the contributions. Invariant: contributions are combined in rank order and
+//! rounded to the type after each, so that every PE computes the same bits.
 
 use core::ops::{BitAnd, BitOr, BitXor};
 

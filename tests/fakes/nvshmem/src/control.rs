@@ -1,8 +1,8 @@
-//! The memory shared by all PEs of a job besides their heaps: their data, and a slot for each
-//! team's exchanges.
+//! The memory that all PEs of a job share besides their heaps: their data, and a slot for the
+//! exchanges of each team.
 //!
-//! Not in this module: meeting (`meet`). Invariant: fresh memory, all zeros, is a valid beginning
-//! of everything in it, and it stays mapped for as long as the process lives.
+//! `meet` implements the exchanges. Invariant: zeroed memory is a valid initial state, and it stays
+//! mapped as long as the process lives.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::abi::{Code, Result, UniqueId, fail, invalid, word};
 
-/// Most PEs of a job.
+/// Maximum number of PEs of a job.
 pub(crate) const MAX_PES: usize = 32;
-/// Most teams of a job, the predefined among them.
+/// Maximum number of teams of a job, including the predefined ones.
 pub(crate) const MAX_TEAMS: usize = 512;
-/// The first that is not predefined.
+/// Index of the first team that is not predefined.
 pub(crate) const FIRST_MADE: usize = 8;
 
 /// The data of one PE.
@@ -39,19 +39,19 @@ pub(crate) struct Card {
 pub(crate) struct Record {
     /// Name of the exchange, the same on all members.
     pub(crate) name: [u8; 64],
-    /// Its arguments, the same of all.
+    /// Its arguments that must be the same on all members.
     pub(crate) same: [u64; 6],
     /// Data of each member.
     pub(crate) own: [u64; 4],
 }
 
-/// A member's side of a channel.
+/// The state of one member in a channel.
 #[repr(C)]
 pub(crate) struct Member {
     /// Number of exchanges that it has joined.
     pub(crate) count: AtomicU64,
-    /// Its data in the last two exchanges: a member that is one ahead must not overwrite data that
-    /// others still read.
+    /// Its data in the last two exchanges: a member that is one exchange ahead must not overwrite
+    /// data that others still read.
     pub(crate) records: [UnsafeCell<Record>; 2],
 }
 
@@ -59,13 +59,13 @@ pub(crate) struct Member {
 #[repr(C)]
 pub(crate) struct TeamSlot {
     pub(crate) used: AtomicU32,
-    /// Members that have destroyed it.
+    /// Number of members that have destroyed the team.
     pub(crate) left: AtomicU32,
-    /// For setup calls, and for collectives.
+    /// One channel for setup calls, one for collectives.
     pub(crate) channels: [[Member; MAX_PES]; 2],
 }
 
-/// Slot by which the members of a team created by id find each other.
+/// A slot by which the members of a team created by id find each other.
 #[repr(C)]
 pub(crate) struct IdSlot {
     pub(crate) id: AtomicU64,
@@ -81,7 +81,7 @@ pub(crate) struct IdSlot {
 pub(crate) struct Control {
     /// Number of PEs; 0 until one sets it.
     pub(crate) ranks: AtomicI32,
-    /// The status plus one with which all shall exit.
+    /// The exit status plus one after a global exit.
     pub(crate) exit: AtomicI32,
     pub(crate) cards: [Card; MAX_PES],
     pub(crate) ids: [IdSlot; 32],
@@ -91,7 +91,7 @@ pub(crate) struct Control {
 // SAFETY: shared is mapped memory, with threads and with other processes; everything in it is
 // atomic but the records, which are synchronised by their member's count: written by that member
 // alone before it counts a meeting, read by others after that (`meet`). The test
-// `collectives_move_and_compute_in_order_of_a_stream`, with three processes, would catch a mistake.
+// `collectives_move_and_compute_in_stream_order`, with three processes, would catch a mistake.
 unsafe impl Sync for Control {}
 
 const PREFIX: &str = "peerweave-fake-nvshmem:";
@@ -109,14 +109,15 @@ pub(crate) fn random() -> u64 {
     u64::from_ne_bytes(bytes) | 1
 }
 
-/// The start time of a process, which with its number names it forever; `None` where it is gone.
+/// Returns the start time of a process, which together with its number identifies it forever;
+/// `None` if the process has ended.
 fn process_start(process: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name may hold spaces and brackets: fields are counted behind the last bracket.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Opens a file of a process that may be another one.
+/// Opens a file of a process, which may be another one.
 pub(crate) fn open_of_process(process: u32, fd: i32) -> Result<OwnedFd> {
     let path = format!("/proc/{process}/fd/{fd}");
     let opened = OpenOptions::new().read(true).write(true).open(&path);
@@ -131,10 +132,10 @@ fn set_length(file: &OwnedFd) -> Result {
     }
 }
 
-/// A new id: names memory of this process, which must live until all have met.
+/// Creates an id for memory of this process, which must live until all PEs have connected.
 pub(crate) fn new_id() -> Result<UniqueId> {
     let random = random();
-    let name = CString::new(format!("{PREFIX}{random:016x}")).expect("no zero inside");
+    let name = CString::new(format!("{PREFIX}{random:016x}")).expect("the text contains no zero byte");
     // SAFETY: the name is a C string.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
@@ -156,31 +157,31 @@ pub(crate) fn new_id() -> Result<UniqueId> {
 }
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    bytes[at..at + N].try_into().expect("so many bytes")
+    bytes[at..at + N].try_into().expect("the length is that of an id")
 }
 
-/// The memory that an id names.
+/// Returns the memory that an id names.
 pub(crate) fn of_id(id: &UniqueId) -> Result<&'static Control> {
     let bytes = &id.internal;
     if &bytes[..8] != MAGIC {
-        return invalid("this is no unique id of nvshmemx_get_uniqueid");
+        return invalid("the unique id was not created by nvshmemx_get_uniqueid");
     }
     let process = u32::from_ne_bytes(number(bytes, 8));
     let fd = i32::from_ne_bytes(number(bytes, 12));
     let start = u64::from_ne_bytes(number(bytes, 16));
     let random = u64::from_ne_bytes(number(bytes, 24));
     if process_start(process) != Some(start) {
-        return fail(Code::INTERNAL, "the process that made the unique id is gone");
+        return fail(Code::INTERNAL, "the process that created the unique id has ended");
     }
     let file = open_of_process(process, fd)?;
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
     if !link.to_string_lossy().contains(&format!("{PREFIX}{random:016x}")) {
-        return fail(Code::INTERNAL, "what the unique id names is gone");
+        return fail(Code::INTERNAL, "the memory that the unique id names no longer exists");
     }
     map(&file)
 }
 
-/// The memory of a job that a launcher started, in a directory that its processes share.
+/// Returns the memory of a job that a launcher started, from a directory that its processes share.
 pub(crate) fn of_directory(directory: &str) -> Result<&'static Control> {
     let path = std::path::Path::new(directory).join("peerweave-fake-nvshmem");
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
@@ -196,7 +197,7 @@ fn map(file: &OwnedFd) -> Result<&'static Control> {
     Ok(unsafe { &*(address as *const Control) })
 }
 
-/// Maps a file's bytes for this process's own use: where.
+/// Maps bytes of a file for this process, and returns the address.
 pub(crate) fn map_bytes(file: &OwnedFd, bytes: usize) -> Result<usize> {
     // SAFETY: the kernel chooses free addresses.
     let address = unsafe {
@@ -206,13 +207,13 @@ pub(crate) fn map_bytes(file: &OwnedFd, bytes: usize) -> Result<usize> {
     if address == libc::MAP_FAILED { system("mapping shared memory") } else { Ok(address.addr()) }
 }
 
-/// The reverse of [`map_bytes`].
+/// Unmaps bytes that [`map_bytes`] mapped.
 pub(crate) fn unmap_bytes(address: usize, bytes: usize) {
     // SAFETY: the bytes were mapped by `map_bytes`, and whoever used them has been waited for.
     unsafe { libc::munmap(address as *mut c_void, bytes) };
 }
 
-/// Reserves addresses that fault if they are accessed, in place of multicast.
+/// Reserves addresses that fault when they are accessed, instead of multicast memory.
 pub(crate) fn reserve(bytes: usize) -> Result<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: the kernel chooses free addresses.
@@ -221,7 +222,7 @@ pub(crate) fn reserve(bytes: usize) -> Result<usize> {
 }
 
 impl Control {
-    /// Takes a free slot for a team, and clears it.
+    /// Allocates a free slot for a team, and clears it.
     pub(crate) fn take_team(&self) -> Option<usize> {
         (FIRST_MADE..MAX_TEAMS).find(|index| {
             let slot = &self.teams[*index];

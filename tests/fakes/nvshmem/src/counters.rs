@@ -1,7 +1,7 @@
 //! Counters for tests: live objects, and calls of the library.
 //!
-//! Not in this module: deciding what is a leak. Invariant: a count of what is alive is taken from
-//! the objects themselves.
+//! The counts do not decide what is a leak. Invariant: a count of live objects is taken from the
+//! objects themselves.
 
 use std::ffi::{CStr, c_char};
 use std::sync::PoisonError;
@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::world::World;
 use crate::{teams, world};
 
-/// Puts, gets, signals, atomics.
+/// Number of puts, gets, signals and atomics.
 pub(crate) static TRANSFERS: AtomicU64 = AtomicU64::new(0);
 
-/// Collectives over data, barriers and syncs.
+/// Number of collectives over data, barriers and syncs.
 pub(crate) static COLLECTIVES: AtomicU64 = AtomicU64::new(0);
 
 /// Number of objects that existed when the job ended.
 pub(crate) static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
 
-/// A count by its name; see the crate's head. -1 for another name.
+/// Returns a count by its name, as listed in the crate's head; -1 for another name.
 ///
 /// # Safety
 /// The name is a C string.

@@ -1,7 +1,7 @@
-//! Work in the order of a stream: a host function that the CUDA driver runs.
+//! Enqueues work on a stream: a host function that the CUDA driver runs.
 //!
-//! Not in this module: the work. Invariant: work is freed once, when it has run, or with the graph
-//! that it was captured into.
+//! Callers define the work. Invariant: work is freed once, after it has run, or with the graph into
+//! which it was captured.
 
 use core::ffi::c_void;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn run(launch: &Launch) {
     }
 }
 
-/// Enqueues work of the running call, which runs with that call's name.
+/// Enqueues work of the running call; errors of the work contain the name of that call.
 pub(crate) fn on_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static str) + Send + Sync + 'static) -> Result {
     if settings::get().noop {
         return Ok(());
@@ -63,10 +63,10 @@ pub(crate) fn on_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static
     Ok(launched?)
 }
 
-/// Enqueues work and waits for the stream, for calls that give a value.
+/// Enqueues work and waits for the stream, for calls that return a value.
 pub(crate) fn through_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static str) + Send + Sync + 'static) -> Result {
     if driver::is_capturing(stream.addr())? {
-        return invalid("a value cannot be given out of a graph");
+        return invalid("a call that returns a value cannot be captured");
     }
     on_stream(stream, work)?;
     Ok(driver::synchronize(stream.addr())?)

@@ -1,7 +1,7 @@
-//! Counts the calls that a rule looks at, and says which call fails, sticks, is slow or ends the
+//! Counts the calls that match a rule, and returns which call fails, hangs, is slow or ends the
 //! process.
 //!
-//! Not in this module: what an operation then does. The counting is `peerweave_fake_common`'s.
+//! Operations apply the effect. `peerweave_fake_common` counts.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use peerweave_fake_common::{Rule, hit};
 use crate::abi::Code;
 use crate::settings;
 
-/// Injected effect on a call, on its stream or at once.
+/// Injected effect on a call, in stream order or immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Effect {
-    /// It never ends.
+    /// Whether it never ends.
     pub(crate) stuck: bool,
-    /// It waits so long before it begins.
+    /// Delay before it begins.
     pub(crate) slow: Duration,
-    /// The allocation fails for lack of memory.
+    /// Whether the allocation fails because the heap is full.
     pub(crate) full: bool,
 }
 
@@ -25,7 +25,7 @@ impl Effect {
     /// Nothing unusual.
     pub(crate) const NONE: Self = Self { stuck: false, slow: Duration::ZERO, full: false };
 
-    /// Suffers it.
+    /// Applies the effect.
     pub(crate) fn suffer(self) {
         if !self.slow.is_zero() {
             std::thread::sleep(self.slow);
@@ -38,12 +38,12 @@ impl Effect {
     }
 }
 
-/// Counts a call: what its operation shall do, and the code that it returns at once if it shall
-/// fail.
+/// Counts a call. Returns the effect on its operation, and the code that the call returns if it
+/// must fail.
 pub(crate) fn next(function: &str, pe: Option<i32>) -> (Effect, Option<Code>) {
     let settings = settings::get();
     if hit(&settings.abort, function, pe).is_some() {
-        crate::log::undefined(&format!("{function}: an end that the test asked for"));
+        crate::log::undefined(&format!("{function}: an injected end of the process"));
     }
     let slow = hit(&settings.slow, function, pe).and_then(|rule| rule.number).and_then(|number| number.try_into().ok());
     let effect = Effect {

@@ -1,9 +1,9 @@
-//! Collectives of a team that are in flight in this process: at most one may be, since NVSHMEM has
-//! one set of counters for each team.
+//! Pending collectives of a team in this process: at most one is allowed, because NVSHMEM has one
+//! set of counters for each team.
 //!
-//! Not in this module: meeting the others (`meet`). Invariant: a collective begins when every one
-//! that was called before it on its team is done; who begins earlier, or on a stream of NVSHMEM's
-//! own while one is in flight, ends the process.
+//! `meet` exchanges data with other PEs. Invariant: a collective begins after all earlier calls on
+//! its team are complete; a collective that begins earlier, or on an internal stream of NVSHMEM
+//! while one is pending, ends the process.
 
 use core::ffi::c_void;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct Flights {
     done: AtomicU64,
 }
 
-/// A collective that runs, until it is dropped.
+/// A running collective; it ends when this is dropped.
 pub(crate) struct Flight<'a> {
     pub(crate) turn: Turn<'a>,
     team: &'a Team,
@@ -31,7 +31,7 @@ pub(crate) struct Flight<'a> {
 }
 
 impl Flights {
-    /// Counts a call. Gives its place.
+    /// Counts a call and returns its position.
     pub(crate) fn call(&self) -> u64 {
         self.called.fetch_add(1, Ordering::AcqRel)
     }
@@ -42,32 +42,32 @@ impl Flights {
 }
 
 impl Team {
-    /// Begins a collective. One of a graph has no place among those that were called.
+    /// Begins a collective. A collective of a graph has no position among the calls.
     pub(crate) fn begin(&self, function: &str, place: Option<u64>) -> Flight<'_> {
         if self.gone.load(Ordering::Acquire) {
             undefined(&format!("{function} reached its stream after team {} was destroyed", self.handle));
         }
         if place.is_some_and(|place| self.flights.done.load(Ordering::Acquire) != place) {
             undefined(&format!(
-                "{function} began before the last collective of team {} was done: they are in no order",
+                "{function} began before the last collective of team {} was complete; nothing orders them",
                 self.handle
             ));
         }
         let Some(turn) = self.try_turn(Channel::Data) else {
-            undefined(&format!("{function} began while another collective of team {} was in flight", self.handle));
+            undefined(&format!("{function} began while another collective of team {} was pending", self.handle));
         };
         Flight { turn, team: self, place }
     }
 
-    /// Ends the process if a collective is in flight: the running call uses the team's counters on
-    /// a stream of NVSHMEM's own.
+    /// Ends the process if a collective is pending, because the running call uses the team's
+    /// counters on an internal stream of NVSHMEM.
     pub(crate) fn idle(&self) {
         if self.flights.in_flight() || self.try_turn(Channel::Data).is_none() {
-            undefined(&format!("{} while a collective of team {} was in flight", call::function(), self.handle));
+            undefined(&format!("{} while a collective of team {} was pending", call::function(), self.handle));
         }
     }
 
-    /// Begins a collective that the host waits for.
+    /// Begins a collective for which the host waits.
     pub(crate) fn begin_on_host(&self) -> Flight<'_> {
         self.begin(call::function(), Some(self.flights.call()))
     }

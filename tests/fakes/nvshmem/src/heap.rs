@@ -1,7 +1,8 @@
-//! Symmetric memory: allocating, freeing, where others' parts are; registering outside memory.
+//! Symmetric memory: allocates and frees it, returns addresses of other PEs' parts, and registers
+//! other memory.
 //!
-//! Not in this module: the book of it (`memory`). Invariant: PEs that allocate differently end
-//! here, with both calls named.
+//! `memory` records the allocations. Invariant: if PEs allocate differently, the process ends and
+//! names both calls.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::{call, driver, world};
 
 /// Content of memory that was never written.
 const POISON: u8 = 0xC3;
-/// Number of bytes of an allocation that are filled with it.
+/// Number of bytes of an allocation that are filled with [`POISON`].
 const POISONED: usize = 16 << 20;
 
 fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
@@ -185,7 +186,7 @@ exports! {
                 return invalid(format!("{bytes} bytes at {start:#x}"));
             }
             if memory.registered.iter().any(|(other, length)| *other < end && start < other + length) {
-                return invalid(format!("{bytes} bytes at {start:#x} overlap what is registered"));
+                return invalid(format!("{bytes} bytes at {start:#x} overlap registered memory"));
             }
             memory.registered.insert(start, bytes);
             Ok(())
@@ -224,7 +225,7 @@ exports! {
     }
 }
 
-/// A null pointer where it fails, and the reason printed.
+/// Registers memory; returns null and prints the reason if that fails.
 fn register(address: usize, bytes: usize, wish: usize) -> *mut c_void {
     register_symmetric(address, bytes, wish).unwrap_or_else(|failure| {
         complain(&format!("{}: {}", call::function(), failure.text));

@@ -1,8 +1,8 @@
-//! Beginning and end: ids, attributes, meeting, the heap, the predefined teams; and what can be
-//! asked before.
+//! Initialization and finalization: ids, attributes, connection of the PEs, the heap, the
+//! predefined teams; and queries that are allowed before.
 //!
-//! Not in this module: MPI, SHMEM and PMI themselves. Invariant: either all PEs of a job have
-//! begun, or none gets out of its initialisation with success.
+//! MPI, SHMEM and PMI are not emulated. Invariant: either all PEs of a job are initialized, or no
+//! initialization returns success.
 
 use core::ffi::{c_char, c_int, c_void};
 use std::collections::HashMap;
@@ -20,8 +20,8 @@ use crate::version::INIT_LAYOUT_2;
 use crate::world::{Growth, Parts, State, World, state};
 use crate::{call, counters, driver, settings, teams};
 
-/// NVSHMEM's own variables, read when an id is made or when it starts, whichever is first, and
-/// never again.
+/// NVSHMEM's own variables, read once: when an id is created or when NVSHMEM starts, whichever is
+/// first.
 static OPTIONS: LazyLock<HashMap<String, String>> =
     LazyLock::new(|| std::env::vars().filter(|(name, _)| name.starts_with("NVSHMEM_")).collect());
 
@@ -29,7 +29,7 @@ fn option(name: &str) -> Option<String> {
     OPTIONS.get(name).filter(|text| !text.is_empty()).cloned()
 }
 
-/// A number of bytes as NVSHMEM reads it, with a unit.
+/// Parses a number of bytes with a unit, as NVSHMEM does.
 fn bytes_of(name: &str) -> Result<Option<u64>> {
     let Some(text) = option(name) else { return Ok(None) };
     let split = text.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(text.len());
@@ -65,7 +65,7 @@ fn check_words(attr: &InitAttr) -> Result {
     let fits = |found: c_int, bytes: usize| layouts.iter().any(|layout| found == word(*layout, bytes));
     if !fits(attr.version, size_of::<InitAttr>()) || !fits(attr.args.version, size_of::<InitArgs>()) {
         return invalid(format!(
-            "version words {} and {} of the attributes are not this library's",
+            "the version words {} and {} of the attributes are not those of this library",
             attr.version, attr.args.version
         ));
     }
@@ -90,22 +90,22 @@ fn bootstrap(flags: u32, attr: &InitAttr) -> Result<(&'static Control, c_int, c_
         return Ok((control::of_id(&id)?, rank, ranks));
     }
     if flags & (WITH_MPI | WITH_SHMEM) != 0 {
-        return fail(Code::NOT_SUPPORTED, "bootstrap plug-ins of MPI and SHMEM are not there");
+        return fail(Code::NOT_SUPPORTED, "the bootstrap plug-ins of MPI and SHMEM are not available");
     }
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     match (&settings::get().directory, number("PMI_RANK"), number("PMI_SIZE")) {
         (Some(directory), Some(rank), Some(ranks)) => Ok((control::of_directory(directory)?, rank, ranks)),
-        _ => fail(Code::INTERNAL, "no launcher: PMI_RANK, PMI_SIZE and PEERWEAVE_FAKE_NVSHMEM_DIR say where the PEs meet"),
+        _ => fail(Code::INTERNAL, "no launcher: PMI_RANK, PMI_SIZE and PEERWEAVE_FAKE_NVSHMEM_DIR are not set"),
     }
 }
 
-/// The device that initialisation is for, and its context.
+/// Returns the device to initialize, and its context.
 fn device(attr: &InitAttr) -> Result<(c_int, usize)> {
     let wanted = if attr.args.version == word(2, size_of::<InitArgs>()) { attr.args.device } else { -1 };
     if wanted >= 0 {
         return Ok(driver::device_of_ordinal(wanted)?);
     }
-    driver::current_device()?.map_or_else(|| fail(Code::GPU_NOT_SELECTED, "no context is current, and no device is given"), Ok)
+    driver::current_device()?.map_or_else(|| fail(Code::GPU_NOT_SELECTED, "no context is current, and no device was passed"), Ok)
 }
 
 fn version_number() -> u64 {
@@ -113,7 +113,8 @@ fn version_number() -> u64 {
     (version.0 * 10_000 + version.1 * 100 + version.2) as u64
 }
 
-/// A number of the settings by which collectives are done, and places for teams are counted.
+/// Returns a digest of the settings that determine the algorithms of collectives and the number of
+/// teams.
 fn algorithms() -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     const NAMES: [&str; 7] =
@@ -123,7 +124,7 @@ fn algorithms() -> u64 {
     hasher.finish()
 }
 
-/// Registers this PE and waits for all: their processes, and whether GPUs are shared.
+/// Registers this PE and waits for all PEs; checks their processes and whether GPUs are shared.
 fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes: usize) -> Result<(Vec<u32>, bool)> {
     if !(1..=MAX_PES as c_int).contains(&ranks) || !(0..ranks).contains(&pe) {
         return invalid(format!("PE {pe} of {ranks}"));
@@ -132,11 +133,11 @@ fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes
     if let Err(others) = before
         && others != ranks
     {
-        return invalid(format!("{ranks} PEs, where others say {others}"));
+        return invalid(format!("{ranks} PEs, but other PEs report {others}"));
     }
     let card = &control.cards[pe as usize];
     if card.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-        return invalid(format!("PE {pe} has come already"));
+        return invalid(format!("PE {pe} has joined already"));
     }
     let uuid = driver::uuid(device)?;
     card.process.store(std::process::id(), Ordering::Relaxed);
@@ -165,14 +166,14 @@ fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes
     let algorithm = |card: &Card| card.algorithms.load(Ordering::Relaxed);
     if let Some(other) = cards.iter().position(|card| algorithm(card) != algorithm(&cards[0])) {
         // NVSHMEM does not see it: the first collective never ends.
-        undefined(&format!("PE {other} does collectives, or counts teams, by other settings than PE 0"));
+        undefined(&format!("PE {other} has different settings for collectives or for the number of teams than PE 0"));
     }
     let uuid = |card: &Card| [0, 1].map(|half: usize| card.uuid[half].load(Ordering::Relaxed));
     let shared = (0..cards.len()).find(|other| cards[..*other].iter().any(|card| uuid(card) == uuid(&cards[*other])));
     if let Some(other) = shared
         && !settings::get().share_gpu
     {
-        return fail(Code::NOT_SUPPORTED, format!("PE {other} has the GPU of another PE"));
+        return fail(Code::NOT_SUPPORTED, format!("PE {other} uses the GPU of another PE"));
     }
     Ok((cards.iter().map(|card| card.process.load(Ordering::Relaxed)).collect(), shared.is_some()))
 }
@@ -223,7 +224,7 @@ fn begin(attr: &InitAttr, (control, pe, ranks): (&'static Control, c_int, c_int)
     Ok(world)
 }
 
-/// Ends a job on this PE, after all have come to the end.
+/// Finalizes a job on this PE, after all PEs have called it.
 fn end(world: &World) -> Result {
     world.quiet();
     world.teams().values().for_each(|team| team.idle());
@@ -293,7 +294,7 @@ exports! {
             if settings::get().any_rule {
                 call::would_be(attr.args.uid.rank);
                 if let Some(code) = call::rules("nvshmemx_hostlib_init_attr") {
-                    return fail(code, "a fault that the test asked for");
+                    return fail(code, "an injected fault");
                 }
                 call::take_effect().suffer();
             }
@@ -303,7 +304,7 @@ exports! {
                 return Ok(());
             }
             if let State::Bootstrapped(..) = &*state() {
-                undefined("nvshmemx_hostlib_init_attr: a start that gave up after the PEs had met is not taken up by other PEs");
+                undefined("nvshmemx_hostlib_init_attr: other PEs do not continue a start that failed after the PEs had connected");
             }
             LazyLock::force(&OPTIONS);
             let met = bootstrap(flags, attr)?;
@@ -351,7 +352,7 @@ exports! {
 
     fn nvshmem_global_exit(status: c_int) {
         if let Some(world) = crate::world::peek() {
-            complain(&format!("PE {} ends all with status {status}", world.pe));
+            complain(&format!("PE {} ends all PEs with status {status}", world.pe));
             world.control.exit.store(status + 1, Ordering::Release);
         }
         std::process::exit(status);

@@ -1,7 +1,7 @@
-//! The log of calls: one line per call with all its arguments and its result, and what ends the
-//! process.
+//! The log of calls: one line per call with all its arguments and its result, and the message when
+//! the process ends.
 //!
-//! Not in this module: what tests read from it.
+//! Tests define the meaning of the lines.
 
 use peerweave_fake_common::{Log, call_line};
 
@@ -9,12 +9,12 @@ use crate::call::Arguments;
 
 static LOG: Log = Log::new(|| crate::settings::get().log.clone());
 
-/// Writes a line after the process's number.
+/// Writes a line that begins with the process ID.
 pub(crate) fn line(text: &str) {
     LOG.line(text);
 }
 
-/// Writes a call: `process function(name=value, ...) = result`.
+/// Logs a call: `process function(name=value, ...) = result`.
 pub(crate) fn call(function: &str, arguments: Arguments<'_>, result: &str) {
     let shown = arguments.iter().map(|(name, argument)| {
         let mut value = String::new();
@@ -24,12 +24,13 @@ pub(crate) fn call(function: &str, arguments: Arguments<'_>, result: &str) {
     line(&call_line(function, shown, result));
 }
 
-/// Prints to standard error.
+/// Prints a line to standard error.
 pub(crate) fn complain(text: &str) {
     eprintln!("fake nvshmem: {text}");
 }
 
-/// Ends the process for a call that is undefined in NVSHMEM, or for which NVSHMEM ends the process.
+/// Ends the process because the call is undefined in NVSHMEM, or because NVSHMEM ends the process
+/// too.
 pub(crate) fn undefined(text: &str) -> ! {
     complain(text);
     line(&format!("abort {text}"));

@@ -1,10 +1,9 @@
-//! Meeting: every member of a team brings a record, waits for all, and reads theirs. Everything
-//! collective is made of meetings.
+//! Exchanges: every member of a team writes a record, waits for all, and reads theirs. All
+//! collective calls are implemented by exchanges.
 //!
-//! Not in this module: what is done before and after. Invariants: meetings of one channel of a team
-//! follow one another in the same order on every member; who comes for something else ends the
-//! process and says who; every wait ends within the time that the settings give, by ending the
-//! process.
+//! Invariants: all members make the exchanges of one channel of a team in the same order; a member
+//! in another call ends the process and is named; every wait ends within the limit of the settings,
+//! by ending the process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -20,18 +19,18 @@ use crate::settings;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Channel {
-    /// Memory, teams, the end.
+    /// Memory, teams, finalization.
     Setup = 0,
     /// Collectives.
     Data = 1,
 }
 
-/// A team that this PE is in.
+/// A team of which this PE is a member.
 pub(crate) struct Team {
     pub(crate) handle: i32,
     pub(crate) index: usize,
     pub(crate) control: &'static Control,
-    /// PEs in the order of ranks.
+    /// PEs in rank order.
     pub(crate) members: Vec<i32>,
     /// This PE's rank.
     pub(crate) me: usize,
@@ -43,15 +42,15 @@ pub(crate) struct Team {
     turns: [Mutex<u64>; 2],
 }
 
-/// The right to meet, until it is dropped.
+/// The exclusive right to make an exchange, until it is dropped.
 pub(crate) struct Turn<'a> {
     team: &'a Team,
     channel: Channel,
     count: MutexGuard<'a, u64>,
 }
 
-/// Waits until something holds; ends the process when the time for that is over, or when a PE has
-/// asked all to exit.
+/// Waits until a condition holds; ends the process at the time limit, or when a PE has called
+/// global exit.
 pub(crate) fn wait_for(control: &Control, mut holds: impl FnMut() -> bool, what: impl FnOnce() -> String) {
     let mut end = None;
     let mut rounds = 0_u32;
@@ -74,12 +73,12 @@ pub(crate) fn wait_for(control: &Control, mut holds: impl FnMut() -> bool, what:
     }
 }
 
-/// A record of the running call.
+/// Returns a record of the running call.
 pub(crate) fn record(same: &[u64], own: &[u64]) -> Record {
     record_of(call::function(), same, own)
 }
 
-/// A record of a call that is remembered.
+/// Returns a record of a call with this name.
 pub(crate) fn record_of(name: &str, same: &[u64], own: &[u64]) -> Record {
     let mut record = Record { name: [0; 64], same: [0; 6], own: [0; 4] };
     let length = name.len().min(record.name.len());
@@ -115,7 +114,7 @@ impl Team {
         &self.control.teams[self.index]
     }
 
-    /// Waits for this process's other meetings on the channel.
+    /// Waits until other exchanges of this process on the channel are complete.
     pub(crate) fn turn(&self, channel: Channel) -> Turn<'_> {
         let mut turn = None;
         let mut take = || {
@@ -149,7 +148,7 @@ impl Team {
 }
 
 impl Turn<'_> {
-    /// Meets: every member's record, in the order of ranks.
+    /// Makes an exchange and returns every member's record in rank order.
     pub(crate) fn meet(&mut self, record: Record) -> Vec<Record> {
         let team = self.team;
         if team.members.len() == 1 {

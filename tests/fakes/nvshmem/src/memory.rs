@@ -1,8 +1,8 @@
-//! Symmetric memory: the heap and registered memory, where each PE's part is mapped, and what is
-//! allocated.
+//! Symmetric memory: the heap and registered memory, the addresses of each PE's part, and the live
+//! allocations.
 //!
-//! Not in this module: the functions that allocate (`heap`). Invariant: what is live here is live
-//! on every PE, at the same offset; bytes are touched only while this is held.
+//! `heap` has the functions that allocate. Invariant: memory that is live here is live on every PE
+//! at the same offset; bytes are accessed only while this is locked.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ use crate::meet::{Turn, record};
 
 /// A region that every PE has.
 pub(crate) struct Region {
-    /// This PE's part, as the driver knows it.
+    /// The driver's address of this PE's part.
     pub(crate) base: usize,
     pub(crate) bytes: usize,
     pub(crate) peers: Vec<Peer>,
@@ -24,9 +24,9 @@ pub(crate) struct Region {
 
 /// Addresses of a PE's part.
 pub(crate) struct Peer {
-    /// For this library.
+    /// The address that this library uses.
     pub(crate) own: usize,
-    /// For the program, if the driver gives this device access.
+    /// The address that the program uses, if the driver gives this device access.
     pub(crate) given: Option<usize>,
 }
 
@@ -41,13 +41,13 @@ pub(crate) struct Place {
 #[derive(Default)]
 pub(crate) struct Memory {
     pub(crate) live: bool,
-    /// The heap, and what was registered; `None` where that has ended.
+    /// The heap, and registered regions; `None` for a region that was unregistered.
     pub(crate) regions: Vec<Option<Region>>,
     /// Allocations of the heap: bytes by offset.
     pub(crate) allocations: BTreeMap<usize, usize>,
     /// Memory that this PE registered for itself: bytes by address.
     pub(crate) registered: BTreeMap<usize, usize>,
-    /// Addresses in place of the heap's multicast, 0 for none.
+    /// Addresses that replace the heap's multicast memory; 0 for none.
     pub(crate) multicast: usize,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Memory {
 const ALIGNMENT: usize = 512;
 
 impl Region {
-    /// Maps a handle's memory, and all others' of the same call. Collective.
+    /// Maps a handle's memory, and that of all PEs in the same call. Collective.
     pub(crate) fn map(
         turn: &mut Turn<'_>,
         processes: &[u32],
@@ -100,7 +100,7 @@ impl Region {
         Ok(Self { base, bytes, peers, handle })
     }
 
-    /// The reverse, local.
+    /// Unmaps the region on this PE.
     pub(crate) fn unmap(self, pe: usize) -> Result {
         for (other, peer) in self.peers.iter().enumerate() {
             if other != pe {
@@ -116,7 +116,7 @@ impl Region {
 }
 
 impl Memory {
-    /// Finds room for so many bytes in the heap: an offset, the same on every PE.
+    /// Returns the offset of a free range of the heap; the same on every PE.
     pub(crate) fn find_room(&self, bytes: usize, alignment: usize) -> Option<usize> {
         let heap = self.regions.first()?.as_ref()?;
         let alignment = alignment.max(ALIGNMENT);
@@ -142,7 +142,7 @@ impl Memory {
         })
     }
 
-    /// A symmetric address of this PE with so many bytes that are live.
+    /// Returns the symmetric address of live bytes of this PE.
     pub(crate) fn find(&self, address: usize, bytes: usize) -> Option<Place> {
         let place = self.region_of(address)?;
         let (start, length) = match place.region {
@@ -152,21 +152,21 @@ impl Memory {
         (place.offset.checked_add(bytes)? <= start + length).then_some(place)
     }
 
-    /// Returns whether all of it is registered for this PE.
+    /// Returns whether all bytes are registered on this PE.
     pub(crate) fn is_registered(&self, address: usize, bytes: usize) -> bool {
         let before = self.registered.range(..=address).next_back();
         before.is_some_and(|(start, length)| address + bytes <= start + length)
     }
 
-    /// Returns the place of an argument that must be symmetric.
+    /// Returns the address of an argument that must be symmetric memory.
     pub(crate) fn symmetric(&self, function: &str, what: &str, address: usize, bytes: usize) -> Place {
         self.alive(function);
         self.find(address, bytes).unwrap_or_else(|| {
-            undefined(&format!("{function}: {bytes} bytes of {what} at {address:#x} are not symmetric memory that is allocated"))
+            undefined(&format!("{function}: {bytes} bytes of {what} at {address:#x} are not allocated symmetric memory"))
         })
     }
 
-    /// An argument that may be any memory, but not symmetric memory that is not allocated.
+    /// Checks an argument that may be any memory except symmetric memory that is not allocated.
     pub(crate) fn local(&self, function: &str, what: &str, address: usize, bytes: usize) {
         self.alive(function);
         if self.region_of(address).is_some() && bytes > 0 && self.find(address, bytes).is_none() {

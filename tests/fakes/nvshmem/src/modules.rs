@@ -1,6 +1,7 @@
-//! Modules of kernels that call NVSHMEM, regions, queue pairs, co-resident launches.
+//! Modules of kernels that call NVSHMEM, regions, queue pairs, cooperative launches.
 //!
-//! Not in this module: kernels. Invariant: a module is forgotten at most as often as it was told.
+//! Kernels are not emulated. Invariant: a module is finalized at most as often as it was
+//! initialized.
 
 use core::ffi::{c_int, c_void};
 use std::collections::BTreeSet;
@@ -12,7 +13,7 @@ use crate::abi::{Code, Result, fail, invalid};
 use crate::world::World;
 use crate::{call, driver, settings, world};
 
-/// The variable by which a module says which NVSHMEM it was linked with.
+/// The variable in which a module stores the version of NVSHMEM with which it was linked.
 const VERSION: &CStr = c"nvshmemi_device_lib_version_d";
 
 fn tell(module: *mut c_void, find: fn(usize, &CStr) -> Result<u64>) -> c_int {
@@ -38,7 +39,7 @@ fn tell_off(module: *mut c_void) -> c_int {
                 modules.swap_remove(index);
                 Ok(())
             }
-            None => invalid(format!("module {:#x} was not told", module.addr())),
+            None => invalid(format!("module {:#x} was not initialized", module.addr())),
         }
     })
 }
@@ -131,7 +132,7 @@ exports! {
     }
 }
 
-/// There is nothing that could run a kernel; what else the caller passes is not looked at.
+/// Returns an error, because no kernel can run; ignores the other arguments.
 fn no_kernel(kernel: *const c_void) -> c_int {
-    call::code(|| fail(Code::LAUNCH_FAILED, format!("kernel {:#x}: there are no kernels here", kernel.addr())))
+    call::code(|| fail(Code::LAUNCH_FAILED, format!("kernel {:#x}: kernels are not supported", kernel.addr())))
 }

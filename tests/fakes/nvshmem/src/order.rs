@@ -1,7 +1,7 @@
-//! Order and arrival: fence, quiet, flush, sync, barrier; from the host and on streams.
+//! Ordering and barriers: fence, quiet, flush, sync, barrier; from the host and on streams.
 //!
-//! Not in this module: collectives over data. Invariant: a barrier does what was left before it
-//! arrives.
+//! Collectives over data are in `collectives`. Invariant: a barrier completes pending transfers
+//! before it arrives.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! Transfers on the library's own streams, or sent by the host over the network: made some time
+//! Transfers on internal streams, or sent by the host over the network: they complete some time
 //! later, at the latest at a quiet.
 //!
-//! Not in this module: what a transfer does (`transfer`). Invariant: those of one queue are done in
-//! the order in which they were left, one at a time; what the host has sent is not completed by
-//! work on a stream, whose quiet is about other queues of the network.
+//! `transfer` moves the data. Invariant: transfers of one queue run in order, one at a time; work
+//! on a stream does not complete transfers that the host has sent, because its quiet refers to
+//! other queues of the network.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,7 @@ impl Pending {
 }
 
 impl World {
-    /// Leaves a transfer to later.
+    /// Adds a transfer that runs later.
     pub(crate) fn leave(self: &Arc<Self>, transfer: impl FnOnce(&World) + Send + 'static) {
         self.later(|world| &world.pending, crate::settings::get().nbi_delay, Box::new(transfer));
     }
@@ -64,12 +64,12 @@ impl World {
         }
     }
 
-    /// Does all that was left.
+    /// Runs all pending transfers.
     pub(crate) fn quiet(&self) {
         self.pending.complete(self);
     }
 
-    /// Completes them, and those that the host has sent.
+    /// Runs all pending transfers, including those that the host has sent.
     pub(crate) fn quiet_of_host(&self) {
         self.sent.complete(self);
         self.quiet();

@@ -1,7 +1,7 @@
-//! Transfers by type: put, get, nbi, strided, single values, put with signal; from the host and on
+//! Typed transfers: put, get, nbi, strided, single values, put with signal; from the host and on
 //! streams.
 //!
-//! Not in this module: what they do (`transfer`). Invariant: counts and strides are in elements.
+//! `transfer` implements them. Invariant: counts and strides are in elements.
 
 use core::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use crate::signal::Signal;
 use crate::transfer::{Local, Transfer, Way, When};
 use crate::world;
 
-/// A put or get of elements; `$kind` is the element's type.
+/// Defines a put or get of elements; `$kind` is the element's type.
 macro_rules! transfers {
     ($name:literal $kind:ty; $($verb:literal $way:ident)*) => {$(
         export! { ["nvshmem_", $name, "_", $verb] (target: *mut $kind, source: *const $kind, count: usize, pe: c_int) {
@@ -49,7 +49,7 @@ macro_rules! transfers {
         } }
     )*};
 }
-/// A put with a signal.
+/// Defines a put with a signal.
 macro_rules! signalled {
     ($name:literal $kind:ty; $($tail:literal $when:ident)*) => {$(
         export! { ["nvshmemx_", $name, $tail] (

@@ -1,8 +1,8 @@
-//! What the environment asks of the library, read once.
+//! The settings of the library, read once from the environment.
 //!
-//! Not in this module: counting the calls (`faults`); what NVSHMEM's own variables say is read when
-//! it starts (`init`). Invariant: a setting that cannot be understood ends the process with its
-//! text, so that a test never passes because its fault was misspelled.
+//! `faults` counts the calls; `init` reads NVSHMEM's own variables at the start. Invariant: an
+//! invalid setting ends the process with its text, so that a test cannot pass because its fault was
+//! misspelled.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use peerweave_fake_common::{Rules, Variables};
 
 use crate::version::Version;
 
-/// Everything that the environment says.
+/// All settings of the environment.
 pub(crate) struct Settings {
     pub(crate) version: Version,
     pub(crate) fail: Rules,
@@ -20,18 +20,18 @@ pub(crate) struct Settings {
     pub(crate) slow: Rules,
     pub(crate) full: Rules,
     pub(crate) any_rule: bool,
-    /// How long anything waits for another PE before the process ends.
+    /// Time limit of any wait for another PE; at the limit the process ends.
     pub(crate) wait: Duration,
-    /// How long a non-blocking transfer may be left undone.
+    /// Maximum delay of a non-blocking transfer.
     pub(crate) nbi_delay: Duration,
-    /// How long what the host puts takes over the network.
+    /// Delay of puts of the host over the network.
     pub(crate) network_delay: Duration,
     pub(crate) heap_bytes: Option<u64>,
     pub(crate) share_gpu: bool,
     pub(crate) multicast: bool,
     pub(crate) atomics: bool,
     pub(crate) any_module: bool,
-    /// What is for a stream only counts.
+    /// Whether stream-ordered calls are only counted.
     pub(crate) noop: bool,
     pub(crate) directory: Option<String>,
     pub(crate) log: Option<String>,
@@ -39,7 +39,7 @@ pub(crate) struct Settings {
 
 static SETTINGS: LazyLock<Settings> = LazyLock::new(read);
 
-/// The settings of this process.
+/// Returns the settings of this process.
 #[inline]
 pub(crate) fn get() -> &'static Settings {
     &SETTINGS

@@ -1,7 +1,6 @@
-//! Signals: 64-bit words that are set or added to atomically; and waiting for words.
+//! Signals: 64-bit words that are set or added to atomically; and waits for words.
 //!
-//! Not in this module: the typed waits' exported forms (`waits`). Invariant: a word is read and
-//! written in one piece.
+//! `waits` exports the typed waits. Invariant: a word is read and written atomically.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +12,7 @@ use crate::meet::wait_for;
 use crate::world::World;
 use crate::{call, counters, world};
 
-/// What is done to a PE's word.
+/// An update of a word of a PE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Signal {
     pub(crate) word: usize,
@@ -22,7 +21,7 @@ pub(crate) struct Signal {
     pub(crate) pe: c_int,
 }
 
-/// Ends the process where it cannot be done.
+/// Ends the process if the update is invalid.
 pub(crate) fn check(world: &World, signal: Signal) {
     world.check_pe(signal.pe);
     if !matches!(signal.operation, SIGNAL_SET | SIGNAL_ADD) {
@@ -34,7 +33,7 @@ pub(crate) fn check(world: &World, signal: Signal) {
     world.memory().symmetric(call::function(), "the signal", signal.word, 8);
 }
 
-/// Does it.
+/// Applies the update.
 pub(crate) fn apply(world: &World, function: &'static str, signal: Signal) {
     let memory = world.memory();
     let place = memory.symmetric(function, "the signal", signal.word, 8);
@@ -47,12 +46,12 @@ pub(crate) fn apply(world: &World, function: &'static str, signal: Signal) {
     }
 }
 
-/// A value that can be waited for.
+/// A type of words that can be waited for.
 pub(crate) trait Word: Copy + PartialOrd + Send + Sync + 'static {
-    /// Reads it in one piece.
+    /// Reads the word atomically.
     ///
     /// # Safety
-    /// The address is one of a live, aligned word.
+    /// {Safety} The address is that of a live, aligned word.
     unsafe fn load(address: *const u8) -> Self;
 }
 
@@ -81,8 +80,8 @@ fn holds<T: PartialOrd>(found: T, comparison: c_int, wanted: T) -> bool {
     }
 }
 
-/// As a stream of the device compares, by which NVSHMEM waits for signals that are equal or
-/// greater: the difference is a signed number.
+/// Compares like a device stream, which NVSHMEM uses to wait for equal or greater signals: the
+/// difference is a signed number.
 fn holds_in_the_cycle(found: u64, comparison: c_int, wanted: u64) -> bool {
     const GREATER_OR_EQUAL: c_int = 5;
     match comparison {
@@ -91,7 +90,7 @@ fn holds_in_the_cycle(found: u64, comparison: c_int, wanted: u64) -> bool {
     }
 }
 
-/// Enqueues a wait for words of this PE, each for its own value or all for the same one.
+/// Enqueues a wait for words of this PE, with one value for each word or one for all.
 pub(crate) fn wait_on_stream<T: Word>(
     words: usize,
     count: usize,

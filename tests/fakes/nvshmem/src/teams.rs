@@ -1,7 +1,7 @@
-//! Teams: the predefined ones, splitting, by id, asking, ending.
+//! Teams: the predefined ones, splits, teams by id, queries, destruction.
 //!
-//! Not in this module: what they do together (`meet`). Invariant: a team's place in the shared
-//! memory is taken by its first member and given back by the last that destroys it.
+//! `meet` exchanges data among the members. Invariant: the first member allocates a team's slot in
+//! shared memory, and the last member that destroys the team frees it.
 
 use core::ffi::{c_int, c_long};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::{call, world};
 
 const INVALID: c_int = -1;
 
-/// The teams that there are from the beginning.
+/// Creates the predefined teams.
 pub(crate) fn predefine(world: &World) {
     let all = || (0..world.ranks).collect::<Vec<_>>();
     let reached = || {
@@ -43,12 +43,12 @@ pub(crate) fn predefine(world: &World) {
     }
 }
 
-/// How many teams were made and not destroyed.
+/// Returns the number of created teams that were not destroyed.
 pub(crate) fn made(world: &World) -> usize {
     world.teams().keys().filter(|handle| **handle >= FIRST_MADE as i32).count()
 }
 
-/// What a caller wants of a team.
+/// Reads the configuration of a team.
 fn config(config: *const TeamConfig, mask: c_long) -> Result<(c_int, u64)> {
     if mask == 0 || config.is_null() {
         return Ok((0, u64::MAX));
@@ -62,8 +62,8 @@ fn config(config: *const TeamConfig, mask: c_long) -> Result<(c_int, u64)> {
     Ok((contexts, if mask & MASK_ID != 0 { config.id } else { u64::MAX }))
 }
 
-/// Makes one team of members of a parent, whose members all call, each with those of its own new
-/// team. `None` where this PE is in none.
+/// Creates one team of members of a parent. All members of the parent call this, each with the
+/// members of its own new team; `None` if this PE is in no new team.
 fn make(world: &World, parent: &Team, members: Option<Vec<i32>>, same: &[u64], contexts: c_int) -> Result<c_int> {
     parent.idle();
     let mut turn = parent.turn(Channel::Setup);
@@ -72,13 +72,13 @@ fn make(world: &World, parent: &Team, members: Option<Vec<i32>>, same: &[u64], c
     let taken = if leads && !full { world.control.take_team() } else { None };
     let all = turn.meet(record(same, &[taken.map_or(0, |index| index as u64 + 1), u64::from(full)]));
     let Some(members) = members else { return Ok(INVALID) };
-    let rank_of = |pe: i32| parent.members.iter().position(|member| *member == pe).expect("its members are the parent's");
+    let rank_of = |pe: i32| parent.members.iter().position(|member| *member == pe).expect("the members are those of the parent");
     let index = all[rank_of(members[0])].own[0];
     if index == 0 || members.iter().any(|pe| all[rank_of(*pe)].own[1] != 0) {
         if let Some(taken) = taken {
             world.control.teams[taken].used.store(0, Ordering::Release);
         }
-        return fail(Code::INTERNAL, format!("no more teams than {}: NVSHMEM_MAX_TEAMS", world.max_teams));
+        return fail(Code::INTERNAL, format!("no free team slot, at most {}: NVSHMEM_MAX_TEAMS", world.max_teams));
     }
     Ok(enlist(world, index as usize - 1, members, contexts, u64::MAX))
 }
@@ -92,7 +92,7 @@ fn enlist(world: &World, index: usize, members: Vec<i32>, contexts: c_int, id: u
     handle
 }
 
-/// Writes a handle where the caller wants it.
+/// Writes a handle to the program's output.
 fn give(place: *mut c_int, handle: c_int) {
     // SAFETY: the caller's promise: it points to a handle.
     unsafe { place.write(handle) };
@@ -116,18 +116,18 @@ fn split_strided(parent: c_int, [start, stride, count]: [c_int; 3], contexts: c_
     make(&world, &parent, mine, &same, contexts)
 }
 
-/// Finds the other members of a team that is made by an id.
+/// Returns the other members of a team that is created by an id.
 fn by_id(ranks: c_int, rank: c_int, id: u64, contexts: c_int) -> Result<c_int> {
     let world = world::live();
     call::take_effect().suffer();
     if id == u64::MAX || id == 0 {
-        return invalid("the configuration has no id of a team");
+        return invalid("the configuration contains no team id");
     }
     if !(1..=world.ranks).contains(&ranks) || !(0..ranks).contains(&rank) {
         return invalid(format!("rank {rank} of {ranks}"));
     }
     if made(&world) + FIRST_MADE > world.max_teams {
-        return fail(Code::INTERNAL, format!("no more teams than {}: NVSHMEM_MAX_TEAMS", world.max_teams));
+        return fail(Code::INTERNAL, format!("no free team slot, at most {}: NVSHMEM_MAX_TEAMS", world.max_teams));
     }
     let slots = &world.control.ids;
     // The id alone names the slot, so that members that come at different times find the same one.
@@ -138,24 +138,20 @@ fn by_id(ranks: c_int, rank: c_int, id: u64, contexts: c_int) -> Result<c_int> {
         Ok(_) => true,
         Err(found) => found == id,
     };
-    wait_for(world.control, is_ours, || "a team that is made by another id".to_owned());
+    wait_for(world.control, is_ours, || "a team created by another id".to_owned());
     if slot.members[rank as usize].compare_exchange(0, world.pe + 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        undefined(&format!("{}: rank {rank} has come twice", call::function()));
+        undefined(&format!("{}: rank {rank} has joined twice", call::function()));
     }
     let mut members = Vec::new();
     for (other, place) in slot.members[..ranks as usize].iter().enumerate() {
-        wait_for(
-            world.control,
-            || place.load(Ordering::Acquire) != 0,
-            || format!("rank {other} of a team that is made by an id"),
-        );
+        wait_for(world.control, || place.load(Ordering::Acquire) != 0, || format!("rank {other} of a team created by an id"));
         members.push(place.load(Ordering::Acquire) - 1);
     }
     if rank == 0 {
-        let index = world.control.take_team().unwrap_or_else(|| undefined("no place for a team"));
+        let index = world.control.take_team().unwrap_or_else(|| undefined("no free team slot"));
         slot.team.store(index as u32 + 1, Ordering::Release);
     }
-    wait_for(world.control, || slot.team.load(Ordering::Acquire) != 0, || "rank 0 of a team that is made by an id".to_owned());
+    wait_for(world.control, || slot.team.load(Ordering::Acquire) != 0, || "rank 0 of a team created by an id".to_owned());
     let index = slot.team.load(Ordering::Acquire) as usize - 1;
     if slot.left.fetch_add(1, Ordering::AcqRel) + 1 == ranks as u32 {
         slot.members.iter().for_each(|place| place.store(0, Ordering::Relaxed));

@@ -1,7 +1,7 @@
-//! One-sided transfers: what a put or a get does, at once, later, or in the order of a stream.
+//! One-sided transfers: implements puts and gets, immediately, later, or in stream order.
 //!
-//! Not in this module: their exported forms (`rma`, `widths`). Invariant: the remote side is
-//! symmetric memory that is live when the bytes move.
+//! `rma` and `widths` export them. Invariant: the remote side is symmetric memory that is live when
+//! the bytes are copied.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::signal::{self, Signal};
 use crate::world::World;
 use crate::{call, counters, world};
 
-/// Which way.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Put,
     Get,
 }
 
-/// When.
+/// Time of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum When {
     /// Before the call returns.
@@ -36,32 +36,32 @@ pub(crate) struct Transfer {
     pub(crate) way: Way,
     pub(crate) target: usize,
     pub(crate) source: usize,
-    /// Bytes of what lies together.
+    /// Number of contiguous bytes.
     pub(crate) row: usize,
     pub(crate) rows: usize,
-    /// Bytes from row to row.
+    /// Bytes from one row to the next.
     pub(crate) target_step: usize,
     pub(crate) source_step: usize,
     pub(crate) pe: c_int,
-    /// Where this PE's side is.
+    /// Kind of memory of this PE's side.
     pub(crate) local: Local,
 }
 
-/// This PE's side, as the network sees it.
+/// This PE's side of a transfer, as the network requires it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Local {
-    /// Memory, to be found symmetric or registered.
+    /// Memory that must be symmetric or registered.
     Memory,
-    /// A value in the call itself.
+    /// A value passed in the call.
     Value,
-    /// NVSHMEM has no way to do that by the network.
+    /// A transfer that NVSHMEM does not implement over the network.
     NotByNetwork,
 }
 
-/// Copies; words of flags in one piece, since others may be looking.
+/// Copies bytes; copies aligned words atomically, because other threads may read them as flags.
 ///
 /// # Safety
-/// Both sides have so many bytes.
+/// {Safety} Both sides have this many bytes.
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     let alike = |size: usize| bytes == size && from.addr().is_multiple_of(size) && to.addr().is_multiple_of(size);
     // SAFETY: the caller's promise, and the alignment was looked at.
@@ -104,7 +104,7 @@ impl Transfer {
         if self.rows == 0 { 0 } else { (self.rows - 1) * step + self.row }
     }
 
-    /// Looks whether both sides are there, and does it if `really`.
+    /// Checks both sides, and makes the transfer if `really`.
     fn visit(&self, world: &World, function: &str, really: bool) {
         if self.span(1) == 0 || self.row == 0 {
             return;
@@ -135,14 +135,13 @@ impl Transfer {
         }
     }
 
-    /// Ends the process where the PE is reached by the network alone, which knows this PE's side
-    /// not.
+    /// Ends the process if only the network reaches the PE and this PE's side is not registered.
     fn by_network(&self, memory: &Memory, function: &str, place: Place, local: usize, bytes: usize) {
         if memory.given(self.pe, place).is_some() || self.local == Local::Value {
             return;
         }
         if self.local == Local::NotByNetwork {
-            undefined(&format!("{function}: not implemented for PE {}, which the network alone reaches", self.pe));
+            undefined(&format!("{function}: not implemented for PE {}, which only the network reaches", self.pe));
         }
         if memory.find(local, bytes).is_none() && !memory.is_registered(local, bytes) {
             undefined(&format!("{function}: {bytes} bytes at {local:#x} are not registered with the network"));
@@ -174,7 +173,7 @@ impl Transfer {
         world
     }
 
-    /// Does it from the host.
+    /// Makes the transfer from the host.
     pub(crate) fn on_host(self, when: When) {
         let world = self.checked(None);
         if self.way == Way::Put && matches!(when, When::Now) && self.is_by_network(&world) {
@@ -189,8 +188,7 @@ impl Transfer {
         self.row > 0 && self.rows > 0 && memory.given(self.pe, place).is_none()
     }
 
-    /// Takes what lies together at the source, which may be changed once the call is back, and
-    /// sends that.
+    /// Copies the source, which the program may change after the call returns, and sends the copy.
     fn send(self, world: &Arc<World>, function: &'static str) {
         // SAFETY: the source was found there, by `checked`.
         let staged: Box<[u8]> =
@@ -200,7 +198,7 @@ impl Transfer {
         });
     }
 
-    /// Does it in the order of a stream.
+    /// Enqueues the transfer on a stream.
     pub(crate) fn on_stream(self, when: When, signal: Option<Signal>, stream: *mut c_void) {
         let world = self.checked(signal);
         if matches!(when, When::Later) {
@@ -209,12 +207,12 @@ impl Transfer {
         call::or_abort(on_stream(stream, move |world, function| self.run(world, function, when, signal)));
     }
 
-    /// Does it now; for values that are moved by a stream's work.
+    /// Makes the transfer immediately, for values that a stream's work moves.
     pub(crate) fn now(self, world: &World, function: &'static str) {
         self.visit(world, function, true);
     }
 
-    /// Looks whether it can be done.
+    /// Checks whether the transfer is possible.
     pub(crate) fn check(&self) {
         self.checked(None);
     }

@@ -1,6 +1,6 @@
-//! Collectives by type and by bytes, from the host and on streams.
+//! Collectives by type and by size in bytes, from the host and on streams.
 //!
-//! Not in this module: what they do (`collectives`). Invariant: counts are in elements.
+//! `collectives` implements them. Invariant: counts are in elements.
 
 use core::ffi::{c_int, c_void};
 

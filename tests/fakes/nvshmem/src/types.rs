@@ -1,7 +1,7 @@
-//! The types of C that the typed families are made for.
+//! The C types of the typed functions.
 //!
-//! Not in this module: the families. Invariant: the name of a type stands in the functions' names,
-//! beside the type of Rust that is passed alike.
+//! Invariant: each entry has the type name in the function names, and the Rust type with the same
+//! ABI.
 
 /// The 25 types of transfers.
 macro_rules! each_rma {
@@ -48,7 +48,7 @@ macro_rules! each_bitwise {
     };
 }
 
-/// The 14 types of words to wait for.
+/// The 14 types of words for waits.
 macro_rules! each_wait {
     ($family:ident) => {
         $family! { "short" i16 }

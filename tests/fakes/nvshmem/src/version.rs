@@ -1,7 +1,7 @@
-//! Which version the library pretends to be, and which functions that version has.
+//! The emulated version, and the functions of that version.
 //!
-//! Not in this module: the version words of structs (`init`). Invariant: `since.txt` names every
-//! function that this library exports and that 3.3.24 lacks.
+//! `init` checks the version words of structs. Invariant: `since.txt` contains every function that
+//! this library exports and that 3.3.24 lacks.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -25,15 +25,15 @@ impl FromStr for Version {
     }
 }
 
-/// The version whose interface this library has.
+/// The version whose interface this library implements.
 pub(crate) const NEWEST: Version = Version(3, 8, 0);
 
-/// The first that reads layout 2 of the structs of initialisation.
+/// First version that reads layout 2 of the structs of initialization.
 pub(crate) const INIT_LAYOUT_2: Version = Version(3, 6, 5);
 
 static SINCE: LazyLock<HashMap<&'static str, Version>> = LazyLock::new(|| since(include_str!("../since.txt")));
 
-/// Returns whether this library exports such a function.
+/// Returns whether this library exports the function.
 pub(crate) fn known(function: &str) -> bool {
     let Ok(name) = std::ffi::CString::new(function) else { return false };
     let mut info = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
@@ -47,14 +47,13 @@ pub(crate) fn known(function: &str) -> bool {
     function.starts_with("nvshmem") && !library.is_null() && !unsafe { libc::dlsym(library, name.as_ptr()) }.is_null()
 }
 
-/// Ends the process if the version that is pretended does not have the function: it should have
-/// been made to look absent.
+/// Ends the process if the emulated version lacks the function; the test must hide the function.
 #[inline]
 pub(crate) fn check(function: &str) {
     let version = crate::settings::get().version;
     if version < NEWEST && SINCE.get(function).is_some_and(|since| *since > version) {
         crate::log::undefined(&format!(
-            "{function} is newer than the pretended version {version:?}: take its name out of the library's table"
+            "{function} is newer than the emulated version {version:?}; remove its name from the library's table"
         ));
     }
 }

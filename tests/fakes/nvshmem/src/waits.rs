@@ -1,6 +1,6 @@
-//! Waiting for words of this PE by type, in the order of a stream.
+//! Typed waits for words of this PE, in stream order.
 //!
-//! Not in this module: waiting itself (`signal`). Invariant: a word counts where its mask is zero.
+//! `signal` implements them. Invariant: a word is part of the wait if its mask is zero.
 
 use core::ffi::{c_int, c_void};
 

@@ -1,7 +1,7 @@
 //! Transfers by bytes and by width: the untyped names of the same operations.
 //!
-//! Not in this module: what they do (`transfer`). Invariant: counts and strides are in elements of
-//! the width, or in bytes.
+//! `transfer` implements them. Invariant: counts and strides are in elements of the width, or in
+//! bytes.
 
 use core::ffi::{c_int, c_void};
 

@@ -1,7 +1,7 @@
 //! The job that this process is a PE of.
 //!
-//! Not in this module: how it starts and ends (`init`). Invariant: there is at most one; who asks
-//! for it while there is none ends the process.
+//! `init` starts and ends it. Invariant: there is at most one job; a call that requires one while
+//! there is none ends the process.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -14,7 +14,7 @@ use crate::meet::Team;
 use crate::memory::Memory;
 use crate::pending::Pending;
 
-/// Everything of a job.
+/// The state of a job.
 pub(crate) struct World {
     pub(crate) pe: i32,
     pub(crate) ranks: i32,
@@ -25,48 +25,48 @@ pub(crate) struct World {
     memory: RwLock<Memory>,
     pub(crate) team: Arc<Team>,
     pub(crate) teams: Mutex<BTreeMap<i32, Arc<Team>>>,
-    /// Handles are not given twice, so that one that was destroyed is known.
+    /// The next team handle. Handles are never reused, so that a destroyed one is detected.
     pub(crate) next_handle: AtomicI32,
     pub(crate) max_teams: usize,
     pub(crate) pending: Pending,
-    /// What the host has sent over the network.
+    /// Transfers that the host has sent over the network.
     pub(crate) sent: Pending,
     pub(crate) modules: Mutex<Vec<usize>>,
-    /// How many of the PEs share a GPU with another.
+    /// Whether a PE shares a GPU with another.
     pub(crate) shares_gpu: bool,
     pub(crate) growth: Growth,
-    /// Whether transfers were left to streams of the library's own that no quiet has waited for.
+    /// Whether transfers on internal streams are pending that no quiet has waited for.
     pub(crate) left: AtomicBool,
 }
 
-/// How the heap becomes larger.
+/// Growth of the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
-    /// Not at all: what does not fit is refused.
+    /// It cannot grow: allocations that do not fit are refused.
     Fixed,
-    /// By so many bytes; where that fails all of it is unmapped, and the process ends at the
-    /// barrier that follows.
+    /// It grows by this many bytes; if that fails, the whole heap is unmapped, and the process ends
+    /// at the following barrier.
     By(usize),
 }
 
-/// What there is.
+/// The state of NVSHMEM in this process.
 pub(crate) enum State {
     Idle,
-    /// The PEs have met, and what came after that failed: which PE this is, and of how many.
+    /// The PEs have connected, but a later step failed: number of this PE, and number of PEs.
     Bootstrapped(i32, i32),
-    /// With how often it was initialised.
+    /// Initialized, with the number of initializations.
     Live(Arc<World>, u32),
     Finalized,
 }
 
 pub(crate) static STATE: Mutex<State> = Mutex::new(State::Idle);
 
-/// What there is.
+/// Locks the state.
 pub(crate) fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The job, for a call that needs one.
+/// Returns the job; ends the process if there is none.
 pub(crate) fn live() -> Arc<World> {
     match &*state() {
         State::Live(world, _) => Arc::clone(world),
@@ -76,7 +76,7 @@ pub(crate) fn live() -> Arc<World> {
     }
 }
 
-/// The job, if there is one.
+/// Returns the job, if there is one.
 pub(crate) fn peek() -> Option<Arc<World>> {
     match &*state() {
         State::Live(world, _) => Some(Arc::clone(world)),
@@ -84,12 +84,12 @@ pub(crate) fn peek() -> Option<Arc<World>> {
     }
 }
 
-/// This PE, if this process is one.
+/// Returns the number of this PE, if this process is one.
 pub(crate) fn own_pe() -> Option<i32> {
     peek().map(|world| world.pe)
 }
 
-/// Those of a job that are known before its heap is.
+/// The parts of a job that are known before its heap.
 pub(crate) struct Parts {
     pub(crate) pe: i32,
     pub(crate) ranks: i32,
@@ -127,46 +127,43 @@ impl World {
         }
     }
 
-    /// The streams of the library's own are waited for, by the host or by a stream; one that is
-    /// being captured cannot.
+    /// Waits for the internal streams, by the host or by a stream; a captured stream cannot wait
+    /// for them.
     pub(crate) fn quiesce(&self, captured: bool) {
         if self.left.swap(false, Ordering::AcqRel) && captured {
-            undefined(&format!(
-                "{}: a graph would wait for a stream outside of it, on which an nbi transfer was left",
-                call::function()
-            ));
+            undefined(&format!("{}: a graph would wait for an uncaptured stream with a pending nbi transfer", call::function()));
         }
     }
 
-    /// Ends the process over a heap that could not grow, after which NVSHMEM has none.
+    /// Ends the process because the heap could not grow and NVSHMEM has unmapped it.
     pub(crate) fn torn(&self, what: &str) {
         if let Growth::By(step) = self.growth {
             undefined(&format!("{}: {what} (the heap grows by {step} bytes), and the heap is unmapped", call::function()));
         }
     }
 
-    /// The memory, while its bytes are touched.
+    /// Locks the memory for accesses to its bytes.
     pub(crate) fn memory(&self) -> RwLockReadGuard<'_, Memory> {
         self.memory.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The memory, to change what is live.
+    /// Locks the memory for changes of the allocations.
     pub(crate) fn change_memory(&self) -> RwLockWriteGuard<'_, Memory> {
         self.memory.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The teams of this PE.
+    /// Locks the teams of this PE.
     pub(crate) fn teams(&self) -> MutexGuard<'_, BTreeMap<i32, Arc<Team>>> {
         self.teams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A team that a call names.
+    /// Returns the team with a handle.
     pub(crate) fn team_of(&self, handle: i32) -> Arc<Team> {
         if let Some(team) = self.teams().get(&handle) {
             return Arc::clone(team);
         }
         let was = (crate::control::FIRST_MADE as i32..self.next_handle.load(Ordering::Relaxed)).contains(&handle);
-        let why = if was { "was destroyed" } else { "is none of this PE's" };
+        let why = if was { "was destroyed" } else { "is not a team of this PE" };
         undefined(&format!("{}: team {handle} {why}", call::function()))
     }
 

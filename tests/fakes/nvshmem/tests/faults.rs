@@ -1,4 +1,4 @@
-//! What a test can order, what is refused, and what ends the process.
+//! Injected faults, refused calls, and calls that end the process.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::*;
 use peerweave_fakes::{Fakes, Output, child};
 
-/// Runs the test's own body in children, all of which end with this complaint.
+/// Runs the body of a test in children, all of which must end with this message.
 fn all_abort(fakes: &Fakes, count: usize, scenario: &str, complaint: &str) -> Vec<Output> {
     let outputs = fakes.spawn_children(count, scenario);
     assert!(outputs.iter().any(|output| output.stderr.contains(complaint)), "{complaint}: {}", outputs[0]);
@@ -49,12 +49,12 @@ aborts! {
         init(me);
         if me.rank == 0 { nvshmem_barrier_all() } else { nvshmem_sync_all() }
     };
-    a_put_outside_what_is_allocated_ends_the_process: 1 "are not symmetric memory that is allocated", quick(), |me| {
+    put_outside_allocated_memory_ends_the_process: 1 "are not allocated symmetric memory", quick(), |me| {
         init(me);
         let memory = symmetric(&[0_i32; 4]);
         nvshmem_int32_put(memory, plain(&[0_i32; 8]), 300, 0);
     };
-    a_put_on_a_stream_into_memory_that_was_freed_ends_the_process: 1 "nvshmemx_int32_put_on_stream: 16 bytes", quick(), |me| {
+    stream_put_into_freed_memory_ends_the_process: 1 "nvshmemx_int32_put_on_stream: 16 bytes", quick(), |me| {
         let stream = init(me);
         let (memory, word) = (symmetric(&[0_i32; 4]), symmetric(&[0_u64]));
         nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
@@ -64,34 +64,34 @@ aborts! {
         nvshmemx_signal_op_on_stream(word, 1, 9, 0, other);
         finish(stream);
     };
-    memory_is_freed_once: 1 "nvshmem_free: nothing is allocated at", quick(), |me| {
+    second_free_of_memory_ends_the_process: 1 "nvshmem_free: nothing is allocated at", quick(), |me| {
         init(me);
         let memory = symmetric(&[0_i32; 4]);
         nvshmem_free(memory);
         nvshmem_free(memory);
     };
-    a_team_is_not_used_after_its_end: 1 "nvshmem_team_n_pes: team 8 was destroyed", quick(), |me| {
+    use_of_a_destroyed_team_ends_the_process: 1 "nvshmem_team_n_pes: team 8 was destroyed", quick(), |me| {
         init(me);
         let mut team = -1;
         assert_eq!(nvshmem_team_split_strided(0, 0, 1, 1, std::ptr::null(), 0, &mut team), 0);
         nvshmem_team_destroy(team);
         nvshmem_team_n_pes(team);
     };
-    nothing_is_used_after_the_end: 1 "nvshmem_malloc after nvshmemx_hostlib_finalize", quick(), |me| {
+    call_after_finalize_ends_the_process: 1 "nvshmem_malloc after nvshmemx_hostlib_finalize", quick(), |me| {
         init(me);
         nvshmemx_hostlib_finalize();
         nvshmem_malloc(8);
     };
-    nothing_is_used_before_the_beginning: 1 "nvshmem_barrier_all before NVSHMEM was initialised", quick(), |_| nvshmem_barrier_all();
-    work_on_a_stream_does_not_outlive_the_job: 1 "after nvshmemx_hostlib_finalize", quick(), |me| {
+    call_before_initialisation_ends_the_process: 1 "nvshmem_barrier_all before NVSHMEM was initialised", quick(), |_| nvshmem_barrier_all();
+    stream_work_that_outlives_the_job_ends_the_process: 1 "after nvshmemx_hostlib_finalize", quick(), |me| {
         let stream = init(me);
         let word = symmetric(&[0_u64]);
         nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
         nvshmemx_hostlib_finalize();
         finish(stream);
     };
-    collectives_of_a_team_on_two_streams_in_no_order_end_the_process: 1
-    "nvshmemx_barrier_on_stream began before the last collective of team 0 was done", quick(), |me| {
+    unordered_collectives_of_a_team_end_the_process: 1
+    "nvshmemx_barrier_on_stream began before the last collective of team 0 was complete", quick(), |me| {
         let (one, other) = (init(me), stream());
         let word = symmetric(&[0_u64]);
         nvshmemx_signal_wait_until_on_stream(word, 0, 1, one);
@@ -99,36 +99,36 @@ aborts! {
         assert_eq!(nvshmemx_barrier_on_stream(0, other), 0);
         finish(other);
     };
-    a_collective_of_the_host_while_one_is_on_a_stream_ends_the_process: 1
-    "nvshmem_barrier began before the last collective of team 0 was done", quick(), |me| {
+    host_collective_during_a_stream_collective_is_fatal: 1
+    "nvshmem_barrier began before the last collective of team 0 was complete", quick(), |me| {
         let stream = init(me);
         let word = symmetric(&[0_u64]);
         nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
         assert_eq!(nvshmemx_barrier_on_stream(0, stream), 0);
         nvshmem_barrier(0);
     };
-    memory_is_not_allocated_while_a_collective_of_all_is_in_flight: 1
-    "nvshmem_malloc while a collective of team 0 was in flight", quick(), |me| {
+    allocation_during_a_collective_ends_the_process: 1
+    "nvshmem_malloc while a collective of team 0 was pending", quick(), |me| {
         let stream = init(me);
         let word = symmetric(&[0_u64]);
         nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
         assert_eq!(nvshmemx_barrier_on_stream(0, stream), 0);
         nvshmem_malloc(8);
     };
-    a_team_is_not_split_while_a_collective_of_it_is_in_flight: 1
-    "nvshmem_team_split_strided while a collective of team 1 was in flight", quick(), |me| {
+    split_during_a_collective_ends_the_process: 1
+    "nvshmem_team_split_strided while a collective of team 1 was pending", quick(), |me| {
         let stream = init(me);
         let word = symmetric(&[0_u64]);
         nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
         assert_eq!(nvshmemx_barrier_on_stream(1, stream), 0);
         nvshmem_team_split_strided(1, 0, 1, 1, std::ptr::null(), 0, &mut -1);
     };
-    a_pe_that_there_is_not_ends_the_process: 1 "PE 1 of 1", quick(), |me| {
+    missing_pe_number_ends_the_process: 1 "PE 1 of 1", quick(), |me| {
         init(me);
         let memory = symmetric(&[0_i32; 4]);
         nvshmem_int32_put(memory, memory, 1, 1);
     };
-    a_collective_that_one_pe_does_not_come_to_ends_after_a_while: 2 "waited 1s for PE 1 of team 0 in nvshmem_barrier_all", quick(), |me| {
+    collective_without_one_pe_ends_at_the_time_limit: 2 "waited 1s for PE 1 of team 0 in nvshmem_barrier_all", quick(), |me| {
         init(me);
         if me.rank == 0 {
             nvshmem_barrier_all();
@@ -137,28 +137,28 @@ aborts! {
             panic!("the other ended");
         }
     };
-    initialisation_waits_for_a_pe_that_does_not_come: 1 "for PE 1 to initialise NVSHMEM", quick(), |me| {
+    initialisation_without_one_pe_ends_at_the_time_limit: 1 "for PE 1 to initialise NVSHMEM", quick(), |me| {
         use_device(0);
         let id = shared_id(me, "id");
         let mut attr = attr(2);
         assert_eq!(nvshmemx_set_attr_uniqueid_args(0, 2, &id, &mut attr), 0);
         nvshmemx_hostlib_init_attr(8, &mut attr);
     };
-    a_call_can_be_made_to_end_the_process: 1 "nvshmem_barrier_all: an end that the test asked for",
+    injected_abort_ends_the_process: 1 "nvshmem_barrier_all: an injected end of the process",
     quick().env("PEERWEAVE_FAKE_NVSHMEM_ABORT", "nvshmem_barrier_all:2"), |me| {
         init(me);
         nvshmem_barrier_all();
         nvshmem_barrier_all();
     };
-    a_heap_that_cannot_grow_is_none_any_more: 1 "do not fit into the symmetric heap (the heap grows by", quick(), |me| {
+    failed_growth_unmaps_the_heap_and_ends_the_process: 1 "do not fit into the symmetric heap (the heap grows by", quick(), |me| {
         init(me);
         nvshmem_malloc(9 << 20);
     };
-    outside_memory_that_cannot_be_symmetric_costs_the_heap: 1 "and the heap is unmapped", quick(), |me| {
+    failed_symmetric_registration_unmaps_the_heap: 1 "and the heap is unmapped", quick(), |me| {
         init(me);
         nvshmemx_buffer_register_symmetric(plain(&[0_u8; 64]), 64, 0);
     };
-    a_graph_does_not_wait_for_what_nbi_left: 1 "nvshmemx_quiet_on_stream: a graph would wait for a stream outside of it", quick(), |me| {
+    captured_quiet_with_pending_nbi_ends_the_process: 1 "nvshmemx_quiet_on_stream: a graph would wait for an uncaptured stream", quick(), |me| {
         let stream = init(me);
         let memory = symmetric(&[0_i32; 8]);
         nvshmemx_int32_put_nbi_on_stream(memory, memory + 16, 4, 0, stream);
@@ -166,7 +166,7 @@ aborts! {
         assert_eq!(cuStreamBeginCapture_v2(other, 2), 0);
         nvshmemx_quiet_on_stream(other);
     };
-    the_network_puts_out_of_memory_that_it_knows: 2 "are not registered with the network", by_network(), |me| {
+    network_put_from_unregistered_memory_ends_the_process: 2 "are not registered with the network", by_network(), |me| {
         init(me);
         let (memory, source) = (symmetric(&[0_i32; 4]), plain(&[1_i32; 4]));
         assert_eq!(nvshmemx_buffer_register(source, 16), 0);
@@ -174,19 +174,19 @@ aborts! {
         assert_eq!(nvshmemx_buffer_unregister(source), 0);
         nvshmem_int32_put(memory, source, 4, 1 - me.rank as i32);
     };
-    the_network_takes_no_steps: 2 "nvshmem_int32_iput: not implemented for PE", by_network(), |me| {
+    strided_network_put_ends_the_process: 2 "nvshmem_int32_iput: not implemented for PE", by_network(), |me| {
         init(me);
         let memory = symmetric(&[0_i32; 4]);
         nvshmem_int32_iput(memory, memory, 1, 1, 2, 1 - me.rank as i32);
     };
-    after_a_start_that_gave_up_every_call_ends_the_process: 1 "nvshmem initialization failed, exiting",
+    call_after_a_failed_start_ends_the_process: 1 "nvshmem initialization failed, exiting",
     quick().env("NVSHMEM_MAX_TEAMS", "many"), |me| {
         use_device(0);
         let id = shared_id(me, "id");
         assert_eq!((init_with(me, &id, 2), nvshmemx_init_status()), (0, 1));
         nvshmem_malloc(8);
     };
-    teams_of_nvshmem_s_own_share_their_counters: 1 "began before the last collective of team 2 was done", quick(), |me| {
+    predefined_teams_share_their_counters: 1 "began before the last collective of team 2 was complete", quick(), |me| {
         let stream = init(me);
         let word = symmetric(&[0_u64]);
         nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
@@ -195,13 +195,13 @@ aborts! {
         assert_eq!(nvshmemx_barrier_on_stream(2, other), 0);
         finish(other);
     };
-    an_id_is_not_asked_for_again_after_it_was_in_vain: 1 "the plug-in was released",
+    second_id_request_after_a_failure_ends_the_process: 1 "the plug-in was released",
     quick().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_get_uniqueid:1"), |_| {
         let mut id = UniqueId { version: (1 << 16) + 128, internal: [0; 124] };
         assert_ne!(nvshmemx_get_uniqueid(&mut id), 0);
         nvshmemx_get_uniqueid(&mut id);
     };
-    a_misspelt_setting_ends_the_process: 1 "PEERWEAVE_FAKE_NVSHMEM_FAIL=nvshmem_mallok:1 cannot be understood",
+    misspelled_setting_ends_the_process: 1 "PEERWEAVE_FAKE_NVSHMEM_FAIL=nvshmem_mallok:1 is invalid",
     quick().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmem_mallok:1"), |me| { init(me); };
 }
 
@@ -240,7 +240,7 @@ fn initialisation_can_be_made_to_fail() {
 }
 
 #[test]
-fn an_operation_can_be_made_to_stick_or_to_be_slow() {
+fn operation_can_be_stuck_or_slow() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_barrier_on_stream:2").run_many(1, |me| {
         let stream = init(&me);
         assert_eq!(nvshmemx_barrier_on_stream(0, stream), 0);
@@ -258,20 +258,20 @@ fn an_operation_can_be_made_to_stick_or_to_be_slow() {
     let stuck = Fakes::new().cuda().nvshmem().limit(Duration::from_secs(1));
     if child().is_none() {
         let stuck = stuck.env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_hostlib_init_attr");
-        let outputs = stuck.spawn_children(1, "stuck_in_initialisation");
+        let outputs = stuck.spawn_children(1, "initialisation_can_be_stuck");
         assert!(outputs[0].timed_out, "{}", outputs[0]);
     }
 }
 
 #[test]
-fn stuck_in_initialisation() {
+fn initialisation_can_be_stuck() {
     if let Some(me) = child() {
         init(&me);
     }
 }
 
 #[test]
-fn all_pes_end_with_the_status_of_one() {
+fn global_exit_ends_all_pes_with_its_status() {
     if let Some(me) = child() {
         init(&me);
         if me.rank == 0 {
@@ -281,7 +281,7 @@ fn all_pes_end_with_the_status_of_one() {
         }
         return;
     }
-    let outputs = fakes().spawn_children(2, "all_pes_end_with_the_status_of_one");
+    let outputs = fakes().spawn_children(2, "global_exit_ends_all_pes_with_its_status");
     assert!(outputs.iter().all(|output| output.status.code() == Some(3)), "{}", outputs[0]);
 }
 
@@ -331,7 +331,7 @@ fn struct_layout_follows_its_version_word() {
 }
 
 #[test]
-fn other_bootstraps_are_refused_or_found() {
+fn other_bootstraps_are_refused_or_available() {
     fakes().run_many(1, |_| {
         use_device(0);
         let mut attr = attr(2);

@@ -1,4 +1,4 @@
-//! Beginning and end, symmetric memory, one-sided transfers, signals.
+//! Initialization and finalization, symmetric memory, one-sided transfers, signals.
 
 mod common;
 
@@ -62,7 +62,7 @@ fn strided_single_and_wide_transfers_are_exact() {
 }
 
 #[test]
-fn symmetric_memory_is_the_same_through_peer_pointers() {
+fn peer_pointers_access_the_same_symmetric_memory() {
     fakes().run_many(2, |me| {
         init(&me);
         let other = 1 - me.rank as i32;
@@ -160,7 +160,7 @@ fn pending_transfers_complete_at_quiet() {
 }
 
 #[test]
-fn streams_wait_for_words_of_any_kind() {
+fn streams_wait_for_words_of_every_type() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let words = symmetric(&[0_i32; 4]);
@@ -203,7 +203,7 @@ fn stream_signal_wait_compares_cyclically() {
 }
 
 #[test]
-fn outside_memory_becomes_symmetric() {
+fn external_memory_can_be_registered_as_symmetric() {
     fakes().env("NVSHMEM_CUMEM_GRANULARITY", "2M").run_many(2, |me| {
         init(&me);
         let rank = me.rank as i32;
@@ -232,7 +232,7 @@ fn outside_memory_becomes_symmetric() {
 }
 
 #[test]
-fn a_captured_graph_transfers_at_each_launch() {
+fn captured_graph_transfers_at_each_launch() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let other = 1 - me.rank as i32;
@@ -257,7 +257,7 @@ fn a_captured_graph_transfers_at_each_launch() {
 }
 
 #[test]
-fn a_job_may_follow_a_job() {
+fn second_job_can_start_after_the_first() {
     fakes().run_many(2, |me| {
         init(&me);
         nvshmemx_hostlib_finalize();

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 
 #[test]
-fn collectives_move_and_compute_in_order_of_a_stream() {
+fn collectives_move_and_compute_in_stream_order() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         let stream = init(&me);
@@ -53,7 +53,7 @@ fn undefined_reductions_are_refused() {
 }
 
 #[test]
-fn teams_are_split_asked_used_and_destroyed() {
+fn teams_are_split_queried_used_and_destroyed() {
     fakes().run_many(4, |me| {
         let rank = me.rank as i32;
         let stream = init(&me);
@@ -100,7 +100,7 @@ fn teams_are_split_asked_used_and_destroyed() {
 }
 
 #[test]
-fn teams_are_made_by_an_id_without_a_parent() {
+fn teams_are_created_by_an_id_without_a_parent() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         init(&me);
@@ -129,7 +129,7 @@ fn teams_are_made_by_an_id_without_a_parent() {
 }
 
 #[test]
-fn there_are_only_so_many_teams_and_destroyed_ones_make_room() {
+fn destroyed_teams_free_their_slots() {
     fakes().env("NVSHMEM_MAX_TEAMS", "10").run_many(2, |me| {
         init(&me);
         let split = || {

@@ -1,8 +1,8 @@
-//! What has to end although others do not come: a stuck collective that expires or is aborted, a
-//! rank that is missing when a communicator is made.
+//! Checks operations that must end although other ranks do not take part: a stuck collective that
+//! reaches its deadline or is aborted, and the creation of a communicator without one of its ranks.
 //!
-//! One process drives all ranks. Every step has a bound of its own; what the step must say is
-//! checked, and how long it took.
+//! One process drives all ranks. Every step has a deadline; the check compares its error and its
+//! duration with the expected ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,18 +14,18 @@ use peerweave_nccl::{Communicator, Config, MisuseKind, Nccl, NcclError, OnExpiry
 use crate::nccl::matrix::{DEADLINE, Member};
 use crate::nccl::{members, sum_of_ranks};
 
-/// How long a step waits for what does not come.
+/// Deadline of a wait that cannot succeed.
 const SHORT: Duration = Duration::from_secs(2);
-/// How much later than its deadline a step may end: aborting takes a moment.
+/// Maximum time by which a step may exceed its deadline, because an abort takes time.
 const LATE: Duration = Duration::from_secs(8);
 
-/// Elements of the collective that is stuck.
+/// Number of elements of the stuck collective.
 const LENGTH: usize = 1 << 20;
 
-/// What a step checks, with communicators that are made like this.
+/// A step: checks communicators created with the given configuration.
 type Check = fn(Nccl, &[Arc<CudaContext>], &Config) -> Result<(), String>;
 
-/// One step, in one mode, and how long it took.
+/// One step in one mode, with its duration.
 struct Row {
     what: &'static str,
     mode: &'static str,
@@ -33,8 +33,8 @@ struct Row {
     took: Duration,
 }
 
-/// Runs every step, with communicators that block, as they do by default, and with others; then
-/// prints a table of all.
+/// Runs every step with blocking communicators (NCCL's default) and with non-blocking ones; then
+/// prints a table.
 pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, String> {
     let (mut rows, mut first_error): (Vec<Row>, Option<String>) = (Vec::new(), None);
     for blocking in [Switch::On, Switch::Off] {
@@ -49,17 +49,17 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
                 first_error.get_or_insert(format!("{what} ({mode}): {error}"));
             }
         };
-        step("several ranks of one thread, by an id", by_id);
+        step("several ranks of one thread, joined by an id", by_id);
         step("a missing rank", missing_rank);
         if contexts.len() > 1 {
-            step("a first call that others do not join", unconnected);
-            step("a wait that expires, and another communicator", expires);
-            step("a wait that expires and ends all", expires_for_all);
+            step("a first call that other ranks do not join", unconnected);
+            step("a wait that reaches its deadline; other communicators work", expires);
+            step("a wait that reaches its deadline and aborts all communicators", expires_for_all);
             step("late work that the watchdog aborts", late_work);
-            step("stuck work, left alone, aborted by its owner", left_alone);
+            step("stuck work that its owner aborts", left_alone);
             step("stuck work that another thread aborts", aborted_by_another);
         }
-        step("a communicator after its end", after_the_end);
+        step("a communicator after finalize", after_the_end);
     }
     println!("{:<48} {:<13} {:<6} {:>9}", "step", "mode", "", "seconds");
     for Row { what, mode, is_right, took } in &rows {
@@ -79,7 +79,7 @@ fn make(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<Ve
     )
 }
 
-/// The error must be what `is` wants, and come between `least` and `least + LATE`.
+/// Checks that `error` satisfies `is` and was returned between `least` and `least + LATE`.
 fn expect(
     what: &str,
     began: Instant,
@@ -91,7 +91,7 @@ fn expect(
     match outcome {
         Ok(()) => Err(format!("{what} succeeded")),
         Err(error) if !is(&error) => Err(format!("{what}: another error than expected: {error}")),
-        Err(_) if took < least || took > least + LATE => Err(format!("{what}: the error came after {took:?}")),
+        Err(_) if took < least || took > least + LATE => Err(format!("{what}: the error was returned after {took:?}")),
         Err(error) => {
             println!("  after {took:?}: {error}");
             Ok(())
@@ -113,7 +113,7 @@ fn by_id(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(
     Communicator::finalize_all(members.into_iter().map(|member| member.comm).collect(), DEADLINE).map_err(text)
 }
 
-/// One rank more than there are devices: it never comes.
+/// Creates a communicator of one rank more than there are devices; the last rank never joins.
 fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let id = nccl.unique_id().map_err(text)?;
     let began = Instant::now();
@@ -126,8 +126,8 @@ fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> R
     expect("init_rank", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))
 }
 
-/// The ranks connect in their first collective: there the call itself waits for the others, as long
-/// as the communicator's deadline allows.
+/// Calls the first collective on one rank only. NCCL connects the ranks in it, so the call itself
+/// waits for the others until the communicator's deadline.
 fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     let first = &members[0];
@@ -141,14 +141,14 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     expect("a first all_reduce", began, Duration::ZERO, outcome, |error| {
         matches!(error, NcclError::Timeout(_)) || matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. }))
     })?;
-    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete")?;
     idle(first)?;
     drop((buffer, members));
     works(nccl, contexts, config)
 }
 
-/// What will be stuck, once with all ranks: they are connected then, and only the work on the
-/// device can be stuck.
+/// Runs one all-reduce on all ranks, so that they are connected and only work on the device can be
+/// stuck later.
 fn together(members: &[Member]) -> Result<(), String> {
     let ones = |member: &Member| DeviceMemory::from_slice(&member.stream, &vec![1.0f32; LENGTH]).map_err(text);
     let mut buffers = members.iter().map(ones).collect::<Result<Vec<_>, _>>()?;
@@ -162,15 +162,15 @@ fn together(members: &[Member]) -> Result<(), String> {
     members.iter().try_for_each(|member| member.comm.wait(&member.stream, DEADLINE).map_err(text))
 }
 
-/// An all-reduce that rank 0 alone calls.
+/// Enqueues an all-reduce on one rank only.
 fn stuck(member: &Member) -> Result<DeviceMemory<f32>, String> {
     let mut buffer = DeviceMemory::from_slice(&member.stream, &vec![1.0; LENGTH]).map_err(text)?;
     member.comm.all_reduce_in_place(&member.stream, &mut buffer, ReduceOp::Sum).map_err(text)?;
     Ok(buffer)
 }
 
-/// Whether the error says that the all-reduce did not come to its end, and which ranks were left
-/// out or are behind.
+/// Returns whether the error says that the all-reduce did not complete, and names the ranks that
+/// are missing or behind.
 fn is_late(error: &NcclError) -> bool {
     let names = match error {
         NcclError::Timeout(timeout) => !timeout.missing.is_empty(),
@@ -179,7 +179,8 @@ fn is_late(error: &NcclError) -> bool {
     names && error.to_string().contains("all_reduce")
 }
 
-/// An expired wait ends its own communicator, with all of its ranks here, and no other one.
+/// Checks that a wait that reaches its deadline ends its own communicator, with all ranks of this
+/// process, and no other.
 fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
     together(&members)?;
@@ -189,7 +190,7 @@ fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result
     let began = Instant::now();
     let outcome = first.comm.wait(&first.stream, SHORT);
     expect("wait", began, Duration::ZERO, outcome, is_late)?;
-    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete")?;
     idle(first)?;
     drop(buffer);
     for member in &members {
@@ -201,7 +202,7 @@ fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result
     works(nccl, contexts, config)
 }
 
-/// The same with the option that ends every communicator of the process.
+/// Like [`expires`], with the option that ends every communicator of the process.
 fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
     together(&members)?;
@@ -211,7 +212,7 @@ fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -
     let began = Instant::now();
     let outcome = first.comm.wait_with(&first.stream, SHORT, OnExpiry::AbortAll);
     expect("wait_with", began, Duration::ZERO, outcome, is_late)?;
-    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete")?;
     idle(first)?;
     drop(buffer);
     for member in members.iter().chain(&others) {
@@ -221,7 +222,8 @@ fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -
     works(nccl, contexts, config)
 }
 
-/// No thread waits through this crate: the watchdog ends late work, and the stream goes on.
+/// Checks that the watchdog ends late work although no thread waits for it, and that the stream
+/// continues.
 fn late_work(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     together(&members)?;
@@ -234,7 +236,7 @@ fn late_work(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Resu
     }
     let outcome = first.comm.wait(&first.stream, DEADLINE);
     expect("wait", began, SHORT / 2, outcome, is_late)?;
-    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete")?;
     drop((buffer, members));
     works(nccl, contexts, config)
 }
@@ -292,7 +294,7 @@ fn after_the_end(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> 
     expect("a call after finalize", Instant::now(), Duration::ZERO, dead, |error| matches!(error, NcclError::Dead { .. }))
 }
 
-/// After an abort, nothing may be left on the stream.
+/// Checks that no work is left on the stream after an abort.
 fn idle(member: &Member) -> Result<(), String> {
     match peerweave_driver::wait(&member.stream, Instant::now() + DEADLINE).map_err(text)? {
         true => Ok(()),
@@ -304,7 +306,7 @@ fn zeros(member: &Member) -> Result<DeviceMemory<f32>, String> {
     DeviceMemory::from_slice(&member.stream, &[0.0; 4]).map_err(text)
 }
 
-/// A new communicator of all devices computes.
+/// Checks that a new communicator of all devices works.
 fn works(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     sum_of_ranks(&members).map_err(text)?;

@@ -7,8 +7,8 @@
 //! check nccl --processes N [--kill K [--early]]             one process for each GPU, which meet by a rendezvous
 //! check nccl --rank R --ranks N --id-file PATH [--kill K]   one process for each GPU: start N of them
 //! ```
-//! Communicators block, as they do by default, or not, with `--non-blocking`. Every wait has a
-//! deadline of 20 s, and the whole run one of 300 s.
+//! Communicators are blocking (NCCL's default), or non-blocking with `--non-blocking`. Every wait
+//! has a deadline of 20 s, and the whole run one of 300 s.
 
 mod lifecycle;
 #[path = "../../../../crates/peerweave-nccl/tests/matrix/mod.rs"]
@@ -31,48 +31,49 @@ use peerweave_nccl::{
 use crate::table::Table;
 use crate::{Failure, launch};
 
-/// The options of `check nccl`. Without --processes or --rank, one process has all GPUs.
+/// The options of `check nccl`. Without --processes or --rank, one process drives all GPUs.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Elements of the largest calls of most types
+    /// Number of elements of the largest calls of most types
     #[arg(long, default_value_t = 1003, value_parser = at_least_one)]
     count: usize,
-    /// Start a process for each of N ranks, which meet by a rendezvous
+    /// Start N processes, one for each rank, which connect through a rendezvous
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "rank")]
     processes: Option<usize>,
-    /// Be this rank of --ranks; rank 0 writes an id to --id-file, where the others find it
+    /// Run as this rank of --ranks; rank 0 writes an id to --id-file, and the others read it
     #[arg(long, value_name = "R", requires_all = ["ranks", "id_file"])]
     rank: Option<usize>,
-    /// How many processes are started with --rank
+    /// Number of processes that are started with --rank
     #[arg(long, value_name = "N", value_parser = at_least_one, requires = "rank")]
     ranks: Option<usize>,
-    /// The file for the id: not there before, and seen by all
+    /// File for the id; it must not exist yet, and all processes must be able to read it
     #[arg(long, value_name = "PATH", requires = "rank")]
     id_file: Option<PathBuf>,
-    /// This rank kills itself after a first all-reduce; the others find out, shrink, and go on.
-    /// With --processes, their errors have to name it
+    /// Rank that kills itself after a first all-reduce; the others detect that, shrink and
+    /// continue. With --processes, their errors must name it
     #[arg(long, value_name = "RANK")]
     kill: Option<usize>,
-    /// With --kill: before the ranks have connected, so that the others' first call itself waits
-    /// for it, and ends by the watchdog
+    /// With --kill: kill before the ranks have connected, so that the first call of the others
+    /// waits for it until the watchdog ends the call
     #[arg(long, requires = "kill")]
     early: bool,
-    /// Make communicators whose calls do not wait inside NCCL
+    /// Use non-blocking communicators
     #[arg(long)]
     non_blocking: bool,
-    /// Check what is stuck and expires or is aborted, and a missing rank, with communicators that
-    /// block and with others
+    /// Check stuck operations that time out or are aborted, and a missing rank, with blocking and
+    /// non-blocking communicators
     #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
         value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
     lifecycle: bool,
-    /// Check what NCCL has had since 2.27, or these parts of it; NCCL_NVLS_ENABLE=0 has to be set
+    /// Check functions that NCCL has had since 2.27, or these parts of them; requires
+    /// NCCL_NVLS_ENABLE=0
     #[arg(long, value_name = "PART,...", num_args = 0..=1, default_missing_value = "all", value_parser = newer::parts,
         conflicts_with_all = ["rank", "kill", "lifecycle"])]
     newer: Option<String>,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected 1 or more".to_owned())
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected at least 1".to_owned())
 }
 
 fn yes_or_no(word: &str) -> Result<bool, String> {
@@ -89,7 +90,7 @@ fn check_ranks(arguments: &Arguments) {
     for (option, rank) in [("--rank", arguments.rank), ("--kill", arguments.kill)] {
         let wrong = match (rank, ranks) {
             (Some(rank), Some(ranks)) if rank >= ranks => format!("{option} {rank}: expected a rank below {ranks}"),
-            (Some(rank), None) => format!("{option} {rank}: expected --processes or --rank beside it"),
+            (Some(rank), None) => format!("{option} {rank}: requires --processes or --rank"),
             _ => continue,
         };
         crate::Arguments::command().error(ErrorKind::ValueValidation, wrong).exit();
@@ -97,7 +98,7 @@ fn check_ranks(arguments: &Arguments) {
 }
 
 impl Arguments {
-    /// How communicators are made.
+    /// Returns a builder with the settings that the options select.
     fn builder(&self, nccl: Nccl) -> CommunicatorBuilder {
         // The default is what most programs have.
         let config = if self.non_blocking { Config::new().blocking(Switch::Off) } else { Config::new() };
@@ -105,7 +106,7 @@ impl Arguments {
     }
 }
 
-/// Runs the part; returns the last line.
+/// Runs the part and returns the last line of output.
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     check_ranks(arguments);
     launch::end_after(WHOLE_RUN);
@@ -170,7 +171,8 @@ fn summary(check: &Check<'_>) -> Result<usize, String> {
     }
 }
 
-/// Halves, and all but the last rank: each sums the ranks of its members.
+/// Splits the communicator into halves, and shrinks it to all but the last rank; in each result the
+/// members sum their ranks.
 fn split_and_shrink(members: &[Member]) -> Result<(), NcclError> {
     let n = members.len();
     let colors: Vec<_> = members.iter().map(|member| (&member.comm, Some((member.comm.rank().index() % 2) as u32), 0)).collect();
@@ -214,10 +216,10 @@ fn sum_of_ranks(members: &[Member]) -> Result<(), NcclError> {
     Ok(())
 }
 
-/// How long all of them may take.
+/// Deadline of the whole run.
 const WHOLE_RUN: Duration = Duration::from_secs(300);
 
-/// Starts a process for each rank, and prints which were right.
+/// Starts one process for each rank, and prints which of them succeeded.
 fn start(arguments: &Arguments, processes: usize) -> Result<usize, String> {
     let n = u32::try_from(processes).map_err(|error| error.to_string())?;
     let ended = launch::processes(n, WHOLE_RUN, |_| false).map_err(|error| error.to_string())?;
@@ -236,7 +238,7 @@ fn start(arguments: &Arguments, processes: usize) -> Result<usize, String> {
     if failed == 0 { Ok(expected) } else { Err(format!("{failed} of {expected} processes")) }
 }
 
-/// One of the processes that `start` starts.
+/// Runs as one of the processes that `start` starts.
 fn child(arguments: &Arguments) -> Result<usize, String> {
     let text = |error: NcclError| error.to_string();
     let job = Job::from_env().map_err(|error| error.to_string())?;
@@ -246,7 +248,7 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
     let context = peerweave_driver::context(rendezvous.pe().index()).map_err(|error| error.to_string())?;
     if let Some(which) = &arguments.newer {
         let checks = newer::in_process(nccl, &context, &rendezvous, which)?;
-        let rendezvous = Arc::into_inner(rendezvous).ok_or("something keeps the rendezvous")?;
+        let rendezvous = Arc::into_inner(rendezvous).ok_or("the rendezvous still has another owner")?;
         rendezvous.leave().map_err(|error| error.to_string())?;
         return Ok(checks);
     }
@@ -261,7 +263,7 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
         return after_a_death(&members[0], killed, arguments.early, true).map_err(text);
     }
     let checks = everything(nccl, members, arguments.count)?;
-    let rendezvous = Arc::into_inner(rendezvous).ok_or("the communicator keeps the rendezvous")?;
+    let rendezvous = Arc::into_inner(rendezvous).ok_or("the communicator still owns the rendezvous")?;
     rendezvous.leave().map_err(|error| error.to_string())?;
     Ok(checks)
 }
@@ -282,7 +284,7 @@ fn one_of_many(arguments: &Arguments, id_file: &Path, rank: usize, ranks: usize)
     everything(nccl, members, arguments.count)
 }
 
-/// All checks of a rank that has a process of its own, and the end of its communicator.
+/// Runs all checks of a rank that has its own process, and ends its communicator.
 fn everything(nccl: Nccl, members: [Member; 1], count: usize) -> Result<usize, String> {
     let text = |error: NcclError| error.to_string();
     let mut check = Check::new(nccl, &members, true);
@@ -295,7 +297,7 @@ fn everything(nccl: Nccl, members: [Member; 1], count: usize) -> Result<usize, S
     Ok(checks)
 }
 
-/// Rank 0 makes the id; the others find it in the file.
+/// Returns the id: rank 0 creates it, the others read it from the file.
 fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
     if rank == 0 {
         let id = nccl.unique_id().map_err(|error| error.to_string())?;
@@ -315,10 +317,11 @@ fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
     }
 }
 
-/// One rank dies; the others' next all-reduce does not complete, and they go on without it.
+/// Checks that after the death of one rank the next all-reduce of the others does not complete, and
+/// that they continue without it.
 ///
-/// `early`: it dies before the first call, in which the others wait for it. `named`: whether the
-/// error has to name the rank that died.
+/// `early`: the rank dies before the first call, in which the others wait for it. `named`: the
+/// error must name the rank that died.
 fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Result<usize, NcclError> {
     let (comm, stream) = (&member.comm, &member.stream);
     if !early {
@@ -339,13 +342,18 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
         Ok(()) => println!("{}: completed although rank {killed} died", comm.rank()),
         Err(error) => {
             println!("{}: after {:?}: {error}", comm.rank(), began.elapsed());
-            assert!(began.elapsed() < Duration::from_secs(8), "{}: it took {:?}", comm.rank(), began.elapsed());
+            assert!(
+                began.elapsed() < Duration::from_secs(8),
+                "{}: the error was returned after {:?}",
+                comm.rank(),
+                began.elapsed()
+            );
             let is_named = matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [Rank::new(killed as u32)]);
             assert!(is_named || !named, "{}: the error does not name rank {killed}: {error}", comm.rank());
         }
     }
     if matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })) {
-        println!("{}: the call was ended by an abort, which leaves nothing to shrink", comm.rank());
+        println!("{}: an abort ended the call, so the communicator cannot be shrunk", comm.rank());
         return Ok(1);
     }
     comm.set_deadline(DEADLINE);

@@ -1,12 +1,12 @@
-//! What NCCL has had since 2.27, on every GPU of a machine, each rank with a thread or a process of
-//! its own: windows, one-sided calls, pointers, configured calls, device communicators,
-//! communicators that grow and shrink, are revoked and suspended, and mistakes.
+//! Checks functions that NCCL has had since 2.27, on every GPU of a machine, with a thread or a
+//! process for each rank: windows, one-sided calls, pointers, configured calls, device
+//! communicators; growing, shrinking, revoking and suspending communicators; and misuse.
 //!
-//! The parts are in `newer/`; this module runs them, and connects the ranks. Runs with any library:
-//! functions that it lacks are listed, not checked.
+//! The parts are in `newer/`; this module runs them and connects the ranks. It works with any
+//! version: parts whose functions the library lacks are listed as not run.
 //!
-//! Invariant: each part has communicators of its own, and all ranks leave it before the next
-//! begins, so that one that fails spoils no other.
+//! Invariant: each part has its own communicators, and all ranks leave it before the next one
+//! begins, so that a failed part does not affect others.
 
 mod configured;
 mod device;
@@ -33,16 +33,17 @@ use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, ReduceOp, Vers
 
 use crate::nccl::matrix::Sample;
 
-/// How long each wait may take.
+/// Deadline of each wait.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How long a communicator may take to be made: the first loads NCCL's kernels.
+/// Deadline for the creation of a communicator: the first one loads NCCL's kernels.
 const FIRST: Duration = Duration::from_secs(30);
-/// How long a rank waits for others at the end of a part: they may wait for several things there.
+/// Time that a rank waits for the others at the end of a part: they may reach several deadlines
+/// there.
 const END_OF_PART: Duration = Duration::from_secs(40);
-/// How long the whole may take before the process is ended: some of NCCL's waits have no end.
+/// Time after which the process is ended: some of NCCL's waits have no deadline.
 const WHOLE_RUN: Duration = Duration::from_secs(200);
 
-/// What ends a part: text of any error.
+/// The error that ended a part, as text.
 pub(crate) struct Failed(String);
 
 impl<E: Display> From<E> for Failed {
@@ -53,10 +54,10 @@ impl<E: Display> From<E> for Failed {
 
 type Outcome = Result<(), Failed>;
 
-/// A part: its name, the functions without which there is nothing to run, and itself.
+/// A part: its name, the functions that it requires, and its body.
 type Entry = (&'static str, &'static [&'static str], fn(&Part<'_>) -> Outcome);
 
-/// From what can go wrong least to what may leave the device stuck.
+/// The parts, ordered by the risk that they leave the device stuck, lowest first.
 const PARTS: &[Entry] = &[
     ("properties", &[], rest::properties),
     ("windows", &["ncclCommWindowRegister"], windows::all),
@@ -78,19 +79,19 @@ fn is_all(which: &str) -> bool {
     matches!(which, "yes" | "all")
 }
 
-/// Reads the names of parts, or `yes` or `all` for all of them.
+/// Parses the names of parts; `yes` or `all` means all of them.
 pub(crate) fn parts(which: &str) -> Result<String, String> {
     let is_known = |name: &str| PARTS.iter().any(|(known, ..)| *known == name);
     match which.split(',').find(|name| !is_known(name)) {
         Some(unknown) if !is_all(which) => {
             let known: Vec<_> = PARTS.iter().map(|(name, ..)| *name).collect();
-            Err(format!("{unknown:?} is none of {}", known.join(", ")))
+            Err(format!("{unknown:?} is not one of {}", known.join(", ")))
         }
         _ => Ok(which.to_owned()),
     }
 }
 
-/// Where the ranks leave messages for each other: each under a key of its own.
+/// Storage through which ranks exchange messages, each under its own key.
 enum Board {
     Threads(Arc<Mutex<HashMap<String, Vec<u8>>>>),
     Processes(Arc<Rendezvous>),
@@ -118,7 +119,7 @@ impl Board {
                 return Ok(value);
             }
             if Instant::now() > until {
-                return Err(Failed(format!("nobody has left {key:?} in {deadline:?}")));
+                return Err(Failed(format!("no rank has written {key:?} within {deadline:?}")));
             }
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -132,11 +133,11 @@ struct Member {
     ranks: usize,
     context: Arc<CudaContext>,
     board: Board,
-    /// Its current step, printed if the process is ended at the deadline.
+    /// The current step, printed if the process is ended at the deadline.
     step: Arc<Mutex<String>>,
 }
 
-/// What one rank has in one part.
+/// The state of one rank in one part.
 pub(crate) struct Part<'a> {
     name: &'static str,
     all: &'a Member,
@@ -192,15 +193,15 @@ pub(crate) fn in_process(
     rank.run(which)
 }
 
-/// Ends the process when it takes too long, and says where it is.
+/// Ends the process at the deadline, and prints the current step of each rank.
 fn watch(ranks: &[Member]) {
     let steps: Vec<_> = ranks.iter().map(|rank| (rank.rank, Arc::clone(&rank.step))).collect();
     std::thread::spawn(move || {
         std::thread::sleep(WHOLE_RUN);
         for (rank, step) in &steps {
-            println!("rank {rank} is in {}", step.lock().unwrap_or_else(PoisonError::into_inner));
+            println!("rank {rank} is in step {}", step.lock().unwrap_or_else(PoisonError::into_inner));
         }
-        println!("FAILED not done after {WHOLE_RUN:?}");
+        println!("FAILED timed out after {WHOLE_RUN:?}");
         let _ = std::io::stdout().flush();
         // SAFETY: of no memory concern: the process ends, without what would wait for the devices.
         unsafe { libc::_exit(1) };
@@ -210,7 +211,7 @@ fn watch(ranks: &[Member]) {
 impl Member {
     fn run(&self, which: &str) -> Result<usize, String> {
         if multicast_switch().is_ok() {
-            return Err("this makes no multicast objects, and NCCL has to be told: set NCCL_NVLS_ENABLE=0".to_owned());
+            return Err("expected NCCL_NVLS_ENABLE=0, because this check must not create multicast objects".to_owned());
         }
         let names: Vec<_> = if is_all(which) { Vec::new() } else { which.split(',').collect() };
         let (mut checks, mut failed) = (0, Vec::new());
@@ -228,8 +229,8 @@ impl Member {
         let ended = Communicator::wait_for_dropped(DEADLINE);
         match (failed.is_empty(), ended) {
             (true, true) => Ok(checks),
-            (true, false) => Err("communicators that were dropped do not end".to_owned()),
-            (false, _) => Err(format!("in {}; {checks} checks were right", failed.join(", "))),
+            (true, false) => Err("dropped communicators did not end".to_owned()),
+            (false, _) => Err(format!("in {}; {checks} checks passed", failed.join(", "))),
         }
     }
 
@@ -239,7 +240,8 @@ impl Member {
         }
     }
 
-    /// Runs a part, and waits for the others. How many checks of all ranks were right, and wrong.
+    /// Runs a part and waits for the other ranks. Returns how many checks of all ranks passed and
+    /// failed.
     fn part(&self, name: &'static str, body: fn(&Part<'_>) -> Outcome) -> Result<(usize, usize), Failed> {
         let (began, stream) = (Instant::now(), self.context.new_stream()?);
         let part = Part {
@@ -285,7 +287,7 @@ impl Member {
     }
 }
 
-/// That something was not run, for lack of a function.
+/// Returns the message that a part was not run because the library lacks a function.
 fn not_run(name: &str, function: &str) -> String {
     let since = Nccl::FUNCTIONS.iter().find(|known| known.name == function).map_or("a later version", |known| known.since);
     format!("not run: {name} needs NCCL {since}")
@@ -309,12 +311,12 @@ impl Part<'_> {
         *self.all.step.lock().unwrap_or_else(PoisonError::into_inner) = format!("{}, {what}", self.name);
     }
 
-    /// A line below the part's, from rank 0.
+    /// Prints a line under the name of the part, on rank 0.
     fn note(&self, what: impl Into<String>) {
         self.notes.borrow_mut().push(what.into());
     }
 
-    /// Whether the library has the function; if not, that is noted.
+    /// Returns whether the library has the function; if not, prints that.
     fn has(&self, name: &str, function: &str) -> bool {
         let has = self.nccl().has(function);
         if !has {
@@ -323,7 +325,7 @@ impl Part<'_> {
         has
     }
 
-    /// Whether the library is as new as that; if not, that is noted.
+    /// Returns whether the library has at least this version; if not, prints that.
     fn is_since(&self, name: &str, version: Version) -> bool {
         let is = self.nccl().version().at_least(version);
         if !is {
@@ -332,7 +334,7 @@ impl Part<'_> {
         is
     }
 
-    /// Counts a check.
+    /// Counts a check, and prints it if it failed.
     fn check(&self, is_right: bool, what: impl FnOnce() -> String) {
         match is_right {
             true => self.passed.set(self.passed.get() + 1),
@@ -340,7 +342,7 @@ impl Part<'_> {
         }
     }
 
-    /// Counts a check of values.
+    /// Counts a check that compares values.
     fn same<T: PartialEq + Debug>(&self, found: &[T], expected: &[T], what: impl FnOnce() -> String) {
         if found == expected {
             return self.check(true, String::new);
@@ -350,7 +352,7 @@ impl Part<'_> {
         self.check(false, || format!("{}: element {at} of {} is {value:?}, expected {wanted:?}", what(), found.len()));
     }
 
-    /// Counts a check of an error.
+    /// Counts a check that expects an error.
     fn refused<T: Debug>(&self, what: &str, outcome: Result<T, NcclError>, is: impl FnOnce(&NcclError) -> bool) {
         match outcome {
             Ok(value) => self.check(false, || format!("{what} succeeded: {value:?}")),
@@ -358,7 +360,8 @@ impl Part<'_> {
         }
     }
 
-    /// Gives each rank's bytes to all. Every rank has to come, in the same order of such calls.
+    /// Returns the bytes of every rank. Collective: all ranks must make these calls in the same
+    /// order.
     fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failed> {
         let number = self.meetings.replace(self.meetings.get() + 1);
         let key = |rank: usize| format!("{} {number} {rank}", self.name);
@@ -366,17 +369,17 @@ impl Part<'_> {
         (0..self.ranks()).map(|rank| self.all.board.get(&key(rank), FIRST)).collect()
     }
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has called this.
     fn meet(&self) -> Outcome {
         self.exchange(&[]).map(drop)
     }
 
-    /// A new communicator of all ranks.
+    /// Creates a communicator of all ranks.
     fn communicator(&self, config: &Config) -> Result<Communicator, Failed> {
-        self.communicator_of(self.ranks(), config)?.ok_or_else(|| Failed("all ranks are in".to_owned()))
+        self.communicator_of(self.ranks(), config)?.ok_or_else(|| Failed("the number of ranks is valid".to_owned()))
     }
 
-    /// A new communicator of the first ranks; every rank has to call.
+    /// Creates a communicator of the first ranks. Every rank must call this.
     fn communicator_of(&self, ranks: usize, config: &Config) -> Result<Option<Communicator>, Failed> {
         let mine = if self.rank() == 0 { self.nccl().unique_id()?.to_hex() } else { String::new() };
         let id = String::from_utf8_lossy(&self.exchange(mine.as_bytes())?[0]).parse()?;
@@ -397,8 +400,7 @@ impl Part<'_> {
         Ok(comm.wait(&self.stream, DEADLINE)?)
     }
 
-    /// Checks that a communicator computes: something short, and something that takes all of its
-    /// channels.
+    /// Checks that a communicator works, with a short call and with one that uses all its channels.
     fn computes(&self, comm: &Communicator, what: &str) -> Outcome {
         let n = comm.n_ranks();
         for len in [3, 1 << 20] {
@@ -410,23 +412,23 @@ impl Part<'_> {
         Ok(())
     }
 
-    /// Captures what `body` enqueues.
+    /// Captures the calls of `body` into a graph.
     fn capture(&self, body: impl FnOnce() -> Result<(), NcclError>) -> Result<CudaGraph, Failed> {
         self.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
         let recorded = body();
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = self.stream.end_capture(flags);
         recorded?;
-        graph?.ok_or_else(|| Failed("nothing was captured".to_owned()))
+        graph?.ok_or_else(|| Failed("the capture returned no graph".to_owned()))
     }
 }
 
-/// After how many elements values repeat: a prime, so that parts of powers of two that are mixed up
-/// show.
+/// Number of elements after which values repeat: a prime, so that exchanged parts, whose lengths
+/// are powers of two, are detected.
 const PERIOD: usize = 101;
 
-/// What a rank gives to a reduction at an element: sums of sixteen are exact in every type that is
-/// reduced here.
+/// Returns the input of a rank to a reduction at an element. Sums over sixteen ranks are exact in
+/// every type that is reduced here.
 fn given(rank: usize, index: usize) -> i64 {
     let index = index % PERIOD;
     ((index * (2 * rank + 3) + index / 7 + rank) % 4) as i64
@@ -443,17 +445,17 @@ fn repeated<T: Sample>(places: std::ops::Range<usize>, value: impl Fn(usize) -> 
     values
 }
 
-/// What a rank gives.
+/// Returns the input of a rank to a reduction.
 fn pattern<T: Sample>(rank: usize, len: usize) -> Vec<T> {
     repeated(0..len, |index| T::number(given(rank, index)))
 }
 
-/// The sums over the ranks of what they give at these places.
+/// Returns the sums over all ranks of their inputs at these elements.
 fn sums<T: Sample>(ranks: usize, places: std::ops::Range<usize>) -> Vec<T> {
     repeated(places, |index| T::number((0..ranks).map(|rank| given(rank, index)).sum()))
 }
 
-/// Values of any bits, different for different seeds.
+/// Returns elements of arbitrary bits, different for each seed.
 fn moved<T: Sample>(seed: usize, len: usize) -> Vec<T> {
     repeated(0..len, |index| T::pattern(seed * 31 + index % PERIOD * 7 + 1))
 }

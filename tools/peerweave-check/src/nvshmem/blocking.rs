@@ -1,4 +1,5 @@
-//! What the host waits for: single values, strided transfers, words against values of their own.
+//! Checks calls that return on the host when they are complete: single values, strided transfers,
+//! waits for several words with different values.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::Failure;
 use crate::nvshmem::oracle::{Reduce, Sample};
 use crate::nvshmem::scenarios::Checks;
 
-/// Odd on purpose.
+/// The number of elements, odd so that nothing relies on round numbers.
 const COUNT: usize = 301;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
@@ -86,7 +87,7 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Words that wait for values of their own.
+/// Checks waits in which each word has its own value.
 fn each<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let words = context.alloc_zeroed::<T>(4)?;
@@ -100,7 +101,7 @@ fn each<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failur
     let found = words.to_vec(&stream)?;
     checks.same("wait_until_each", &found, |index| values[index]);
     let short = context.wait_until_each(&words.slice(0..3)?, Compare::Eq, &expected, &stream);
-    checks.refused("other values than words", short, |kind| matches!(kind, peerweave_nvshmem::MisuseKind::Length { .. }));
+    checks.refused("fewer values than words", short, |kind| matches!(kind, peerweave_nvshmem::MisuseKind::Length { .. }));
     checks.world.barrier_blocking()?;
     context.free(words)?;
     Ok(())

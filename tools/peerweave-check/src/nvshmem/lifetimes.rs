@@ -1,5 +1,5 @@
-//! What may be dropped, when, in which order; ending with things alive; starting again. A run of
-//! its own: it ends and starts NVSHMEM.
+//! Checks lifetimes: drops in every order, finalize with live objects, and restart. It is a
+//! separate run, because it ends and restarts NVSHMEM.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::nvshmem::scenarios::Checks;
 use crate::nvshmem::settings;
 
-/// Gives how much was checked.
+/// Runs the part and returns the number of its checks.
 pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure> {
     let device = peerweave_driver::context(job.local_pe as usize)?;
     let start = || Context::from_rendezvous(rendezvous, &device, settings());
@@ -46,9 +46,9 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
         Err(NvshmemError::Disagree(_)) => kept.is_none(),
         _ => false,
     };
-    let context = Context::current().ok_or("a refused end ended NVSHMEM")?;
+    let context = Context::current().ok_or("a refused finalize ended NVSHMEM")?;
     let mut checks = Checks::new(&context, rendezvous)?;
-    checks.check("an end with a buffer alive", right, || format!("{refused:?}"));
+    checks.check("finalize with a live buffer", right, || format!("{refused:?}"));
     drop(kept);
     context.world().barrier_blocking()?;
     count += checks.finish()?;
@@ -57,7 +57,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     let bytes: Vec<usize> = report.leaked.iter().map(|leak| leak.bytes).collect();
     let in_order = report.leaked.windows(2).all(|pair| pair[0].allocation < pair[1].allocation);
     if bytes != LEFT || !in_order || report.other_handles != 0 {
-        return Err(format!("the end found {report:?}, expected {LEFT:?} bytes in this order").into());
+        return Err(format!("finalize reported {report:?}, expected {LEFT:?} bytes in this order").into());
     }
 
     // What is left of the first is dead, and taken for nothing of the second.
@@ -65,7 +65,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     let mut checks = Checks::new(&second, rendezvous)?;
     let dead = old_team.barrier(second.stream());
     let right = matches!(&dead, Err(NvshmemError::Dead { state: DeadState::Finalized, .. }));
-    checks.check("a team of a context that ended", right, || format!("{dead:?}"));
+    checks.check("a team of a finalized context", right, || format!("{dead:?}"));
     let buffer = second.alloc_zeroed::<u32>(4)?;
     second.put_value(&buffer, pe + 1, Pe::new((pe + 1) % n), second.stream())?;
     second.world().barrier(second.stream())?;
@@ -75,16 +75,16 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     count += checks.finish()?;
     let report = second.finalize()?;
     if !report.leaked.is_empty() {
-        return Err(format!("the second end found {report:?}").into());
+        return Err(format!("the second finalize reported {report:?}").into());
     }
     Ok(count + 2)
 }
 
-/// Bytes of what is never freed, in the order of allocation.
+/// Bytes of the allocations that are never freed, in the order of allocation.
 const LEFT: [usize; 6] = [100, 200, 300, 400, 64, 64];
 
-/// Each PE drops its buffers and teams in an order of its own, with work on them under way. Gives a
-/// buffer that outlives the context's handle.
+/// Drops buffers and teams in a different order on each PE, with pending work on them. Returns a
+/// buffer that outlives the handle of the context.
 fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvshmem::SymmetricBuffer<u32>, Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let mut parked = Vec::new();
@@ -118,7 +118,7 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     let error = if checks.pe() == 0 { context.free(apart).err() } else { context.free(orphan.clone()).err() };
     if checks.n() > 1 {
         let told = matches!(&error, Some(NvshmemError::Disagree(_) | NvshmemError::Misuse(_)));
-        checks.check("freeing different memory", told, || format!("{error:?}"));
+        checks.check("free of different allocations on different PEs", told, || format!("{error:?}"));
     } else {
         checks.check("freeing", error.is_none(), || format!("{error:?}"));
         drop(context.alloc::<u8>(64)?);
@@ -126,13 +126,13 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     // Nothing of that is in the way of what comes.
     let fresh = context.alloc_zeroed::<u64>(1000)?;
     let found = fresh.to_vec(&stream)?;
-    checks.same("memory after drops", &found, |_| 0);
+    checks.same("an allocation after drops", &found, |_| 0);
     context.free(fresh)?;
     checks.check("parked", context.info().allocations == LEFT.len(), || format!("{:?}", context.info()));
     Ok(orphan)
 }
 
-/// Handles are counted, and other arguments are refused.
+/// Checks that handles are counted, and that a second start with other arguments is refused.
 fn counted(
     checks: &mut Checks<'_>,
     rendezvous: &Arc<Rendezvous>,

@@ -1,4 +1,4 @@
-//! Mistakes are typed errors before NVSHMEM is called, and the next call works.
+//! Checks that misuse returns a typed error before NVSHMEM is called, and that the next call works.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A PE that there is not.
+/// Checks PEs that do not exist.
 fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) {
     let (context, stream, beyond) = (checks.context, Arc::clone(&checks.stream), Pe::new(checks.n()));
     let strides = Strides { count: 2, source: 1, dest: 1 };
@@ -40,7 +40,7 @@ fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words:
     let last = Pe::new(u32::MAX);
     let calls: [(&'static str, Result<(), NvshmemError>); 18] = [
         ("put", context.put(buffer, buffer, beyond, &stream)),
-        ("put to the largest number", context.put(buffer, buffer, last, &stream)),
+        ("put to the largest PE number", context.put(buffer, buffer, last, &stream)),
         ("put_nbi", context.put_nbi(buffer, buffer, beyond, &stream)),
         ("put_blocking", context.put_blocking(buffer, buffer, beyond)),
         ("get", context.get(&mut buffer.clone(), buffer, beyond, &stream)),
@@ -63,7 +63,7 @@ fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words:
     }
 }
 
-/// Lengths and ranges.
+/// Checks lengths and ranges.
 fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let (half, none) = (buffer.slice(0..4)?, buffer.slice(3..3)?);
@@ -72,15 +72,15 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     let signal = Signal { word: &no_word, value: 1, op: SignalOp::Set };
     let lengths: [(&'static str, Result<(), NvshmemError>); 12] = [
         ("put", context.put(buffer, &half, next, &stream)),
-        ("put from outside", context.put(buffer, &outside, next, &stream)),
+        ("put from an offset outside the source", context.put(buffer, &outside, next, &stream)),
         ("put_nbi", context.put_nbi(buffer, &half, next, &stream)),
         ("put_blocking", context.put_blocking(&half, buffer, next)),
         ("get", context.get(&mut half.clone(), buffer, next, &stream)),
         ("put_signal", context.put_signal(&half, buffer, &signal, next, &stream)),
-        ("a signal without a word", context.signal(&signal, next, &stream)),
-        ("waiting for no word", context.signal_wait(&no_word, Compare::Eq, 1, &stream)),
-        ("a value of nothing", context.get_value_blocking(&none, next).map(drop)),
-        ("a value to nothing", context.put_value(&none, 1.0, next, &stream)),
+        ("a signal without a signal word", context.signal(&signal, next, &stream)),
+        ("a wait for zero words", context.signal_wait(&no_word, Compare::Eq, 1, &stream)),
+        ("get of a single value from an empty slice", context.get_value_blocking(&none, next).map(drop)),
+        ("put of a single value to an empty slice", context.put_value(&none, 1.0, next, &stream)),
         ("copy_from", buffer.copy_from(&stream, &[0.0; 9])),
         ("an id", UniqueId::try_from([0; 127].as_slice()).map(drop)),
     ];
@@ -91,8 +91,8 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     let outside: [(&'static str, Result<(), NvshmemError>); 5] = [
         ("a slice beyond the end", buffer.slice(4..9).map(drop)),
         ("a slice of a slice beyond its end", half.slice(0..5).map(drop)),
-        ("a target's last element", strided(4, 1, 3)),
-        ("a source's last element", strided(1, 4, 3)),
+        ("the last element of a target", strided(4, 1, 3)),
+        ("the last element of a source", strided(1, 4, 3)),
         ("a stride that overflows", strided(usize::MAX, 1, 3)),
     ];
     for (call, result) in outside {
@@ -109,7 +109,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     Ok(())
 }
 
-/// What is read and what is written must be apart where both are this PE's.
+/// Checks that overlapping source and target in the memory of this PE are refused.
 fn overlaps(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let (context, stream, own) = (checks.context, Arc::clone(&checks.stream), checks.context.pe());
     let (low, high) = (buffer.slice(0..5)?, buffer.slice(3..8)?);
@@ -125,7 +125,7 @@ fn overlaps(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symm
         ("get_nbi", context.get_nbi(&high, &low, own, &stream)),
         ("get_blocking", context.get_blocking(&high, &low, own)),
         ("put_strided", context.put_strided(buffer, &high, strides, own, &stream)),
-        ("a signal inside of what is put", context.put_signal(&both, &both, &inside, checks.next(), &stream)),
+        ("a signal word inside the source of a put", context.put_signal(&both, &both, &inside, checks.next(), &stream)),
     ];
     for (call, result) in calls {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Overlap { .. }));
@@ -138,20 +138,20 @@ fn collectives(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result
     let world = context.world();
     let (low, high, half) = (buffer.slice(0..5)?, buffer.slice(3..8)?, buffer.slice(0..4)?);
     let integers = buffer.cast::<u32>()?;
-    checks.refused("a sum onto a part of itself", world.reduce(&low, &high, ReduceOp::Sum, &stream), |kind| {
+    checks.refused("a sum onto a part of its source", world.reduce(&low, &high, ReduceOp::Sum, &stream), |kind| {
         matches!(kind, MisuseKind::Overlap { .. })
     });
-    checks.refused("a broadcast onto itself", world.broadcast(&low, &low, Rank::new(0), &stream), |kind| {
+    checks.refused("a broadcast onto a part of its source", world.broadcast(&low, &low, Rank::new(0), &stream), |kind| {
         matches!(kind, MisuseKind::Overlap { .. })
     });
     for (op, result) in [
-        ("bits of floats", world.reduce(&low, &low, ReduceOp::Xor, &stream)),
+        ("a bitwise reduction of floats", world.reduce(&low, &low, ReduceOp::Xor, &stream)),
         ("a mean", world.reduce(&low, &low, ReduceOp::Avg, &stream)),
         ("a mean of integers", world.reduce(&integers, &integers, ReduceOp::Avg, &stream)),
     ] {
         checks.refused(op, result, |kind| matches!(kind, MisuseKind::Reduction { .. }));
     }
-    checks.refused("a root that there is not", world.broadcast(&half, &buffer.slice(4..8)?, Rank::new(n), &stream), |kind| {
+    checks.refused("a root that does not exist", world.broadcast(&half, &buffer.slice(4..8)?, Rank::new(n), &stream), |kind| {
         matches!(kind, MisuseKind::Rank { .. })
     });
     let wrong = context.alloc::<f32>(4 * n as usize + 1)?;
@@ -169,7 +169,8 @@ fn collectives(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result
     Ok(())
 }
 
-/// A graph cannot have what it could not keep, and what blocks.
+/// Checks that a capture refuses blocking calls and borrowed memory, which a graph cannot keep
+/// alive.
 fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let borrowed = stream.alloc_zeros::<f32>(8)?;
@@ -183,7 +184,7 @@ fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symm
         ("a set signal", context.signal(&set, next, &stream)),
         ("put_signal with a set signal", context.put_signal(buffer, buffer, &set, next, &stream)),
         ("put_signal_nbi", context.put_signal_nbi(buffer, buffer, &set, next, &stream)),
-        ("memory that is borrowed", context.put(buffer, &borrowed, next, &stream)),
+        ("borrowed memory", context.put(buffer, &borrowed, next, &stream)),
     ];
     let copies = [buffer.to_vec(&stream).map(drop), buffer.copy_from(&stream, &[0.0; 8])];
     let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
@@ -194,12 +195,12 @@ fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symm
         let right = matches!(result, Err(NvshmemError::Cuda(DriverError::Capturing { .. })));
         checks.check("refused", right, || format!("a copy in a graph: {result:?}"));
     }
-    checks.check("refused", graph.is_ok(), || format!("the capture was spoilt: {:?}", graph.as_ref().err()));
+    checks.check("refused", graph.is_ok(), || format!("the capture was invalidated: {:?}", graph.as_ref().err()));
     drop(graph);
     Ok(())
 }
 
-/// Streams and memory of another device, where there is one in sight.
+/// Checks streams and memory of another device, if there is one.
 fn devices(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result<(), Failure> {
     let (context, next) = (checks.context, checks.next());
     let own = context.device().ordinal();
@@ -211,23 +212,24 @@ fn devices(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result<(),
     let mut memory = DeviceMemory::<f32>::from_slice(&stream, &[0.0; 8])?;
     context.device().bind_to_thread()?;
     let calls: [(&'static str, Result<(), NvshmemError>); 7] = [
-        ("a put's stream", context.put(buffer, buffer, next, &stream)),
-        ("a barrier's stream", context.world().barrier(&stream)),
-        ("a copy's stream", buffer.copy_from(&stream, &[0.0; 8])),
-        ("a put's source", context.put(buffer, &memory, next, &checks.stream)),
-        ("a get's target", context.get(&mut memory, buffer, next, &checks.stream)),
-        ("a source to be registered", context.register_local(&memory).map(drop)),
+        ("the stream of a put", context.put(buffer, buffer, next, &stream)),
+        ("the stream of a barrier", context.world().barrier(&stream)),
+        ("the stream of a copy", buffer.copy_from(&stream, &[0.0; 8])),
+        ("the source of a put", context.put(buffer, &memory, next, &checks.stream)),
+        ("the target of a get", context.get(&mut memory, buffer, next, &checks.stream)),
+        ("a source to register", context.register_local(&memory).map(drop)),
         ("quiet", context.quiet(&stream)),
     ];
     for (call, result) in calls {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Device { .. }));
     }
     let result = context.world().barrier(&context.device().per_thread_stream());
-    checks.check("refused", result.is_err(), || "a stream that is another one on each thread".to_owned());
+    checks.check("refused", result.is_err(), || "the per-thread default stream".to_owned());
     Ok(())
 }
 
-/// Allocating, aligning, zeros, freeing what is in use, sizes that differ.
+/// Checks allocation, alignment, zeroing, freeing memory that is in use, and sizes that differ
+/// among PEs.
 fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream) = (checks.context, Arc::clone(&checks.stream));
     let zeros = context.alloc_zeroed::<u32>(1003)?;
@@ -259,7 +261,7 @@ fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let refused = context.free(shared);
     match second {
         Some(second) => {
-            checks.refused("freeing what has another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
+            checks.refused("free of memory with another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
             drop(second);
         }
         None => checks.check("disagree", matches!(refused, Err(NvshmemError::Disagree(_))), || format!("{refused:?}")),
@@ -283,43 +285,47 @@ fn teams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let everybody: Vec<Pe> = (0..n).map(Pe::new).collect();
     let nobody_else: Vec<Pe> = everybody.iter().copied().filter(|pe| *pe != own).collect();
     let values = [
-        ("a team of nobody", split(0, 1, 0)),
+        ("a team without members", split(0, 1, 0)),
         ("a stride of zero", split(0, 0, 1)),
-        ("rows of nobody", world.split_2d(0, TeamConfig::default()).map(drop)),
-        ("a team without this PE", of(id, &nobody_else)),
-        ("a PE that is in a team twice", of(id, &[own, own])),
+        ("rows without members", world.split_2d(0, TeamConfig::default()).map(drop)),
+        ("a team without the calling PE", of(id, &nobody_else)),
+        ("a team with the same PE twice", of(id, &[own, own])),
     ];
     for (call, result) in values {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Value { .. }));
     }
-    for (call, result) in [("a start beyond the end", split(n, 1, 1)), ("a last member beyond the end", split(0, n as i32, 2))] {
+    for (call, result) in
+        [("a first member beyond the end", split(n, 1, 1)), ("a last member beyond the end", split(0, n as i32, 2))]
+    {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Rank { .. }));
     }
-    checks.refused("a PE that there is not", of(id, &[own, Pe::new(n)]), |kind| matches!(kind, MisuseKind::Pe { .. }));
-    checks.refused("an id that stands for none", of(TeamId::from_u64(u64::MAX), &everybody), |kind| {
+    checks.refused("a PE that does not exist", of(id, &[own, Pe::new(n)]), |kind| matches!(kind, MisuseKind::Pe { .. }));
+    checks.refused("an id with a reserved value", of(TeamId::from_u64(u64::MAX), &everybody), |kind| {
         matches!(kind, MisuseKind::Text { .. })
     });
-    checks.refused("a rank that there is not", world.pe_of(Rank::new(n)), |kind| matches!(kind, MisuseKind::Rank { .. }));
-    checks.refused("a rank to translate", world.translate(Rank::new(n), &world), |kind| matches!(kind, MisuseKind::Rank { .. }));
+    checks.refused("a rank that does not exist", world.pe_of(Rank::new(n)), |kind| matches!(kind, MisuseKind::Rank { .. }));
+    checks.refused("translation of a missing rank", world.translate(Rank::new(n), &world), |kind| {
+        matches!(kind, MisuseKind::Rank { .. })
+    });
     checks.refused("destroying the world", context.world().destroy(), |kind| matches!(kind, MisuseKind::Context { .. }));
     Ok(())
 }
 
-/// NVSHMEM is one for each process.
+/// Checks that a process can start NVSHMEM only once.
 fn starts(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let context = checks.context;
     let id = UniqueId::from_bytes([7; 128]);
     let other = Context::from_unique_id(id, context.pe(), context.n_pes(), context.device(), Settings::default());
-    checks.refused("a start by other means", other, |kind| {
+    checks.refused("a second start by another bootstrap", other, |kind| {
         matches!(kind, MisuseKind::AlreadyInitialized { what: "the bootstrap", .. })
     });
     let other = Context::from_launcher(context.device(), Settings::default().variable("PATH", "x"));
-    checks.refused("a variable of others", other, |kind| matches!(kind, MisuseKind::Text { .. }));
+    checks.refused("a variable that differs from the other PEs", other, |kind| matches!(kind, MisuseKind::Text { .. }));
     checks.check("current", Context::current().is_some_and(|current| current.pe() == context.pe()), || "none runs".to_owned());
     Ok(())
 }
 
-/// What the library does not do is an error.
+/// Checks that functions that the library lacks return an error.
 fn absent(checks: &mut Checks<'_>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let context = checks.context;
     let flushed = [context.flush(&checks.stream), context.flush_blocking()];

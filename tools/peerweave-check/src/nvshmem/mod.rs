@@ -1,20 +1,20 @@
 //! Checks NVSHMEM: `check nvshmem [--pes N] [--only PART | --fault FAULT]`.
 //!
-//! Starts one process for each GPU; or is one PE of a job that a launcher started, as
-//! `peerweave run -n 4 -- check nvshmem` does. The parts are `operations` (every operation for
-//! every element type, on every kind of team, compared with what the host computes), `blocking`
-//! (what the host waits for), `ordering` (a team's collectives on several streams and threads),
-//! `mistakes` (each is a typed error), `outside` (memory that is not NVSHMEM's own) and `lifetimes`
-//! (drops in any order, the end with things alive, starting again). Without `--only` they all run.
+//! Starts one process for each GPU, or is one PE of a job that a launcher started, as `peerweave
+//! run -n 4 -- check nvshmem` does. The parts are `operations` (every operation for every element
+//! type, on every kind of team, compared with the host), `blocking` (calls that return when they
+//! are complete), `ordering` (collectives of a team on several streams and threads), `mistakes`
+//! (each is a typed error), `outside` (memory that NVSHMEM did not allocate) and `lifetimes` (drops
+//! in any order, finalize with live objects, restart). Without `--only` all parts run.
 //!
 //! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (one that is
-//! killed), `no-library` and `no-plugins` (on the last PE alone). There the check is that every
-//! other PE gets an error that says what happened, in time. The last line of one PE is
-//! `PE 0: OK n checks` or `FAILED PE 0: ...`. No wait is longer than 20 seconds. Multicast is off
-//! whatever the environment says.
+//! killed), `no-library` and `no-plugins` (on the last PE alone). With a fault the check is that
+//! every other PE gets an error that describes the fault before the deadline. The last line of one
+//! PE is `PE 0: OK n checks` or `FAILED PE 0: ...`. No wait is longer than 20 seconds. Multicast is
+//! always disabled, whatever the environment requests.
 //!
-//! Before the last line comes a table of the parts: how many PEs passed, how much they checked, and
-//! how long the slowest took. The whole ends after 400 seconds, whatever hangs.
+//! Before the last line the command prints a table of the parts: the number of PEs that passed, the
+//! number of checks, and the duration of the slowest PE. The whole run ends after 400 seconds.
 
 mod blocking;
 mod lifetimes;
@@ -36,35 +36,35 @@ use peerweave_nvshmem::{Context, Nvshmem, NvshmemError, PreflightError, Settings
 use crate::table::Table;
 use crate::{Failure, launch};
 
-/// The longest wait.
+/// Maximum duration of a wait.
 const WAIT: Duration = Duration::from_secs(20);
-/// After this the parent ends everything.
+/// Time after which the parent process ends all PEs.
 const WHOLE_RUN: Duration = Duration::from_secs(400);
 const PARTS: [&str; 6] = ["operations", "blocking", "ordering", "mistakes", "outside", "lifetimes"];
 const FAULTS: [&str; 5] = ["shared-gpu", "missing", "killed", "no-library", "no-plugins"];
-/// Before the number of checks of a PE.
+/// Text before the number of checks of a PE.
 const OK: &str = "OK ";
-/// The option by which a PE asks where the library is.
+/// Name of the option with which a PE asks for the path of the library.
 const WHERE: &str = "where";
 
-/// The options of `check nvshmem`. Multicast is switched off.
+/// The options of `check nvshmem`. Multicast is disabled.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// How many processes to start; default: one for each GPU
+    /// Number of processes to start; default: one for each GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pes: Option<u32>,
-    /// Run this part alone
+    /// Run only this part
     #[arg(long, value_name = "PART", value_parser = PARTS)]
     only: Option<String>,
-    /// Make this go wrong on the last PE, and check the errors of the others
+    /// Cause this fault on the last PE, and check the errors of the others
     #[arg(long, value_name = "FAULT", value_parser = FAULTS, conflicts_with = "only")]
     fault: Option<String>,
-    /// Print where the library is. A PE that must not load it asks so.
+    /// Print the path of the library; used by a PE that must not load it
     #[arg(long = WHERE, hide = true)]
     place: bool,
 }
 
-/// What a PE says of a part that it has passed.
+/// The result of a part on one PE that has passed it.
 struct Passed {
     part: String,
     checks: usize,
@@ -83,7 +83,7 @@ impl Passed {
         Some(Self { part: part.to_owned(), checks: checks.parse().ok()?, seconds: seconds.parse().ok()? })
     }
 
-    /// The parts in their order, each with how many PEs passed it.
+    /// Prints the parts in order, each with the number of PEs that passed it.
     fn print(all: &[Self]) {
         let mut table = Table::new(&["part", "PEs", "checks", "seconds"]);
         for part in PARTS {
@@ -98,8 +98,8 @@ impl Passed {
     }
 }
 
-/// Runs the part: as one PE if a launcher started this process, otherwise as the launcher of all.
-/// Returns the last line.
+/// Runs the part: as one PE if a launcher started this process, otherwise as the launcher of all
+/// PEs. Returns the last line of output.
 pub(crate) fn run(asked: &Arguments) -> Result<String, Failure> {
     if asked.place {
         return Ok(Nvshmem::load()?.path().display().to_string());
@@ -113,12 +113,12 @@ pub(crate) fn run(asked: &Arguments) -> Result<String, Failure> {
     Ok(done(&job, checks))
 }
 
-/// A PE's last line where all is well.
+/// Returns the last line of output of a PE that succeeded.
 fn done(job: &Job, checks: usize) -> String {
     format!("{}: {OK}{checks} checks", job.pe)
 }
 
-/// Starts the PEs and adds up what they checked.
+/// Starts the PEs and adds up their numbers of checks.
 fn parent(asked: &Arguments) -> Result<usize, Failure> {
     let driver = Driver::get()?;
     let n_pes = asked.pes.unwrap_or(driver.device_count()? as u32);
@@ -146,7 +146,7 @@ fn settings() -> Settings {
     }
 }
 
-/// One PE. Gives how much it checked.
+/// Runs one PE. Returns the number of its checks.
 fn as_pe(asked: &Arguments, job: &Job) -> Result<usize, Failure> {
     let with_pe = |error: Failure| -> Failure { format!("{}: {error}", job.pe).into() };
     let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: WAIT, ..Options::default() })?);
@@ -159,7 +159,7 @@ fn as_pe(asked: &Arguments, job: &Job) -> Result<usize, Failure> {
         unsafe { libc::_exit(0) }
     }
     let checks = everything(asked.only.as_deref(), job, &rendezvous).map_err(with_pe)?;
-    Arc::into_inner(rendezvous).ok_or("the context still has the rendezvous")?.leave()?;
+    Arc::into_inner(rendezvous).ok_or("the context still owns the rendezvous")?.leave()?;
     Ok(checks)
 }
 
@@ -208,7 +208,7 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     count += checks.finish()?;
     let report = context.finalize()?;
     if report.leaked.len() != left || report.other_handles != 0 {
-        return Err(format!("the end found {report:?}, expected {left} leaks").into());
+        return Err(format!("finalize reported {report:?}, expected {left} leaks").into());
     }
     count += 1;
     if asked("lifetimes") {
@@ -217,7 +217,7 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     Ok(count)
 }
 
-/// Takes from this PE what the fault says it lacks.
+/// Applies the fault to this PE.
 fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
     let place = match fault {
         "no-library" => std::env::temp_dir().join("there-is-no-nvshmem-here"),
@@ -238,7 +238,7 @@ fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(place))
 }
 
-/// What must happen where something is wrong.
+/// Checks the errors that the fault must cause.
 fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Failure> {
     let last = job.pe.get() + 1 == job.n_pes;
     let ordinal = if fault == "shared-gpu" { 0 } else { job.local_pe as usize };
@@ -266,7 +266,7 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Fa
                 _ => false,
             };
             if !right {
-                return Err(format!("another error was expected than {error}").into());
+                return Err(format!("unexpected error: {error}").into());
             }
         }
         _ => {
@@ -276,15 +276,15 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Fa
             if last {
                 std::process::abort();
             }
-            let error = world.barrier_blocking().err().ok_or("a barrier without one of the PEs was passed")?;
+            let error = world.barrier_blocking().err().ok_or("a barrier without one of the PEs succeeded")?;
             println!("{}: {error}", job.pe);
             if !matches!(&error, NvshmemError::Timeout(timeout) if timeout.lost.is_some()) {
-                return Err(format!("a timeout that names the lost PE was expected, not {error}").into());
+                return Err(format!("expected a timeout that names the lost PE, found {error}").into());
             }
         }
     }
     if start.elapsed() > 2 * WAIT + Duration::from_secs(20) {
-        return Err(format!("it took {:?}", start.elapsed()).into());
+        return Err(format!("the error was returned after {:?}", start.elapsed()).into());
     }
     if let Some(place) = made.filter(|place| place.exists()) {
         std::fs::remove_dir_all(place)?;

@@ -1,30 +1,31 @@
-//! What the host computes: the numbers that PEs start with, and reductions of them, element by
-//! element.
+//! Computes expected results on the host: the input elements of the PEs, and their reductions.
 //!
-//! The numbers are small, so that every sum and product is exact in every type, or wraps alike.
+//! Inputs are small numbers, so that every sum and product is exact in every type, or wraps in the
+//! same way.
 
 use half::{bf16, f16};
 use peerweave_types::{Element, F8E4M3, F8E5M2, Number, ReduceOp};
 
-/// An element type with numbers to move.
+/// An element type with inputs for operations that move data.
 pub(crate) trait Sample: Element {
-    /// The number of these eight bits: distinct where the type has them.
+    /// Returns the element for these eight bits; elements are distinct if the type has enough
+    /// values.
     fn of_bits(bits: u8) -> Self;
 
-    /// What `pe` has at `index`.
+    /// Returns the input of `pe` at `index`.
     fn sample(pe: u32, index: usize) -> Self {
         Self::of_bits((pe as usize * 37 + index * 11 + 5) as u8 & 0x3f)
     }
 }
 
-/// An element type with numbers to reduce.
+/// An element type with inputs for reductions.
 pub(crate) trait Reduce: Number + Sample {
-    /// A small number.
+    /// Returns the element with a small value.
     fn small(number: u8) -> Self;
-    /// One step of a reduction.
+    /// Combines two elements.
     fn combine(op: ReduceOp, one: Self, other: Self) -> Self;
 
-    /// What `pe` has at `index`, for a reduction.
+    /// Returns the input of `pe` at `index` for a reduction.
     fn operand(op: ReduceOp, pe: u32, index: usize) -> Self {
         match op {
             ReduceOp::Prod => Self::small(1 + ((pe as usize + index) % 2) as u8),

@@ -1,5 +1,5 @@
-//! The collectives of a team on several streams and from several threads: the library keeps them
-//! one after the other.
+//! Checks collectives of one team on several streams and from several threads: NVSHMEM must run
+//! them one after the other.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use peerweave_types::{Pe, ReduceOp};
 use crate::Failure;
 use crate::nvshmem::scenarios::Checks;
 
-/// How often two streams alternate.
+/// Number of alternations between two streams.
 const ROUNDS: u32 = 50;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
@@ -16,8 +16,8 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     threads(checks)
 }
 
-/// A sum on one stream, a broadcast of the sum on another, and arrivals between them, without a
-/// wait of the program's.
+/// Enqueues a sum on one stream, a broadcast of the sum on another, and barriers between them,
+/// without waits on the host.
 fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, n) = (checks.context, checks.n());
     let streams = [context.device().new_stream()?, context.device().new_stream()?];
@@ -59,8 +59,7 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Threads with a stream each. Which of them comes first differs among the PEs, so all call the
-/// same.
+/// Runs threads with one stream each. Their order differs among the PEs, so all make the same call.
 fn threads(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let context = checks.context;
     let next = Pe::new((checks.pe() + 1) % checks.n());

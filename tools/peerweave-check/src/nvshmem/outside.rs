@@ -1,5 +1,5 @@
-//! Memory that is not NVSHMEM's own: made symmetric, or registered as this PE's side of puts and
-//! gets.
+//! Checks memory that NVSHMEM did not allocate: registered as symmetric memory, or as the local
+//! side of puts and gets.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use peerweave_vmm::{Exportable, Granularity, MappedMemory, PhysicalMemory, Reser
 use crate::Failure;
 use crate::nvshmem::scenarios::Checks;
 
-/// Elements that are looked at.
+/// Number of elements that are compared.
 const COUNT: usize = 1003;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
@@ -19,7 +19,8 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     local(checks)
 }
 
-/// Virtual memory whose handle can be shared, of the heap's step: what NVSHMEM takes.
+/// Maps virtual memory with a shareable handle, a multiple of the heap's granularity, as NVSHMEM
+/// requires.
 fn shareable(checks: &Checks<'_>) -> Result<MappedMemory<u32>, Failure> {
     let context = checks.context.device();
     let granularity = Granularity::of_device(context.ordinal(), Exportable::FILE_DESCRIPTOR)?;
@@ -54,7 +55,7 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let found = high.to_vec(&stream)?;
     checks.same("register_symmetric", &found, |index| (0..n).map(|pe| number(pe, index)).sum());
     let refused = context.free(whole);
-    checks.refused("unregistering what has slices", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
+    checks.refused("unregistering memory that has slices", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
     drop(high);
     // The list has it still: a part is a handle too.
     context.free(low)?;

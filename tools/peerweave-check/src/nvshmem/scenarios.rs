@@ -1,4 +1,5 @@
-//! Every operation, for every element type, on every kind of team; and what is refused.
+//! Checks every operation for every element type on every kind of team, and calls that must be
+//! refused.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,16 +14,16 @@ use peerweave_types::{AtomicInteger, Compare, F8E4M3, F8E5M2, Pe, Rank, ReduceOp
 use crate::Failure;
 use crate::nvshmem::oracle::{Reduce, Sample};
 
-/// Odd on purpose: nothing may rely on round numbers.
+/// The number of elements, odd so that nothing relies on round numbers.
 const COUNT: usize = 1003;
 
-/// What was compared, and what differed.
+/// The comparisons made so far, and those that failed.
 pub(crate) struct Checks<'a> {
     pub(crate) context: &'a Context,
     pub(crate) rendezvous: &'a Rendezvous,
     pub(crate) world: Team,
     pub(crate) stream: Arc<CudaStream>,
-    /// By operation: how much agreed and how much did not.
+    /// Number of comparisons that passed and failed, by operation.
     counts: BTreeMap<&'static str, (usize, usize)>,
     faults: Vec<String>,
 }
@@ -41,7 +42,7 @@ impl<'a> Checks<'a> {
         self.context.n_pes()
     }
 
-    /// How much was checked so far.
+    /// Returns the number of checks so far.
     pub(crate) fn count(&self) -> usize {
         self.counts.values().map(|(right, wrong)| right + wrong).sum()
     }
@@ -54,7 +55,7 @@ impl<'a> Checks<'a> {
         (self.pe() + self.n() - 1) % self.n()
     }
 
-    /// Every PE is here, and all puts are visible.
+    /// Waits until every PE has called this and all puts are visible.
     pub(crate) fn barrier(&self) -> Result<(), Failure> {
         Ok(self.world.barrier(&self.stream)?)
     }
@@ -84,7 +85,7 @@ impl<'a> Checks<'a> {
         self.check("refused", right, || format!("{what}: {error:?}"));
     }
 
-    /// Prints the failures of every PE, and returns how many checks this PE made.
+    /// Prints the failures of every PE, and returns the number of checks of this PE.
     pub(crate) fn finish(self) -> Result<usize, Failure> {
         let table =
             self.counts.iter().map(|(name, (right, wrong))| format!("{name}={right}/{wrong}")).collect::<Vec<_>>().join("\n");
@@ -155,7 +156,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Puts and gets, all kinds, to the next PE.
+/// Checks every form of put and get, to the next PE.
 fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream) = (checks.context, Arc::clone(&checks.stream));
     let (pe, next, previous) = (checks.pe(), checks.next(), checks.previous());
@@ -238,14 +239,14 @@ fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is done without a stream does not wait for one.
+/// Waits until the stream is idle, because calls without a stream do not wait for it.
 fn stream_is_idle(context: &Context, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
     let idle = peerweave_driver::wait(stream, std::time::Instant::now() + context.deadline())?;
     assert!(idle, "the stream was busy for longer than the deadline");
     Ok(())
 }
 
-/// Signals alone, every comparison, from several PEs.
+/// Checks signals without data, with every comparison, from several PEs.
 fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, n) = (checks.context, Arc::clone(&checks.stream), checks.n());
     let word = context.alloc_zeroed::<u64>(1)?;
@@ -282,7 +283,7 @@ fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Words of one type: waiting for them, and their atomics.
+/// Checks waits and atomics for words of one type.
 fn words<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let words = context.alloc_zeroed::<T>(3)?;
@@ -314,7 +315,7 @@ fn words<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failu
 
 type Named = (&'static str, Option<Team>);
 
-/// Every kind of team; `None` where this PE is not in it.
+/// Creates every kind of team; `None` for teams that this PE does not belong to.
 fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
     let (context, n, pe) = (checks.context, checks.n(), checks.pe());
     let world = context.world();
@@ -325,7 +326,7 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         ("same index", Some(context.same_index()?)),
     ];
     checks.check("team", teams[1].1.as_ref().is_some_and(|team| team.len() == n as usize), || {
-        "NVLink reaches fewer than all".to_owned()
+        "fewer PEs than all share NVLink".to_owned()
     });
     let even = world.split_strided(0, 2, n.div_ceil(2), TeamConfig::default())?;
     checks.check("team", even.is_some() == pe.is_multiple_of(2), || format!("{even:?}"));
@@ -357,12 +358,12 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         down.barrier_blocking()?;
         down.destroy()?;
         teams.push(("backwards", Some(team)));
-        teams.push(("backwards, but the last", part));
+        teams.push(("in reverse order, without the last", part));
     }
     Ok(teams)
 }
 
-/// Memory for collectives of any type.
+/// Memory for the collectives of any type.
 struct Pool {
     source: SymmetricBuffer<u64>,
     target: SymmetricBuffer<u64>,
@@ -389,7 +390,7 @@ fn on_team(checks: &mut Checks<'_>, team: &Team, pool: &Pool) -> Result<(), Fail
     Ok(())
 }
 
-/// Collectives that only move: broadcast from each root, fcollect, alltoall.
+/// Checks collectives that only move data: broadcast from each root, fcollect, alltoall.
 fn moved<T: Sample>(checks: &mut Checks<'_>, team: &Team, pool: &Pool) -> Result<(), Failure> {
     let (stream, n, pe) = (Arc::clone(&checks.stream), team.len(), checks.pe());
     let (source, target) = (pool.source.cast::<T>()?, pool.target.cast::<T>()?);
@@ -459,7 +460,7 @@ fn collect<T: Reduce>(checks: &mut Checks<'_>, team: &Team, pool: &Pool) -> Resu
     Ok(())
 }
 
-/// A put and a sum in a graph, replayed; and what a graph may not have.
+/// Checks a put and a sum in a graph that is replayed, and calls that a graph cannot contain.
 fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, next, previous, n) =
         (checks.context, Arc::clone(&checks.stream), checks.next(), checks.previous(), checks.n());
@@ -490,7 +491,7 @@ fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     }
     // While the graph lives, its memory is not freed.
     let refused = context.free(sum.clone());
-    checks.refused("freeing what has another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
+    checks.refused("free of memory with another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
     let second = target.clone();
     drop((target, graph));
     // The graph's reference goes by a thread of the driver's, then by one of ours.

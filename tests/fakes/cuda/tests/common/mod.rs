@@ -1,4 +1,4 @@
-//! What several test files need: raw calls, memory behind handles, descriptors passed between
+//! Code shared by several test files: raw calls, memory behind handles, descriptors passed between
 //! processes.
 #![allow(dead_code)] // Each file uses its own part.
 
@@ -21,7 +21,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// The unit of memory behind handles.
+/// Granularity of memory behind handles.
 pub(crate) const PIECE: usize = 2 << 20;
 
 pub(crate) const POSIX: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -48,7 +48,7 @@ pub(crate) fn prop(device: i32, types: sys::CUmemAllocationHandleType) -> sys::C
     prop
 }
 
-/// Memory of a device.
+/// Creates memory of a device and returns its handle.
 pub(crate) fn create(device: i32, size: usize) -> Result<u64, sys::CUresult> {
     let mut handle = 0;
     match call!(cuMemCreate(&mut handle, size, &prop(device, POSIX), 0)) {
@@ -57,14 +57,14 @@ pub(crate) fn create(device: i32, size: usize) -> Result<u64, sys::CUresult> {
     }
 }
 
-/// Addresses.
+/// Reserves addresses.
 pub(crate) fn reserve(size: usize) -> u64 {
     let mut address = 0;
     assert_eq!(call!(cuMemAddressReserve(&mut address, size, 0, 0, 0)), CUDA_SUCCESS);
     address
 }
 
-/// The right of a device to mapped memory.
+/// Gives a device access to mapped memory.
 pub(crate) fn allow(address: u64, size: usize, device: i32, flags: sys::CUmemAccess_flags) -> sys::CUresult {
     let wanted = sys::CUmemAccessDesc { location: location(device), flags };
     call!(cuMemSetAccess(address, size, &wanted, 1))
@@ -73,7 +73,7 @@ pub(crate) fn allow(address: u64, size: usize, device: i32, flags: sys::CUmemAcc
 pub(crate) const READ_WRITE: sys::CUmemAccess_flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 pub(crate) const READ: sys::CUmemAccess_flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ;
 
-/// Memory mapped whole, with all rights of a device.
+/// Maps all memory of a handle, with read and write access of a device.
 pub(crate) fn map(handle: u64, size: usize, device: i32) -> u64 {
     let address = reserve(size);
     assert_eq!(call!(cuMemMap(address, size, 0, handle, 0)), CUDA_SUCCESS);
@@ -81,20 +81,20 @@ pub(crate) fn map(handle: u64, size: usize, device: i32) -> u64 {
     address
 }
 
-/// Words of the device, copied to the host.
+/// Copies words of the device to the host.
 pub(crate) fn words(address: u64, count: usize) -> Vec<u32> {
     let mut out = vec![0_u32; count];
     assert_eq!(call!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), address, count * 4)), CUDA_SUCCESS);
     out
 }
 
-/// Fills words of the device, and waits until they are there.
+/// Fills words of the device, and waits until the fill is complete.
 pub(crate) fn fill(address: u64, value: u32, count: usize) {
     assert_eq!(call!(cuMemsetD32_v2(address, value, count)), CUDA_SUCCESS);
     assert_eq!(call!(cuCtxSynchronize()), CUDA_SUCCESS);
 }
 
-/// The memory's descriptor.
+/// Exports the memory as a descriptor.
 pub(crate) fn export(handle: u64) -> OwnedFd {
     let mut fd = -1_i32;
     assert_eq!(call!(cuMemExportToShareableHandle((&raw mut fd).cast(), handle, POSIX, 0)), CUDA_SUCCESS);
@@ -102,7 +102,7 @@ pub(crate) fn export(handle: u64) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// The memory of a descriptor.
+/// Imports the memory of a descriptor.
 pub(crate) fn import(fd: &OwnedFd) -> Result<u64, sys::CUresult> {
     use std::os::fd::AsRawFd;
     let mut handle = 0;
@@ -112,7 +112,7 @@ pub(crate) fn import(fd: &OwnedFd) -> Result<u64, sys::CUresult> {
     }
 }
 
-/// Child 0 gives a descriptor to all others; each other receives it.
+/// Passes a descriptor from child 0 to all others, each of which returns it.
 pub(crate) fn share(me: &Child, name: &str, mine: Option<&OwnedFd>) -> Option<OwnedFd> {
     let path = |rank: usize| me.directory.join(format!("{name}.{rank}.sock"));
     if let Some(fd) = mine {

@@ -1,7 +1,6 @@
-//! Raw calls of the two fake libraries, as a program in C would make them.
+//! Declares raw functions of the two fake libraries, as a C program would call them.
 //!
-//! Not in this module: any check of results but the codes. Invariant: every pointer that a call
-//! gets comes from the same test.
+//! Checks only result codes. Invariant: every pointer passed to a call comes from the same test.
 
 #![allow(dead_code, non_snake_case, unreachable_pub, clippy::too_many_arguments)]
 
@@ -164,12 +163,12 @@ library! { NCCL = "libnccl.so.2":
     peerweave_fake_nccl_count(name: *const c_char) -> i64;
 }
 
-/// Both fakes.
+/// Returns both fakes.
 pub fn fakes() -> Fakes {
     Fakes::new().cuda().nccl().limit(Duration::from_secs(30))
 }
 
-/// Both fakes, where NCCL is as old as this.
+/// Returns both fakes with NCCL of this version.
 pub fn fakes_of(version: i32) -> Fakes {
     let newer = include_str!("../../since.txt").lines().filter_map(|line| line.split_once(' '));
     let newer = newer.filter(|(_, since)| since.parse::<i32>().is_ok_and(|since| since > version));
@@ -212,7 +211,7 @@ pub fn stream() -> Handle {
     stream
 }
 
-/// A buffer on the current device with these elements.
+/// Creates a buffer on the current device with these elements.
 pub fn buffer<T: Copy>(elements: &[T]) -> usize {
     let mut pointer = 0;
     let bytes = size_of_val(elements);
@@ -221,7 +220,7 @@ pub fn buffer<T: Copy>(elements: &[T]) -> usize {
     pointer
 }
 
-/// A number into memory that the library or a test has made.
+/// Writes a number to memory of the library or a test.
 pub fn write(at: usize, number: i32) {
     // SAFETY: the callers give memory of their own.
     unsafe { std::ptr::with_exposed_provenance_mut::<i32>(at).write(number) };
@@ -250,14 +249,14 @@ pub fn ranks(ranks: i32, body: impl Fn(i32, Handle, Handle) + Sync) {
     });
 }
 
-/// The asynchronous state of a communicator.
+/// Returns the asynchronous state of a communicator.
 pub fn async_state(comm: Handle) -> c_int {
     let mut state = -1;
     ok(ncclCommGetAsyncError(comm, &mut state));
     state
 }
 
-/// Waits until nothing of a communicator is under way, and gives its state then.
+/// Waits until a communicator has no pending operation, and returns its state.
 #[track_caller]
 pub fn settled(comm: Handle) -> c_int {
     let end = Instant::now() + Duration::from_secs(10);
@@ -271,7 +270,7 @@ pub fn settled(comm: Handle) -> c_int {
     }
 }
 
-/// Waits that something comes to hold.
+/// Waits until a condition holds.
 #[track_caller]
 pub fn eventually(what: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);

@@ -1,7 +1,6 @@
-//! Raw calls of the fake libraries, as a program in C would make them.
+//! Declares raw functions of the fake libraries, as a C program would call them.
 //!
-//! Not in this module: any check of results but the codes. Invariant: every pointer that a call
-//! gets comes from the same test.
+//! Checks only result codes. Invariant: every pointer passed to a call comes from the same test.
 
 #![allow(dead_code, non_snake_case, unreachable_pub, clippy::too_many_arguments)]
 
@@ -12,7 +11,7 @@ use std::time::Duration;
 
 use peerweave_fakes::{Child, Fakes};
 
-/// A stream, a context, a graph.
+/// A handle of a stream, a context or a graph.
 pub type Handle = usize;
 
 #[derive(Clone, Copy)]
@@ -178,13 +177,13 @@ library! { NVSHMEM = "libnvshmem_host.so.3":
     peerweave_fake_nvshmem_count(name: *const c_char) -> i64;
 }
 
-/// Both fakes, with a small heap.
+/// Returns both fakes with a small heap.
 pub fn fakes() -> Fakes {
     let fakes = Fakes::new().cuda().nvshmem().limit(Duration::from_secs(30));
     fakes.env("NVSHMEM_SYMMETRIC_SIZE", "8M").env("PEERWEAVE_FAKE_NVSHMEM_WAIT_MS", "10000")
 }
 
-/// Both fakes, where NVSHMEM is as old as this.
+/// Returns both fakes with NVSHMEM of this version.
 pub fn fakes_of(version: &str) -> Fakes {
     fakes().nvshmem_of(version)
 }
@@ -195,7 +194,7 @@ pub fn has(name: &str) -> bool {
     unsafe { NVSHMEM.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok()
 }
 
-/// Attributes in a layout of the structs.
+/// Returns attributes in a layout of the structs.
 pub fn attr(layout: c_int) -> Attr {
     Attr {
         version: (layout << 16) + 144,
@@ -220,7 +219,7 @@ pub fn use_device(device: i32) {
     assert_eq!(cuCtxSetCurrent(context), 0);
 }
 
-/// The id that the first child makes, in a file of this name.
+/// Returns the id that the first child creates in a file of this name.
 pub fn shared_id(me: &Child, name: &str) -> UniqueId {
     let mut id = UniqueId { version: (1 << 16) + 128, internal: [0; 124] };
     if me.rank == 0 {
@@ -232,14 +231,15 @@ pub fn shared_id(me: &Child, name: &str) -> UniqueId {
     id
 }
 
-/// Initialises this child as the PE of its rank, by an id; the code.
+/// Initializes this child by an id as the PE of its rank; returns the code.
 pub fn init_with(me: &Child, id: &UniqueId, layout: c_int) -> c_int {
     let mut attr = attr(layout);
     assert_eq!(nvshmemx_set_attr_uniqueid_args(me.rank as c_int, me.count as c_int, id, &mut attr), 0);
     nvshmemx_hostlib_init_attr(8, &mut attr)
 }
 
-/// Initialises this child as the PE of its rank, on the device of that number; a stream.
+/// Initializes this child as the PE of its rank, on the device with the same number; returns a
+/// stream.
 pub fn init(me: &Child) -> Handle {
     use_device(me.rank as i32);
     let id = shared_id(me, "id");
@@ -271,7 +271,7 @@ pub fn read<T: Copy + Default>(pointer: usize, count: usize) -> Vec<T> {
     elements
 }
 
-/// Symmetric memory with these elements. Collective.
+/// Allocates symmetric memory with these elements. Collective.
 #[track_caller]
 pub fn symmetric<T: Copy>(elements: &[T]) -> usize {
     let pointer = nvshmem_malloc(size_of_val(elements));
@@ -281,7 +281,7 @@ pub fn symmetric<T: Copy>(elements: &[T]) -> usize {
     pointer
 }
 
-/// Memory of the device that is not symmetric, with these elements.
+/// Allocates device memory that is not symmetric, with these elements.
 pub fn plain<T: Copy>(elements: &[T]) -> usize {
     let mut pointer = 0;
     assert_eq!(cuMemAlloc_v2(&mut pointer, size_of_val(elements)), 0);

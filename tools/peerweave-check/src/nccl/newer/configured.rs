@@ -1,7 +1,8 @@
-//! Collectives with options of their own: each form with each option, at once and in groups, on
-//! windows and on other memory.
+//! Checks collectives that have a configuration: each form with each option, alone and in groups,
+//! on windows and on other memory.
 //!
-//! What the options do inside NCCL cannot be seen from here; what must not change is the result.
+//! The effect of the options inside NCCL cannot be observed here; the check is that the result does
+//! not change.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +17,7 @@ use super::windows::{alloc, window};
 use super::{Outcome, Part, moved, pattern, sums};
 
 const NO_CTAS: &str = "no CTAs";
-/// Elements of a call on windows.
+/// Number of elements of a call on windows.
 const WINDOWED: usize = 1 << 18;
 
 pub(super) fn all(part: &Part<'_>) -> Outcome {
@@ -32,9 +33,12 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         ("efficiency", CollConfig::new().cta_policy(CtaPolicy::Efficiency)),
         (NO_CTAS, CollConfig::new().cta_policy(CtaPolicy::Zero)),
         ("a tag", CollConfig::new().profiler_tag(42)),
-        ("ring where it can be", CollConfig::new().algorithms("ring").force_algorithms(Switch::Off)),
-        ("a vendor's number", CollConfig::new().vendor_option(option(VendorValue::Number(7)))),
-        ("a vendor's text", CollConfig::new().vendor_option(option(VendorValue::Text("seven".to_owned())))),
+        (
+            "the ring algorithm for all collectives that have it",
+            CollConfig::new().algorithms("ring").force_algorithms(Switch::Off),
+        ),
+        ("a number defined by the vendor", CollConfig::new().vendor_option(option(VendorValue::Number(7)))),
+        ("a text defined by the vendor", CollConfig::new().vendor_option(option(VendorValue::Text("seven".to_owned())))),
     ];
     let (mut send, mut recv) = (alloc::<f32>(part, comm.n_ranks() * 40_000)?, alloc::<f32>(part, comm.n_ranks() * 40_000)?);
     for (what, config) in &options {
@@ -66,8 +70,8 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     tell(part)
 }
 
-/// Each form with that configuration, compared with the host.
-#[allow(clippy::too_many_arguments, reason = "what is varied")]
+/// Compares the result of each form with this configuration with that of the host.
+#[allow(clippy::too_many_arguments, reason = "the varied option")]
 fn forms(
     part: &Part<'_>,
     comm: &Communicator,
@@ -198,9 +202,9 @@ fn forms(
     Ok(())
 }
 
-/// One group with calls of different options, and some without.
+/// Runs one group of calls with different options, and some without.
 fn several_in_a_group(part: &Part<'_>, comm: &Communicator) -> Outcome {
-    part.step("several in a group");
+    part.step("several configurations in a group");
     let (n, rank, stream, len) = (comm.n_ranks(), comm.rank().index(), &part.stream, 10_000);
     let fresh = || DeviceMemory::from_slice(stream, &pattern::<f32>(rank, len));
     let (mut first, mut second, mut third) = (fresh()?, fresh()?, fresh()?);
@@ -212,13 +216,13 @@ fn several_in_a_group(part: &Part<'_>, comm: &Communicator) -> Outcome {
     })?;
     part.wait(comm)?;
     let most: Vec<f32> = (0..len).map(|at| (0..n).map(|of| super::given(of, at)).max().unwrap_or(0) as f32).collect();
-    part.same(&first.to_vec(stream)?, &sums(n, 0..len), || "the first of a group".to_owned());
-    part.same(&second.to_vec(stream)?, &most, || "the second of a group".to_owned());
-    part.same(&third.to_vec(stream)?, &sums(n, 0..len), || "the third of a group".to_owned());
+    part.same(&first.to_vec(stream)?, &sums(n, 0..len), || "the first call of a group".to_owned());
+    part.same(&second.to_vec(stream)?, &most, || "the second call of a group".to_owned());
+    part.same(&third.to_vec(stream)?, &sums(n, 0..len), || "the third call of a group".to_owned());
     Ok(())
 }
 
-/// Events that say when kernels were launched.
+/// Checks events that complete when kernels are launched.
 fn events(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.step("launch completion events");
     let stream = &part.stream;
@@ -230,7 +234,7 @@ fn events(part: &Part<'_>, comm: &Communicator) -> Outcome {
         let beside = part.all.context.new_stream()?;
         beside.wait(&event)?;
         let reached = peerweave_driver::wait(&beside, Instant::now() + super::DEADLINE)?;
-        part.check(reached, || format!("the event of round {round} does not come"));
+        part.check(reached, || format!("the event of round {round} did not complete"));
         part.wait(comm)?;
         part.same(&values.to_vec(stream)?, &sums(comm.n_ranks(), 0..1 << 16), || format!("with an event, round {round}"));
     }
@@ -241,10 +245,10 @@ fn mistakes(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.step("mistakes");
     let mut values = DeviceMemory::from_slice(&part.stream, &pattern::<f32>(comm.rank().index(), 8))?;
     for (what, config) in [
-        ("more at least than at most", CollConfig::new().min_ctas(5).max_ctas(4)),
-        ("no CTAs at most", CollConfig::new().max_ctas(0)),
-        ("clusters of nine", CollConfig::new().cga_cluster_size(9)),
-        ("a tag of NCCL's own", CollConfig::new().profiler_tag(1 << 63)),
+        ("min_ctas above max_ctas", CollConfig::new().min_ctas(5).max_ctas(4)),
+        ("max_ctas of zero", CollConfig::new().max_ctas(0)),
+        ("clusters of nine CTAs", CollConfig::new().cga_cluster_size(9)),
+        ("a tag reserved by NCCL", CollConfig::new().profiler_tag(1 << 63)),
     ] {
         let call = comm.with(&config).all_reduce_in_place(&part.stream, &mut values, ReduceOp::Sum);
         part.refused(what, call, |error| error.misuse_kind().is_some());
@@ -252,15 +256,16 @@ fn mistakes(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.computes(comm, "after mistakes")
 }
 
-/// What only NCCL knows, each on a communicator of its own: said, not judged.
+/// Prints the results of options that only NCCL can validate, each on its own communicator; none is
+/// counted as an error.
 fn tell(part: &Part<'_>) -> Outcome {
     for (what, config) in [
         ("the default policy", CollConfig::new().cta_policy(CtaPolicy::Default)),
-        ("CTAs for NVLink's switches", CollConfig::new().nvls_ctas(4)),
-        ("more CTAs than the communicator has", CollConfig::new().max_ctas(1000)),
+        ("CTA policy for NVLink switches", CollConfig::new().nvls_ctas(4)),
+        ("more CTAs than the communicator allows", CollConfig::new().max_ctas(1000)),
         ("ring, forced", CollConfig::new().algorithms("ring")),
-        ("tree or ring, forced", CollConfig::new().algorithms("tree,ring")),
-        ("an algorithm that does not exist, forced", CollConfig::new().algorithms("nonsense")),
+        ("tree or ring only", CollConfig::new().algorithms("tree,ring")),
+        ("only an algorithm that does not exist", CollConfig::new().algorithms("nonsense")),
     ] {
         part.step(what);
         let comm = part.communicator(&Config::new())?;
@@ -274,7 +279,7 @@ fn tell(part: &Part<'_>) -> Outcome {
             part.wait(&comm)?;
             part.same(&values.to_vec(&part.stream)?, &sums(comm.n_ranks(), 0..1000), || what.to_owned());
         } else {
-            part.check(all.iter().all(|is_ok| *is_ok == [0]), || format!("{what}: the ranks do not agree"));
+            part.check(all.iter().all(|is_ok| *is_ok == [0]), || format!("{what}: the ranks have different results"));
         }
         comm.abort(super::DEADLINE)?;
     }

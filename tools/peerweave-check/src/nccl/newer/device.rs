@@ -1,9 +1,8 @@
-//! Device communicators: made on every rank in the layouts that the library can give, and given
-//! back.
+//! Checks device communicators: creates them on every rank in the layouts of all versions that the
+//! library accepts, and destroys them.
 //!
-//! No kernel runs: what is checked is that NCCL takes the requirements as this crate lays them out,
-//! and that what it writes is of the version, rank and size that it should be. Asks for no
-//! multicast object.
+//! No kernel runs. The check is that NCCL accepts the requirements in the layout of this crate, and
+//! that the result has the expected version, rank and size. Requests no multicast object.
 
 use peerweave_nccl::{
     CftTeam, Communicator, Config, DeviceCommLayout, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, NcclError,
@@ -21,7 +20,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     let comm = part.communicator(&Config::new())?;
     let properties = comm.properties()?;
     if !properties.device_api() {
-        part.note("not run: NCCL makes no device communicators on this machine");
+        part.note("not run: NCCL does not create device communicators on this machine");
         return Ok(comm.finalize(super::DEADLINE)?);
     }
     teams(part, &comm)?;
@@ -47,14 +46,16 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         // SAFETY: as above.
         unsafe { third.destroy() }?;
     }
-    part.step("what is refused");
+    part.step("refused requirements");
     let multimem = DeviceCommRequirements::new().lsa_multimem(Switch::On);
     let disabled = |error: &NcclError| matches!(error, NcclError::MulticastDisabled(_));
     part.refused("lsa_multimem", DeviceCommunicator::create(&comm, &multimem), disabled);
     let later = DeviceCommRequirements::new().layout(DeviceCommLayout::Version(Version::new(2, 99, 0)));
-    part.refused("a layout of later", DeviceCommunicator::create(&comm, &later), |error| !matches!(error, NcclError::Nccl(_)));
-    part.computes(&comm, "beside device communicators")?;
-    part.step("left to finalize");
+    part.refused("the layout of a later version", DeviceCommunicator::create(&comm, &later), |error| {
+        !matches!(error, NcclError::Nccl(_))
+    });
+    part.computes(&comm, "the communicator together with device communicators")?;
+    part.step("device communicators freed by finalize");
     let kept = make(part, &comm, DeviceCommLayout::Version(LAYOUTS[0]), LAYOUTS[0], 2)?;
     comm.finalize(super::DEADLINE)?;
     // SAFETY: no kernel was started.

@@ -1,7 +1,7 @@
-//! Communicators that are made of others: shrunk, split, grown by one, and what can still be made
-//! of one that was revoked.
+//! Checks communicators created from others: by shrink, by split, by growing by one rank, and from
+//! a revoked communicator.
 //!
-//! A rank that dies is `--kill` in `main.rs`.
+//! The option `--kill` of `mod.rs` checks the death of a rank.
 
 use std::time::Instant;
 
@@ -10,12 +10,12 @@ use peerweave_nccl::{Communicator, Config, DeadState, NcclError, Rank, ReduceOp,
 
 use super::{Outcome, Part};
 
-/// Elements of a collective that is stuck.
+/// Number of elements of the stuck collective.
 const LENGTH: usize = 1 << 20;
 
 pub(super) fn shrink(part: &Part<'_>) -> Outcome {
     let (n, comm) = (part.ranks(), part.communicator(&Config::new())?);
-    part.computes(&comm, "before it shrinks")?;
+    part.computes(&comm, "before shrink")?;
     halves(part, &comm, "split")?;
     if n > 1 {
         let staying = comm.rank().index() + 1 < n;
@@ -37,7 +37,7 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
     Ok(comm.abort(super::DEADLINE)?)
 }
 
-/// Even and odd ranks, the last first.
+/// Splits the ranks into even and odd ones, in descending order.
 fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
     part.step(&format!("{what} in halves"));
     let (n, rank) = (comm.n_ranks(), comm.rank().index());
@@ -58,8 +58,8 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     }
     let few = part.communicator_of(n - 1, &Config::new())?;
     if let Some(few) = &few {
-        part.computes(few, "before it grows")?;
-        part.refused("to as many as there are", few.grow(n - 1, None), |error| error.misuse_kind().is_some());
+        part.computes(few, "before grow")?;
+        part.refused("grow to the current number of ranks", few.grow(n - 1, None), |error| error.misuse_kind().is_some());
     }
     part.meet()?;
     part.step("the id");
@@ -79,12 +79,12 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     };
     part.check(all.n_ranks() == n && all.rank() == Rank::new(part.rank() as u32), || format!("{all:?}"));
     part.computes(&all, "grown")?;
-    part.step("the smaller one ends");
+    part.step("the smaller communicator ends");
     few.map_or(Ok(()), |few| few.finalize(super::DEADLINE))?;
     // Seen on hardware: while one thread of the process still frees what was mapped, another's
     // kernel must not wait for it.
     part.meet()?;
-    part.computes(&all, "grown, without its parent")?;
+    part.computes(&all, "the grown communicator, after its parent ended")?;
     part.meet()?;
     if part.rank() + 1 < n {
         part.step("shrink again");
@@ -93,7 +93,7 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
         fewer.finalize(super::DEADLINE)?;
     }
     part.meet()?;
-    halves(part, &all, "split of what has grown")?;
+    halves(part, &all, "split of the grown communicator")?;
     part.step("finalize");
     Ok(all.finalize(super::DEADLINE)?)
 }
@@ -104,7 +104,7 @@ fn is_revoked(error: &NcclError) -> bool {
 
 pub(super) fn revoke(part: &Part<'_>) -> Outcome {
     let comm = part.communicator(&Config::new())?;
-    part.computes(&comm, "before it is revoked")?;
+    part.computes(&comm, "before revoke")?;
     part.meet()?;
     part.step("revoke");
     comm.revoke()?;
@@ -112,7 +112,7 @@ pub(super) fn revoke(part: &Part<'_>) -> Outcome {
     after(part, &comm)
 }
 
-/// What a communicator that was revoked can do, and cannot.
+/// Checks which calls a revoked communicator accepts and which it refuses.
 fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
     let n = comm.n_ranks();
     let mut values = DeviceMemory::from_slice(&part.stream, &[1.0f32; 4])?;
@@ -133,18 +133,18 @@ fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
     Ok(comm.abort(super::DEADLINE)?)
 }
 
-/// Rank 0 issues a call that no other rank joins; revoking ends it.
+/// Issues a call on rank 0 that no other rank joins, and ends it by revoke.
 pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
     if part.ranks() < 2 {
-        part.note("not run: nothing is stuck on one GPU");
+        part.note("not run: a stuck call needs two GPUs");
         return Ok(());
     }
     let comm = part.communicator(&Config::new())?;
-    part.computes(&comm, "before it is stuck")?;
+    part.computes(&comm, "before the stuck call")?;
     part.meet()?;
     let mut values = DeviceMemory::from_slice(&part.stream, &vec![1.0f32; LENGTH])?;
     if comm.rank() == Rank::new(0) {
-        part.step("a call that nobody joins");
+        part.step("a call that no other rank joins");
         comm.all_reduce_in_place(&part.stream, &mut values, ReduceOp::Sum)?;
         std::thread::sleep(std::time::Duration::from_millis(200));
     }
@@ -155,9 +155,9 @@ pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
     part.check(idle, || "the stream is still busy after revoke".to_owned());
     part.meet()?;
     after(part, &comm)?;
-    if part.is_since("a new communicator after that", Version::new(2, 28, 7)) {
+    if part.is_since("a new communicator after a stuck call", Version::new(2, 28, 7)) {
         let new = part.communicator(&Config::new())?;
-        part.computes(&new, "new after what was stuck")?;
+        part.computes(&new, "the new communicator after a stuck call")?;
         new.finalize(super::DEADLINE)?;
     }
     Ok(())

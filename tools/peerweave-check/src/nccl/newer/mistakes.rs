@@ -1,6 +1,6 @@
-//! Mistakes: each gives an error of a type, nothing is enqueued, and the communicator works
-//! afterwards. What NCCL itself refuses comes last, each on a communicator of its own, since NCCL
-//! keeps such an error with the communicator.
+//! Checks misuse: each call returns a typed error, nothing is enqueued, and the communicator works
+//! afterwards. Misuse that NCCL itself refuses comes last, each on its own communicator, because
+//! NCCL keeps such an error in the communicator.
 
 use std::sync::Arc;
 
@@ -22,16 +22,16 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     let (comm, other) = (part.communicator(&Config::new())?, part.communicator(&Config::new())?);
     let memory = alloc::<f32>(part, 2 * LEN)?;
     let Some(registered) = Window::register(&comm, &memory, WindowKind::SYMMETRIC)? else {
-        part.note("not run: NCCL gives no windows on this machine");
+        part.note("not run: NCCL does not create windows on this machine");
         return Ok(());
     };
     part.step("registering");
     let odd = memory.slice(1..LEN)?;
     part.refused("a window that is not aligned", Window::register(&comm, &odd, WindowKind::SYMMETRIC), is_misuse);
     let nothing = memory.slice(0..0)?;
-    part.refused("a window of nothing", Window::register(&comm, &nothing, WindowKind::SYMMETRIC), is_misuse);
+    part.refused("a window without elements", Window::register(&comm, &nothing, WindowKind::SYMMETRIC), is_misuse);
     part.refused("a rank that does not exist", registered.len_of(Rank::new(comm.n_ranks() as u32)), is_misuse);
-    if part.has("mistakes with puts", "ncclPutSignal") {
+    if part.has("misuse of puts", "ncclPutSignal") {
         puts(part, &comm, &other, &memory, &registered);
     }
     part.computes(&comm, "after mistakes")?;
@@ -40,7 +40,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     nccls(part)?;
     part.step("a new communicator");
     let new = part.communicator(&Config::new())?;
-    part.computes(&new, "new after mistakes")?;
+    part.computes(&new, "the new communicator after misuse")?;
     Ok(new.finalize(super::DEADLINE)?)
 }
 
@@ -59,20 +59,24 @@ fn puts(part: &Part<'_>, comm: &Communicator, other: &Communicator, memory: &Ncc
     }
     let is_rank = |error: &NcclError| matches!(error.misuse_kind(), Some(MisuseKind::Rank { .. }));
     for peer in [n, usize::MAX] {
-        part.refused("a put to nobody", comm.put_signal(stream, &source, Rank::new(peer as u32), registered, 0, signal), is_rank);
-        part.refused("a signal to nobody", comm.signal(stream, Rank::new(peer as u32), signal), is_rank);
+        part.refused(
+            "a put to a missing rank",
+            comm.put_signal(stream, &source, Rank::new(peer as u32), registered, 0, signal),
+            is_rank,
+        );
+        part.refused("a signal to a missing rank", comm.signal(stream, Rank::new(peer as u32), signal), is_rank);
         let wait = [SignalWait { peer: Rank::new(peer as u32), signal, count: 1 }];
-        part.refused("a wait for nobody", comm.wait_signal(stream, &wait), is_rank);
+        part.refused("a wait for a missing rank", comm.wait_signal(stream, &wait), is_rank);
     }
-    part.refused("a wait for nothing", comm.wait_signal(stream, &[]), is_misuse);
+    part.refused("a wait for zero signals", comm.wait_signal(stream, &[]), is_misuse);
     let beyond = Signal { index: u32::MAX, context: 0 };
-    part.refused("a signal that no number has", comm.signal(stream, Rank::new(0), beyond), is_misuse);
+    part.refused("a signal with an invalid number", comm.signal(stream, Rank::new(0), beyond), is_misuse);
     part.refused("another's window", other.put_signal(stream, &source, Rank::new(0), registered, 0, signal), |error| {
         matches!(error.misuse_kind(), Some(MisuseKind::WrongCommunicator { .. }))
     });
 }
 
-/// A window whose communicator is no more, while its memory is.
+/// Checks calls on a window whose communicator was aborted and whose memory is alive.
 fn dead(part: &Part<'_>, comm: Communicator, other: Communicator, memory: &NcclMem<f32>, registered: Window<f32>) -> Outcome {
     part.step("a window of an aborted communicator");
     comm.abort(super::DEADLINE)?;
@@ -86,25 +90,25 @@ fn dead(part: &Part<'_>, comm: Communicator, other: Communicator, memory: &NcclM
     part.refused("a window after abort", Window::register(&comm, memory, WindowKind::SYMMETRIC), is_aborted);
     part.refused("deregister after abort", registered.deregister(&part.stream, super::DEADLINE), is_aborted);
     part.meet()?;
-    part.computes(&other, "beside the aborted one")?;
+    part.computes(&other, "the communicator beside the aborted one")?;
     part.step("finalize");
     Ok(other.finalize(super::DEADLINE)?)
 }
 
-/// Mistakes that only NCCL can detect. NCCL accepts some of them: that is printed, and not counted
-/// as an error.
+/// Checks misuse that only NCCL can detect. NCCL accepts some of it: that is printed, and not
+/// counted as an error.
 fn nccls(part: &Part<'_>) -> Outcome {
     let stream = &part.stream;
     if part.nccl().has("ncclPutSignal") {
         type Call = fn(&Communicator, &Arc<peerweave_driver::CudaStream>) -> Result<(), NcclError>;
         let calls: [(&str, Call); 3] = [
-            ("a signal that was not asked for", |comm, stream| {
+            ("a signal that was not requested", |comm, stream| {
                 comm.signal(stream, Rank::new(0), Signal { index: 999, context: 0 })
             }),
-            ("a context that was not asked for", |comm, stream| {
+            ("a context that was not requested", |comm, stream| {
                 comm.signal(stream, Rank::new(0), Signal { index: 0, context: 999 })
             }),
-            ("a wait for no signal of a rank", |comm, stream| {
+            ("a wait for zero signals of a rank", |comm, stream| {
                 comm.wait_signal(stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 0 }])
             }),
         ];
@@ -119,20 +123,20 @@ fn nccls(part: &Part<'_>) -> Outcome {
             drop(registered);
             comm.abort(super::DEADLINE)?;
         }
-        part.step("a source that is in no window");
+        part.step("a source outside all windows");
         let comm = part.communicator(&Config::new())?;
         let memory = alloc::<f32>(part, LEN)?;
         let registered = window(&comm, &memory, WindowKind::SYMMETRIC)?;
         let outside = DeviceMemory::from_slice(stream, &[1.0f32; 16])?;
         let put = comm.put_signal(stream, &outside, comm.rank(), &registered, 0, Signal::default());
         let typed = matches!(&put, Ok(()) | Err(NcclError::Nccl(_) | NcclError::Misuse(_)));
-        part.check(typed, || format!("a source that is in no window: {put:?}"));
-        part.note(format!("a source that is in no window: {put:?}"));
+        part.check(typed, || format!("a source outside all windows: {put:?}"));
+        part.note(format!("a source outside all windows: {put:?}"));
         part.meet()?;
         drop(registered);
         comm.abort(super::DEADLINE)?;
     }
-    part.step("a window of memory of the driver");
+    part.step("a window of driver memory");
     let comm = part.communicator(&Config::new())?;
     let memory = DeviceMemory::from_slice(stream, &vec![1.0f32; 1 << 20])?;
     let aligned = memory.address().is_multiple_of(4096);
@@ -142,8 +146,8 @@ fn nccls(part: &Part<'_>) -> Outcome {
         Err(NcclError::Nccl(_)) => true,
         Err(error) => !aligned && is_misuse(error),
     };
-    part.check(typed, || format!("a window of memory of the driver: {made:?}"));
-    part.note(format!("a window of memory of the driver: {made:?}"));
+    part.check(typed, || format!("a window of driver memory: {made:?}"));
+    part.note(format!("a window of driver memory: {made:?}"));
     part.meet()?;
     drop(made);
     Ok(comm.abort(super::DEADLINE)?)

@@ -1,11 +1,11 @@
-//! Put with a signal, signal, and wait for signals: in rings, both ways, in groups, with several
-//! signals and contexts, by graphs.
+//! Checks put with signal, signal, and wait for signals: in rings, in both directions, in groups,
+//! with several signals and contexts, and in graphs.
 //!
-//! On one machine NCCL does these with copy engines and memory operations of streams: a wait that
-//! is never answered cannot be aborted. So each rank meets the others on the host before it waits
-//! for them.
+//! On one machine NCCL implements these calls with copy engines and stream memory operations: a
+//! wait without its signal cannot be aborted. So each rank synchronizes with the others on the host
+//! before it waits for them.
 //!
-//! NCCL before 2.31 has one signal and one context, and sets both up at the first call of all
+//! NCCL before 2.31 has one signal and one context, and creates both in the first call of all
 //! ranks.
 
 use peerweave_nccl::{Communicator, Config, NcclMem, Rank, Signal, SignalWait, Switch, Version, Window, WindowKind};
@@ -15,11 +15,12 @@ use super::windows::{alloc, window};
 use super::{Outcome, Part, moved};
 use crate::nccl::matrix::Sample;
 
-/// How many signals and contexts are asked for where NCCL can.
+/// Number of signals and contexts to request where NCCL supports several.
 const SIGNALS: u32 = 4;
 const CONTEXTS: u32 = 2;
 
-/// A communicator with as many as NCCL can, and how many that are.
+/// Creates a communicator with the maximum number of signals and contexts; returns it with both
+/// numbers.
 fn made(part: &Part<'_>) -> Result<(Communicator, u32, u32), super::Failed> {
     if part.is_since("several signals and contexts", Version::new(2, 31, 0)) {
         let config = Config::new().num_rma_sig(SIGNALS).num_rma_ctx(CONTEXTS);
@@ -28,7 +29,8 @@ fn made(part: &Part<'_>) -> Result<(Communicator, u32, u32), super::Failed> {
     Ok((part.communicator(&Config::new())?, 1, 1))
 }
 
-/// Memory of a rank that all can put into: what it sends first, what it gets behind that.
+/// Memory of a rank into which all ranks can put: first the elements that it sends, then those that
+/// it receives.
 struct Room<T> {
     memory: NcclMem<T>,
     window: Window<T>,
@@ -42,7 +44,8 @@ fn room<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Result<
 }
 
 impl<T: Sample> Room<T> {
-    /// Fills what is sent, and clears what is got; returns when every rank has.
+    /// Fills the elements to send and clears the received ones; returns when every rank has done
+    /// so.
     fn fill(&mut self, part: &Part<'_>, seed: usize) -> Outcome {
         let mut values = moved::<T>(seed, self.half);
         values.resize(2 * self.half, T::default());
@@ -50,8 +53,8 @@ impl<T: Sample> Room<T> {
         part.meet()
     }
 
-    /// Compares what was got, all of which is expected, when this rank's stream is done; returns
-    /// when every rank has.
+    /// Compares the received elements with the expected ones after this rank's stream has
+    /// completed; returns when every rank has done so.
     fn verify(&self, part: &Part<'_>, comm: &Communicator, expected: &[T], what: &str) -> Outcome {
         part.wait(comm)?;
         let found = self.memory.slice(self.half..2 * self.half)?.to_vec(&part.stream)?;
@@ -63,7 +66,7 @@ impl<T: Sample> Room<T> {
 pub(super) fn eager(part: &Part<'_>) -> Outcome {
     let (comm, signals, contexts) = made(part)?;
     if comm.properties().is_ok_and(|properties| properties.host_rma() == Some(false)) {
-        part.note("not run: NCCL has no one-sided calls on this machine");
+        part.note("not run: NCCL does not support one-sided calls on this machine");
         return Ok(comm.finalize(super::DEADLINE)?);
     }
     ring::<i8>(part, &comm, 4096)?;
@@ -95,7 +98,7 @@ pub(super) fn eager(part: &Part<'_>) -> Outcome {
     Ok(())
 }
 
-/// Signals on a communicator that has no window, and is configured so.
+/// Checks signals on a communicator that was configured without windows.
 fn bare(part: &Part<'_>) -> Outcome {
     part.step("signals without windows");
     let comm = part.communicator(&Config::new().rma_eager_init(Switch::On).num_rma_sig(2))?;
@@ -125,7 +128,7 @@ fn next_and_before(comm: &Communicator) -> (usize, usize) {
     ((comm.rank().index() + 1) % n, (comm.rank().index() + n - 1) % n)
 }
 
-/// Each rank puts to the next, at several places and lengths.
+/// Puts from each rank to the next one, at several offsets and lengths.
 fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome {
     let (next, before) = next_and_before(comm);
     let mut room = room::<T>(part, comm, half)?;
@@ -141,11 +144,12 @@ fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome
         expected[to..to + len].copy_from_slice(&moved::<T>(before + round, half)[from..from + len]);
         room.verify(part, comm, &expected, &format!("put_signal of {len} {} from {from} to {to}", T::DTYPE))?;
     }
-    part.step(&format!("the window of {} is given back", T::DTYPE));
+    part.step(&format!("the window of {} is deregistered", T::DTYPE));
     Ok(room.window.deregister(&part.stream, super::DEADLINE)?)
 }
 
-/// Signals are counted: three puts and two bare signals, waited for in parts. Also to itself.
+/// Checks that signals are counted: three puts and two signals without data, received by several
+/// waits. Also sends signals to the rank itself.
 fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
     const LEN: usize = 300;
     part.step(&format!("counts of {signal:?}"));
@@ -163,17 +167,22 @@ fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
         comm.wait_signal(stream, &[SignalWait { peer: Rank::new(before as u32), signal, count }])?;
     }
     room.verify(part, comm, &moved::<u32>(before, 3 * LEN), &format!("three puts with {signal:?}"))?;
-    part.step(&format!("to itself with {signal:?}"));
+    part.step(&format!("a signal from a rank to itself with {signal:?}"));
     room.fill(part, comm.rank().index() + 9)?;
     let source = room.memory.slice(0..3 * LEN)?;
     comm.put_signal(stream, &source, comm.rank(), &room.window, room.half, signal)?;
     comm.wait_signal(stream, &[SignalWait { peer: comm.rank(), signal, count: 1 }])?;
-    room.verify(part, comm, &moved::<u32>(comm.rank().index() + 9, 3 * LEN), &format!("a put to itself with {signal:?}"))?;
-    part.step("a window is given back");
+    room.verify(
+        part,
+        comm,
+        &moved::<u32>(comm.rank().index() + 9, 3 * LEN),
+        &format!("a put from a rank to itself with {signal:?}"),
+    )?;
+    part.step("a window is deregistered");
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Every rank puts to every other, each into a place of its own; one wait for all of them.
+/// Puts from every rank to every other, each to its own offset, and waits once for all of them.
 fn both_ways(part: &Part<'_>, comm: &Communicator, signals: u32, contexts: u32) -> Outcome {
     const LEN: usize = 10_007;
     let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
@@ -193,11 +202,11 @@ fn both_ways(part: &Part<'_>, comm: &Communicator, signals: u32, contexts: u32) 
         let expected: Vec<f32> = (0..n).flat_map(from).collect();
         room.verify(part, comm, &expected, &format!("puts to all in context {context}"))?;
     }
-    part.step("a window is given back");
+    part.step("a window is deregistered");
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Puts both ways and the wait for them in one group.
+/// Runs puts in both directions and the wait for them in one group.
 fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
     const LEN: usize = 5000;
     let ((next, before), stream, signal) = (next_and_before(comm), &part.stream, Signal::default());
@@ -221,16 +230,17 @@ fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
         let mut expected = moved::<i64>(before + round, 2 * LEN);
         expected.truncate(LEN);
         expected.extend_from_slice(&moved::<i64>(next + round, 2 * LEN)[LEN..]);
-        room.verify(part, comm, &expected, &format!("a group with puts both ways, round {round}"))?;
+        room.verify(part, comm, &expected, &format!("a group with puts in both directions, round {round}"))?;
     }
-    part.step("a window is given back");
+    part.step("a window is deregistered");
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// A put and its wait in a graph, launched again and again; between them calls without a graph.
+/// Captures a put and its wait into a graph and launches it repeatedly, with calls outside of
+/// graphs between the launches.
 ///
-/// One put before each wait: inside a graph NCCL holds the second back until the receiver has
-/// waited for the first.
+/// There is one put before each wait: inside a graph NCCL does not complete a second put until the
+/// receiver has waited for the first.
 pub(super) fn captured(part: &Part<'_>) -> Outcome {
     const LEN: usize = 20_000;
     if !part.is_since("one-sided calls in graphs", Version::new(2, 30, 3)) {
@@ -238,7 +248,7 @@ pub(super) fn captured(part: &Part<'_>) -> Outcome {
     }
     let comm = part.communicator(&Config::new())?;
     if comm.properties().is_ok_and(|properties| properties.host_rma() == Some(false)) {
-        part.note("not run: NCCL has no one-sided calls on this machine");
+        part.note("not run: NCCL does not support one-sided calls on this machine");
         return Ok(comm.finalize(super::DEADLINE)?);
     }
     let ((next, before), stream, signal) = (next_and_before(&comm), &part.stream, Signal::default());

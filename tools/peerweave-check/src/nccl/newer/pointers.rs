@@ -1,7 +1,7 @@
-//! Addresses at which a rank reaches the others' windows: the driver copies from there and to
-//! there.
+//! Checks the addresses at which a rank can access the windows of others, with copies of the driver
+//! in both directions.
 //!
-//! Nothing of a multicast is asked for: where it is forbidden, the call must not reach NCCL.
+//! Requests no multicast address: where multicast is disabled, the call must not reach NCCL.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use super::{Outcome, Part, moved};
 
 const LEN: usize = 100_003;
 
-/// Copies between addresses that this rank's device reaches, and waits.
+/// Copies between addresses that this rank's device can access, and waits.
 ///
 /// # Safety
-/// Both ranges are mapped for the device until the copy is done, and nobody writes the one or reads
-/// the other meanwhile.
+/// {Safety} Both ranges are mapped for the device until the copy is complete; meanwhile no other
+/// access writes `from` or reads `to`.
 unsafe fn copy(part: &Part<'_>, stream: &Arc<CudaStream>, to: u64, from: u64, len: usize) -> Outcome {
     bind(&part.all.context)?;
     // SAFETY: the caller's promise.
@@ -73,11 +73,11 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         let found = written[LEN + from * (LEN / n)];
         part.check(!reached || found == expected, || format!("rank {from} wrote {found}, expected {expected}"));
     }
-    part.step("what is refused");
+    part.step("refused arguments");
     part.refused("a rank that does not exist", registered.peer_pointer(Rank::new(n as u32), 0), |error| {
         error.misuse_kind().is_some()
     });
-    part.refused("an offset behind the end", registered.peer_pointer(Rank::new(0), 2 * LEN), |error| {
+    part.refused("an offset beyond the end", registered.peer_pointer(Rank::new(0), 2 * LEN), |error| {
         error.misuse_kind().is_some()
     });
     let disabled = |error: &NcclError| matches!(error, NcclError::MulticastDisabled(_));

@@ -1,4 +1,5 @@
-//! What a communicator says of itself, and what it gives back while it rests.
+//! Checks the properties of a communicator, and suspension, which frees its memory until it is
+//! resumed.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use peerweave_nccl::{
 
 use super::{Outcome, Part};
 
-/// How long the driver may take to count memory as free again.
+/// Time within which the driver must report memory as free again.
 const COUNTED: Duration = Duration::from_secs(2);
 
 pub(super) fn properties(part: &Part<'_>) -> Outcome {
@@ -23,7 +24,7 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
         part.check(properties.cuda_device() == part.all.context.ordinal(), || format!("{properties:?}"));
         let hash = properties.comm_hash().map_or(0, |hash| hash);
         let all = part.exchange(&hash.to_le_bytes())?;
-        part.check(all.iter().all(|other| *other == all[0]), || format!("comm_hash {hash:#x} is not everybody's"));
+        part.check(all.iter().all(|other| *other == all[0]), || format!("comm_hash {hash:#x} differs among the ranks"));
     }
     if part.has("teams", "ncclTeamLsa") {
         part.note(format!("rank 0: lsa {:?}, rail {:?}", comm.lsa_team()?, comm.rail_team()?));
@@ -41,7 +42,7 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
             part.check(again.as_ref() == Some(value), || format!("{name} is {value:?}, then {again:?}"));
         }
         let unknown = part.nccl().param("NCCL_NO_SUCH_PARAMETER")?;
-        part.check(unknown.is_none(), || format!("a parameter that does not exist: {unknown:?}"));
+        part.check(unknown.is_none(), || format!("a missing parameter: {unknown:?}"));
     }
     part.computes(&comm, "any communicator")?;
     Ok(comm.finalize(super::DEADLINE)?)
@@ -49,34 +50,33 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
 
 const NO_ONE_SIDED: &str = "no one-sided calls";
 
-/// Each option of a communicator that is newer than NCCL 2.19, on a communicator of its own that
-/// computes.
+/// Checks each option of a communicator that is newer than NCCL 2.19, on its own communicator.
 pub(super) fn options(part: &Part<'_>) -> Outcome {
     let options = [
         ("a name", Config::new().name("newer")),
         ("a traffic class", Config::new().traffic_class(0)),
         ("blocking", Config::new().blocking(Switch::On)),
         // SAFETY: no children are made of these.
-        ("shared with splits", unsafe { Config::new().split_share(Switch::On) }),
+        ("resources shared with split communicators", unsafe { Config::new().split_share(Switch::On) }),
         // SAFETY: as above.
-        ("shared with what is shrunk", unsafe { Config::new().shrink_share(Switch::On) }),
+        ("resources shared with shrunk communicators", unsafe { Config::new().shrink_share(Switch::On) }),
         ("no reductions in the network", Config::new().collnet_enable(Switch::Off)),
         ("efficiency", Config::new().cta_policy(CtaPolicy::Efficiency)),
         ("no CTAs", Config::new().cta_policy(CtaPolicy::Zero)),
         ("few CTAs", Config::new().min_ctas(1).max_ctas(2)),
-        ("CTAs for NVLink's switches", Config::new().nvls_ctas(4)),
-        ("channels for a peer", Config::new().channels_per_net_peer(2)),
+        ("CTA policy for NVLink switches", Config::new().nvls_ctas(4)),
+        ("number of channels per peer", Config::new().channels_per_net_peer(2)),
         ("for NVLink", Config::new().nvlink_centric_sched(Switch::On)),
         ("no graphs", Config::new().graph_usage(GraphUsage::Never)),
         ("one graph", Config::new().graph_usage(GraphUsage::One)),
-        ("graphs without order", Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off)),
+        ("graphs without stream ordering", Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off)),
         (NO_ONE_SIDED, Config::new().num_rma_ctx(0)),
         ("few peers", Config::new().max_p2p_peers(4)),
-        ("launches in order", Config::new().launch_order_implicit(Switch::On)),
+        ("launches in issue order", Config::new().launch_order_implicit(Switch::On)),
         ("signals", Config::new().num_rma_sig(7)),
-        ("one-sided calls at once", Config::new().rma_eager_init(Switch::On)),
-        ("a fabric where there is one", Config::new().host_cft_mode(HostCftMode::Fallback)),
-        ("no NVLink switches", Config::new().nvls_host_mode(NvlsHostMode::Disable)),
+        ("one-sided calls from the start", Config::new().rma_eager_init(Switch::On)),
+        ("fabric handles where supported", Config::new().host_cft_mode(HostCftMode::Fallback)),
+        ("NVLink switches disabled", Config::new().nvls_host_mode(NvlsHostMode::Disable)),
     ];
     for (what, config) in options {
         part.step(what);
@@ -95,7 +95,7 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
     Ok(())
 }
 
-/// How much of the device's memory is free.
+/// Returns the free bytes of the device's memory.
 fn free(part: &Part<'_>) -> Result<usize, super::Failed> {
     bind(&part.all.context)?;
     Ok(part.all.context.mem_get_info()?.0)
@@ -103,8 +103,8 @@ fn free(part: &Part<'_>) -> Result<usize, super::Failed> {
 
 pub(super) fn suspend(part: &Part<'_>) -> Outcome {
     let comm = part.communicator(&Config::new())?;
-    part.computes(&comm, "before it rests")?;
-    part.refused("resume of what does not rest", comm.resume(), |error| error.misuse_kind().is_some());
+    part.computes(&comm, "before suspend")?;
+    part.refused("resume of a communicator that is not suspended", comm.resume(), |error| error.misuse_kind().is_some());
     for round in 0..2 {
         let statistics = part.nccl().has("ncclCommMemStats");
         let before = statistics.then(|| comm.mem_stats()).transpose()?;
@@ -117,7 +117,7 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
         rests(part, &comm);
         if let Some(before) = before {
             let resting = comm.mem_stats()?;
-            part.check(!before.is_suspended && resting.is_suspended, || format!("{before:?}, then {resting:?}"));
+            part.check(!before.is_suspended && resting.is_suspended, || format!("{before:?}, suspended {resting:?}"));
             // NCCL 2.30 leaves its sums as they are: what counts is what the device has free.
             let gained = || free(part).map(|now| now.saturating_sub(free_before) as u64).unwrap_or(0);
             let until = std::time::Instant::now() + COUNTED;
@@ -125,9 +125,11 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
                 std::thread::sleep(Duration::from_millis(10));
             }
             let (gained, fewer) = (gained(), before.total_bytes.saturating_sub(resting.total_bytes));
-            part.note(format!("rank 0: {before:?}, suspended {resting:?}; the device has {gained} bytes more"));
+            part.note(format!("rank 0: {before:?}, suspended {resting:?}; the device has {gained} more free bytes"));
             let nothing_to_give = before.suspendable_bytes == 0;
-            part.check(gained > 0 || fewer > 0 || nothing_to_give, || format!("nothing was given back: {before:?}, {resting:?}"));
+            part.check(gained > 0 || fewer > 0 || nothing_to_give, || {
+                format!("suspend freed no memory: {before:?}, {resting:?}")
+            });
         }
         part.meet()?;
         part.step(&format!("resume {round}"));
@@ -138,7 +140,7 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
         }
         part.computes(&comm, "resumed")?;
     }
-    part.step("windows after that");
+    part.step("windows after resume");
     if part.nccl().has("ncclCommWindowRegister") {
         let memory = super::windows::alloc::<f32>(part, 1000)?;
         if let Some(window) = peerweave_nccl::Window::register(&comm, &memory, peerweave_nccl::WindowKind::SYMMETRIC)? {
@@ -150,7 +152,7 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
     Ok(comm.finalize(super::DEADLINE)?)
 }
 
-/// Nothing can be issued on it.
+/// Checks that every call on a suspended communicator is refused.
 fn rests(part: &Part<'_>, comm: &Communicator) {
     let suspended = |error: &NcclError| matches!(error, NcclError::Dead { state: DeadState::Suspended, .. });
     let Ok(mut values) = DeviceMemory::from_slice(&part.stream, &[1.0f32; 4]) else {

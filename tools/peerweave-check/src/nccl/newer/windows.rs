@@ -1,8 +1,8 @@
-//! Collectives on memory that is registered as windows: in and out of place, parts of windows,
-//! several types and sizes, by graphs.
+//! Checks collectives on registered windows: in and out of place, on parts of windows, with several
+//! types and sizes, and in graphs.
 //!
-//! What is put into windows is `one_sided.rs`. Every result is compared with the host's, and the
-//! element behind it must be untouched.
+//! `one_sided.rs` checks puts into windows. Every result is compared with that of the host, and the
+//! element after it must not change.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,17 @@ use super::{Failed, Outcome, Part, given, moved, pattern, repeated, sums};
 use crate::nccl::matrix::Sample;
 
 const MIB: usize = 1 << 20;
-/// Where parts of a window begin: the beginning, a multiple of all that matters, and none.
+/// Offsets at which parts of a window begin: the start, a multiple of every relevant alignment, and
+/// an odd offset.
 const STARTS: [usize; 3] = [0, 1024, 3];
 
-/// Where one size takes so long, larger ones are left out: no GPU does.
+/// If one size takes longer than this, larger ones are skipped; no GPU is that slow.
 const SLOW: Duration = Duration::from_secs(3);
 
 pub(super) fn all(part: &Part<'_>) -> Outcome {
     let comm = part.communicator(&Config::new())?;
     if !of_type::<f32>(part, &comm, &[8, 1024, 100_000, MIB, 8 * MIB, 64 * MIB])? {
-        part.note("not run: NCCL gives no windows on this machine");
+        part.note("not run: NCCL does not create windows on this machine");
         return Ok(comm.finalize(super::DEADLINE)?);
     }
     of_type::<bf16>(part, &comm, &[8, 1000, 64 << 10, 4 * MIB])?;
@@ -45,12 +46,12 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     Ok(())
 }
 
-/// A window of all of the memory.
+/// Registers all of the memory as a window.
 pub(super) fn window<T: Sample>(comm: &Communicator, memory: &NcclMem<T>, kind: WindowKind) -> Result<Window<T>, Failed> {
-    Window::register(comm, memory, kind)?.ok_or_else(|| Failed("NCCL gives no window".to_owned()))
+    Window::register(comm, memory, kind)?.ok_or_else(|| Failed("NCCL did not create a window".to_owned()))
 }
 
-/// All sizes of one type. `false` where there are no windows.
+/// Checks all sizes of one type. Returns `false` if NCCL does not create windows.
 fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> Result<bool, Failed> {
     part.step(&format!("windows of {}", T::DTYPE));
     let most = sizes.iter().max().map_or(0, |bytes| bytes / size_of::<T>());
@@ -68,12 +69,12 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
     for bytes in sizes {
         let slow = part.exchange(&[u8::from(took > SLOW)])?.contains(&vec![1]);
         if slow {
-            part.note(format!("not run: {bytes} bytes of {}: less took {took:?}", T::DTYPE));
+            part.note(format!("not run: {bytes} bytes of {}: a smaller size took {took:?}", T::DTYPE));
             continue;
         }
         let (elements, began) = ((bytes / size_of::<T>()).max(1), Instant::now());
         for start in STARTS.into_iter().filter(|start| *start == 0 || elements < most || most < MIB) {
-            part.step(&format!("{elements} elements of {} from {start} on", T::DTYPE));
+            part.step(&format!("{elements} elements of {} from index {start}", T::DTYPE));
             sized(part, comm, &mut send, &mut recv, elements, start)?;
         }
         took = began.elapsed();
@@ -90,8 +91,8 @@ pub(super) fn alloc<T: Sample>(part: &Part<'_>, len: usize) -> Result<NcclMem<T>
     Ok(NcclMem::alloc(part.nccl(), &part.all.context, len)?)
 }
 
-/// Fills `len` elements of `memory` from `start` on, with one more behind them that must stay as it
-/// is; gives handles of both.
+/// Fills `len` elements of `memory` from `start`, and one guard element after them; returns handles
+/// to both.
 fn filled<T: Sample>(
     part: &Part<'_>,
     memory: &NcclMem<T>,
@@ -105,8 +106,8 @@ fn filled<T: Sample>(
     Ok((memory.slice(start..start + len)?, with_guard))
 }
 
-/// All-reduce, all-gather and reduce-scatter of so many elements (of the longer side), in and out
-/// of place.
+/// Checks all-reduce, all-gather and reduce-scatter of this many elements (of the longer side), in
+/// and out of place.
 fn sized<T: Sample>(
     part: &Part<'_>,
     comm: &Communicator,
@@ -117,7 +118,7 @@ fn sized<T: Sample>(
 ) -> Outcome {
     let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
     let share = (elements / n).max(1);
-    let what = |name: &str| format!("{name} of {elements} {} from {start} on", T::DTYPE);
+    let what = |name: &str| format!("{name} of {elements} {} from index {start}", T::DTYPE);
     let finish = |name: &str, issued: Result<(), NcclError>, found: &NcclMem<T>, mut expected: Vec<T>| -> Outcome {
         issued?;
         part.wait(comm)?;
@@ -154,7 +155,8 @@ fn sized<T: Sample>(
     Ok(())
 }
 
-/// Windows of other kinds than symmetric, of a part of the memory, and of lengths that differ.
+/// Checks windows of kinds other than symmetric, windows of a part of the memory, and windows whose
+/// lengths differ among ranks.
 fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
     let mut kinds = vec![WindowKind::DEFAULT, WindowKind::SYMMETRIC];
     if part.is_since("strict ordering", Version::new(2, 29, 7)) {
@@ -189,7 +191,7 @@ fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
     Ok(())
 }
 
-/// One graph with all three, launched again and again with other values.
+/// Checks one graph with all three collectives, launched repeatedly with different values.
 fn graphs(part: &Part<'_>, comm: &Communicator) -> Outcome {
     let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
     for share in [33, 1 << 16] {
