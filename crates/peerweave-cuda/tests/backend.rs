@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use peerweave_core::{Buffer, Compare, Error, Rank, ReduceOp, Strides, World, bf16};
+use peerweave_core::{Buffer, Compare, Error, Rank, ReduceOp, Strides, VectorCounts, World, bf16};
 use peerweave_cuda::GpuOptions;
 use peerweave_fakes::Fakes;
 
@@ -202,6 +202,16 @@ fn teams_meet_and_are_destroyed() {
             if pair.my_rank() == Rank::new(0) {
                 assert_eq!(x.load(0).unwrap(), 3 * pair.size() as u64);
             }
+            if pair.size() == 2 {
+                let (mut theirs, other) = ([0u8; 4], Rank::new(1 - pair.my_rank().get()));
+                let mine = [pair.my_rank().get() as u8; 4];
+                pair.group_blocking(|group| {
+                    group.send(&mine, other)?;
+                    group.recv(&mut theirs, other)
+                })
+                .unwrap();
+                assert_eq!(theirs, [other.get() as u8; 4]);
+            }
             assert!(matches!(pair.split(None, 0), Err(Error::Unsupported { call: "split", backend: "cuda", .. })));
             pair.destroy().unwrap();
             assert!(world.team().split(None, 0).unwrap().is_none());
@@ -217,11 +227,73 @@ fn collectives_that_are_not_built_are_refused_by_name() {
             let (team, x) = (world.team(), world.alloc_zeroed::<f32>(4).unwrap());
             let error = team.all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err();
             assert!(matches!(error, Error::Unsupported { call: "all_reduce", backend: "cuda", .. }), "{error}");
-            let error = team.send_blocking(&x, neighbors(world).0).unwrap_err();
-            assert!(matches!(error, Error::Unsupported { call: "send", .. }), "{error}");
             // Nothing was enqueued, and the team goes on.
             team.barrier_blocking().unwrap();
             x.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn sends_and_receives_match_in_the_order_of_their_calls() {
+    fakes().run(|| {
+        // Messages that fit a mailbox, that need several chunks, and empty ones.
+        worlds(3, options(), |world| {
+            let (team, stream, (right, left)) = (world.team(), world.stream().unwrap(), neighbors(world));
+            let message = |from: Rank, len: usize| (0..len as u32).map(|i| from.get() << 24 | i).collect::<Vec<_>>();
+            let me = team.my_rank();
+            for len in [1, 30_000, 0, 5] {
+                let (from, to) = (Buffer::from(message(me, len)), Buffer::<u32>::zeroed(len));
+                team.group(&stream, |group| {
+                    group.send(&from, right)?;
+                    group.recv(&to, left)
+                })
+                .unwrap()
+                .wait()
+                .unwrap();
+                assert_eq!(to.to_vec(), message(left, len));
+            }
+            // Two messages to one rank, one to this rank itself, in one group.
+            let (first, second, own) = (message(me, 20_000), message(me, 7), message(me, 9));
+            let (mut to_first, mut to_second, mut to_own) = (vec![0; 20_000], vec![0; 7], vec![0; 9]);
+            team.group_blocking(|group| {
+                group.recv(&mut to_first, left)?;
+                group.recv(&mut to_second, left)?;
+                group.send(&first, right)?;
+                group.send(&second, right)?;
+                group.send(&own, me)?;
+                group.recv(&mut to_own, me)
+            })
+            .unwrap();
+            assert_eq!((to_first, to_second, to_own), (message(left, 20_000), message(left, 7), own));
+            if me.get() == 0 {
+                team.send_blocking(&[1u8, 2, 3], Rank::new(1)).unwrap();
+            } else if me.get() == 1 {
+                let mut got = [0u8; 3];
+                team.recv_blocking(&mut got, Rank::new(0)).unwrap();
+                assert_eq!(got, [1, 2, 3]);
+            }
+            team.barrier_blocking().unwrap();
+        });
+    });
+}
+
+#[test]
+fn all_to_all_v_moves_parts_of_any_length() {
+    fakes().run(|| {
+        worlds(3, options(), |world| {
+            let team = world.team();
+            let me = world.my_pe().index();
+            // Rank `r` sends `r + 2 * s` elements to rank `s`.
+            let sent: Vec<usize> = (0..3).map(|to| me + 2 * to).collect();
+            let received: Vec<usize> = (0..3).map(|from| from + 2 * me).collect();
+            let counts = VectorCounts::packed(sent.clone(), received.clone());
+            let mine: Vec<i32> = (0..3).flat_map(|to| vec![(10 * me + to) as i32; sent[to]]).collect();
+            let mut got = vec![0; received.iter().sum()];
+            team.all_to_all_v_blocking(&mine, &mut got, counts).unwrap();
+            let expected: Vec<i32> = (0..3).flat_map(|from| vec![(10 * from + me) as i32; received[from]]).collect();
+            assert_eq!(got, expected);
+            team.barrier_blocking().unwrap();
         });
     });
 }

@@ -53,8 +53,8 @@ impl fmt::Display for BackendKind {
 pub struct BackendChoice {
     /// The backend.
     pub backend: BackendKind,
-    /// The reason, as half a sentence: "PEERWEAVE_BACKEND=host", "this process sees 4 GPUs for 4 PEs
-    /// of the machine".
+    /// The reason, as half a sentence: "PEERWEAVE_BACKEND=host", "this process sees 4 GPUs for 4
+    /// PEs of the machine".
     pub why: String,
 }
 

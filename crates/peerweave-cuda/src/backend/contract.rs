@@ -16,6 +16,7 @@ use super::Cuda;
 use super::error::{NAME, driver, portable, unsupported};
 use super::queue::{CudaQueue, run};
 use super::state::{State, lock};
+use super::transfer;
 use crate::error::CudaError;
 use crate::team::Team;
 
@@ -47,6 +48,16 @@ impl Cuda {
             }
         }
         Ok(())
+    }
+
+    /// Sets the words of the mailboxes of a new team to zero.
+    fn empty_mailboxes(&self, call: &'static str, team: &Team) -> Result<(), Error> {
+        let number = team.kernel_team().index();
+        lock(&self.state.chunks[number as usize]).clear();
+        let words = transfer::words(&self.state, TeamId(number), team.size());
+        let zeros = vec![0u8; (words.end - words.start) as usize];
+        let deadline = self.state.deadline;
+        self.access(call, SymOffset(words.start), zeros.len(), |stream, block, at| block.write(stream, at, &zeros, deadline))
     }
 
     /// Runs what accesses symmetric memory from the host, on the stream for that.
@@ -178,6 +189,11 @@ unsafe impl Backend for Cuda {
             }
             error => portable(CALL, state.world(), error),
         })?;
+        if let Some(team) = &made {
+            self.empty_mailboxes(CALL, team)?;
+        }
+        // No member sends before the mailboxes of all are empty.
+        gpu.barrier(&format!("backend/split/{splits}")).map_err(state.portable(CALL))?;
         Ok(made.map(|team| {
             // The number of the split makes it differ from those of earlier teams of this number.
             let id = TeamId(team.kernel_team().index() | *splits << 8);

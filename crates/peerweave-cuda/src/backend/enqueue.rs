@@ -22,10 +22,12 @@ use peerweave_stream_kernels::{
 use peerweave_types::{DType, DeviceSlice, KernelArgs, ReduceOp, SignalOp, SymOffset, SymSlice};
 
 use super::error::{driver, portable, unsupported};
+use super::exchange::order;
 use super::slots::Slot;
 use super::staging::{Copier, Staged};
 use super::state::State;
 use super::ticket::Source;
+use super::transfer::Transfer;
 use crate::error::CudaError as GpuError;
 use crate::gpu::Gpu;
 
@@ -80,17 +82,15 @@ impl Enqueue<'_> {
             Op::Fence | Op::Quiet => Ok(Source::Copy),
             Op::Collective(op) => self.collective(op),
             Op::Group(ops) => {
-                if ops.iter().any(|op| matches!(op, Op::PointToPoint(_))) {
-                    return Err(unsupported(self.call, "sends and receives are not built yet: use puts with signals"));
-                }
-                let mut source = Source::Copy;
-                for op in ops.iter() {
+                let transfers: Vec<Transfer> = ops.iter().filter_map(Transfer::of).collect();
+                let mut source = self.transfers(&transfers)?;
+                for op in ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))) {
                     // SAFETY: the caller's promise, which is for all members.
                     source = unsafe { self.op(op) }?;
                 }
                 Ok(source)
             }
-            Op::PointToPoint(_) => Err(unsupported(self.call, "sends and receives are not built yet: use puts with signals")),
+            Op::PointToPoint(_) => self.transfers(&Transfer::of(op).into_iter().collect::<Vec<_>>()),
         }
     }
 
@@ -111,7 +111,7 @@ impl Enqueue<'_> {
         }
     }
 
-    fn slot(&mut self, words: usize) -> Outcome<Arc<Slot>> {
+    pub(super) fn slot(&mut self, words: usize) -> Outcome<Arc<Slot>> {
         let slot = self.state.slots.take(&self.state.context, words).map_err(|error| driver(self.call, error))?;
         slot.note(self.stream);
         self.keep.push(Arc::<Slot>::clone(&slot));
@@ -119,7 +119,7 @@ impl Enqueue<'_> {
     }
 
     /// A view of symmetric memory that the core has checked.
-    fn view<T>(&self, at: SymOffset, len: usize) -> SymSlice<T> {
+    pub(super) fn view<T>(&self, at: SymOffset, len: usize) -> SymSlice<T> {
         // SAFETY: the core has checked that the elements lie in one live allocation, aligned; the
         // queue holds its owner.
         unsafe { SymSlice::from_raw(at, len) }
@@ -293,7 +293,7 @@ impl Enqueue<'_> {
 
     // ---- kernels ----
 
-    fn kernel<A: KernelArgs>(&mut self, kernel: &Kernel<A>, arguments: A) -> Outcome {
+    pub(super) fn kernel<A: KernelArgs>(&mut self, kernel: &Kernel<A>, arguments: A) -> Outcome {
         self.launch_kernel(kernel, LaunchConfig::new(1, 1), arguments)
     }
 
@@ -314,7 +314,7 @@ impl Enqueue<'_> {
         }
     }
 
-    fn signal(&mut self, signal: &Signal) -> Outcome<Source> {
+    pub(super) fn signal(&mut self, signal: &Signal) -> Outcome<Source> {
         self.state.remote(self.call, signal.pe, signal.at)?;
         let word = self.view::<u64>(signal.at, 1);
         let add = u32::from(signal.op == SignalOp::Add);
@@ -322,7 +322,7 @@ impl Enqueue<'_> {
         Ok(Source::Kernel)
     }
 
-    fn wait(&mut self, wait: &WaitUntil) -> Outcome<Source> {
+    pub(super) fn wait(&mut self, wait: &WaitUntil) -> Outcome<Source> {
         let bits = wait.count.div_ceil(64);
         let slot = self.slot(OUTCOME_BITS + 2 * bits)?;
         let excluded = match &wait.exclude {
@@ -388,7 +388,11 @@ impl Enqueue<'_> {
     fn collective(&mut self, op: &Collective) -> Outcome<Source> {
         let (state, team) = (self.state, self.state.team_name(op.team));
         state.poisoned(self.call, team)?;
-        let _order = state.order(self.call, op.team, self.stream, self.capturing)?;
+        let number = State::kernel_team(op.team).index() as usize;
+        if op.kind == CollectiveKind::AllToAllV && team.size > 1 {
+            return self.all_to_all_v(op);
+        }
+        let _order = order(&state.orders[number], self.call, self.stream, self.capturing)?;
         match op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(op.team),
             _ if team.size == 1 => self.alone(op),

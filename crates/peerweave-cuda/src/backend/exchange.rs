@@ -6,7 +6,7 @@
 //! meeting of a round and the second, and read between the second and the first of the next.
 
 use std::ops::Range;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, TeamId};
@@ -38,17 +38,17 @@ struct Parts {
 impl Parts {
     fn of(op: &Collective, ranks: &Ranks, bytes: u64) -> Option<Self> {
         let (n, root) = (ranks.members.len(), op.root.index());
-        let all = |at: fn(u64, u64) -> u64| (0..n as u64).map(|rank| Some(at(rank, bytes))).collect::<Vec<_>>();
-        let (same, each): (fn(u64, u64) -> u64, fn(u64, u64) -> u64) = (|_, _| 0, |rank, bytes| rank * bytes);
+        // The same bytes for all, and a part for each.
+        let (all, each) = (|| vec![Some(0); n], || (0..n as u64).map(|rank| Some(rank * bytes)).collect::<Vec<_>>());
         let none = || vec![None; n];
         let only = |rank: usize, at: u64| (0..n).map(|other| (other == rank).then_some(at)).collect::<Vec<_>>();
         let is_root = ranks.me == root;
         let (sent, received) = match op.kind {
-            CollectiveKind::AllGather => (all(same), all(each)),
-            CollectiveKind::AllToAll => (all(each), all(each)),
-            CollectiveKind::Broadcast => (if is_root { all(same) } else { none() }, only(root, 0)),
-            CollectiveKind::Gather => (only(root, 0), if is_root { all(each) } else { none() }),
-            CollectiveKind::Scatter => (if is_root { all(each) } else { none() }, only(root, 0)),
+            CollectiveKind::AllGather => (all(), each()),
+            CollectiveKind::AllToAll => (each(), each()),
+            CollectiveKind::Broadcast => (if is_root { all() } else { none() }, only(root, 0)),
+            CollectiveKind::Gather => (only(root, 0), if is_root { each() } else { none() }),
+            CollectiveKind::Scatter => (if is_root { each() } else { none() }, only(root, 0)),
             _ => return None,
         };
         Some(Self { sent, received })
@@ -72,31 +72,30 @@ impl State {
         };
         Ranks { team, members, me }
     }
+}
 
-    /// Puts the work of a stream behind the last work of a team on another stream: its operations
-    /// run one after the other, in the order in which they are enqueued while the result lives.
-    ///
-    /// Where one of the streams is being captured, the caller orders them.
-    pub(super) fn order(
-        &self,
-        call: &'static str,
-        team: TeamId,
-        stream: &Arc<CudaStream>,
-        capturing: bool,
-    ) -> Result<MutexGuard<'_, Option<Arc<CudaStream>>>, Error> {
-        let mut last = lock(&self.orders[Self::kernel_team(team).index() as usize]);
-        if capturing {
-            return Ok(last);
-        }
-        if let Some(other) = &*last
-            && other.cu_stream() != stream.cu_stream()
-            && matches!(is_capturing(other), Ok(false))
-        {
-            join(stream, other).map_err(|error| driver(call, error))?;
-        }
-        *last = Some(Arc::clone(stream));
-        Ok(last)
+/// Puts the work of a stream behind the last work of a team on another stream: its operations run
+/// one after the other, in the order in which they are enqueued while the result lives.
+///
+/// Where one of the streams is being captured, the caller orders them.
+pub(super) fn order<'a>(
+    last: &'a Mutex<Option<Arc<CudaStream>>>,
+    call: &'static str,
+    stream: &Arc<CudaStream>,
+    capturing: bool,
+) -> Result<MutexGuard<'a, Option<Arc<CudaStream>>>, Error> {
+    let mut last = lock(last);
+    if capturing {
+        return Ok(last);
     }
+    if let Some(other) = &*last
+        && other.cu_stream() != stream.cu_stream()
+        && matches!(is_capturing(other), Ok(false))
+    {
+        join(stream, other).map_err(|error| driver(call, error))?;
+    }
+    *last = Some(Arc::clone(stream));
+    Ok(last)
 }
 
 impl Enqueue<'_> {
@@ -112,7 +111,7 @@ impl Enqueue<'_> {
             return Err(unsupported(call, "a rank is on another machine, and its memory is not mapped"));
         }
         let Range { start: area, end } = state.area(op.team);
-        let slot_bytes = (end - area) / ranks.members.len() as u64 & !255;
+        let slot_bytes = ((end - area) / ranks.members.len() as u64) & !255;
         let (send_bytes, recv_bytes) = (Parts::end(&parts.sent, bytes), Parts::end(&parts.received, bytes));
         let from = match op.send {
             Some(send) if send_bytes > 0 => self.reading(send, send_bytes)?,

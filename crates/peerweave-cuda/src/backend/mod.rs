@@ -5,6 +5,7 @@
 //!   queue      streams, events, operations on the calling thread
 //!    enqueue    one operation on a CUDA stream: copies, and kernels of peerweave-stream-kernels
 //!     exchange   collectives that move data
+//!     transfer   sends and receives
 //!     staging    memory of the host passes through pinned memory
 //!    ticket     how the outcome of an operation is read      slots   words for outcomes
 //!   devices    memory of other libraries as operands         event   events of the driver
@@ -27,6 +28,7 @@ mod slots;
 mod staging;
 mod state;
 mod ticket;
+mod transfer;
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,11 +53,8 @@ const DEFAULT_HEAP_BYTES: usize = 1 << 30;
 ///
 /// A PE has one GPU. PEs are processes of one machine, or threads with a GPU each.
 ///
-/// Built so far: allocation, accesses of the host, puts, gets, strided and single elements, copies
-/// and fills, signals, waits, atomics, barriers, splits of the team of all PEs, streams, events,
-/// capture, kernels, and all_gather, all_to_all, broadcast, gather and scatter. Reductions and
-/// all_to_all_v work in teams of one PE; in larger ones they are [`Error::Unsupported`], as are
-/// sends and receives, and splits of other teams.
+/// Reductions in teams of several PEs are not built yet, nor splits of other teams than that of all
+/// PEs: they are [`Error::Unsupported`]. The README of this crate has the table.
 pub struct Cuda {
     state: Arc<State>,
 }

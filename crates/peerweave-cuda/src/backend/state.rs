@@ -45,7 +45,11 @@ pub(super) struct State {
     pub(super) splits: Mutex<u32>,
     /// The streams of the last collectives, by team number.
     pub(super) orders: Box<[Mutex<Option<Arc<CudaStream>>>]>,
-    /// Through which collectives move data: a part for each team number.
+    /// The same for sends and receives.
+    pub(super) transfer_orders: Box<[Mutex<Option<Arc<CudaStream>>>]>,
+    /// How many chunks were sent to and received from each rank, by team number.
+    pub(super) chunks: Box<[Mutex<Vec<[u64; 2]>>]>,
+    /// Through which collectives and transfers move data: a part for each team number.
     area: Mutex<Option<Symmetric<u8>>>,
     area_at: u64,
     /// Bytes of the part of one team.
@@ -84,8 +88,10 @@ impl State {
             teams: Mutex::default(),
             splits: Mutex::default(),
             orders: (0..n_teams).map(|_| Mutex::default()).collect(),
+            transfer_orders: (0..n_teams).map(|_| Mutex::default()).collect(),
+            chunks: (0..n_teams).map(|_| Mutex::default()).collect(),
             area_at: area.offset().0,
-            area_bytes: (area.len() / n_teams) as u64 & !255,
+            area_bytes: ((area.len() / n_teams) as u64) & !255,
             area: Mutex::new(Some(area)),
             access: Mutex::default(),
             idle: Mutex::default(),
@@ -141,10 +147,21 @@ impl State {
         }
     }
 
-    /// The bytes of the heap through which the collectives of a team move data.
-    pub(super) fn area(&self, team: TeamId) -> Range<u64> {
+    /// The bytes of the heap through which a team moves data.
+    fn part(&self, team: TeamId) -> Range<u64> {
         let start = self.area_at + u64::from(Self::kernel_team(team).index()) * self.area_bytes;
         start..start + self.area_bytes
+    }
+
+    /// Those of its collectives: the first half.
+    pub(super) fn area(&self, team: TeamId) -> Range<u64> {
+        let Range { start, end } = self.part(team);
+        start..start + (((end - start) / 2) & !255)
+    }
+
+    /// Those of its sends and receives: the second half.
+    pub(super) fn mailboxes(&self, team: TeamId) -> Range<u64> {
+        self.area(team).end..self.part(team).end
     }
 
     pub(super) fn portable(&self, call: &'static str) -> impl Fn(CudaError) -> Error {
@@ -170,7 +187,7 @@ impl State {
     /// Drops the streams that have no work, and the memory of collectives.
     pub(super) fn drop_streams(&self) {
         lock(&self.idle).clear();
-        self.orders.iter().for_each(|order| *lock(order) = None);
+        self.orders.iter().chain(&self.transfer_orders).for_each(|order| *lock(order) = None);
         drop(lock(&self.area).take());
         *lock(&self.access) = None;
     }
