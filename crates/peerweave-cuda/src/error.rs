@@ -170,6 +170,10 @@ impl fmt::Display for KernelFailure {
         if let Some(team) = self.team {
             write!(f, ", team {team}")?;
         }
-        write!(f, " (found {}, expected {}; block {}, thread {})", self.found, self.expected, self.block, self.thread)
+        match (self.kind, self.pe) {
+            (Some(FailureKind::NoSuchPeer), Some(_)) => write!(f, " (expected a PE below {}", self.expected)?,
+            _ => write!(f, " (found {}, expected {}", self.found, self.expected)?,
+        }
+        write!(f, "; block {}, thread {})", self.block, self.thread)
     }
 }

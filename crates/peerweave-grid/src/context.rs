@@ -136,8 +136,15 @@ fn entry(team: &TeamTable<'_>, members: &[u32], my_pe: Pe) -> TeamEntry {
 }
 
 /// The first failure of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Report(pub KernelStatus);
+
+/// The message, since tests print the error that they unwrap.
+impl fmt::Debug for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Report({self})")
+    }
+}
 
 impl Report {
     /// Returns the PE that is missing or unreachable.
@@ -168,8 +175,10 @@ impl fmt::Display for Report {
         if status.team != KernelStatus::NONE {
             write!(f, "; team {}", status.team)?;
         }
-        if status.expected != status.found {
-            write!(f, "; found {}, expected {}", status.found, status.expected)?;
+        match self.kind() {
+            Some(FailureKind::NoSuchPeer) if self.missing_pe().is_some() => write!(f, ", expected a PE below {}", status.expected)?,
+            _ if status.expected != status.found => write!(f, "; found {}, expected {}", status.found, status.expected)?,
+            _ => {}
         }
         write!(f, " (block {}, thread {})", status.block, status.thread)
     }

@@ -54,23 +54,26 @@ pub enum JobError {
 /// PEs with symmetric heaps in ordinary memory, for tests of kernels.
 ///
 /// ```
-/// use peerweave_device::launch::{Kernel, PtxImage};
 /// use peerweave_device::prelude::*;
-/// use peerweave_grid::{Job, Options};
-/// use peerweave_types::KernelContext;
+/// use peerweave_grid::{Job, JobError, explore};
 ///
-/// // What `#[kernel]` writes for a function that does nothing:
-/// unsafe fn entry(_: *const KernelContext, (_,): (SymSlice<i32>,)) {}
-/// static PTX: PtxImage = PtxImage { variants: &[], problem: "not built in this example" };
-/// // SAFETY: there is no PTX.
-/// static NOTHING: Kernel<(SymSlice<i32>,)> = unsafe { Kernel::new("nothing", &PTX, entry) };
+/// /// Puts this PE's elements to the next PE.
+/// #[kernel]
+/// pub fn shift(ctx: &Context, to: SymSlice<i32>, from: SymSlice<i32>) -> Result<(), Failed> {
+///     ctx.put_block(to, from, (ctx.my_pe() + 1) % ctx.n_pes());
+///     ctx.barrier_all_block()
+/// }
 ///
-/// let mut job = Job::new(2);
-/// let data = job.alloc::<i32>(4);
-/// job.write(1, data, &[1, 2, 3, 4]);
-/// job.launch(&NOTHING, 1, 32, (data,))?;
-/// assert_eq!(job.read(1, data), [1, 2, 3, 4]);
-/// # Ok::<(), peerweave_grid::JobError>(())
+/// # fn main() {
+/// explore(20, |seed| {
+///     let mut job = Job::new(2).seed(seed);
+///     let (to, from) = (job.alloc::<i32>(4), job.alloc::<i32>(4));
+///     job.write(1, from, &[1, 2, 3, 4]);
+///     job.launch(&shift::KERNEL, 1, 32, (to, from))?;
+///     assert_eq!(job.read(0, to), [1, 2, 3, 4]);
+///     Ok::<(), JobError>(())
+/// });
+/// # }
 /// ```
 #[derive(Debug)]
 pub struct Job {
@@ -259,7 +262,10 @@ impl Job {
                 Box::new(move || unsafe { entry(context, args) }) as Box<dyn Fn()>
             })
             .collect();
-        let launches: Vec<Launch<'_>> = bodies.iter().map(|body| Launch::shaped(kernel.name(), shape, body)).collect();
+        let name = |pe: Pe| if self.n_pes() > 1 { format!("{} on {pe}", kernel.name()) } else { kernel.name().to_owned() };
+        let names: Vec<String> = parts.iter().map(|(context, _)| name(Pe::new(context_pe(context)))).collect();
+        let launches: Vec<Launch<'_>> =
+            std::iter::zip(&bodies, &names).map(|(body, name)| Launch::shaped(name, shape, body)).collect();
         let heaps = bases.iter().map(|base| *base..base + self.heaps[0].layout.size() as u64).collect();
         let network = (self.machine < self.n_pes()).then(|| Network::new(heaps, self.options.seed));
         let on_idle = || {

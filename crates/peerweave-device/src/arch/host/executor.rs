@@ -85,7 +85,7 @@ pub trait Executor: Sync {
         panic!("this executor has no network: {call:?}")
     }
 
-    /// Called before each strong access and each fence: another thread may run here.
+    /// Called before each access of global memory and each fence: another thread may run here.
     fn step(&self) {}
 
     /// Called by a wait after an unsuccessful poll: other threads must run.

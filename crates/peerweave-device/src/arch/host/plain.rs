@@ -1,12 +1,26 @@
 //! Relaxed atomic accesses of the widths that copies need.
 //!
 //! A peer may concurrently write the memory that is read. With atomic accesses the result is then
-//! unspecified, but not undefined behaviour.
+//! unspecified, but not undefined behaviour. Before each access another thread may run, so that a
+//! test finds such races.
 
+use super::executor::executor;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// 16 bytes, low half first.
 pub type Vector = [u64; 2];
+
+/// Returns the two halves of a vector.
+///
+/// # Safety
+/// `at` points to 16 bytes, aligned to 16, that this thread can access for `'a`, and that others
+/// access only atomically.
+#[inline]
+unsafe fn halves<'a>(at: *mut u8) -> [&'a AtomicU64; 2] {
+    let at = at.cast::<u64>();
+    // SAFETY: the caller promises two aligned, accessible words.
+    unsafe { [AtomicU64::from_ptr(at), AtomicU64::from_ptr(at.add(1))] }
+}
 
 macro_rules! vector_access {
     ($($load:ident $store:ident),*) => {$(
@@ -16,9 +30,10 @@ macro_rules! vector_access {
         /// `from` points to memory, aligned to 16, that this thread can read.
         #[inline]
         pub unsafe fn $load(from: *const u8) -> Vector {
-            let halves = from.cast_mut().cast::<u64>();
-            // SAFETY: the caller promises aligned, readable memory.
-            unsafe { [<u64 as Piece>::load_global(halves), <u64 as Piece>::load_global(halves.add(1))] }
+            executor().step();
+            // SAFETY: the caller promises aligned, readable memory of both halves.
+            let [low, high] = unsafe { halves(from.cast_mut()) };
+            [low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)]
         }
 
         /// Writes 16 bytes, each half by one relaxed access.
@@ -27,12 +42,11 @@ macro_rules! vector_access {
         /// `to` points to memory, aligned to 16, that this thread can write.
         #[inline]
         pub unsafe fn $store(to: *mut u8, value: Vector) {
-            let halves = to.cast::<u64>();
-            // SAFETY: the caller promises aligned, writable memory.
-            unsafe {
-                <u64 as Piece>::store_global(halves, value[0]);
-                <u64 as Piece>::store_global(halves.add(1), value[1]);
-            }
+            executor().step();
+            // SAFETY: the caller promises aligned, writable memory of both halves.
+            let [low, high] = unsafe { halves(to) };
+            low.store(value[0], Ordering::Relaxed);
+            high.store(value[1], Ordering::Relaxed);
         }
     )*};
 }
@@ -99,12 +113,14 @@ macro_rules! piece {
         unsafe impl Piece for $t {
             #[inline]
             unsafe fn load_global(from: *const Self) -> Self {
+                executor().step();
                 // SAFETY: the caller promises aligned, readable memory.
                 unsafe { <$atomic>::from_ptr(from.cast_mut()) }.load(Ordering::Relaxed)
             }
 
             #[inline]
             unsafe fn store_global(to: *mut Self, value: Self) {
+                executor().step();
                 // SAFETY: the caller promises aligned, writable memory.
                 unsafe { <$atomic>::from_ptr(to) }.store(value, Ordering::Relaxed);
             }
