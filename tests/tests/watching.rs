@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![looping, closing, contained, heaps, little_address_space],
+        named![looping, closing, contained, heaps, little_address_space, little_file_size],
         named![
             death_with_few_descriptors_is_named_soon,
             closed_descriptors_are_no_death,
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
             end_of_a_process_of_the_same_number_is_no_death,
             different_heap_sizes_are_a_mismatch_on_all,
             too_little_address_space_names_the_setting,
+            too_small_file_size_names_the_setting,
         ],
     )
 }
@@ -248,5 +249,19 @@ fn too_little_address_space_names_the_setting() {
     let mut running = Job::new("little_address_space", 2).heap_bytes(64 << 30).start();
     let lines = [running.line(0), running.line(1)];
     assert!(lines.iter().any(|line| line.contains("PEERWEAVE_HEAP_BYTES") && line.contains("ulimit -v")), "{lines:?}");
+    running.succeed(0..2);
+}
+
+fn little_file_size(seat: &Seat) {
+    limit(Resource::Fsize, 1 << 30);
+    tell(seat.try_join().map(drop));
+}
+
+fn too_small_file_size_names_the_setting() {
+    let mut running = Job::new("little_file_size", 2).heap_bytes(64 << 30).start();
+    let lines = [running.line(0), running.line(1)];
+    assert!(lines[0].contains("PEERWEAVE_HEAP_BYTES") && lines[0].contains("ulimit -f"), "{lines:?}");
+    // PE 0 creates the file.
+    assert!(lines[1].starts_with("lost 0 "), "{lines:?}");
     running.succeed(0..2);
 }

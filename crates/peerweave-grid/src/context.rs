@@ -176,7 +176,9 @@ impl fmt::Display for Report {
             write!(f, "; team {}", status.team)?;
         }
         match self.kind() {
-            Some(FailureKind::NoSuchPeer) if self.missing_pe().is_some() => write!(f, ", expected a PE below {}", status.expected)?,
+            Some(FailureKind::NoSuchPeer) if self.missing_pe().is_some() => {
+                write!(f, ", expected a PE below {}", status.expected)?
+            }
             _ if status.expected != status.found => write!(f, "; found {}, expected {}", status.found, status.expected)?,
             _ => {}
         }

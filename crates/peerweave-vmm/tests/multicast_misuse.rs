@@ -514,6 +514,7 @@ fn heap_memory_is_freed_after_work_at_its_multicast_address() {
                 let freeing = scope.spawn(|| heap.free(memory));
                 std::thread::sleep(Duration::from_millis(200));
                 assert!(!freeing.is_finished(), "the work is still to come");
+                me.barrier("both have waited");
                 if me.pe == 0 {
                     hold(&me.stream, false);
                 }

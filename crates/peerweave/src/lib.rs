@@ -68,12 +68,15 @@ pub use world::{World, WorldBuilder};
 /// Runs `program` on `n_pes` PEs of the host backend, each on its own thread. For tests and for
 /// learning.
 ///
+/// Reads settings from the variables of [`environment::names`], as [`World::from_env`] does;
+/// [`WorldBuilder::on_threads`] takes them as arguments.
+///
 /// Returns the results in the order of PEs. If a PE panics it leaves the job, and the others get an
 /// error that names it. The panic resumes on the calling thread when all PEs have ended.
 ///
 /// # Errors
-/// [`Error::Setup`] if the shared memory cannot be created. Errors inside `program` are part of its
-/// results.
+/// [`Error::Setup`] if the shared memory cannot be created; [`Error::Misuse`] if one of Peerweave's
+/// variables has an invalid value. Errors inside `program` are part of its results.
 ///
 /// ```
 /// use peerweave::{ReduceOp, on_threads};
@@ -87,5 +90,5 @@ pub use world::{World, WorldBuilder};
 /// # Ok::<(), peerweave::Error>(())
 /// ```
 pub fn on_threads<R: Send>(n_pes: usize, program: impl Fn(World) -> R + Sync) -> Result<Vec<R>, Error> {
-    peerweave_host::on_threads(n_pes, &peerweave_host::HostOptions::default(), |world| program(World::from(world)))
+    World::builder().on_threads(n_pes, program)
 }

@@ -12,8 +12,6 @@ use std::time::Duration;
 
 /// Adds constructors to [`peerweave_core::World`], to which it dereferences.
 ///
-/// Adds constructors to [`peerweave_core::World`], to which it derefs.
-///
 /// ```
 /// use peerweave::{ReduceOp, World};
 ///
@@ -158,8 +156,8 @@ impl WorldBuilder {
     ///
     /// # Errors
     /// Those of [`World::from_env`].
-    pub fn build(self) -> Result<World, Error> {
-        let backend = match self.backend {
+    pub fn build(mut self) -> Result<World, Error> {
+        let backend = match self.backend.take() {
             Some(backend) => backend,
             None => {
                 let settings = Settings::from_env()?;
@@ -169,7 +167,7 @@ impl WorldBuilder {
                 };
                 let choice = choice::decide(settings.backend.unwrap_or_default(), choice::gpus, job.local_n_pes)?;
                 match choice.backend {
-                    BackendKind::Host => self.host(&job, &settings)?,
+                    BackendKind::Host => Arc::new(Host::join(&job, &self.host_options(&settings))?),
                     BackendKind::Cuda => self.cuda(&job, &settings)?,
                 }
             }
@@ -177,8 +175,29 @@ impl WorldBuilder {
         peerweave_core::World::new(backend).map(World)
     }
 
-    /// Joins with shared memory.
-    fn host(&self, job: &Job, settings: &Settings) -> Result<Arc<dyn Backend>, Error> {
+    /// Runs `program` on `n_pes` PEs of the host backend, each on its own thread, with these
+    /// settings; see [`on_threads`](crate::on_threads). A backend or a job of this builder is
+    /// ignored.
+    ///
+    /// # Errors
+    /// Those of [`on_threads`](crate::on_threads).
+    ///
+    /// ```
+    /// use peerweave::World;
+    /// use std::time::Duration;
+    ///
+    /// let settings = World::builder().deadline(Duration::from_secs(10)).heap_bytes(1 << 20);
+    /// let pes = settings.on_threads(2, |world| world.my_pe().get())?;
+    /// assert_eq!(pes, [0, 1]);
+    /// # Ok::<(), peerweave::Error>(())
+    /// ```
+    pub fn on_threads<R: Send>(self, n_pes: usize, program: impl Fn(World) -> R + Sync) -> Result<Vec<R>, Error> {
+        peerweave_host::on_threads(n_pes, &self.host_options(&Settings::from_env()?), |world| program(World::from(world)))
+    }
+
+    /// Returns the settings of the builder, where it has none those of the environment, else the
+    /// defaults.
+    fn host_options(&self, settings: &Settings) -> HostOptions {
         let mut options = HostOptions::default();
         options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
         options.heap_bytes = self.heap_bytes.or(settings.heap_bytes);
@@ -186,7 +205,7 @@ impl WorldBuilder {
         options.cross_memory_attach =
             self.cross_memory_attach.or(settings.cross_memory_attach).unwrap_or(options.cross_memory_attach);
         options.kernel_seed = self.kernel_seed.or(settings.kernel_seed).unwrap_or(options.kernel_seed);
-        Ok(Arc::new(Host::join(job, &options)?))
+        options
     }
 
     /// Joins with the GPU of this PE.
@@ -203,5 +222,23 @@ impl WorldBuilder {
     fn cuda(&self, _: &Job, _: &Settings) -> Result<Arc<dyn Backend>, Error> {
         let why = "this build of `peerweave` has no feature `cuda`";
         Err(Error::Unsupported { call: "World::from_env", backend: "cuda", why })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn setting_of_the_builder_overrides_the_environment() {
+        let environment = Settings {
+            deadline: Some(Duration::from_secs(2)),
+            heap_bytes: Some(1 << 20),
+            kernel_seed: Some(5),
+            ..Settings::default()
+        };
+        let options = World::builder().deadline(Duration::from_secs(3)).host_options(&environment);
+        assert_eq!((options.deadline, options.heap_bytes, options.kernel_seed), (Duration::from_secs(3), Some(1 << 20), 5));
+        assert_eq!(World::builder().host_options(&Settings::default()), HostOptions::default());
     }
 }

@@ -242,13 +242,14 @@ impl Stream {
     ///
     /// /// Each thread stores its number into this PE's own copy.
     /// #[kernel]
-    /// fn number(first: u32, dst: SymSlice<u32>) {
-    ///     let _ = (first + gpu::thread_rank(), dst);
+    /// fn number(ctx: &Context, first: u32, dst: SymSlice<u32>) {
+    ///     ctx.local(dst).write(gpu::thread_rank() as usize, first + gpu::thread_rank());
     /// }
     ///
     /// on_threads(2, |world| -> Result<()> {
     ///     let (stream, dst) = (world.stream()?, world.alloc_zeroed::<u32>(64)?);
     ///     stream.launch(&number::KERNEL, 1, 64, (7, &dst))?.wait()?;
+    ///     assert_eq!(dst.load(63)?, 7 + 63);
     ///     Ok(())
     /// })?
     /// .into_iter()

@@ -117,7 +117,17 @@ fn too_large(layout: &Layout, error: &io::Error) -> io::Error {
 }
 
 /// Creates the memory file: sparse, and sealed so that its size cannot change.
+///
+/// A file above the limit of file sizes would end the process by a signal, so that is an error.
 pub(crate) fn create(layout: &Layout) -> io::Result<OwnedFd> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if let Some(limit) = limit.filter(|limit| *limit < layout.total_bytes() as u64) {
+        let text = format!(
+            "the heaps of all PEs are one file of {} bytes, the limit of this process is {limit} (ulimit -f); set PEERWEAVE_HEAP_BYTES to a smaller value",
+            layout.total_bytes()
+        );
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+    }
     let file = rustix::fs::memfd_create("peerweave", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, layout.total_bytes() as u64)?;
     rustix::fs::fcntl_add_seals(file.as_fd(), SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
