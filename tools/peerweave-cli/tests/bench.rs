@@ -136,6 +136,28 @@ fn invalid_command_line_is_an_error() {
 }
 
 #[test]
+fn options_that_the_backend_for_gpus_lacks_are_refused() {
+    for option in ["--dirty", "--threads", "--graph=4"] {
+        let output = bench(&["all-reduce", "-n", "2", "--backend", "cuda", option]);
+        assert_eq!(output.status.code(), Some(2), "{option}");
+        let name = option.split('=').next().unwrap();
+        assert!(
+            text(&output.stderr).starts_with(&format!("peerweave bench: --backend cuda: {name} is ")),
+            "{}",
+            text(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn bench_of_the_host_ignores_the_backend_of_the_environment() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+    command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_BACKEND", "cuda").args(["bench", "barrier", "-n", "2", "--iters", "3"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
 fn failed_pe_is_named_and_ends_the_measurement() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_HEAP_BYTES", "1M");

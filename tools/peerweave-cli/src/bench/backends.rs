@@ -15,6 +15,7 @@ pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(),
     match args.backend {
         BackendName::Host if args.graph.is_some() => Err("--graph is not supported with --backend host".to_owned()),
         BackendName::Host => Ok(()),
+        BackendName::Cuda => check_cuda(args),
         BackendName::Nccl => check_nccl(args, redops),
         BackendName::Nvshmem => check_nvshmem(args, redops),
     }
@@ -23,7 +24,7 @@ pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(),
 /// Returns whether a backend supports a reduction.
 pub(super) fn has_reduction(backend: BackendName, redop: ReduceOp) -> bool {
     match backend {
-        BackendName::Host => true,
+        BackendName::Host | BackendName::Cuda => true,
         BackendName::Nccl => !matches!(redop, ReduceOp::And | ReduceOp::Or | ReduceOp::Xor),
         BackendName::Nvshmem => !matches!(redop, ReduceOp::Avg | ReduceOp::PreMulSum),
     }
@@ -40,6 +41,20 @@ pub(super) fn clock(args: &BenchArgs) -> Result<Clock, String> {
         }
     }
     Ok(Clock::Wall)
+}
+
+/// Returns an error for options that this command does not support with the portable API on GPUs.
+fn check_cuda(args: &BenchArgs) -> Result<(), String> {
+    for (given, option) in [
+        (args.dirty, "--dirty is supported only with --backend host"),
+        (args.graph.is_some(), "--graph is not supported yet"),
+        (args.threads, "--threads is not supported, because a GPU belongs to one process"),
+    ] {
+        if given {
+            return Err(format!("--backend cuda: {option}"));
+        }
+    }
+    Ok(())
 }
 
 /// Returns an error for options that NCCL, or this command with it, does not support.

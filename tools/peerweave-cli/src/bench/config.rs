@@ -161,6 +161,8 @@ pub enum Buffers {
 pub enum BackendName {
     /// The shared memory of one machine
     Host,
+    /// The portable API on GPUs, one for each PE
+    Cuda,
     /// NCCL, one GPU for each PE; always stream-ordered
     Nccl,
     /// NVSHMEM, one GPU for each PE; always stream-ordered, except g
@@ -383,7 +385,7 @@ impl Config {
     /// Returns whether the in-place form is measured too.
     pub fn has_in_place(&self) -> bool {
         match self.backend {
-            BackendName::Host => self.op.has_in_place(),
+            BackendName::Host | BackendName::Cuda => self.op.has_in_place(),
             // NCCL has no in-place exchanges.
             BackendName::Nccl => self.op.has_in_place() && !matches!(self.op, BenchOp::AllToAll | BenchOp::AllToAllV),
             // NVSHMEM's other collectives need separate buffers.
@@ -398,14 +400,14 @@ impl Config {
             (BackendName::Nccl, Buffers::Symmetric) => "NCCL's allocator",
             (BackendName::Nccl, Buffers::Private) => "device memory",
             (BackendName::Nvshmem, Buffers::Private) => "device memory",
-            (BackendName::Host | BackendName::Nvshmem, Buffers::Symmetric) => "symmetric",
-            (BackendName::Host, Buffers::Private) => "private",
+            (BackendName::Host | BackendName::Cuda | BackendName::Nvshmem, Buffers::Symmetric) => "symmetric",
+            (BackendName::Host | BackendName::Cuda, Buffers::Private) => "private",
         }
     }
 
     /// Returns a description of the calls.
     pub fn calls_name(&self) -> String {
-        let mut name = match (self.graph, self.stream || self.backend != BackendName::Host) {
+        let mut name = match (self.graph, self.stream || matches!(self.backend, BackendName::Nccl | BackendName::Nvshmem)) {
             (Some(calls), _) => format!("graphs of {calls}"),
             (None, true) if self.op == BenchOp::G => "blocking".to_owned(),
             (None, true) if self.nbi => "stream-ordered, nbi".to_owned(),

@@ -53,7 +53,7 @@ macro_rules! memory {
 }
 
 memory!(
-    Symmetric, |memory| memory.as_ptr().expect("the host backend's heap is mapped");
+    Symmetric, |memory| memory.as_ptr().expect("inputs are rewritten on the host backend alone");
     Buffer, |memory| memory.as_ptr()
 );
 

@@ -80,6 +80,10 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     let configuration = serde_json::to_string(&config).map_err(|error| launcher(&error))?;
     let processes = if config.threads { 1 } else { config.n_pes };
     let rendezvous = JobRendezvous::start(&Place::ThisMachine, processes).map_err(|error| launcher(&error))?;
+    let mut env = rendezvous.env();
+    // The value of the environment is for programs, not for what is measured.
+    let backend = if config.backend == BackendName::Cuda { "cuda" } else { "host" };
+    env.push((peerweave::environment::names::BACKEND.into(), backend.into()));
     let launch = Launch {
         program,
         args: vec!["bench-pe".into(), configuration.into()],
@@ -88,7 +92,7 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
         n_pes: processes,
         machine: 0,
         n_machines: 1,
-        env: rendezvous.env(),
+        env,
         timeout: args.timeout,
         stdin: Stdin::Nothing,
         direct_output: false,

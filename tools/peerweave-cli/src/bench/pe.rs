@@ -30,7 +30,8 @@ pub fn main(config: &str) -> u8 {
         BackendName::Nccl => cuda::nccl_pe(&config),
         BackendName::Nvshmem => cuda::nvshmem_pe(&config),
         BackendName::Host if config.threads => run_on_threads(&config).map_err(Into::into),
-        BackendName::Host => run_in_job(&config).map_err(Into::into),
+        // The launcher has set PEERWEAVE_BACKEND.
+        BackendName::Host | BackendName::Cuda => run_in_job(&config).map_err(Into::into),
     };
     match result {
         Ok(()) => exit::OK,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use peerweave::BackendChoice;
 use peerweave::environment::names;
 use peerweave_bootstrap::env::names as job_names;
 use peerweave_bootstrap::{Job, Launcher as JobLauncher};
@@ -16,6 +17,32 @@ pub(super) struct Launcher {
     place: Option<Place>,
     /// Error in the variables.
     error: Option<String>,
+}
+
+/// The backend that a program started in this environment takes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Backend {
+    /// Its name; `None` if the settings are invalid.
+    name: Option<String>,
+    /// The reason, or the error.
+    why: String,
+}
+
+impl Backend {
+    /// Decides as a program of this build does.
+    pub(super) fn look() -> Self {
+        let job = Job::from_env().unwrap_or_else(|_| Job::single());
+        match BackendChoice::from_env(&job) {
+            Ok(choice) => Self { name: Some(choice.backend.to_string()), why: choice.why },
+            Err(error) => Self { name: None, why: error.to_string() },
+        }
+    }
+
+    /// Formats this as name and value.
+    pub(super) fn line(&self) -> (String, String) {
+        let name = self.name.as_deref().unwrap_or("none");
+        ("backend".to_owned(), format!("{name}  ({})", self.why))
+    }
 }
 
 /// The position of a process in a job.

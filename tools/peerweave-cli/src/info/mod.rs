@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::cli::InfoArgs;
 use crate::cuda;
 use crate::exit;
-use environment::{Launcher, Variable};
+use environment::{Backend, Launcher, Variable};
 use libraries::{Library, Multicast};
 use machine::{Machine, NumaNode};
 use peers::Peers;
@@ -31,6 +31,7 @@ struct Info {
     system: System,
     trial: Trial,
     launcher: Launcher,
+    backend: Backend,
     libraries: Vec<Library>,
     multicast: Multicast,
     peers: Peers,
@@ -45,6 +46,7 @@ pub fn main(args: &InfoArgs) -> u8 {
         system: System::look(),
         trial: Trial::run(),
         launcher: Launcher::look(),
+        backend: Backend::look(),
         libraries: cuda::libraries(),
         multicast: cuda::multicast(),
         peers: cuda::peers(),
@@ -98,7 +100,7 @@ fn text(info: &Info) -> String {
     );
     part("System", info.system.lines());
     part("Host backend", info.trial.lines());
-    part("Launcher", vec![info.launcher.line()]);
+    part("Launcher", vec![info.launcher.line(), info.backend.line()]);
     let mut libraries: Vec<_> = info.libraries.iter().flat_map(Library::lines).collect();
     libraries.push(line("multicast", info.multicast.text()));
     part("Libraries", libraries);

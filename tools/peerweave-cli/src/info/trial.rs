@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use peerweave::environment::names;
 use serde::Serialize;
 
 use crate::bench::config::{BackendName, Buffers, Clock, Config};
@@ -109,7 +110,7 @@ fn start(output: &mut TrialOutput) -> Result<u8, String> {
         n_pes: 2,
         machine: 0,
         n_machines: 1,
-        env: rendezvous.env(),
+        env: [rendezvous.env(), vec![(names::BACKEND.into(), "host".into())]].concat(),
         timeout: Some(LIMIT),
         stdin: Stdin::Nothing,
         direct_output: false,
