@@ -291,6 +291,9 @@ fn all_to_all_v_moves_parts_of_any_length() {
             let mine: Vec<i32> = (0..3).flat_map(|to| vec![(10 * me + to) as i32; sent[to]]).collect();
             let mut got = vec![0; received.iter().sum()];
             team.all_to_all_v_blocking(&mine, &mut got, counts).unwrap();
+            let mut square = [10 * me as i32, 10 * me as i32 + 1, 10 * me as i32 + 2];
+            team.all_to_all_v_in_place_blocking(&mut square, VectorCounts::packed([1; 3], [1; 3])).unwrap();
+            assert_eq!(square, [me as i32, 10 + me as i32, 20 + me as i32]);
             let expected: Vec<i32> = (0..3).flat_map(|from| vec![(10 * from + me) as i32; received[from]]).collect();
             assert_eq!(got, expected);
             team.barrier_blocking().unwrap();

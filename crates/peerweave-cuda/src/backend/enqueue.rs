@@ -15,7 +15,7 @@ use peerweave_core::backend::{
 use peerweave_device::launch::Kernel;
 use peerweave_driver::cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
 use peerweave_driver::launch::LaunchConfig;
-use peerweave_driver::{Api, CudaCode, CudaError, CudaStream, Driver, DriverError, Keep, bind};
+use peerweave_driver::{Api, CudaCode, CudaError, CudaStream, DeviceBuffer as _, DeviceMemory, Driver, DriverError, Keep, bind};
 use peerweave_stream_kernels::{
     OUTCOME_BITS, atomic, stream_atomic, stream_barrier, stream_fill, stream_put_element, stream_signal, stream_wait, until,
 };
@@ -170,6 +170,15 @@ impl Enqueue<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Memory of the device for one operation.
+    pub(super) fn scratch(&mut self, bytes: usize) -> Result<u64, Error> {
+        let memory = DeviceMemory::<u8>::alloc(&self.state.context, bytes.max(1)).map_err(|error| driver(self.call, error))?;
+        drop(memory.read(self.stream).map_err(|error| driver(self.call, error))?);
+        let address = memory.address();
+        self.keep.push(Arc::new(memory));
+        Ok(address)
     }
 
     // ---- copies ----

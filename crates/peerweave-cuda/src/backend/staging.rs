@@ -42,7 +42,7 @@ unsafe impl Sync for Address {}
 impl Staged {
     /// Pinned memory for `bytes` bytes of the caller at `at`.
     pub(super) fn new(context: &Arc<CudaContext>, at: *mut u8, bytes: usize) -> Result<Self, DriverError> {
-        Ok(Self { words: MappedWords::new(context, bytes.div_ceil(size_of::<u32>()))?, caller: Address(at), bytes })
+        Ok(Self { words: MappedWords::new(context, bytes.div_ceil(size_of::<u32>()).max(1))?, caller: Address(at), bytes })
     }
 
     /// The address for the device.

@@ -158,13 +158,17 @@ impl Enqueue<'_> {
         let (Some(send), Some(recv), Some(counts)) = (op.send, op.recv, &op.counts) else {
             panic!("peerweave-core bug: an all-to-all-v without buffers or counts");
         };
-        if send == recv {
-            return Err(unsupported(
-                self.call,
-                "the in-place form is not built yet for teams of several GPUs: use separate buffers",
-            ));
-        }
         let size = op.dtype.size_bytes();
+        let ends = |offsets: &[usize], counts: &[usize]| offsets.iter().zip(counts).map(|(offset, count)| offset + count).max();
+        let send = if send == recv {
+            // A part that arrives would overwrite one that was not sent yet.
+            let bytes = ends(&counts.send_offsets, &counts.send_counts).unwrap_or(0) * size;
+            let (from, scratch) = (self.reading(send, bytes)?, self.scratch(bytes)?);
+            self.copy(scratch, from, bytes)?;
+            Place::Device { address: scratch, ordinal: self.state.context.ordinal() as u32 }
+        } else {
+            send
+        };
         let part = |direction, at: Place, offset: usize, count: usize, peer| Transfer {
             direction,
             team: op.team,

@@ -1,0 +1,51 @@
+//! The suite that the host backend passes, on GPUs of the fake driver: every collective, element
+//! type and reduction against the oracle, on buffers of every kind, in both forms.
+//!
+//! Kernels run on the CPU, a coroutine for each of their threads, so there are fewer cases here
+//! than on the host.
+#![cfg(target_os = "linux")]
+
+#[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
+mod common;
+
+use peerweave::DType;
+use peerweave_cuda::{Cuda, GpuOptions};
+use peerweave_fakes::Fakes;
+use peerweave_tests::conformance::{all_of_a_type, team_of};
+use std::time::Duration;
+
+fn options() -> GpuOptions {
+    GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4)
+}
+
+/// Runs the cases of some types in a team of a shape.
+fn every_collective(n_pes: u32, shape: &str, types: &[DType], passes: usize, seed: u64) {
+    common::pes_that_may_fail(n_pes, options(), |gpu| {
+        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
+        let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
+        let team = team_of(&world, shape);
+        for dtype in types {
+            all_of_a_type(&world, team.as_ref(), *dtype, passes, seed);
+        }
+        world.finalize().expect("all finalize");
+    });
+}
+
+/// The types that have no reductions, which are not built yet among several GPUs.
+const MOVED: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
+
+#[test]
+fn collectives_that_move_data_are_right_among_2_and_3_pes() {
+    Fakes::new().cuda().run(|| {
+        every_collective(2, "world", &MOVED, 2, 2);
+        every_collective(3, "world", &MOVED, 2, 3);
+    });
+}
+
+#[test]
+fn collectives_are_right_in_teams_of_other_shapes() {
+    Fakes::new().cuda().run(|| {
+        every_collective(3, "reversed", &MOVED, 1, 4);
+        every_collective(3, "all_but_one", &MOVED, 1, 5);
+    });
+}
