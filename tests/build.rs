@@ -1,9 +1,9 @@
 //! Collects every example of the documentation of the portable crates, and writes them as functions
 //! that a test can run as PEs.
 //!
-//! An example is a block of Rust code between fences, in a README or in a doc comment. All of them
-//! are taken: an example that could not be run, or that would be missed, fails the build. The doc
-//! tests run each of them too, but with one PE only.
+//! An example is a block of Rust code between fences, in a README or in a doc comment. All examples
+//! are collected: an example that cannot run, or that the collection would miss, fails the build.
+//! The doc tests also run each of them, but with one PE only.
 //!
 //! Does not run anything: `tests/doc_examples.rs` does.
 
@@ -19,7 +19,7 @@ const CRATES: [&str; 6] =
 struct Example {
     /// File and line, such as `crates/peerweave/src/lib.rs:11`.
     place: String,
-    /// As a program: without the marks of hidden lines.
+    /// The code of the program, without the marks of hidden lines.
     code: String,
 }
 
@@ -44,7 +44,8 @@ fn main() {
     fs::write(&out, program(&examples)).unwrap_or_else(|error| panic!("{}: {error}", out.display()));
 }
 
-/// Adds the Rust files below `folder`, and has the build script run again when one is added.
+/// Adds the Rust files below `folder`, and makes cargo run the build script again when a file is
+/// added.
 fn sources(root: &Path, folder: &str, files: &mut Vec<String>) {
     println!("cargo::rerun-if-changed=../{folder}");
     for entry in fs::read_dir(root.join(folder)).unwrap_or_else(|error| panic!("{folder}: {error}")) {
@@ -93,7 +94,7 @@ fn collect(file: &str, text: &str, examples: &mut Vec<Example>) {
     assert!(open.is_none(), "{file}: an example has no end");
 }
 
-/// Returns whether a block with this after its fence is a program to run.
+/// Returns whether a block with this info string is a program to run.
 fn runs(at: &str, info: &str) -> bool {
     let words: Vec<_> = info.split(',').map(str::trim).collect();
     match words[0] {
@@ -103,7 +104,7 @@ fn runs(at: &str, info: &str) -> bool {
     }
 }
 
-/// A line of an example without the mark that hides it.
+/// Returns a line of an example without the mark that hides it.
 fn shown(line: &str) -> &str {
     let trimmed = line.trim_start();
     match trimmed.strip_prefix("# ") {
@@ -113,7 +114,7 @@ fn shown(line: &str) -> &str {
     }
 }
 
-/// All examples as modules, and a table of them.
+/// Returns all examples as modules, and a table of them.
 fn program(examples: &[Example]) -> String {
     let mut text = String::new();
     let (mut programs, mut scenarios) = (String::new(), String::new());

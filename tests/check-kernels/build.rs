@@ -1,4 +1,4 @@
-//! Compiles the kernels to PTX where `PEERWEAVE_PTX=require` asks for it: it takes minutes.
+//! Compiles the kernels to PTX only if `PEERWEAVE_PTX=require` is set, because that takes minutes.
 
 fn main() {
     peerweave_build::Kernels::new().architectures(&[90]).network().on_request().build();

@@ -1,4 +1,4 @@
-//! Compiles the kernels to PTX where there is a toolchain for it.
+//! Compiles the kernels to PTX if a suitable toolchain is installed.
 
 fn main() {
     peerweave_build::Kernels::new().network().build();

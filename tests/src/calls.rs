@@ -1,5 +1,5 @@
-//! A collective by its name: the same call on any kind of memory, on the calling thread or on a
-//! stream.
+//! Calls a collective by its name: with the same arguments on any kind of memory, on the calling
+//! thread or on a stream.
 //!
 //! `conformance` decides which calls are made with which arguments.
 
@@ -32,7 +32,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// The forms that combine elements.
+    /// The forms that reduce.
     pub const REDUCING: [Self; 6] = [
         Self::AllReduce,
         Self::AllReduceInPlace,
@@ -58,7 +58,7 @@ impl Form {
         Self::ScatterInPlace,
     ];
 
-    /// Returns whether it has one buffer.
+    /// Returns whether the form has one buffer.
     pub fn is_in_place(self) -> bool {
         use Form::{
             AllGatherInPlace, AllReduceInPlace, AllToAllInPlace, AllToAllVInPlace, BroadcastInPlace, GatherInPlace,
@@ -97,7 +97,7 @@ impl Form {
 pub struct Root {
     /// Its rank.
     pub rank: Rank,
-    /// Whether ranks other than the root pass no buffer where only the root's counts.
+    /// Whether ranks other than the root pass no buffer for arguments that only the root uses.
     pub others_pass_none: bool,
 }
 
@@ -146,8 +146,8 @@ macro_rules! dest {
     }};
 }
 
-/// Expands to the blocking call with sources of every kind, or the call on a stream with those that
-/// it takes.
+/// Expands to the blocking call with sources of every kind, or to the stream-ordered call with the
+/// kinds that it accepts.
 macro_rules! two {
     ($on:expr, $send:expr, $recv:expr, |$s:ident, $d:ident| $blocking:expr, |$stream:ident| $queued:expr) => {
         match $on {
@@ -173,15 +173,15 @@ fn no_slice<R>() -> Result<Ticket<R>> {
 /// Waits for an enqueued call.
 ///
 /// # Errors
-/// Those of the call and of the ticket.
+/// {Errors} As for the call and the ticket.
 pub fn ended<R>(submitted: Result<Ticket<R>>) -> Result<R> {
     submitted?.wait()
 }
 
-/// Makes a collective that combines elements. In place, the buffer is `recv`.
+/// Makes a collective that reduces. In place, the buffer is `recv`.
 ///
 /// # Errors
-/// Those of the call.
+/// {Errors} As for the call.
 pub fn reduction<T: Exact>(
     form: Form,
     team: &Team,
@@ -213,14 +213,14 @@ pub fn reduction<T: Exact>(
         Form::ReduceScatterInPlace => {
             one!(on, recv, |d| team.reduce_scatter_in_place_blocking(d, op), |q| team.reduce_scatter_in_place(q, d, op))
         }
-        other => panic!("{other:?} does not combine elements"),
+        other => panic!("{other:?} does not reduce"),
     }
 }
 
 /// Makes a collective that only moves elements, like [`reduction`].
 ///
 /// # Errors
-/// Those of the call.
+/// {Errors} As for the call.
 pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, recv: &mut Mem<T>, root: Root) -> Result<()> {
     let (absent, root) = (root.others_pass_none && team.my_rank() != root.rank, root.rank);
     match form {
@@ -259,7 +259,7 @@ pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, r
 /// Makes an all-to-all-v; in place if `form` is.
 ///
 /// # Errors
-/// Those of the call.
+/// {Errors} As for the call.
 pub fn vector<T: Sample>(
     form: Form,
     team: &Team,

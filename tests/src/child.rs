@@ -1,7 +1,7 @@
-//! PEs that are processes: starts them, reads their output, kills them, and removes them.
+//! PEs that are processes: starts them, reads their output, kills them, and waits for their end.
 //!
-//! A PE's standard output is a protocol of lines between it and its scenario; its standard error is
-//! kept for the report of a failure.
+//! A PE's standard output is a protocol of lines between the PE and its scenario; its standard
+//! error is kept for the report of a failure.
 
 use crate::harness::PROGRAM;
 use crate::job::{ARGS, Job, MARK};
@@ -41,7 +41,7 @@ impl Running {
     /// Starts the processes of `job`.
     ///
     /// # Panics
-    /// If the system refuses.
+    /// {Panics} If a process cannot be started.
     pub fn start(job: &Job) -> Self {
         let token = Token::random().expect("random numbers");
         let endpoint = Endpoint::random_unix().expect("random numbers");
@@ -80,7 +80,7 @@ impl Running {
     /// Returns the next line of a PE.
     ///
     /// # Panics
-    /// If it ended, or wrote nothing within the job's time limit.
+    /// {Panics} If the PE has ended, or wrote nothing within the job's time limit.
     pub fn line(&mut self, pe: usize) -> String {
         self.timed_line(pe).1
     }
@@ -125,7 +125,7 @@ impl Running {
     /// Sends a signal to a PE.
     ///
     /// # Panics
-    /// If its end was already waited for.
+    /// {Panics} If the PE was already reaped.
     pub fn signal(&self, pe: usize, signal: Signal) {
         assert!(self.pes[pe].ended.is_none(), "PE {pe} has ended");
         // It may be a zombie by now, which accepts signals too.
@@ -180,7 +180,7 @@ impl Running {
         }
     }
 
-    /// Panics with everything that is known.
+    /// Panics with the output of all PEs.
     fn report(&mut self, what: &str) -> ! {
         for process in &mut self.pes {
             process.end();
@@ -246,7 +246,7 @@ impl Process {
         self.ended
     }
 
-    /// Returns where its threads are in the kernel, for the report of one that hangs.
+    /// Returns the kernel stacks of its threads, for the report of a hanging PE.
     fn whereabouts(&self) -> String {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let threads = status.lines().filter(|line| line.starts_with("State") || line.starts_with("Threads"));

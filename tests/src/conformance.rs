@@ -1,8 +1,8 @@
 //! Cases of collectives around every threshold of an algorithm, and their comparison with the
 //! oracle.
 //!
-//! A case is the same on every PE, because all derive it from the same seed. What differs among PEs
-//! (kinds of buffers, their alignment) is derived from the seed and the rank.
+//! A case is the same on every PE, because all derive it from the same seed. Properties that differ
+//! among PEs (kinds of buffers, their alignment) are derived from the seed and the rank.
 
 use crate::calls::{self, Form, On, Root};
 use crate::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
@@ -19,13 +19,13 @@ pub struct Case {
     pub form: Form,
     /// The reduction, if it reduces.
     pub op: ReduceOp,
-    /// Number of elements, as the collective counts them; the longest part of an all-to-all-v.
+    /// Number of elements in the collective's count; the longest part of an all-to-all-v.
     pub count: usize,
     /// The kind of all buffers, or a mixture.
     pub kind: Option<Kind>,
     /// On a stream, or on the calling thread.
     pub on_stream: bool,
-    /// Everything else is derived from it.
+    /// The seed of all other properties.
     pub seed: u64,
 }
 
@@ -107,10 +107,10 @@ impl Bench<'_> {
         (send, recv, before)
     }
 
-    /// Runs a case that combines elements.
+    /// Runs a case that reduces.
     ///
     /// # Panics
-    /// If the result differs from the oracle's, or a byte beside it changed.
+    /// {Panics} If the result differs from the oracle's, or a byte outside it changed.
     pub fn reduction<T: Exact>(&self, case: &Case, arenas: &Arenas<T>) {
         let (rank, n) = self.me();
         let root = case.root(n);
@@ -357,8 +357,7 @@ fn numbers<T: Exact>(world: &World, team: Option<&Team>, passes: usize, seed: u6
     arenas.release();
 }
 
-/// Creates a team by the name of its shape; `None` for PEs that are not in it. Collective over the
-/// world.
+/// Creates the team with the given shape; `None` for PEs outside it. Collective over the world.
 ///
 /// # Panics
 /// If it cannot be created.

@@ -1,8 +1,8 @@
-//! The main function of a test binary whose PEs are copies of itself.
+//! Implements the main function of a test binary whose PEs are copies of itself.
 //!
-//! Without [`PROGRAM`] in its environment it runs scenarios one after another, like the standard
-//! harness, and accepts the arguments of `cargo test` and `cargo nextest`. With it, it is one PE:
-//! it runs the program of that name, and exits.
+//! Without [`PROGRAM`] in its environment the binary runs scenarios one after another, like the
+//! standard harness, and accepts the arguments of `cargo test` and `cargo nextest`. With
+//! [`PROGRAM`], the binary is one PE: it runs that program, and exits.
 
 use crate::job::Seat;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// What each PE of a job runs.
+/// The function that each PE of a job runs.
 pub type Program = fn(&Seat);
 
-/// The variable that makes this binary a PE, with the program that it runs.
+/// The variable that makes this binary a PE; its value is the program to run.
 pub const PROGRAM: &str = "PEERWEAVE_TEST_PROGRAM";
 
 /// Programs by name.
@@ -30,10 +30,10 @@ macro_rules! named {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as _)),*] };
 }
 
-/// Returns the program of that name.
+/// Returns the program with this name.
 ///
 /// # Panics
-/// If there is none.
+/// {Panics} If there is none.
 pub fn program(name: &str) -> Program {
     let programs = PROGRAMS.get().expect("only under `harness::main`");
     programs.iter().find(|program| program.0 == name).unwrap_or_else(|| panic!("no program {name}")).1

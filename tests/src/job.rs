@@ -31,7 +31,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns the program of that name on `n_pes` PEs, with a deadline that no wait should reach.
+    /// Returns a job of `n_pes` PEs that run a program, with a deadline that no wait should reach.
     pub fn new(program: &'static str, n_pes: usize) -> Self {
         Self {
             program,
@@ -88,7 +88,8 @@ impl Job {
         self
     }
 
-    /// Starts each process by this command, which gets the program as its last argument.
+    /// Starts each process by this command, which gets the path of the program as its last
+    /// argument.
     #[must_use]
     pub fn under(mut self, wrapper: &[&'static str]) -> Self {
         self.wrapper = wrapper.to_vec();
@@ -107,7 +108,7 @@ impl Job {
         vars
     }
 
-    /// Runs it as threads of this process.
+    /// Runs the job with threads of this process as PEs.
     ///
     /// # Panics
     /// If a PE panics.
@@ -121,7 +122,7 @@ impl Job {
         ended.expect("shared memory");
     }
 
-    /// Runs it as processes, until they end.
+    /// Runs the job with processes as PEs, until they end.
     ///
     /// # Panics
     /// If a PE fails, with the standard error of all.
@@ -129,16 +130,16 @@ impl Job {
         self.start().succeed(0..self.n_pes);
     }
 
-    /// Starts it as processes.
+    /// Starts the job with processes as PEs.
     pub fn start(&self) -> Running {
         Running::start(self)
     }
 
-    /// Runs it in every way: as threads; as processes with and without cross-memory attach; and,
-    /// for one PE, on the backend without communication.
+    /// Runs the job in every way: with threads; with processes, with and without cross-memory
+    /// attach; and, for one PE, on the backend without communication.
     ///
     /// # Panics
-    /// If a PE fails in one of them.
+    /// {Panics} If a PE fails in one of these runs.
     pub fn everywhere(&self) {
         if self.n_pes == 1 {
             let world =
@@ -151,7 +152,7 @@ impl Job {
     }
 }
 
-/// A PE's place in a job that it may not have joined yet.
+/// The place of a PE in a job that the PE may not have joined yet.
 #[derive(Debug)]
 pub struct Seat {
     /// The arguments from the scenario.
@@ -193,7 +194,7 @@ impl Seat {
     /// Returns the argument at `index`; spaces separate arguments.
     ///
     /// # Panics
-    /// If there is none, or it has another type.
+    /// {Panics} If the argument is missing or has another type.
     pub fn arg<T: std::str::FromStr>(&self, index: usize) -> T {
         let text = self.args.split(' ').nth(index).unwrap_or_else(|| panic!("no argument {index} in {:?}", self.args));
         text.parse().unwrap_or_else(|_| panic!("argument {index} in {:?}", self.args))

@@ -68,8 +68,8 @@ pub fn processes(mark: &str) -> Vec<u32> {
         .collect()
 }
 
-/// The job has ended, so a leftover is permanent. The time is for a machine on which other programs
-/// keep all processors busy.
+/// The job has ended, so a leftover is permanent. The limit allows for a machine whose processors
+/// are all busy.
 fn soon(what: &str, holds: impl Fn() -> Result<(), String>) {
     let end = Instant::now() + Duration::from_secs(20);
     while let Err(found) = holds() {

@@ -1,4 +1,4 @@
-//! Building blocks of Peerweave's tests: programs that run as PEs of every backend, a naive oracle,
+//! Code shared by Peerweave's tests: programs that run as PEs of every backend, a naive oracle,
 //! faults.
 //!
 //! The scenarios are in `tests/`. Users do not depend on this crate.

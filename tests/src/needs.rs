@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_a_name_and_a_number() {
+    fn entry_consists_of_a_name_and_a_number() {
         assert_eq!(parsed("gpu:2"), ("gpu", 2));
         assert_eq!(parsed("gpu"), ("gpu", 1));
     }

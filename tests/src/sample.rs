@@ -52,7 +52,7 @@ macro_rules! sample_fp8 {
 
 sample_fp8!(F8E4M3, F8E5M2);
 
-/// An element that the oracle can reduce.
+/// An element that the oracle can reduce exactly.
 pub trait Exact: Sample + Number {
     /// Returns a small whole number.
     fn small(value: i64) -> Self;
@@ -61,7 +61,7 @@ pub trait Exact: Sample + Number {
     fn is_nan(self) -> bool {
         self != self
     }
-    /// Reduces one element of each rank, in rank order; `scalars` are those of the ranks.
+    /// Reduces one element of each rank, in rank order; `scalars` has one scalar for each rank.
     fn combine(op: ReduceOp, elements: &[Self], scalars: &[Self]) -> Self;
 }
 
@@ -125,8 +125,8 @@ exact_float! {
     f64, f64, |x: f64| x, |x: f64| x;
 }
 
-/// Returns element `index` of `rank` for a reduction by `op` among `n` ranks, such that the result
-/// is exact.
+/// Returns element `index` of `rank` for a reduction by `op` among `n` ranks, chosen so that the
+/// result is exact.
 pub fn reducible<T: Exact>(op: ReduceOp, seed: u64, rank: usize, index: usize, n: usize) -> T {
     let random = hash(&[seed, rank as u64, index as u64]);
     match op {
@@ -146,7 +146,7 @@ pub fn scalar<T: Exact>(seed: u64, rank: usize) -> T {
     T::small(1 + (hash(&[seed, 77, rank as u64]) % 3) as i64)
 }
 
-/// Returns element `index` of `rank` for a movement: any bits.
+/// Returns element `index` of `rank` for an operation that moves data; it can have any bits.
 pub fn movable<T: Sample>(seed: u64, rank: usize, index: usize) -> T {
     T::of_bits(hash(&[seed, rank as u64, index as u64]))
 }
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reductions_of_few_elements_by_hand() {
+    fn reductions_of_few_elements_match_results_by_hand() {
         assert_eq!(i8::combine(ReduceOp::Sum, &[100, 100], &[]), -56);
         assert_eq!(i32::combine(ReduceOp::Avg, &[-3, -4], &[]), -3);
         assert_eq!(u8::combine(ReduceOp::Xor, &[0b101, 0b110], &[]), 0b011);

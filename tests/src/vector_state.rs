@@ -16,7 +16,7 @@ pub fn upper_halves_in_use() -> bool {
     low & UPPER_HALVES != 0
 }
 
-/// Ends the use of all upper halves.
+/// Clears all upper halves.
 #[cfg(target_arch = "x86_64")]
 pub fn clean() {
     // SAFETY: zeroes the upper halves of vector registers, as the calling convention allows every
@@ -41,20 +41,20 @@ pub fn is_observable() -> bool {
     !before && after
 }
 
-/// Other processors have no such halves.
+/// Returns false, because other processors have no upper halves.
 #[cfg(not(target_arch = "x86_64"))]
 #[must_use]
 pub fn is_observable() -> bool {
     false
 }
 
-/// Other processors have no such halves.
+/// Returns false, because other processors have no upper halves.
 #[cfg(not(target_arch = "x86_64"))]
 #[must_use]
 pub fn upper_halves_in_use() -> bool {
     false
 }
 
-/// Other processors have no such halves.
+/// Does nothing, because other processors have no upper halves.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn clean() {}

@@ -1,5 +1,5 @@
-//! A mixture of all operations, the same on every PE, that runs until something fails: the job of
-//! random kills.
+//! A mixture of all operations, the same on every PE, that runs until an operation fails; tests of
+//! random kills use it.
 
 use crate::sample::hash;
 use peerweave::{Buffer, Compare, Rank, ReduceOp, Result, Team, World};
@@ -14,20 +14,21 @@ pub struct Workload<'a> {
 }
 
 impl<'a> Workload<'a> {
-    /// Starts before the first round.
+    /// Returns the state before the first round.
     pub fn new(world: &'a World) -> Self {
         Self::seeded(world, 4711)
     }
 
-    /// Starts before the first round of another mixture; all PEs pass the same seed.
+    /// Returns the state before the first round of the mixture with this seed; all PEs pass the
+    /// same seed.
     pub fn seeded(world: &'a World, seed: u64) -> Self {
         Self { world, teams: vec![world.team().clone()], round: 0, seed }
     }
 
-    /// Makes one operation, or a few that belong together. All PEs of the world take part in each.
+    /// Makes one operation or a few related ones. Collective over the world.
     ///
     /// # Errors
-    /// Those of the operation.
+    /// {Errors} As for the operation.
     ///
     /// # Panics
     /// If a result is wrong.

@@ -1,5 +1,5 @@
 //! Errors name the root cause: if a PE fails because of another one, a third PE names the first,
-//! whatever call failed in between.
+//! whichever call failed between them.
 
 use peerweave::{Buffer, Rank, Result, World};
 use peerweave_tests::job::{named_by, say};
@@ -23,7 +23,7 @@ fn die() -> ! {
     }
 }
 
-/// Prints the outcome of this PE.
+/// Prints the result of this PE.
 fn tell(outcome: Result<()>) {
     match outcome {
         Ok(()) => say("fine"),
@@ -34,7 +34,7 @@ fn tell(outcome: Result<()>) {
     }
 }
 
-/// Asserts that all others name PE 0, which dies.
+/// Asserts that all other PEs name PE 0, which dies.
 fn all_name_pe_0(job: &Job, context: &str) {
     let mut running = job.start();
     running.all_say(0..4, "ready");
@@ -79,8 +79,8 @@ fn failed_destroy_names_the_root_cause() {
     }
 }
 
-/// PE 0 offers a large private message to PE 1 and dies. PE 1 cannot read it and fails. PE 3 waits
-/// for PE 1 in a team of the two.
+/// Offers a large private message from PE 0, which dies, to PE 1. PE 1 cannot read it and fails. PE
+/// 3 waits for PE 1 in a team of the two.
 fn receiving(seat: &Seat) {
     let run = |world: &World| -> Result<()> {
         let me = world.my_pe().get();

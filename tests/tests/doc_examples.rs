@@ -12,7 +12,7 @@ include!(concat!(env!("OUT_DIR"), "/doc_examples.rs"));
 
 /// The return type of an example's `main`.
 trait End {
-    /// Panics if the example failed.
+    /// Panics if the example has failed.
     fn check(self);
 }
 
@@ -26,7 +26,7 @@ impl<E: Debug> End for Result<(), E> {
     }
 }
 
-/// Runs the example from this place with each number of PEs.
+/// Runs the example at this place with each number of PEs.
 fn run(place: &'static str) {
     for n_pes in [1, 2, 3, 8] {
         Job::new(place, n_pes).on_processes();

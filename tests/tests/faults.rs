@@ -1,7 +1,7 @@
-//! PEs that are killed, stopped, panic or leave: every other PE gets an error that names it soon,
-//! and nothing is left behind.
+//! PEs that are killed, stopped, panic or leave: every other PE gets an error that names the PE
+//! soon, and nothing is left behind.
 //!
-//! `PEERWEAVE_KILLS` says how many random kills there are (20 where it is not set).
+//! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Buffer, Compare, Error, PeerCause, Rank, ReduceOp, Reduction, Result, VectorCounts, World};
@@ -24,30 +24,29 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![absent, joining, stage, finalizing, leaving, mixture],
         named![
-            a_pe_killed_before_it_joins_is_named,
-            a_pe_killed_while_it_joins_is_named,
-            a_pe_killed_before_and_inside_each_collective_is_named,
-            a_pe_killed_around_allocation_teams_and_streams_is_named,
-            a_pe_killed_while_others_wait_for_its_word_is_named,
-            a_pe_killed_while_kernels_wait_for_it_is_named,
-            a_pe_killed_around_sends_and_receives_is_named,
-            a_pe_killed_in_finalize_is_named_or_not_missed,
-            a_pe_that_leaves_in_any_way_is_named,
-            a_thread_that_panics_is_named,
-            a_stopped_pe_is_named_at_the_deadline,
-            a_pe_that_is_stopped_for_a_while_is_waited_for,
-            random_kills,
-            more_pes_than_processors_only_take_longer,
+            pe_killed_before_it_joins_is_named,
+            pe_killed_while_it_joins_is_named,
+            pe_killed_before_or_in_a_collective_is_named,
+            pe_killed_in_allocation_split_or_stream_is_named,
+            pe_killed_while_others_wait_for_its_signal_is_named,
+            pe_killed_while_kernels_wait_for_it_is_named,
+            pe_killed_in_sends_and_receives_is_named,
+            pe_killed_in_finalize_is_named_or_not_needed,
+            pe_that_leaves_in_any_way_is_named,
+            thread_that_panics_is_named,
+            stopped_pe_is_named_at_the_deadline,
+            pe_that_resumes_before_the_deadline_is_awaited,
+            randomly_killed_pes_are_named,
+            more_pes_than_processors_complete_without_errors,
         ],
     )
 }
 
-/// Time within which every PE must know of a loss, on a machine on which other programs keep all
-/// processors busy: long before the deadline.
+/// Time within which every PE must detect a loss on a machine whose processors are all busy; much
+/// less than the deadline.
 const SOON: Duration = Duration::from_secs(8);
 
-/// The deadline of jobs in which a PE is stopped: the set-up of a job has to be done in this time
-/// too.
+/// The deadline of jobs in which a PE is stopped; the job must also be set up within this time.
 const STOPPED: Duration = Duration::from_millis(2500);
 
 fn die() -> ! {
@@ -58,7 +57,7 @@ fn die() -> ! {
     }
 }
 
-/// Kills this process from another thread after so many microseconds.
+/// Kills this process from another thread after this many microseconds.
 fn die_in(microseconds: u64) {
     std::thread::spawn(move || {
         let end = Instant::now() + Duration::from_micros(microseconds);
@@ -69,7 +68,7 @@ fn die_in(microseconds: u64) {
     });
 }
 
-/// Prints how this PE's part ended.
+/// Prints the result of this PE.
 fn tell(outcome: Result<()>) {
     match outcome {
         Ok(()) => say("fine"),
@@ -80,8 +79,8 @@ fn tell(outcome: Result<()>) {
     }
 }
 
-/// Waits until every PE but the victim has said that it lost the victim, soon after `since`, and
-/// ended well.
+/// Waits until every PE except the victim has reported the loss of the victim soon after `since`,
+/// and has succeeded.
 fn all_lose(running: &mut Running, n_pes: usize, victim: usize, since: Instant, within: Duration) {
     let others = || (0..n_pes).filter(|&pe| pe != victim);
     for pe in others() {
@@ -93,8 +92,8 @@ fn all_lose(running: &mut Running, n_pes: usize, victim: usize, since: Instant, 
     running.succeed(others());
 }
 
-/// Runs `kill` on a job of these, which returns when the victim died, and asserts what all others
-/// say and leave.
+/// Runs `kill`, which returns when the victim has died, on a job, and asserts that all other PEs
+/// name the victim and leave nothing behind.
 fn victim_is_named(job: &Job, n_pes: usize, victim: usize, kill: impl FnOnce(&mut Running) -> Instant) {
     let before = Before::now();
     let mut running = job.start();
@@ -105,7 +104,7 @@ fn victim_is_named(job: &Job, n_pes: usize, victim: usize, kill: impl FnOnce(&mu
     before.assert_nothing_new(&socket, &mark);
 }
 
-/// The victim kills itself when all are ready.
+/// Makes the victim kill itself when all PEs are ready.
 fn by_itself(running: &mut Running, n_pes: usize, victim: usize) -> Instant {
     running.all_say(0..n_pes, "ready");
     let status = running.reap(victim);
@@ -125,7 +124,7 @@ fn absent(seat: &Seat) {
     tell(seat.try_join().map(drop));
 }
 
-fn a_pe_killed_before_it_joins_is_named() {
+fn pe_killed_before_it_joins_is_named() {
     for victim in [0, 1, 3] {
         let job = Job::new("absent", 4).args(victim.to_string());
         victim_is_named(&job, 4, victim, |running| {
@@ -136,7 +135,7 @@ fn a_pe_killed_before_it_joins_is_named() {
     }
 }
 
-/// Arguments: the victim, and its microseconds to live.
+/// Arguments: the victim, and the microseconds after which it dies.
 fn joining(seat: &Seat) {
     let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
     if me == seat.arg::<usize>(0) {
@@ -149,7 +148,7 @@ fn joining(seat: &Seat) {
     }));
 }
 
-fn a_pe_killed_while_it_joins_is_named() {
+fn pe_killed_while_it_joins_is_named() {
     for i in 0..24u64 {
         let victim = (i % 3) as usize;
         let job = Job::new("joining", 3).args(format!("{victim} {}", i * 250));
@@ -162,7 +161,7 @@ fn a_pe_killed_while_it_joins_is_named() {
 
 // ---- in the middle of something ----
 
-/// Kernels in which a PE may die.
+/// Kernels during which a PE may die.
 mod kernels {
     use peerweave_device::prelude::*;
 
@@ -173,7 +172,7 @@ mod kernels {
     }
 
     /// Puts the first half of `data` into the second half of the next PE's, with a signal, and
-    /// waits for that of the previous PE.
+    /// waits for the signal of the previous PE.
     #[kernel]
     pub(super) fn pass_on(ctx: &Context, data: SymSlice<u32>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
         let (me, n) = (ctx.my_pe(), ctx.n_pes());
@@ -289,7 +288,7 @@ fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
     })
 }
 
-/// Arguments: what to do, the victim, and its microseconds to live, or `before`.
+/// Arguments: the operation, the victim, and the microseconds after which it dies, or `before`.
 fn stage(seat: &Seat) {
     let (name, victim, when): (String, usize, String) = (seat.arg(0), seat.arg(1), seat.arg(2));
     let run = |world: &World| -> Result<()> {
@@ -311,7 +310,7 @@ fn stage(seat: &Seat) {
     tell(seat.try_join().and_then(|world| run(&world)));
 }
 
-/// Kills around `name`: before it, and at some moments inside of it.
+/// Kills a PE before the operation `name`, and at several times during it.
 fn killed_around(name: &str, seed: u64, insides: u64) {
     for i in 0..=insides {
         let victim = (hash(&[seed, i]) % 3) as usize;
@@ -336,7 +335,7 @@ impl Drop for Context<'_> {
     }
 }
 
-fn a_pe_killed_before_and_inside_each_collective_is_named() {
+fn pe_killed_before_or_in_a_collective_is_named() {
     let sizes = [(8, "private"), (1500, "private"), (100_000, "symmetric"), (100_000, "private"), (1_500_000, "private")];
     let mut seed = 0;
     for form in ["barrier", "sync"] {
@@ -356,23 +355,23 @@ fn a_pe_killed_before_and_inside_each_collective_is_named() {
     }
 }
 
-fn a_pe_killed_around_allocation_teams_and_streams_is_named() {
+fn pe_killed_in_allocation_split_or_stream_is_named() {
     for (seed, name) in (1000..).zip(["alloc:100", "alloc:3000000", "split", "stream:8", "stream:300000", "wait_on_stream"]) {
         killed_around(name, seed, 4);
     }
 }
 
-fn a_pe_killed_while_others_wait_for_its_word_is_named() {
+fn pe_killed_while_others_wait_for_its_signal_is_named() {
     killed_around("wait", 2000, 8);
 }
 
-fn a_pe_killed_while_kernels_wait_for_it_is_named() {
+fn pe_killed_while_kernels_wait_for_it_is_named() {
     for (seed, name) in (2100..).zip(["kernel_barrier", "kernel_signal:4096"]) {
         killed_around(name, seed, 6);
     }
 }
 
-fn a_pe_killed_around_sends_and_receives_is_named() {
+fn pe_killed_in_sends_and_receives_is_named() {
     for (seed, name) in (3000..).zip(["ring:100", "ring:30000", "ring:2000000"]) {
         killed_around(name, seed, 4);
     }
@@ -384,7 +383,7 @@ fn a_pe_killed_around_sends_and_receives_is_named() {
     }
 }
 
-/// Arguments: the victim, and its microseconds to live, or `before`.
+/// Arguments: the victim, and the microseconds after which it dies, or `before`.
 fn finalizing(seat: &Seat) {
     let (victim, when): (usize, String) = (seat.arg(0), seat.arg(1));
     let world = seat.join();
@@ -402,7 +401,7 @@ fn finalizing(seat: &Seat) {
     }
 }
 
-fn a_pe_killed_in_finalize_is_named_or_not_missed() {
+fn pe_killed_in_finalize_is_named_or_not_needed() {
     for i in 0..8u64 {
         let victim = (i % 3) as usize;
         let when = if i < 3 { "before".to_owned() } else { (i * 20).to_string() };
@@ -420,7 +419,7 @@ fn a_pe_killed_in_finalize_is_named_or_not_missed() {
 
 // ---- going without being killed ----
 
-/// Arguments: the PE that leaves, and how.
+/// Arguments: the PE that leaves, and the way in which it leaves.
 #[expect(clippy::zombie_processes, reason = "a child that outlives its parent is what is tested")]
 fn leaving(seat: &Seat) {
     let (victim, how): (usize, String) = (seat.arg(0), seat.arg(1));
@@ -460,7 +459,7 @@ fn leaving(seat: &Seat) {
     }
 }
 
-fn a_pe_that_leaves_in_any_way_is_named() {
+fn pe_that_leaves_in_any_way_is_named() {
     for (i, how) in ["panic", "return", "exit", "abort", "orphan"].into_iter().enumerate() {
         for victim in [0, 1 + i % 2] {
             let job = Job::new("leaving", 3).args(format!("{victim} {how}"));
@@ -475,7 +474,7 @@ fn a_pe_that_leaves_in_any_way_is_named() {
     }
 }
 
-fn a_thread_that_panics_is_named() {
+fn thread_that_panics_is_named() {
     let told = Mutex::new(Vec::new());
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         on_threads(3, &HostOptions::default(), |world| {
@@ -499,7 +498,7 @@ fn a_thread_that_panics_is_named() {
     }
 }
 
-fn a_stopped_pe_is_named_at_the_deadline() {
+fn stopped_pe_is_named_at_the_deadline() {
     for (victim, name) in
         [(0, "barrier"), (1, "AllReduce:20000:private"), (2, "AllReduce:200000:symmetric"), (1, "alloc:100"), (0, "stream:8")]
     {
@@ -523,7 +522,7 @@ fn a_stopped_pe_is_named_at_the_deadline() {
     }
 }
 
-fn a_pe_that_is_stopped_for_a_while_is_waited_for() {
+fn pe_that_resumes_before_the_deadline_is_awaited() {
     let mut running = Job::new("mixture", 3).args("3000").start();
     running.all_say(0..3, "ready");
     for i in 0..6 {
@@ -540,7 +539,7 @@ fn a_pe_that_is_stopped_for_a_while_is_waited_for() {
 
 // ---- a mixture of everything ----
 
-/// Argument: rounds; `0` for as many as there is time for.
+/// Argument: the number of rounds; `0` means no limit.
 fn mixture(seat: &Seat) {
     let rounds: u64 = seat.arg(0);
     let run = |world: World| -> Result<()> {
@@ -557,7 +556,7 @@ fn mixture(seat: &Seat) {
     tell(seat.try_join().and_then(run));
 }
 
-fn random_kills() {
+fn randomly_killed_pes_are_named() {
     let kills: u64 = std::env::var("PEERWEAVE_KILLS").map_or(20, |kills| kills.parse().expect("PEERWEAVE_KILLS is a number"));
     let mut slowest = Duration::ZERO;
     let mut wrong = Vec::new();
@@ -592,7 +591,7 @@ fn random_kills() {
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-fn more_pes_than_processors_only_take_longer() {
+fn more_pes_than_processors_complete_without_errors() {
     for (n_pes, rounds) in [(8, 300), (16, 60)] {
         let job = Job::new("mixture", n_pes).args(rounds.to_string());
         let mut running = job.start();

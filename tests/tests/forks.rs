@@ -42,7 +42,7 @@ fn refused<T>(what: &str, made: peerweave::Result<T>) {
     }
 }
 
-/// PE 0 forks while a barrier and a wait are pending.
+/// Forks PE 0 while a barrier and a wait are pending.
 fn in_a_child(seat: &Seat) {
     let world = seat.join();
     let team = world.team().clone();

@@ -1,5 +1,5 @@
-//! Puts, gets, signals and atomics among threads and processes: values, positions, and the order in
-//! which they become visible.
+//! Checks puts, gets, signals and atomics among threads and processes: values, positions, and the
+//! order of visibility.
 
 use peerweave::{AtomicInteger, Buffer, Compare, DType, F8E4M3, F8E5M2, Rank, Strides, Team, World, bf16, f16};
 use peerweave_tests::conformance::team_of;
@@ -114,7 +114,7 @@ fn moves<T: Sample>(world: &World, team: Option<&Team>) {
     }
 }
 
-/// A strided put, followed by a strided get of the same data.
+/// Makes a strided put, followed by a strided get of the same data.
 fn strided<T: Sample>(team: &Team, stream: &peerweave::Stream, arenas: &[peerweave::Symmetric<T>; 3], seed: u64, len: usize) {
     let me = team.my_rank().index();
     let (to, from) = (neighbour(team, 1), neighbour(team, team.size() - 1));
@@ -281,7 +281,7 @@ fn waits_and_tests_of_every_kind_see_the_signals() {
     }
 }
 
-/// Message passing: a PE that sees the signal sees the data, for every size and form of put.
+/// Checks message passing: a PE that sees the signal sees the data, for every size and form of put.
 fn message_passing(seat: &Seat) {
     let world = seat.join();
     let team = world.team();

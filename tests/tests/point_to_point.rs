@@ -1,4 +1,5 @@
-//! Sends and receives: between all ranks, of every size, alone and in groups; mismatches.
+//! Checks sends and receives: between all ranks, of every size, alone and in groups; and
+//! mismatches.
 
 use peerweave::{Buffer, Error, MisuseKind, Rank, ReduceOp, Team, World};
 use peerweave_tests::conformance::team_of;
@@ -32,7 +33,8 @@ fn rank(index: usize) -> Rank {
     Rank::new(index as u32)
 }
 
-/// Elements around what travels in one slot, in several, by name; large ones too.
+/// Numbers of elements around the limits of each transport: one slot, several slots, and by
+/// address.
 const LENS: [usize; 13] = [0, 1, 2, 100, 2047, 2048, 2049, 4096, 4097, 8192, 10_000, 70_000, 300_001];
 
 /// Argument: the shape of the team.
@@ -174,8 +176,8 @@ fn sender_can_be_many_messages_ahead() {
     Job::new("ahead", 2).without_attach().on_processes();
 }
 
-/// Messages whose count or type differs from the receive, for each transport, each followed by one
-/// that matches.
+/// Sends messages whose count or type differs from the receive, by each transport, each followed by
+/// a matching one.
 fn mismatched(seat: &Seat) {
     let world = seat.join();
     let team = world.team();
@@ -296,7 +298,7 @@ fn group_accepts_collectives_and_puts() {
     }
 }
 
-/// A group waits for its peers on a stream while the caller communicates with other ranks.
+/// Waits for peers in a group on a stream while the caller communicates with other ranks.
 fn grouped_waits(seat: &Seat) {
     fn ring(team: &Team, world: &World, round: usize) {
         let stream = world.stream().unwrap();

@@ -1,5 +1,5 @@
-//! Streams: calls return before late peers have arrived, order is kept, errors stay until they are
-//! read, and dropping handles in flight is safe.
+//! Checks streams: calls return before late peers have arrived, operations stay in order, errors
+//! stay until they are read, and handles can be dropped while operations are pending.
 
 use peerweave::{Buffer, Compare, Error, Pe, Rank, ReduceOp, World};
 use peerweave_tests::job::say;
@@ -13,14 +13,14 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![late_peer, many_streams, events, sticky, missing, dropped, threads_share, queued_mismatch],
         named![
-            a_call_returns_before_a_late_peer_has_come,
-            several_streams_of_one_team_run_in_the_order_of_the_calls,
-            an_event_orders_two_streams,
-            an_error_stays_until_the_stream_is_synchronized,
-            an_expired_deadline_names_whoever_did_not_come,
-            buffers_tickets_and_streams_may_be_dropped_in_flight,
-            threads_of_one_pe_use_teams_of_their_own_at_once,
-            a_mismatch_in_a_queue_reaches_every_pe,
+            call_returns_before_a_late_peer_has_arrived,
+            streams_of_one_team_run_in_the_order_of_the_calls,
+            event_orders_two_streams,
+            error_stays_until_the_stream_is_synchronized,
+            expired_deadline_names_the_missing_pes,
+            handles_can_be_dropped_while_operations_are_pending,
+            threads_of_one_pe_use_separate_teams_concurrently,
+            queued_mismatch_is_an_error_on_every_pe,
         ],
     )
 }
@@ -66,7 +66,7 @@ fn late_peer(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn a_call_returns_before_a_late_peer_has_come() {
+fn call_returns_before_a_late_peer_has_arrived() {
     Job::new("late_peer", 2).on_threads();
     Job::new("late_peer", 2).on_processes();
     Job::new("late_peer", 3).on_processes();
@@ -105,7 +105,7 @@ fn many_streams(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn several_streams_of_one_team_run_in_the_order_of_the_calls() {
+fn streams_of_one_team_run_in_the_order_of_the_calls() {
     for n_pes in [1, 2, 4] {
         Job::new("many_streams", n_pes).on_threads();
         Job::new("many_streams", n_pes).on_processes();
@@ -140,12 +140,12 @@ fn events(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn an_event_orders_two_streams() {
+fn event_orders_two_streams() {
     Job::new("events", 1).on_threads();
     Job::new("events", 2).on_processes();
 }
 
-/// The result of an operation on a stream, whether the call or the ticket tells it.
+/// Returns the result of an operation on a stream, from the call or from the ticket.
 fn told<R>(submitted: peerweave::Result<peerweave::Ticket<R>>) -> peerweave::Result<R> {
     submitted?.wait()
 }
@@ -182,7 +182,7 @@ fn sticky(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn an_error_stays_until_the_stream_is_synchronized() {
+fn error_stays_until_the_stream_is_synchronized() {
     Job::new("sticky", 1).deadline(Duration::from_millis(300)).on_threads();
     Job::new("sticky", 2).deadline(Duration::from_millis(1500)).on_processes();
 }
@@ -217,7 +217,7 @@ fn missing(seat: &Seat) {
     sleep(Duration::from_secs(60));
 }
 
-fn an_expired_deadline_names_whoever_did_not_come() {
+fn expired_deadline_names_the_missing_pes() {
     let mut running = Job::new("missing", 4).deadline(Duration::from_secs(5)).start();
     running.all_say([0, 2], "named");
 }
@@ -284,7 +284,7 @@ fn dropped(seat: &Seat) {
     assert!(report.leaked[0].dropped);
 }
 
-fn buffers_tickets_and_streams_may_be_dropped_in_flight() {
+fn handles_can_be_dropped_while_operations_are_pending() {
     Job::new("dropped", 2).on_threads();
     Job::new("dropped", 3).on_processes();
     Job::new("dropped", 2).without_attach().on_processes();
@@ -318,7 +318,7 @@ fn threads_share(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn threads_of_one_pe_use_teams_of_their_own_at_once() {
+fn threads_of_one_pe_use_separate_teams_concurrently() {
     Job::new("threads_share", 2).on_threads();
     Job::new("threads_share", 3).on_processes();
 }
@@ -344,7 +344,7 @@ fn queued_mismatch(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn a_mismatch_in_a_queue_reaches_every_pe() {
+fn queued_mismatch_is_an_error_on_every_pe() {
     Job::new("queued_mismatch", 2).on_threads();
     Job::new("queued_mismatch", 3).on_processes();
 }

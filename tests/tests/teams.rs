@@ -1,5 +1,5 @@
-//! Teams: creation and destruction in any order, thousands of times; exhaustion of slots; use after
-//! destruction.
+//! Checks teams: creation and destruction in any order, thousands of times; exhaustion of slots;
+//! use after destruction.
 
 use peerweave::{Error, MisuseKind, Pe, Rank, ReduceOp, Team, TeamShape, World};
 use peerweave_tests::sample::hash;
@@ -17,8 +17,8 @@ fn main() -> ExitCode {
             exhausted_slots_are_an_error_on_all_and_are_reused,
             split_without_slots_on_one_pe_fails_on_all,
             destroyed_team_refuses_every_call,
-            teams_of_teams_work_at_once,
-            disjoint_teams_work_without_each_other,
+            nested_teams_work_concurrently,
+            disjoint_teams_work_independently,
             slot_can_be_reused_while_a_former_member_sleeps,
         ],
     )
@@ -188,7 +188,7 @@ fn exhausted_slots_are_an_error_on_all_and_are_reused() {
     Job::new("exhaustion", 3).on_processes();
 }
 
-/// PE 0 uses all its slots for teams of one; the others have free slots.
+/// Uses all slots of PE 0 for teams of one PE, while the other PEs have free slots.
 fn exhaustion_of_one(seat: &Seat) {
     let world = seat.join();
     let all = world.team();
@@ -275,7 +275,7 @@ fn nested(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn teams_of_teams_work_at_once() {
+fn nested_teams_work_concurrently() {
     // Powers of two, so that all chains are as long.
     for n_pes in [2, 4, 8] {
         Job::new("nested", n_pes).on_threads();
@@ -304,13 +304,13 @@ fn disjoint(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn disjoint_teams_work_without_each_other() {
+fn disjoint_teams_work_independently() {
     Job::new("disjoint", 5).on_threads();
     Job::new("disjoint", 4).on_processes();
 }
 
-/// PE 0 ends a team with PE 1, which waits asleep, and makes one with PE 2 in the same slot at
-/// once.
+/// Destroys a team of PE 0 and PE 1, while PE 1 sleeps in a wait, and immediately creates a team of
+/// PE 0 and PE 2 in the same slot.
 fn reuse(seat: &Seat) {
     let world = seat.join();
     let me = world.my_pe().get();

@@ -13,7 +13,8 @@ fn main() -> ExitCode {
     peerweave_tests::main(named![operations], named![operations_leave_no_upper_halves_in_use])
 }
 
-/// Runs each operation with clean registers and records those that leave upper halves in use.
+/// Runs each operation with clean registers and records the operations that leave upper halves in
+/// use.
 #[derive(Default)]
 struct Check {
     dirty: Vec<String>,

@@ -1,5 +1,5 @@
-//! Detection of a PE's end where process IDs mean nothing, descriptors are few, or the program has
-//! closed them; and no living PE is reported as dead.
+//! Checks that the end of a PE is detected although process IDs are meaningless, descriptors are
+//! few, or the program has closed them; and that no living PE is reported as dead.
 
 use peerweave::{Error, ReduceOp, Result, World};
 use peerweave_tests::job::{named_by, say};
@@ -15,10 +15,10 @@ fn main() -> ExitCode {
         named![looping, closing, contained, heaps, little_address_space, little_file_size],
         named![
             death_with_few_descriptors_is_named_soon,
-            closed_descriptors_are_no_death,
+            pe_that_closes_descriptors_is_not_reported_dead,
             private_buffers_across_pid_namespaces_are_right,
             death_across_pid_namespaces_is_named_soon,
-            end_of_a_process_of_the_same_number_is_no_death,
+            end_of_a_process_with_the_same_number_is_ignored,
             different_heap_sizes_are_a_mismatch_on_all,
             too_little_address_space_names_the_setting,
             too_small_file_size_names_the_setting,
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// Time within which every PE must know of a loss.
+/// Time within which every PE must detect a loss.
 const SOON: Duration = Duration::from_secs(8);
 
 fn tell(outcome: Result<()>) {
@@ -85,8 +85,8 @@ fn death_with_few_descriptors_is_named_soon() {
     }
 }
 
-/// PE 1 closes all descriptors but the standard ones. Argument: whether it opens others in their
-/// place.
+/// Closes all descriptors of PE 1 except the standard ones. Argument: whether PE 1 then opens
+/// others.
 fn closing(seat: &Seat) {
     let reopens: bool = seat.arg(0);
     let run = |world: &World| -> Result<()> {
@@ -119,7 +119,7 @@ fn closing(seat: &Seat) {
     std::process::exit(0);
 }
 
-fn closed_descriptors_are_no_death() {
+fn pe_that_closes_descriptors_is_not_reported_dead() {
     for reopens in [false, true] {
         let mut running = Job::new("closing", 3).args(reopens.to_string()).start();
         running.all_say(0..3, "fine");
@@ -127,8 +127,8 @@ fn closed_descriptors_are_no_death() {
     }
 }
 
-/// Large collectives on private buffers, every element checked; then PE 1 dies, or all live on.
-/// Arguments: whether PE 1 dies, milliseconds of waiting.
+/// Runs large collectives on private buffers and checks every element; then PE 1 dies, or all PEs
+/// stay alive. Arguments: whether PE 1 dies, milliseconds of waiting.
 fn contained(seat: &Seat) {
     let (dies, milliseconds): (bool, u64) = (seat.arg(0), seat.arg(1));
     let run = |world: World| -> Result<()> {
@@ -165,7 +165,7 @@ fn contained(seat: &Seat) {
     tell(seat.try_join().and_then(run));
 }
 
-/// Each PE is the first process of a PID namespace of its own, at the same addresses as the others:
+/// Makes each PE the first process of its own PID namespace, with the same addresses as the others:
 /// as in containers of one image.
 const CONTAINER: [&str; 7] = ["setarch", "-R", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
@@ -195,7 +195,7 @@ fn victim_is_named_soon_after_aborting(job: &Job, n_pes: usize) {
     }
 }
 
-fn end_of_a_process_of_the_same_number_is_no_death() {
+fn end_of_a_process_with_the_same_number_is_ignored() {
     if !needs("pid-namespaces") {
         return;
     }
@@ -217,7 +217,7 @@ fn end_of_a_process_of_the_same_number_is_no_death() {
     running.succeed(0..2);
 }
 
-/// PE 1 asks for another size.
+/// Requests a different size on PE 1.
 fn heaps(seat: &Seat) {
     let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
     let heap_bytes = if me == 1 { 2 << 20 } else { 1 << 20 };

@@ -14,7 +14,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use crate::tree::File;
 
 /// Crates with folders and without a table.
-pub(crate) const UNDRAWN: &[&str] = &["tools/peerweave-cli", "xtask"];
+pub(crate) const UNDRAWN: &[&str] = &["tools/peerweave-cli"];
 
 /// A fault in the rooms of a crate.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

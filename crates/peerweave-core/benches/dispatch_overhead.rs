@@ -1,4 +1,4 @@
-//! What the API itself costs: everything above a backend that does nothing. Prints nanoseconds per
+//! Measures the cost of the API itself, above a backend that does nothing. Prints nanoseconds per
 //! call, the best of several batches.
 //!
 //! `cargo bench -p peerweave-core --bench dispatch_overhead [calls per batch]`

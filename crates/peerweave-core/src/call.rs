@@ -1,5 +1,5 @@
-//! Hands operations over to the backend; no other file does. Checks only that the stream and the
-//! team belong to the same world.
+//! Passes operations to the backend; no other file does. Checks only that the stream and the team
+//! belong to the same world.
 //!
 //! Invariant: only operations that `check/` prepared pass through here. The safety arguments rest
 //! on it (\[C1\]).
@@ -80,8 +80,8 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
 /// Enqueues the launch of a kernel, whose arguments no `Prepared` holds.
 ///
 /// # Safety
-/// The memory that the arguments of `op` refer to is valid while what `keep` returned lives, or
-/// until this returns if the launch is then complete ([B6]).
+/// {Safety} The memory to which the arguments of `op` refer is valid while the value that `keep`
+/// returned lives, or until this returns if the launch is complete then ([B6]).
 pub(crate) unsafe fn launch<R>(stream: &Stream, op: &Op, keep: &dyn Fn() -> Keep, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
     // SAFETY: the caller's promise.
     let submitted = unsafe { stream.inner.submit(op, keep) }?;

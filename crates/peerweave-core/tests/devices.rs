@@ -1,4 +1,4 @@
-//! Memory of devices as operands: places, owners, and what is refused.
+//! Checks memory of devices as operands: places, owners, and refused calls.
 
 use peerweave_core::backend::{Backend, Caps, DeviceOwner, Op, Place, StreamBackend};
 use peerweave_core::noop::{Call, Noop};
@@ -79,7 +79,7 @@ fn device_memory_is_an_operand_at_its_address() {
 }
 
 #[test]
-fn device_memory_is_refused_where_caps_name_no_device() {
+fn device_memory_is_refused_if_caps_name_no_device() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (memory, x) = (Memory::new(&[1.0]), world.alloc::<f32>(1).unwrap());

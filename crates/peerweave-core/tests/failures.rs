@@ -1,4 +1,4 @@
-//! What calls return, and what they leave behind, when a backend fails.
+//! Checks the results of calls, and the state after them, when a backend fails.
 
 use peerweave_core::backend::TeamId;
 use peerweave_core::noop::Noop;

@@ -1,4 +1,4 @@
-//! The end of a world: what is reported, what is parked, what outlives what.
+//! Checks the end of a world: leak reports, and handles that outlive it.
 
 use peerweave_core::backend::TeamId;
 use peerweave_core::noop::{Call, Noop};
@@ -25,7 +25,7 @@ fn finalize_reports_leaks_with_their_allocation_site() {
 }
 
 #[test]
-fn a_range_keeps_its_allocation() {
+fn range_keeps_its_allocation_alive() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<i32>(4).unwrap();
     let range = x.slice(1..3).unwrap();
@@ -37,7 +37,7 @@ fn a_range_keeps_its_allocation() {
 }
 
 #[test]
-fn dropping_tells_the_backend_nothing() {
+fn dropping_handles_makes_no_call_of_the_backend() {
     let noop = Noop::new(0, 2);
     let world = World::new(noop.clone()).unwrap();
     let team = world.team().split(Some(0), 0).unwrap().unwrap();
@@ -85,7 +85,7 @@ fn slices_of_symmetric_memory_see_writes() {
 }
 
 #[test]
-fn handles_go_to_any_thread() {
+fn handles_can_be_sent_to_other_threads() {
     fn anywhere<T: Send + Sync>() {}
     anywhere::<World>();
     anywhere::<peerweave_core::Team>();
@@ -100,7 +100,7 @@ fn handles_go_to_any_thread() {
 
 /// Many threads share one world; the counter is right afterwards (for ThreadSanitizer).
 #[test]
-fn many_threads_add_to_one_word() {
+fn concurrent_atomic_adds_lose_no_update() {
     let world = World::new(Noop::new(0, 2)).unwrap();
     let (word, peer) = (world.alloc_zeroed::<i64>(1).unwrap(), Rank::new(1));
     std::thread::scope(|scope| {

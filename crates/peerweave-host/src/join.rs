@@ -34,8 +34,9 @@ pub struct HostOptions {
     /// The size of the symmetric heap of each PE, in bytes. `None` means the memory of the machine;
     /// pages take no memory until they are accessed.
     pub heap_bytes: Option<usize>,
-    /// Compares the full parameters of every collective. Without it, ranks compare signatures of 64
-    /// bits, and full parameters only where a rank accesses memory that another names.
+    /// Whether ranks compare the full parameters of every collective. Otherwise they compare
+    /// signatures of 64 bits, and full parameters only if a rank accesses memory that another rank
+    /// names.
     pub check_calls: bool,
     /// Whether PEs read private buffers directly from other processes, if the system permits it.
     pub cross_memory_attach: bool,
@@ -159,7 +160,7 @@ impl Host {
 }
 
 impl Shared {
-    /// The state of one PE before it has met the others.
+    /// Returns the state of one PE before it has met the others.
     fn alone(
         me: usize,
         mapping: Arc<Mapping>,
@@ -214,7 +215,7 @@ fn own_memory(layout: Layout) -> Result<Arc<Mapping>, std::io::Error> {
     Ok(Arc::new(Mapping::new(file.as_fd(), layout)?))
 }
 
-/// The error of a rendezvous that failed, with the PE that caused it if that is known.
+/// Returns the error of a rendezvous that failed, with the PE that caused it if that is known.
 fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Error {
     let team = TeamName { id: TeamId::WORLD, size: n_pes };
     match error {
@@ -226,7 +227,7 @@ fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Er
     }
 }
 
-/// Publishes that this PE leaves after `announce`, and why.
+/// Publishes, after `announce`, that this PE leaves, with the reason.
 fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Arc<Rendezvous>) {
     let segments = mapping.segments();
     let page = segments.page(me);
@@ -234,7 +235,7 @@ fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Arc<Rendezv
     shared::leave(page, Some(rendezvous));
 }
 
-/// Why the PEs could not agree on the layout of the memory.
+/// The reason why the PEs could not agree on the layout of the memory.
 enum Disagreement {
     Rendezvous(BootstrapError),
     Heap(Mismatch),

@@ -1,5 +1,4 @@
-//! Kernels on streams of the host backend: order, arguments that are refused, and how a kernel
-//! fails.
+//! Tests kernels on streams of the host backend: order, refused arguments, and failures of kernels.
 
 use peerweave_core::{Error, LaunchShape, MisuseKind, Result, Team, World};
 use peerweave_device::prelude::*;
@@ -273,8 +272,8 @@ fn pe_that_leaves_while_a_kernel_waits_is_named_soon() {
     assert!(matches!(error, Error::Peer { call: "waits_for_pe_1", .. }), "{error}");
 }
 
-/// Every member adds its number to a word of every member, meets the team at each scope, and
-/// reduces over it.
+/// Adds each member's number to a word of every member, makes a barrier of the team at each scope,
+/// and reduces over the team.
 #[kernel]
 fn work_of_a_team(
     ctx: &Context,

@@ -1,5 +1,5 @@
-//! Atomic operations: what each returns and leaves, and that none is lost where all threads of all
-//! PEs make them.
+//! Checks atomic operations: the returned and the stored values, and that no update is lost if all
+//! threads of all PEs make them.
 
 use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::api::{KernelAdd, KernelAtomic, KernelInteger};
@@ -9,8 +9,8 @@ use peerweave_types::{bf16, f16};
 /// Elements of `words`.
 pub const WORDS: usize = 8;
 
-/// Checks the strong and the relaxed form of one operation, on a word of the neighbour that has no
-/// other writer.
+/// Checks the strong and the relaxed form of one operation, on a word of the neighbour that no
+/// other PE writes.
 macro_rules! both {
     ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
         apart(|| {
@@ -29,7 +29,7 @@ macro_rules! both {
     };
 }
 
-/// Like `both`, for operations that return the former value.
+/// Like `both`, for operations that return the previous value.
 macro_rules! both_fetch {
     ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
         apart(|| {
@@ -62,7 +62,7 @@ fn numbers<T: Sample + KernelAtomic>(check: &Check<'_>, word: SymSlice<T>, pe: u
 }
 
 /// Checks the operations of elements that only have atomic addition: 16-bit floats. At the end
-/// `words` of PE 0 have the result.
+/// `words` of PE 0 contains the result.
 fn halves<T: Sample + KernelAdd>(ctx: &Context, words: SymSlice<T>, result: SymSlice<u64>) -> Result<(), Failed> {
     let check = Check::new(ctx, result);
     let (_, next, _) = check.ring();

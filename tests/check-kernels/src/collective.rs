@@ -1,4 +1,4 @@
-//! Collectives at each scope, with each element type and each reduction.
+//! Checks collectives at each scope, with each element type and each reduction.
 
 use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::api::combine::{Combine, Reducible};
@@ -11,7 +11,7 @@ pub const ELEMENTS: usize = 70;
 /// Lengths for each PE: fewer than lanes, no multiple of a vector, more than threads.
 const LENGTHS: [usize; 3] = [1, 13, 67];
 
-/// 1 or 2: products of up to eight of them are exact in every type.
+/// Returns an operand, 1 or 2: products of up to eight of them are exact in every type.
 fn operand(rank: u32, i: usize) -> u64 {
     1 + (u64::from(rank) + i as u64 / 3) % 2
 }
@@ -29,7 +29,7 @@ enum Fold {
 }
 
 impl Fold {
-    /// Element `i` of the result, over as many ranks.
+    /// Returns element `i` of the result over `size` ranks.
     fn all(self, size: u32, i: usize) -> u64 {
         let fold = |a: u64, b: u64| match self {
             Self::Sum => a + b,
@@ -44,7 +44,7 @@ impl Fold {
     }
 }
 
-/// Any number, different for each rank and element.
+/// Returns a number that differs for each rank and element.
 fn number(rank: u32, i: usize) -> u64 {
     1 + 70 * u64::from(rank) + i as u64
 }
@@ -60,7 +60,7 @@ struct Collectives<'a, T> {
 }
 
 impl<T: Sample> Collectives<'_, T> {
-    /// Fills `send` with numbers, empties `recv`, and waits until all members have.
+    /// Fills `send` with numbers, clears `recv`, and waits until all members have done so.
     #[inline(never)]
     fn begin_moves(&self) -> Result<(), Failed> {
         self.check.fill(self.send, number(self.rank, 0));
@@ -79,7 +79,7 @@ impl<T: Sample> Collectives<'_, T> {
         self.meet()
     }
 
-    /// Calls in the threads of the scope.
+    /// Runs `call` in the threads of the scope.
     #[inline(always)]
     fn run(&self, inside: bool, call: impl FnOnce() -> Result<(), Failed>) -> Result<(), Failed> {
         let outcome = if inside { apart(call) } else { Ok(()) };
@@ -87,8 +87,8 @@ impl<T: Sample> Collectives<'_, T> {
         outcome
     }
 
-    /// Compares `recv` with parts of `len` elements, as many in all as `total`: those from `at` on
-    /// of the members from `first` on. Then waits until all members have.
+    /// Compares `recv` with `total` elements in parts of `len`: elements from index `at` of each
+    /// member, starting with member `first`. Then waits until all members have done so.
     #[inline(never)]
     fn expect_parts(&self, line: u32, len: usize, total: usize, first: u32, at: usize) -> Result<(), Failed> {
         let part = |i: usize| number(first + (i / len) as u32, at + i % len);
@@ -96,8 +96,8 @@ impl<T: Sample> Collectives<'_, T> {
         self.meet()
     }
 
-    /// Compares `recv` with `len` elements of a reduction, from `at` on. Then waits until all
-    /// members have.
+    /// Compares `recv` with `len` elements of a reduction from index `at`. Then waits until all
+    /// members have done so.
     #[inline(never)]
     fn expect_fold(&self, line: u32, fold: Fold, len: usize, at: usize) -> Result<(), Failed> {
         self.check.expect(line, self.recv, |i| if i < len { fold.all(self.size, at + i) } else { 0 });
@@ -161,8 +161,8 @@ scope!(moves_thread, reduces_thread, scatters_thread, thread: broadcast, fcollec
 scope!(moves_warp, reduces_warp, scatters_warp, warp: broadcast_warp, fcollect_warp, alltoall_warp, reduce_warp, reducescatter_warp);
 scope!(moves_block, reduces_block, scatters_block, block: broadcast_block, fcollect_block, alltoall_block, reduce_block, reducescatter_block);
 
-/// Defines one kernel for each element type: every function at each scope. On the host each makes
-/// all reductions; on GPUs `reduce_block` does, and the others make sums.
+/// Defines one kernel for each element type: every function at each scope. On the host each kernel
+/// makes all reductions; on GPUs only `reduce_block` does, and the other functions compute sums.
 macro_rules! kernels {
     ($($name:ident: $t:ty, $($operation:ident),*;)*) => {$(
         #[doc = concat!("Checks collectives of `", stringify!($t), "`. `send` and `recv` have [`ELEMENTS`] elements for each member of `team`, at most eight.")]

@@ -1,10 +1,10 @@
-//! Kernels that check what kernels can call: every function at every scope, with elements of each
-//! kind, compared exactly.
+//! Kernels that check the device API: every function at every scope, with each element type,
+//! compared exactly.
 //!
 //! The same source runs on the host, in tests under many schedules, and on GPUs. Each kernel is
-//! launched on all PEs with blocks of at least 33 threads, so that there are two warps, and writes
-//! to `result` of its PE: the number of differences, the line of the first one, what was found
-//! there and what was expected, and [`FINISHED`] when it came to its end.
+//! launched on all PEs with blocks of at least 33 threads, so that there are two warps. It writes
+//! to `result` of its PE: the number of differences; line, found value and expected value of the
+//! first difference; and [`FINISHED`] when it is complete.
 //!
 //! | module | what it checks |
 //! |---|---|
@@ -29,16 +29,16 @@ use peerweave_types::{bf16, f16};
 /// Words of `result`.
 pub const RESULT_WORDS: usize = 8;
 
-/// The last word of `result`, of a kernel that came to its end.
+/// The last word of `result` after a kernel is complete.
 pub const FINISHED: u64 = 0xf1;
 
-/// An element that a number determines, so that both sides of a copy know it.
+/// An element computed from a number, so that both sides of a copy can compute it.
 pub trait Sample: Plain + PartialEq {
-    /// The element of a number. Numbers below 2¹¹ give different elements where the type has as
-    /// many; below 2⁸ for `bf16` and for types of 8 bits.
+    /// Returns the element for a number. Numbers below 2¹¹ give different elements if the type has
+    /// enough values; below 2⁸ for `bf16` and types of 8 bits.
     fn of(number: u64) -> Self;
 
-    /// The low bits of the element, for reports.
+    /// Returns the low bits of the element, for reports.
     fn bits(self) -> u64;
 }
 
@@ -74,7 +74,7 @@ samples! {
     f64: |n| (n & 0xffff_ffff) as f64, |v| v.to_bits();
 }
 
-/// The output of a check, and its PEs.
+/// The result of a check, and its PEs.
 pub(crate) struct Check<'a> {
     pub(crate) ctx: &'a Context,
     result: SymSlice<u64>,
@@ -85,14 +85,14 @@ impl<'a> Check<'a> {
         Self { ctx, result }
     }
 
-    /// This PE, the one after it, and the one before it.
+    /// Returns this PE, the next one, and the previous one.
     #[inline(always)]
     pub(crate) fn ring(&self) -> (u32, u32, u32) {
         let (me, n) = (self.ctx.my_pe(), self.ctx.n_pes());
         (me, (me + 1) % n, (me + n - 1) % n)
     }
 
-    /// Writes down a difference, if there is one.
+    /// Records a difference, if there is one.
     #[inline(always)]
     pub(crate) fn same(&self, line: u32, found: u64, expected: u64) {
         if found != expected {
@@ -111,7 +111,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The kernel has come to its end on this block: all its threads call it.
+    /// Records that the kernel is complete on this block. All threads of the block must call it.
     #[inline(always)]
     pub(crate) fn finish(&self) {
         gpu::sync_threads();
@@ -120,14 +120,14 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Waits until all PEs have come here: all threads of the block call it.
+    /// Waits until all PEs have called it. All threads of the block must call it.
     #[inline(never)]
     pub(crate) fn meet(&self) -> Result<(), Failed> {
         self.ctx.barrier_all_block()
     }
 
-    /// Writes this PE's own elements by all threads of the block: `first` and the following
-    /// numbers. They are visible to all threads afterwards.
+    /// Writes this PE's own elements by all threads of the block: the elements for `first` and the
+    /// following numbers. They are visible to all threads afterwards.
     #[inline(never)]
     pub(crate) fn fill<T: Sample>(&self, of: SymSlice<T>, first: u64) {
         let mine = self.ctx.local(of);
@@ -137,8 +137,8 @@ impl<'a> Check<'a> {
         gpu::sync_threads();
     }
 
-    /// Writes this PE's own elements by all threads of the block: number 0 everywhere. They are
-    /// visible to all threads afterwards.
+    /// Writes the element for 0 to all of this PE's own elements, by all threads of the block. They
+    /// are visible to all threads afterwards.
     #[inline(never)]
     pub(crate) fn clear<T: Sample>(&self, of: SymSlice<T>) {
         let mine = self.ctx.local(of);
@@ -161,17 +161,17 @@ impl<'a> Check<'a> {
     }
 }
 
-/// Calls a closure as a function of its own.
+/// Calls a closure as a separate function.
 ///
-/// Functions that communicate are inlined where they are called, and a kernel here calls hundreds.
-/// As one function it takes a compiler minutes; as many, seconds.
+/// Functions that communicate are inlined into their callers, and a kernel here calls hundreds. As
+/// one function the compiler takes minutes; as many functions, seconds.
 #[inline(never)]
 pub(crate) fn apart<R>(act: impl FnOnce() -> R) -> R {
     act()
 }
 
-/// Returns whether this thread makes the calls of a scope: the first thread, the first warp, or all
-/// of the block.
+/// Returns whether this thread takes part in calls of a scope: the first thread, the first warp, or
+/// the whole block.
 macro_rules! takes_part {
     (thread) => {
         gpu::thread_rank() == 0

@@ -1,4 +1,4 @@
-//! Puts and gets at each scope, of elements of 1 to 16 bytes, at any alignment.
+//! Checks puts and gets at each scope, of elements of 1 to 16 bytes, at any alignment.
 
 use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::prelude::*;
@@ -9,13 +9,12 @@ pub const ELEMENTS: usize = 600;
 /// Length, first element at the target, first element at the source.
 const SHAPES: [(usize, usize, usize); 6] = [(0, 3, 3), (1, 0, 1), (7, 2, 5), (64, 16, 32), (255, 3, 1), (513, 1, 4)];
 
-/// The number of element `i` of a PE in a round.
+/// Returns the number for element `i` of a PE in a round.
 fn number(pe: u32, round: u64, i: usize) -> u64 {
     1 + 31 * u64::from(pe) + 7 * round + i as u64
 }
 
-/// Elements that a call has moved: how many, and at which indices they lie at the target and the
-/// source.
+/// Elements that a call has copied: their count, and their indices at the target and the source.
 #[derive(Clone, Copy)]
 struct Moved {
     count: usize,
@@ -26,13 +25,14 @@ struct Moved {
 }
 
 impl Moved {
-    /// Contiguous elements: length, first element at the target, first element at the source.
+    /// Returns a contiguous range: length, first element at the target, first element at the
+    /// source.
     fn contiguous((count, to, from): (usize, usize, usize)) -> Self {
         Self { count, to, to_step: 1, from, from_step: 1 }
     }
 
-    /// The index at the source of the element at an index of the target; `None` where none was
-    /// moved.
+    /// Returns the index at the source of the element at an index of the target; `None` if the call
+    /// did not copy it.
     fn source(&self, at: usize) -> Option<usize> {
         let behind = at.checked_sub(self.to)?;
         let index = behind / self.to_step;
@@ -40,7 +40,7 @@ impl Moved {
     }
 }
 
-/// The buffers of the kernel, and where it is.
+/// The buffers of the kernel, and its position in the check.
 struct Rma<'a, T> {
     check: Check<'a>,
     send: SymSlice<T>,
@@ -50,8 +50,8 @@ struct Rma<'a, T> {
 }
 
 impl<T: Sample> Rma<'_, T> {
-    /// Runs `act` between two barriers of all PEs, and compares `recv`: as `from_pe`'s elements in
-    /// `shape`, else zeros.
+    /// Runs `act` between two barriers of all PEs, and compares `recv` with `from_pe`'s elements in
+    /// `shape`, and with zeros elsewhere.
     #[inline(always)]
     fn moved(
         &mut self,
@@ -66,7 +66,7 @@ impl<T: Sample> Rma<'_, T> {
         self.end(line, Moved::contiguous(shape), from_pe)
     }
 
-    /// Begins a round: fills `send`, empties `recv`, and waits until all PEs have.
+    /// Begins a round: fills `send`, clears `recv`, and waits until all PEs have done so.
     #[inline(never)]
     fn begin(&mut self) -> Result<(), Failed> {
         self.round += 1;
@@ -75,7 +75,8 @@ impl<T: Sample> Rma<'_, T> {
         self.check.meet()
     }
 
-    /// Ends a round, when all PEs have: compares `recv` with what `from_pe` has moved, else zeros.
+    /// Ends a round after all PEs have called it: compares `recv` with the elements of `from_pe`
+    /// that were copied, and with zeros elsewhere.
     #[inline(never)]
     fn end(&self, line: u32, moved: Moved, from_pe: u32) -> Result<(), Failed> {
         self.check.meet()?;
@@ -84,7 +85,7 @@ impl<T: Sample> Rma<'_, T> {
     }
 }
 
-/// All functions of one scope.
+/// Checks all functions of one scope.
 macro_rules! scope {
     ($name:ident, $scope:ident: $put:ident, $get:ident, $put_nbi:ident, $get_nbi:ident, $put_checked:ident, $get_checked:ident,
         $iput:ident, $iget:ident, $put_signal:ident, $put_signal_nbi:ident, $wait:ident, $flush:ident) => {
@@ -196,7 +197,7 @@ scope!(warp_scope, warp: put_warp, get_warp, put_nbi_warp, get_nbi_warp, put_che
 scope!(block_scope, block: put_block, get_block, put_nbi_block, get_nbi_block, put_checked_block, get_checked_block, iput_block,
     iget_block, put_signal_block, put_signal_nbi_block, signal_wait_until_from_block, flush_block);
 
-/// Single elements, and operands that are not symmetric: by one thread, and by the block.
+/// Checks single elements, and operands that are not symmetric: by one thread, and by the block.
 #[inline(never)]
 fn operands<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
     let ctx = rma.check.ctx;

@@ -1,4 +1,4 @@
-//! Changes of signals, waits for them at each scope, and tests.
+//! Checks updates of signals, waits for them at each scope, and tests.
 
 use crate::{Check, takes_part};
 use peerweave_device::prelude::*;

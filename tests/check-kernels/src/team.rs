@@ -1,17 +1,17 @@
-//! Barriers and syncs at each scope: no member passes before all have arrived, and earlier puts are
-//! visible afterwards.
+//! Checks barriers and syncs at each scope: no member passes before all have arrived, and earlier
+//! puts are visible afterwards.
 
 use crate::{Check, apart, takes_part};
 use peerweave_device::prelude::*;
 
-/// Words of `words` for each block.
+/// Number of words of `words` for each block.
 pub const WORDS: usize = 2;
 
-/// Rounds of each call.
+/// Number of rounds of each call.
 const ROUNDS: u64 = 5;
 
-/// Checks one call: in each round every member adds to a word of every member, synchronises, and
-/// reads all additions.
+/// Checks one call: in each round every member adds to a word of every member, synchronizes, and
+/// reads all sums.
 macro_rules! meets {
     ($check:ident, $team:ident, $words:ident, $total:ident, $scope:ident, $syncs:literal, $call:expr) => {
         for _ in 0..ROUNDS {
@@ -68,7 +68,7 @@ pub fn check_team(ctx: &Context, team: KernelTeam, words: SymSlice<u64>, result:
     Ok(())
 }
 
-/// Checks the barriers and syncs of all PEs. `words` as in [`check_team()`].
+/// Checks the barriers and syncs of all PEs. `words` is as for [`check_team()`].
 #[kernel]
 pub fn check_team_all(ctx: &Context, words: SymSlice<u64>, result: SymSlice<u64>) -> Result<(), Failed> {
     let check = Check::new(ctx, result);

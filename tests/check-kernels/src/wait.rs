@@ -1,5 +1,5 @@
-//! Waits and tests for elements of symmetric memory: one, any, all, some; one value, or one for
-//! each element.
+//! Checks waits and tests for elements of symmetric memory: one, any, all, some; with one value, or
+//! one for each element.
 
 use crate::{Check, Sample, takes_part};
 use peerweave_device::api::KernelInteger;

@@ -1,5 +1,5 @@
-//! The check kernels among the PEs of one process, under several schedules. The same kernels run on
-//! GPUs.
+//! Runs the check kernels on the PEs of one process, under several schedules. The same kernels run
+//! on GPUs.
 
 use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
 use peerweave_device::launch::Kernel;
@@ -11,9 +11,9 @@ use std::time::Duration;
 /// Numbers of PEs and threads of a block: two warps at least, the last one not full.
 const SHAPES: [(u32, u32); 3] = [(1, 33), (2, 64), (3, 40)];
 
-/// Runs a check kernel in every shape and under several seeds: among PEs of one machine, among
-/// machines of one PE each, and among machines of two and of one PE. `blocks` of them; `args`
-/// allocates all but the result.
+/// Runs a check kernel in every shape and under several seeds: with the PEs on one machine, on
+/// machines of one PE each, and on machines of two PEs and one PE. `blocks` is the number of
+/// blocks; `args` allocates all arguments except the result.
 fn check<A: KernelArgs>(kernel: &Kernel<A>, blocks: u32, args: impl Fn(&mut Job, SymSlice<u64>) -> A) {
     for (n_pes, threads) in SHAPES {
         for machine in (1..=n_pes).rev() {
@@ -22,7 +22,7 @@ fn check<A: KernelArgs>(kernel: &Kernel<A>, blocks: u32, args: impl Fn(&mut Job,
     }
 }
 
-/// Like [`check`], with as many PEs, PEs of each machine, and threads of a block.
+/// Like [`check`], with a given number of PEs, PEs of each machine, and threads of a block.
 fn check_on<A: KernelArgs>(
     kernel: &Kernel<A>,
     blocks: u32,
@@ -73,7 +73,7 @@ rma! {
 }
 
 #[test]
-fn signals_are_exact() {
+fn signal_kernel_finds_no_difference() {
     check(&signal::check_signal::KERNEL, 1, |job, result| (job.alloc::<u64>(signal::WORDS), result));
 }
 
@@ -102,12 +102,12 @@ words! {
 }
 
 #[test]
-fn barriers_of_all_pes_are_exact() {
+fn barrier_kernel_of_all_pes_finds_no_difference() {
     check(&team::check_team_all::KERNEL, 3, |job, result| (job.alloc::<u64>(3 * team::WORDS), result));
 }
 
 #[test]
-fn barriers_of_a_team_are_exact() {
+fn barrier_kernel_of_a_team_finds_no_difference() {
     check(&team::check_team::KERNEL, 3, |job, result| (KernelTeam::WORLD, job.alloc::<u64>(3 * team::WORDS), result));
 }
 
@@ -137,7 +137,7 @@ collectives! {
 }
 
 #[test]
-fn numbers_of_samples_differ() {
+fn sample_elements_of_different_numbers_differ() {
     use peerweave_check_kernels::Sample;
     for number in 0..200u64 {
         assert_ne!(u8::of(number), u8::of(number + 1));
@@ -147,7 +147,7 @@ fn numbers_of_samples_differ() {
 }
 
 #[test]
-fn difference_is_written_down_with_its_line() {
+fn difference_is_recorded_with_its_line() {
     let mut job = Job::new(1);
     let (words, result) = (job.alloc::<u64>(signal::WORDS), job.alloc::<u64>(RESULT_WORDS));
     // The kernel expects zeros.

@@ -1,5 +1,5 @@
-//! Launchers' environments against arbitrary text: a job that fits together, or an error that names
-//! a variable.
+//! Parses launcher environments with arbitrary text: the result is a consistent job, or an error
+//! that names a variable.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! The decoder of the rendezvous against arbitrary bytes: it never panics, takes no more than there
-//! is, and is canonical.
+//! Decodes arbitrary bytes as rendezvous messages: the decoder never panics, reads no more bytes
+//! than there are, and is canonical.
 
 #![no_main]
 

@@ -1,11 +1,11 @@
-//! Kernels that the tests and checks of the GPU crates launch: each shows one thing that launch,
-//! context or wait must get right.
+//! Kernels that the tests and checks of the GPU crates launch; each tests one property of launches,
+//! contexts or waits.
 #![no_std]
 
 use peerweave_device::prelude::*;
 
-/// Puts `10 * PE + 7` into the next PE's word, signals it, and waits for the signal of the PE
-/// before.
+/// Puts `10 * PE + 7` into the next PE's word, signals it, and waits for the signal of the previous
+/// PE.
 #[kernel]
 pub fn ring(ctx: &Context, word: SymSlice<u64>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
     let next = (ctx.my_pe() + 1) % ctx.n_pes();
@@ -22,7 +22,7 @@ pub fn wait_for_ever(ctx: &Context, signal: SymSlice<u64>, from: u32) -> Result<
     Ok(())
 }
 
-/// Writes `first + i` to element `i`, without any other PE.
+/// Writes `first + i` to element `i`, without communication.
 #[kernel]
 pub fn count_up(ctx: &Context, to: SymSlice<u64>, first: u64) {
     let threads = gpu::grid_dim().x * gpu::block_dim().x;
@@ -33,7 +33,7 @@ pub fn count_up(ctx: &Context, to: SymSlice<u64>, first: u64) {
     }
 }
 
-/// Barriers of all PEs, one after the other.
+/// Makes `rounds` barriers of all PEs.
 #[kernel]
 pub fn barriers(ctx: &Context, rounds: u32) -> Result<(), Failed> {
     for _ in 0..rounds {
@@ -42,8 +42,8 @@ pub fn barriers(ctx: &Context, rounds: u32) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Adds this PE's number and 1 to the word of each member of a team, then meets the team: `rounds`
-/// times.
+/// Adds this PE's number plus 1 to the word of each member of a team, then makes a barrier of the
+/// team: `rounds` times.
 #[kernel]
 pub fn meet_in_team(ctx: &Context, team: KernelTeam, word: SymSlice<u64>, rounds: u32) -> Result<(), Failed> {
     for _ in 0..rounds {
@@ -63,7 +63,7 @@ pub fn sum_in_team(ctx: &Context, team: KernelTeam, to: SymSlice<u32>, from: Sym
     ctx.reduce_block(team, to, from, Sum)
 }
 
-/// Writes the multicast address of the heap's first byte to `found`; 0 where there is none.
+/// Writes the multicast address of the heap's first byte to `found`; 0 if there is none.
 #[kernel]
 pub fn multicast_base(ctx: &Context, found: SymSlice<u64>) {
     let base = ctx.get_multicast_array(found).map_or(0, |view| view.address(0) - found.offset().0);

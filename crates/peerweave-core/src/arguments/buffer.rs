@@ -102,12 +102,12 @@ pub struct Buffer<T> {
 }
 
 impl<T: Element> Buffer<T> {
-    /// Makes a buffer of `len` zeros.
+    /// Creates a buffer of `len` zeros.
     pub fn zeroed(len: usize) -> Self {
         Self::from(vec![T::default(); len])
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -118,7 +118,7 @@ impl<T: Element> Buffer<T> {
         self.len == 0
     }
 
-    /// A handle to a range of this one's elements.
+    /// Returns a handle to a range of this one's elements.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
@@ -188,8 +188,8 @@ impl<T: Element> Buffer<T> {
         Some(unsafe { std::slice::from_raw_parts_mut(memory.at.cast::<T>().as_ptr().add(start), len) })
     }
 
-    /// The address of the first element. Accesses through it must be atomic, or exclude operations
-    /// and other handles.
+    /// Returns the address of the first element. Accesses through it must be atomic, or exclude
+    /// operations and other handles.
     pub fn as_ptr(&self) -> *mut T {
         self.at().cast()
     }
@@ -238,7 +238,7 @@ impl<T> fmt::Debug for Buffer<T> {
     }
 }
 
-/// The value whose bytes are the first bytes of `bytes`.
+/// Returns the value whose bytes are the first bytes of `bytes`.
 pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
     const { assert!(size_of::<T>() <= 8) };
     // SAFETY: `bytes` has at least as many bytes as `T`, and every bit pattern is a value of it
@@ -246,7 +246,7 @@ pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
 
-/// The bytes of a value, followed by zeros.
+/// Returns the bytes of a value, followed by zeros.
 #[inline]
 pub(crate) fn element_bits<T: Element>(value: T) -> u64 {
     const { assert!(size_of::<T>() <= 8) };
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_sole_whole_handle_gives_a_vec_or_slice() {
+    fn only_a_sole_whole_handle_returns_a_vec_or_slice() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_must_agree() {
+    fn copy_of_another_length_is_refused() {
         let buffer = Buffer::<u8>::zeroed(3);
         assert!(matches!(
             buffer.copy_from(&[1, 2]).unwrap_err().misuse(),

@@ -1,4 +1,5 @@
-//! What calls take: symmetric memory, buffers, memory of devices, slices, signal words, reductions.
+//! Arguments of calls: symmetric memory, buffers, memory of devices, slices, signal words,
+//! reductions.
 
 pub(crate) mod buffer;
 pub(crate) mod on_device;

@@ -51,7 +51,7 @@ pub struct OnDevice<T> {
 }
 
 impl<T: Element> OnDevice<T> {
-    /// Makes a handle to `len` elements at `address` of device `ordinal`, which `owner` keeps
+    /// Creates a handle to `len` elements at `address` of device `ordinal`, which `owner` keeps
     /// allocated.
     ///
     /// # Safety
@@ -62,7 +62,7 @@ impl<T: Element> OnDevice<T> {
         Self { owner, address, len, ordinal, element: PhantomData }
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -73,17 +73,17 @@ impl<T: Element> OnDevice<T> {
         self.len == 0
     }
 
-    /// The address of the first element, for work of the device.
+    /// Returns the address of the first element, for work of the device.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The number of the device in this process.
+    /// Returns the number of the device in this process.
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
-    /// A handle to a range of this one's elements.
+    /// Returns a handle to a range of this one's elements.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the range exceeds this handle.

@@ -28,13 +28,13 @@ pub struct Reduction<T> {
 }
 
 impl<T> Reduction<T> {
-    /// A sum in which the elements of this PE are multiplied by `scalar`. Each PE may pass another
-    /// scalar.
+    /// Returns a sum in which the elements of this PE are multiplied by `scalar`. Each PE may pass
+    /// another scalar.
     pub const fn pre_mul_sum(scalar: T) -> Self {
         Self { op: ReduceOp::PreMulSum, scalar: Some(scalar) }
     }
 
-    /// The reduction, without its scalar.
+    /// Returns the reduction, without its scalar.
     pub const fn op(&self) -> ReduceOp {
         self.op
     }

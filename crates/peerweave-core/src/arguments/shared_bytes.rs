@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 const WORD: usize = size_of::<u64>();
 
-/// The number of bytes before the first aligned word of `bytes` bytes at `at`, and of whole words
-/// after them.
+/// Returns the number of bytes before the first aligned word of `bytes` bytes at `at`, and of whole
+/// words after them.
 #[inline]
 fn split(at: *const u8, bytes: usize) -> (usize, usize) {
     let head = (at as usize).wrapping_neg() % WORD;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// One word of symmetric memory by which PEs notify each other.
 ///
-/// Made by [`Symmetric::<u64>::signal`](crate::Symmetric::signal). A clone is the same word.
+/// [`Symmetric::<u64>::signal`](crate::Symmetric::signal) creates it. A clone is the same word.
 ///
 /// Change a word that another PE waits for only by signals and atomics: puts and local stores to it
 /// are not ordered after data.
@@ -24,25 +24,25 @@ impl Signal {
         Self { region, at }
     }
 
-    /// The offset of the word in the segment of every PE, in bytes.
+    /// Returns the offset of the word in the segment of every PE, in bytes.
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at
     }
 
-    /// The update that sets the word to `value`.
+    /// Returns the update that sets the word to `value`.
     #[inline]
     pub fn set(&self, value: u64) -> SignalUpdate<'_> {
         self.update(value, SignalOp::Set)
     }
 
-    /// The update that adds `value` to the word, wrapping.
+    /// Returns the update that adds `value` to the word, wrapping.
     #[inline]
     pub fn add(&self, value: u64) -> SignalUpdate<'_> {
         self.update(value, SignalOp::Add)
     }
 
-    /// The update that applies `op` with `value`.
+    /// Returns the update that applies `op` with `value`.
     #[inline]
     pub fn update(&self, value: u64, op: SignalOp) -> SignalUpdate<'_> {
         SignalUpdate { signal: self, value, op }
@@ -64,7 +64,7 @@ impl Signal {
     }
 }
 
-/// An update of a signal word. Made by [`Signal::set`] and [`Signal::add`].
+/// An update of a signal word. [`Signal::set`] and [`Signal::add`] create it.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an update takes effect only by `Team::signal` or `Team::put_signal`"]
 pub struct SignalUpdate<'a> {

@@ -30,7 +30,7 @@ impl Span<'_> {
         self.len * self.dtype.size_bytes()
     }
 
-    /// Part `index` of parts of `count` elements each.
+    /// Returns part `index` of parts of `count` elements each.
     #[inline(always)]
     pub(crate) fn part(self, index: usize, count: usize) -> Self {
         Self { place: self.place.plus(index * count * self.dtype.size_bytes()), len: count, ..self }
@@ -297,7 +297,7 @@ impl<T: Element> StreamDest<T> for &Symmetric<T> {}
 impl<T: Element> StreamDest<T> for &Buffer<T> {}
 impl<T: Element> StreamDest<T> for &OnDevice<T> {}
 
-/// The span of an argument that may be missing.
+/// Returns the span of an argument that may be missing.
 #[inline(always)]
 pub(crate) fn maybe_span<A: Argument>(argument: &mut Option<A>) -> Option<Span<'_>> {
     argument.as_mut().map(A::span)

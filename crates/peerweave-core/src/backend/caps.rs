@@ -22,7 +22,7 @@ pub struct Caps {
     /// The number, in this process, of the device whose memory operations take
     /// ([`OnDevice`](crate::OnDevice)); `None` if they take no memory of devices.
     pub device: Option<u32>,
-    /// What streams do after an operation has failed.
+    /// The behavior of streams after an operation has failed.
     pub after_failure: AfterFailure,
     /// How reductions are computed, one entry for each collective, type and reduction that is
     /// defined. See [`Caps::reduction`].
@@ -30,7 +30,7 @@ pub struct Caps {
 }
 
 impl Caps {
-    /// The capabilities that every backend has: staged private buffers, no call checking,
+    /// Returns the capabilities that every backend has: staged private buffers, no call checking,
     /// allocations aligned to at most a page, no memory of devices, streams that skip operations
     /// after a failure, and nothing promised of reductions.
     pub fn new(heap_bytes: usize, max_teams: usize, compute: impl Into<String>) -> Self {
@@ -47,8 +47,9 @@ impl Caps {
         }
     }
 
-    /// The entries of [`Caps::reductions`], each changed by `describe`. Before, an entry promises
-    /// nothing: unspecified order and NaN, bits that may differ, accumulation in the element type.
+    /// Returns the entries of [`Caps::reductions`], each changed by `describe`. Before, an entry
+    /// promises nothing: unspecified order and NaN, bits that may differ, accumulation in the
+    /// element type.
     pub fn reductions_with(mut describe: impl FnMut(&mut ReductionCaps)) -> Vec<ReductionCaps> {
         let mut all = Vec::new();
         for kind in CollectiveKind::ALL.into_iter().filter(|kind| kind.reduces()) {
@@ -64,8 +65,8 @@ impl Caps {
         all
     }
 
-    /// How the backend computes a reduction; `None` if it is not defined, or `kind` reduces
-    /// nothing.
+    /// Returns how the backend computes a reduction; `None` if it is not defined, or `kind` does
+    /// not reduce.
     ///
     /// ```
     /// use peerweave::backend::CollectiveKind;
@@ -102,7 +103,7 @@ pub struct ReductionCaps {
     pub same_bits: bool,
     /// The type in which elements are combined.
     pub accumulator: AccumulatorType,
-    /// The result where operands are NaN.
+    /// The result if operands are NaN.
     pub nan: NanRule,
 }
 
@@ -127,7 +128,7 @@ pub enum AccumulatorType {
     F32RoundedOnce,
 }
 
-/// The result of a reduction of floats where operands are NaN.
+/// The result of a reduction of floats if operands are NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NanRule {
@@ -141,7 +142,7 @@ pub enum NanRule {
     Unspecified,
 }
 
-/// What the streams of a backend do after an operation has failed.
+/// The behavior of streams after an operation has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AfterFailure {

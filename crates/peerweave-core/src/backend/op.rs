@@ -1,4 +1,4 @@
-//! Operations as plain data, and where they find their memory.
+//! Operations as plain data, and the location of their memory.
 //!
 //! # Collective operations and their counts
 //! `count` is in elements, with the meaning of NCCL: the whole buffer for all-reduce, reduce and
@@ -29,7 +29,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// The place `bytes` bytes after this one.
+    /// Returns the place `bytes` bytes after this one.
     #[must_use]
     pub fn plus(self, bytes: usize) -> Self {
         match self {
@@ -120,7 +120,7 @@ impl CollectiveKind {
         Self::Scatter,
     ];
 
-    /// The name of the call.
+    /// Returns the name of the call.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Barrier => "barrier",
@@ -137,7 +137,7 @@ impl CollectiveKind {
         }
     }
 
-    /// The collective with this number, as `self as u8` gives it.
+    /// Returns the collective with this number, as `self as u8` gives it.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
@@ -167,7 +167,7 @@ pub struct Collective {
     pub team: TeamId,
     /// Element type; `U8` for barrier and sync.
     pub dtype: DType,
-    /// The reduction; `Sum` if it reduces nothing.
+    /// The reduction; `Sum` for collectives that do not reduce.
     pub op: ReduceOp,
     /// The bits of the scalar of this PE, for `PreMulSum`.
     pub scalar: u64,
@@ -187,7 +187,7 @@ pub struct Collective {
 /// The counts and offsets of an all-to-all-v, in elements. Each list has one entry per rank of the
 /// team.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it, the head says the units")]
+#[allow(missing_docs, reason = "the names describe the fields, the module head their units")]
 pub struct VectorCounts {
     pub send_counts: Vec<usize>,
     pub send_offsets: Vec<usize>,
@@ -336,10 +336,10 @@ pub struct Launch {
 
 /// A kernel and its arguments, erased.
 pub trait BoundKernel: Send + Sync + fmt::Debug {
-    /// The name of the entry in the PTX.
+    /// Returns the name of the entry in the PTX.
     fn name(&self) -> &'static str;
 
-    /// The PTX of the kernel's crate.
+    /// Returns the PTX of the kernel's crate.
     fn ptx(&self) -> &'static PtxImage;
 
     /// Runs one thread of the kernel on the calling thread.

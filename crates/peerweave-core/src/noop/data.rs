@@ -26,7 +26,7 @@ pub(super) struct Heap {
 }
 
 // SAFETY: shared: the words. Synchronised: every access is atomic ([B4] of `Noop`). Would be caught
-// by: `many_threads_add_to_one_word` in tests/lifecycle.rs, under ThreadSanitizer.
+// by: `concurrent_atomic_adds_lose_no_update` in tests/lifecycle.rs, under ThreadSanitizer.
 unsafe impl Send for Heap {}
 // SAFETY: as for Send.
 unsafe impl Sync for Heap {}
@@ -34,7 +34,7 @@ unsafe impl Sync for Heap {}
 impl Heap {
     pub(super) const PAGE: usize = 4096;
 
-    /// The alignment of a segment of this size, in bytes.
+    /// Returns the alignment of a segment of this size, in bytes.
     pub(super) fn align(bytes: usize) -> usize {
         // Segments are contiguous.
         (1 << bytes.trailing_zeros()).clamp(Self::PAGE, 2 << 20)
@@ -121,7 +121,7 @@ pub(super) fn perform(noop: &Noop, op: &Op) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The collectives of a team of one.
+/// Returns the collectives of a team of one.
 fn collective(noop: &Noop, op: &Collective) {
     if noop.members(op.team).len() != 1 {
         return;

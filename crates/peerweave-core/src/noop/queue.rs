@@ -132,7 +132,7 @@ impl Done {
     }
 }
 
-/// The clock of all events.
+/// Returns the clock of all events.
 fn now() -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed()

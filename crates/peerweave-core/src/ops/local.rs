@@ -1,5 +1,5 @@
-//! Copies and fills within this PE, in the order of a stream: what `Symmetric::copy_from`,
-//! `Symmetric::copy_to` and `Symmetric::fill` do on the calling thread.
+//! Copies and fills within this PE in stream order; the stream-ordered forms of
+//! `Symmetric::copy_from`, `Symmetric::copy_to` and `Symmetric::fill`.
 
 use crate::arguments::buffer::element_bits;
 use crate::arguments::span::{StreamDest, StreamSource};
@@ -47,7 +47,7 @@ impl Stream {
     /// Sets all elements of `dest`, of this PE, to `value`.
     ///
     /// # Ordering
-    /// As [`Stream::copy`].
+    /// {Orderi} As for [`Stream::copy`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the handle belongs to another world or has ended.

@@ -1,5 +1,5 @@
-//! The operations that a world, a team or a stream offers. Each checks its arguments by `check` and
-//! hands the result over by `call.rs`.
+//! The operations of a world, a team or a stream. Each checks its arguments by `check` and passes
+//! the result to `call.rs`.
 
 mod atomic;
 mod collective;

@@ -184,7 +184,7 @@ impl Team {
     /// `i` in `0..strides.count`. Both buffers must have these elements.
     ///
     /// # Ordering
-    /// As [`Team::put`].
+    /// {Orderi} As for [`Team::put`].
     ///
     /// # Errors
     /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if a stride is 0 or exceeds a buffer.
@@ -220,10 +220,10 @@ impl Team {
     /// Copies elements of `source` of a rank at a stride to elements of `dest` at a stride.
     ///
     /// # Shapes
-    /// As [`Team::put_strided`].
+    /// {Shapes} As for [`Team::put_strided`].
     ///
     /// # Ordering
-    /// As [`Team::get`].
+    /// {Orderi} As for [`Team::get`].
     ///
     /// # Errors
     /// As for [`Team::put_strided`].
@@ -259,7 +259,7 @@ impl Team {
     /// Sets one element of a rank: `dest[index] = value` there.
     ///
     /// # Ordering
-    /// As [`Team::put`].
+    /// {Orderi} As for [`Team::put`].
     ///
     /// # Errors
     /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
@@ -282,7 +282,7 @@ impl Team {
     /// Gets one element of a rank: `source[index]` there.
     ///
     /// # Ordering
-    /// As [`Team::get`].
+    /// {Orderi} As for [`Team::get`].
     ///
     /// # Errors
     /// As for [`Team::get`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
@@ -309,7 +309,7 @@ impl Team {
     /// `source: n`, `dest: n` elements, which do not contain the word.
     ///
     /// # Ordering
-    /// As [`Team::put`]. At the target, the word changes after the data is visible.
+    /// {Orderi} As for [`Team::put`]. At the target, the word changes after the data is visible.
     ///
     /// # Errors
     /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the word belongs to another world, was

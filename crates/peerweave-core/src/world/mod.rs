@@ -1,4 +1,4 @@
-//! The handles of a job: the world, its teams, its streams, and the tickets of what was enqueued.
+//! The handles of a job: the world, its teams, its streams, and the tickets of enqueued operations.
 
 pub(crate) mod stream;
 pub(crate) mod team;

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// An ordered queue of operations of this PE. Each operation starts when the one before it is
 /// complete.
 ///
-/// Made by [`World::stream`](crate::World::stream). A clone is the same queue. Dropping a stream
+/// [`World::stream`](crate::World::stream) creates it. A clone is the same queue. Dropping a stream
 /// neither cancels pending operations nor waits for them.
 #[derive(Clone, Debug)]
 pub struct Stream {
@@ -62,7 +62,7 @@ impl Stream {
     }
 }
 
-/// An event in a stream. Made by [`Stream::record`]; a clone is the same event.
+/// An event in a stream. [`Stream::record`] creates it; a clone is the same event.
 ///
 /// ```
 /// use peerweave::World;
@@ -108,8 +108,8 @@ impl Event {
         self.inner.wait(limit)
     }
 
-    /// The time between `earlier` and this event. `None` if one was not passed yet, if this one was
-    /// passed first, or if they belong to different worlds, whose clocks differ.
+    /// Returns the time between `earlier` and this event. `None` if one was not passed yet, if this
+    /// one was passed first, or if they belong to different worlds, whose clocks differ.
     pub fn elapsed_since(&self, earlier: &Event) -> Option<Duration> {
         if !Arc::ptr_eq(&self.shared, &earlier.shared) {
             return None;

@@ -1,4 +1,4 @@
-//! Ordered sets of PEs. What a team can do is in `ops/`.
+//! Ordered sets of PEs. The operations of a team are in `ops/`.
 //!
 //! Invariant: `members[r]` is the PE of rank `r`, `ranks[p]` its inverse, and this PE is a member.
 
@@ -59,7 +59,7 @@ impl Inner {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    /// Marks the team as destroyed or not; returns what it was.
+    /// Marks the team as destroyed or not; returns the previous state.
     pub(crate) fn set_destroyed(&self, destroyed: bool) -> bool {
         self.destroyed.swap(destroyed, Ordering::AcqRel)
     }
@@ -85,24 +85,24 @@ impl Team {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     #[inline]
     pub fn size(&self) -> usize {
         self.inner.members.len()
     }
 
-    /// The rank of this PE.
+    /// Returns the rank of this PE.
     #[inline]
     pub fn my_rank(&self) -> Rank {
         self.inner.my_rank
     }
 
-    /// The PEs, in rank order.
+    /// Returns the PEs, in rank order.
     pub fn members(&self) -> &[Pe] {
         &self.inner.members
     }
 
-    /// The identification of the team in messages.
+    /// Returns the identification of the team in messages.
     pub fn name(&self) -> TeamName {
         TeamName { id: self.inner.id, size: self.size() }
     }
@@ -121,13 +121,13 @@ impl Team {
         self.inner.shared.backend.team_failure(self.inner.id)
     }
 
-    /// The rank of a PE; `None` if it is not a member.
+    /// Returns the rank of a PE; `None` if it is not a member.
     pub fn rank_of(&self, pe: Pe) -> Option<Rank> {
         self.inner.ranks.get(pe.index()).copied().filter(|&rank| rank != NOT_A_MEMBER).map(Rank::new)
     }
 
-    /// The rank in `other` of the PE that has `rank` in this team; `None` if it is not a member of
-    /// `other`, or if `other` belongs to another world.
+    /// Returns the rank in `other` of the PE that has `rank` in this team; `None` if it is not a
+    /// member of `other`, or if `other` belongs to another world.
     pub fn translate(&self, rank: Rank, other: &Team) -> Option<Rank> {
         if !Arc::ptr_eq(&self.inner.shared, &other.inner.shared) {
             return None;

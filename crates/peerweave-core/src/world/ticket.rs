@@ -131,12 +131,12 @@ pub(crate) mod decode {
         T::from_word(word(outcome))
     }
 
-    /// The element whose bytes are the first bytes of the word.
+    /// Returns the element whose bytes are the first bytes of the word.
     pub(crate) fn element<T: Element>(outcome: Outcome) -> T {
         crate::arguments::buffer::element_from_bytes(word(outcome).to_ne_bytes())
     }
 
-    /// The lowest index; `None` if every word was excluded.
+    /// Returns the lowest index; `None` if every word was excluded.
     pub(crate) fn first(outcome: Outcome) -> Option<usize> {
         match outcome {
             Outcome::Indices(indices) => indices.first().copied(),

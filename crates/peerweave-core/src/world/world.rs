@@ -29,7 +29,7 @@ pub struct World {
 const DEFAULT_ALIGN: usize = 64;
 
 impl World {
-    /// Makes a world from a backend that has joined its job. A backend serves one world.
+    /// Creates a world from a backend that has joined its job. A backend serves one world.
     ///
     /// # Errors
     /// None at present; a backend reports its errors when it is created.
@@ -41,35 +41,35 @@ impl World {
         Ok(Self { shared, team, local_team: Mutex::new(None) })
     }
 
-    /// This PE.
+    /// Returns this PE.
     #[inline]
     pub fn my_pe(&self) -> Pe {
         self.shared.my_pe
     }
 
-    /// The number of PEs of the job.
+    /// Returns the number of PEs of the job.
     #[inline]
     pub fn n_pes(&self) -> usize {
         self.shared.n_pes
     }
 
-    /// The index of this PE among the PEs of its machine, counted from 0, for example to choose a
-    /// GPU or core.
+    /// Returns the index of this PE among the PEs of its machine, counted from 0, for example to
+    /// choose a GPU or core.
     pub fn local_index(&self) -> usize {
         self.local_pes().iter().position(|&pe| pe == self.my_pe()).expect("backend bug: this PE is not of its own machine")
     }
 
-    /// The PEs of this machine, ascending.
+    /// Returns the PEs of this machine, ascending.
     pub fn local_pes(&self) -> &[Pe] {
         &self.shared.backend.job().local
     }
 
-    /// The name of the backend: `host`, `cuda`, `noop`.
+    /// Returns the name of the backend: `host`, `cuda`, `noop`.
     pub fn backend_name(&self) -> &'static str {
         self.shared.backend.name()
     }
 
-    /// The capabilities of the backend.
+    /// Returns the capabilities of the backend.
     pub fn caps(&self) -> &Caps {
         self.shared.backend.caps()
     }
@@ -80,7 +80,7 @@ impl World {
         self.shared.backend.geometry()
     }
 
-    /// The backend itself if it is a `B`, for functions that only that backend has.
+    /// Returns the backend itself if it is a `B`, for functions that only that backend has.
     pub fn backend<B: Backend>(&self) -> Option<&B> {
         let backend: &dyn Any = &*self.shared.backend;
         backend.downcast_ref()
@@ -94,7 +94,7 @@ impl World {
         self.shared.backend.describe()
     }
 
-    /// The team of all PEs: rank `r` is PE `r`.
+    /// Returns the team of all PEs: rank `r` is PE `r`.
     #[inline]
     pub fn team(&self) -> &Team {
         &self.team
@@ -135,7 +135,7 @@ impl World {
         Symmetric::allocate("alloc_aligned", &self.shared, count, align_bytes, false, Location::caller())
     }
 
-    /// Makes a stream: an ordered queue of operations of this PE.
+    /// Creates a stream: an ordered queue of operations of this PE.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.

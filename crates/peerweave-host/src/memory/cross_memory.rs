@@ -1,4 +1,4 @@
-//! Reads memory of other processes by cross-memory attach (`process_vm_readv`), where the system
+//! Reads memory of other processes by cross-memory attach (`process_vm_readv`), if the system
 //! permits it.
 
 use std::io;

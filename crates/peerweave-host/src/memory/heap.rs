@@ -20,8 +20,8 @@ pub(crate) struct HeapMap {
 }
 
 impl HeapMap {
-    /// A heap in which all of `start..end` is free. If `start` is not a multiple of a requested
-    /// alignment, padding is lost.
+    /// Returns a heap in which all of `start..end` is free. If `start` is not a multiple of a
+    /// requested alignment, padding is lost.
     pub(crate) fn new(start: u64, end: u64) -> Self {
         Self { free: BTreeMap::from([(start, end - start)]), allocated: BTreeMap::new(), start, end, highest: start }
     }
@@ -65,24 +65,24 @@ impl HeapMap {
         Some(bytes)
     }
 
-    /// Notes that memory is used up to `end`; returns the end of the memory that was used before.
+    /// Records that memory is used up to `end`; returns the previous end.
     pub(crate) fn note_use(&mut self, end: u64) -> u64 {
         let before = self.highest;
         self.highest = before.max(end);
         before
     }
 
-    /// The size of the largest request that would succeed now.
+    /// Returns the size of the largest request that would succeed now.
     pub(crate) fn largest_free(&self) -> u64 {
         self.free.values().copied().max().unwrap_or(0)
     }
 
-    /// The number of allocated bytes.
+    /// Returns the number of allocated bytes.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.allocated.values().sum()
     }
 
-    /// The size of the heap, in bytes.
+    /// Returns the size of the heap, in bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.end - self.start
     }

@@ -1,8 +1,8 @@
 //! The layout of the control words in the segment of each PE, and typed access to them.
 //!
-//! No protocol is here. A segment consists of one page for the PE, one block per team slot, and the
-//! heap. All segments lie at equal strides in one mapping of one memory file, which starts as zeros
-//! and keeps its size.
+//! Contains no protocol. A segment consists of one page for the PE, one block per team slot, and
+//! the heap. All segments lie at equal strides in one mapping of one memory file, which starts as
+//! zeros and keeps its size.
 //!
 //! # Invariants
 //! - **\[L1\]** `Segments` is made only by `segment.rs` for a mapping of `n_pes * stride` bytes
@@ -102,8 +102,9 @@ pub(crate) struct CallWords {
     pub(crate) words: [AtomicU64; 4],
 }
 
-/// The words of a mailbox slot: see [`peerweave_device::mailbox::Slot`]. The payload holds where
-/// the message lies, its address, its bytes, and the element type and count of the whole transfer.
+/// The words of a mailbox slot: see [`peerweave_device::mailbox::Slot`]. The payload holds the kind
+/// of memory of the message, its address, its bytes, and the element type and count of the whole
+/// transfer.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct MailSlot {
@@ -122,7 +123,7 @@ pub(crate) struct Layout {
     kernel_lines: usize,
     heap_start: usize,
     stride: usize,
-    /// Every segment starts at a multiple of it, in every process.
+    /// The alignment of every segment, in every process.
     align: usize,
 }
 
@@ -130,8 +131,8 @@ const MAIL_SLOT_BYTES: usize = size_of::<MailSlot>() + EAGER_BYTES;
 const MAILBOX_BYTES: usize = MAIL_SLOT_BYTES * MAILBOX_SLOTS;
 
 impl Layout {
-    /// The layout for `n_pes` PEs with `heap_bytes` each; `None` if it does not fit the address
-    /// space.
+    /// Returns the layout for `n_pes` PEs with `heap_bytes` each; `None` if it does not fit the
+    /// address space.
     pub(crate) fn new(n_pes: usize, heap_bytes: usize) -> Option<Self> {
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         let kernel_lines = (words + 2 * STAGE_BYTES).checked_add(n_pes.checked_mul(MAILBOX_BYTES)?)?.next_multiple_of(PAGE);
@@ -146,35 +147,36 @@ impl Layout {
         (total < 1 << 46).then_some(Self { n_pes, heap_bytes, team_block_bytes, kernel_lines, heap_start, stride, align })
     }
 
-    /// The alignment of every segment, in bytes. It is also the largest alignment of an allocation.
+    /// Returns the alignment of every segment, in bytes, which is also the largest alignment of an
+    /// allocation.
     pub(crate) fn align(&self) -> usize {
         self.align
     }
 
-    /// The size of the memory file, in bytes.
+    /// Returns the size of the memory file, in bytes.
     pub(crate) fn total_bytes(&self) -> usize {
         self.stride * self.n_pes
     }
 
-    /// The size of a segment, in bytes.
+    /// Returns the size of a segment, in bytes.
     pub(crate) fn segment_bytes(&self) -> u64 {
         self.stride as u64
     }
 
-    /// The offset, in every segment, of the lines by which kernels synchronize in the team of a
-    /// slot.
+    /// Returns the offset, in every segment, of the lines by which kernels synchronize in the team
+    /// of a slot.
     pub(crate) fn kernel_lines(&self, slot: usize) -> SymOffset {
         assert!(slot < MAX_TEAMS, "team slot {slot}: outside the layout");
         SymOffset((PAGE + self.team_block_bytes * slot + self.kernel_lines) as u64)
     }
 
-    /// The offset of the heap in a segment.
+    /// Returns the offset of the heap in a segment.
     pub(crate) fn heap_start(&self) -> u64 {
         self.heap_start as u64
     }
 }
 
-/// All segments, as they are mapped in this process.
+/// The addresses of all segments in this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segments {
     base: *mut u8,
@@ -208,7 +210,7 @@ impl Segments {
         self.base.wrapping_add(self.layout.stride * pe + offset)
     }
 
-    /// The page of a PE.
+    /// Returns the page of a PE.
     pub(crate) fn page(&self, pe: usize) -> &PePage {
         // SAFETY: [L1] inside the mapping, aligned to a page, zeros are a valid `PePage`, and [L2]
         // all of it is atomic.
@@ -220,27 +222,28 @@ impl Segments {
         self.at(pe, PAGE + self.layout.team_block_bytes * slot)
     }
 
-    /// The words of a PE in the team of a slot.
+    /// Returns the words of a PE in the team of a slot.
     pub(crate) fn team_words(&self, pe: usize, slot: usize) -> &TeamWords {
         // SAFETY: [L1] inside the mapping (asserted), aligned to a page, zeros are a valid
         // `TeamWords`, and [L2] all of it is atomic.
         unsafe { &*self.team_block(pe, slot).cast::<TeamWords>() }
     }
 
-    /// A staging area of a PE in the team of a slot: [`STAGE_BYTES`] bytes, aligned to a page.
+    /// Returns a staging area of a PE in the team of a slot: [`STAGE_BYTES`] bytes, aligned to a
+    /// page.
     pub(crate) fn stage(&self, pe: usize, slot: usize, parity: usize) -> *mut u8 {
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         self.team_block(pe, slot).wrapping_add(words + STAGE_BYTES * (parity & 1))
     }
 
-    /// A slot of the mailbox in which `pe` receives from the rank `from` of a team.
+    /// Returns a slot of the mailbox in which `pe` receives from the rank `from` of a team.
     pub(crate) fn mail(&self, pe: usize, slot: usize, from: usize, index: usize) -> &MailSlot {
         // SAFETY: as for `team_words`: inside the mapping since `from < n_pes`, aligned since all
         // sizes are multiples of 128.
         unsafe { &*self.mail_at(pe, slot, from, index).cast::<MailSlot>() }
     }
 
-    /// The [`EAGER_BYTES`] bytes that belong to [`Segments::mail`].
+    /// Returns the [`EAGER_BYTES`] bytes that belong to [`Segments::mail`].
     pub(crate) fn mail_bytes(&self, pe: usize, slot: usize, from: usize, index: usize) -> *mut u8 {
         self.mail_at(pe, slot, from, index).wrapping_add(size_of::<MailSlot>())
     }
@@ -252,14 +255,14 @@ impl Segments {
         self.team_block(pe, slot).wrapping_add(start)
     }
 
-    /// The address of an offset in the heap of a PE.
+    /// Returns the address of an offset in the heap of a PE.
     #[inline]
     pub(crate) fn symmetric(&self, pe: usize, at: SymOffset) -> *mut u8 {
         debug_assert!(pe < self.layout.n_pes && at.0 >= self.layout.heap_start as u64 && at.0 <= self.layout.stride as u64);
         self.base.wrapping_add(self.layout.stride * pe + at.0 as usize)
     }
 
-    /// The word at an offset in the heap of a PE.
+    /// Returns the word at an offset in the heap of a PE.
     #[inline]
     pub(crate) fn word(&self, pe: usize, at: SymOffset) -> &AtomicU64 {
         debug_assert!(at.0.is_multiple_of(8));
@@ -268,7 +271,7 @@ impl Segments {
         unsafe { &*self.symmetric(pe, at).cast::<AtomicU64>() }
     }
 
-    /// The address of a PE's segment.
+    /// Returns the address of a PE's segment.
     pub(crate) fn segment(&self, pe: usize) -> *mut u8 {
         self.at(pe, 0)
     }
@@ -289,7 +292,7 @@ impl Segments {
         }
     }
 
-    /// The geometry of the heaps, as plain data.
+    /// Returns the geometry of the heaps, as plain data.
     pub(crate) fn geometry(&self, my_pe: Pe) -> HeapGeometry {
         HeapGeometry {
             base: self.base as u64,

@@ -4,7 +4,7 @@
 //! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]: each of the
 //! eight words holds 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all
 //! eight words has all of the data, in whatever order they were stored. So one vector store writes
-//! the line, and the cache line changes its owner once instead of eight times.
+//! the line, and the cache line moves between cores once instead of eight times.
 
 use peerweave_device::{Word, sealed};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,8 +72,8 @@ impl Line {
         }
     }
 
-    /// The entry that was published under `epoch`; `None` if it was not published. Earlier writes
-    /// of its rank are then visible to this thread.
+    /// Returns the entry that was published under `epoch`; `None` if it was not published. Earlier
+    /// writes of its rank are then visible to this thread.
     #[inline]
     pub(crate) fn read(&self, epoch: u32) -> Option<Entry> {
         let mut data = [0u32; WORDS];
@@ -90,8 +90,8 @@ impl Line {
         self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
-    /// The signature that was published under `epoch`, from the two words that hold it: a barrier
-    /// needs no more.
+    /// Returns the signature that was published under `epoch`, from the two words that hold it: a
+    /// barrier needs no more.
     #[inline]
     pub(crate) fn read_signature(&self, epoch: u32) -> Option<u64> {
         let (mut low, mut high) = ([0], [0]);
@@ -108,7 +108,7 @@ impl Line {
 
 /// Writes a line by one store.
 ///
-/// It uses a register that SSE code cannot name. If the upper half of one of the first sixteen
+/// Uses a register that SSE code cannot name. If the upper half of one of the first sixteen
 /// registers stays in use, SSE code of the caller runs slowly until the next `vzeroupper`, which
 /// the compiler does not add after assembly.
 ///

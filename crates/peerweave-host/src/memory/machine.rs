@@ -8,7 +8,7 @@ pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The memory of the machine in bytes, or a guess if the system does not report it.
+/// Returns the memory of the machine in bytes, or a guess if the system does not report it.
 pub(crate) fn memory_bytes() -> u64 {
     meminfo("MemTotal:").unwrap_or(1 << 33)
 }
@@ -16,8 +16,8 @@ pub(crate) fn memory_bytes() -> u64 {
 /// Requests below this size are allowed without reading the state of the system.
 const SMALL: usize = 64 << 20;
 
-/// The number of bytes that can be allocated now. Only as exact as a request of `request` bytes
-/// needs.
+/// Returns the number of bytes that can be allocated now. Only as exact as a request of `request`
+/// bytes needs.
 pub(crate) fn available_bytes(request: usize) -> u64 {
     if request < SMALL {
         return u64::MAX;
@@ -32,14 +32,14 @@ fn meminfo(name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// The memory that the control groups of this process still allow it.
+/// Returns the memory that the control groups of this process still allow it.
 fn cgroup_available() -> Option<u64> {
     available_in(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").ok()?)
 }
 
-/// The memory that `groups` still allow, in the format of `/proc/self/cgroup`. A limit of a group
-/// holds for all groups below it. In a container the groups may not be visible by their full names,
-/// but the outermost one is.
+/// Returns the memory that `groups` still allow, in the format of `/proc/self/cgroup`. A limit of a
+/// group holds for all groups below it. In a container the groups may not be visible by their full
+/// names, but the outermost one is.
 fn available_in(mount: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let (_, line) = line.split_once(':')?;

@@ -1,5 +1,5 @@
-//! Where everything lies: the memory file that all PEs map, its layout, the symmetric heap, and the
-//! memory of other processes. No protocol is here but that of the entry line.
+//! The memory of a job: the memory file that all PEs map, its layout, the symmetric heap, and the
+//! memory of other processes. Contains no protocol except that of the entry line.
 
 pub(crate) mod cross_memory;
 pub(crate) mod heap;

@@ -13,11 +13,11 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a grid may continue after the deadline of its waits: its threads see the failure and
+/// Time that a grid may continue after the deadline of its waits: its threads see the failure and
 /// return.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// How often a kernel that waits checks that the other PEs are alive.
+/// Interval at which a waiting kernel checks that the other PEs are alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 
 /// The state that the launches of a PE share.
@@ -30,7 +30,7 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// The state before the first launch. `seed` is that of the options.
+    /// Returns the state before the first launch. `seed` is the seed of the options.
     pub(crate) fn new(seed: u64) -> Self {
         let slots = || (0..KERNEL_SLOTS).map(|_| AtomicU64::new(0)).collect::<Epochs>();
         Self { seed, launched: AtomicU64::new(0), epochs: (0..MAX_TEAMS).map(|_| slots()).collect() }
@@ -41,7 +41,8 @@ impl Kernels {
         self.epochs[slot].iter().for_each(|epoch| epoch.store(0, Ordering::Relaxed));
     }
 
-    /// The seed of the next launch on PE `me`. Each launch has another one, unless the seed is 0.
+    /// Returns the seed of the next launch on PE `me`. Each launch has another one, unless the seed
+    /// is 0.
     fn next_seed(&self, me: usize) -> u64 {
         let number = self.launched.fetch_add(1, Ordering::Relaxed);
         if self.seed == 0 { 0 } else { self.seed.wrapping_add((me as u64) << 32).wrapping_add(number).max(1) }
@@ -49,7 +50,7 @@ impl Kernels {
 }
 
 impl Shared {
-    /// Runs a kernel to its end on the calling thread.
+    /// Runs a kernel on the calling thread until it ends.
     pub(crate) fn launch(&self, launch: &Launch) -> Result<Outcome, Error> {
         let kernel = &*launch.kernel;
         let layout = self.peers.segments.layout();
@@ -99,8 +100,8 @@ impl Shared {
     }
 }
 
-/// The error of a kernel: what its operation reported, or else how its grid ended; and how to
-/// repeat it, where a seed was chosen.
+/// Returns the error of a kernel: the report of its operation, or else the way in which its grid
+/// ended; with the seed, if one was chosen, so that the failure can be repeated.
 fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>, seed: u64) -> Error {
     let mut failure = match (report, grid) {
         (Some(report), _) => KernelFailure {

@@ -42,7 +42,7 @@ impl Shared {
         self.job.n_pes
     }
 
-    /// The address of a place of this PE.
+    /// Returns the address of a place of this PE.
     #[inline]
     pub(crate) fn address(&self, place: Place) -> *mut u8 {
         match place {
@@ -52,7 +52,7 @@ impl Shared {
         }
     }
 
-    /// The address of an offset in the segment of this PE.
+    /// Returns the address of an offset in the segment of this PE.
     #[inline]
     pub(crate) fn own(&self, at: SymOffset) -> *mut u8 {
         self.peers.segments.symmetric(self.peers.me, at)

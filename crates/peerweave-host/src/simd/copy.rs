@@ -1,6 +1,6 @@
-//! Copies and zeroes memory: the loops, generic over [`Arch`].
+//! Copies and zeroes memory, by loops that are generic over [`Arch`].
 //!
-//! No arithmetic is here. Invariant: a byte of the destination is written only with its final
+//! Contains no arithmetic. Invariant: a byte of the destination is written only with its final
 //! value, possibly twice, and no other byte is written.
 
 use super::arch::{Arch, Kernel, Vector, word};
@@ -78,7 +78,7 @@ pub(super) unsafe fn pieces(dst: *mut u8, src: *const u8, bytes: usize) {
     }
 }
 
-/// The number of bytes before the next multiple of `alignment_bytes`, a power of two.
+/// Returns the number of bytes before the next multiple of `alignment_bytes`, a power of two.
 #[inline(always)]
 pub(super) fn bytes_to_alignment(at: *const u8, alignment_bytes: usize) -> usize {
     at.addr().wrapping_neg() & (alignment_bytes - 1)

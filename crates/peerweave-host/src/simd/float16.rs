@@ -41,8 +41,8 @@ pub(super) fn narrow(value: f32) -> u16 {
     sign | if magnitude >= F16_OVERFLOW { special } else { finite }
 }
 
-/// [`widen`] of a register's worth. Not inlined: it would make dozens of functions large that few
-/// processors run.
+/// [`widen`] of a whole register. Not inlined, because it would enlarge dozens of functions that
+/// few processors run.
 #[inline(never)]
 pub(super) fn widen_all(from: &[u16], into: &mut [f32]) {
     for (value, &bits) in into.iter_mut().zip(from) {
@@ -50,7 +50,7 @@ pub(super) fn widen_all(from: &[u16], into: &mut [f32]) {
     }
 }
 
-/// [`narrow`] of a register's worth. Not inlined, for the same reason.
+/// [`narrow`] of a whole register. Not inlined, for the same reason.
 #[inline(never)]
 pub(super) fn narrow_all(from: &[f32], into: &mut [u16]) {
     for (bits, &value) in into.iter_mut().zip(from) {

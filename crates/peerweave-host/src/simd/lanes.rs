@@ -13,11 +13,11 @@ pub(super) trait Lanes: Copy {
     type Lane: Copy;
     /// Number of lanes.
     const LEN: usize;
-    /// The same value in every lane.
+    /// Returns the same value in every lane.
     fn splat(value: Self::Lane) -> Self;
-    /// All lanes.
+    /// Returns all lanes.
     fn lanes(&self) -> &[Self::Lane];
-    /// All lanes.
+    /// Returns all lanes.
     fn lanes_mut(&mut self) -> &mut [Self::Lane];
 }
 
@@ -64,17 +64,17 @@ pub(super) unsafe trait Storage: Copy + 'static {
     /// The registers that hold the values of one register of elements.
     type Registers<V: Vector>: Copy;
 
-    /// The value of the element whose bits are the low bits of `word`.
+    /// Returns the value of the element whose bits are the low bits of `word`.
     fn value_of_word(word: u64) -> Self::Value;
 
-    /// The values of a register.
+    /// Returns the values of a register.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.
     unsafe fn decode<A: Arch>(raw: A::Raw<Self>) -> A::Values<Self>;
 
-    /// The elements of these values, rounded to nearest even. No value is a NaN other than the
-    /// canonical one.
+    /// Returns the elements of these values, rounded to nearest even. No value is a NaN other than
+    /// the canonical one.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.
@@ -204,7 +204,7 @@ impl F16 {
 }
 
 impl Bf16 {
-    /// Every lane widened.
+    /// Widens every lane.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.
@@ -215,7 +215,7 @@ impl Bf16 {
         }
     }
 
-    /// Every lane rounded.
+    /// Rounds every lane.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.

@@ -39,7 +39,7 @@ mod tests;
 pub(crate) use arch::Isa;
 pub(crate) use reduce::{Input, Stores, reduce};
 
-/// The name of the instruction set in use: `avx512`, `avx2`, `sse2`, `neon` or `portable`.
+/// Returns the name of the instruction set in use: `avx512`, `avx2`, `sse2`, `neon` or `portable`.
 pub(crate) fn isa() -> &'static str {
     Isa::best().name()
 }

@@ -10,19 +10,19 @@ pub(super) trait Number: Copy {
     /// The precomputed values to divide by a fixed count.
     type Divisor: Copy;
 
-    /// The sum; integers wrap.
+    /// Returns the sum; integers wrap.
     fn plus(self, other: Self) -> Self;
-    /// The product; integers wrap.
+    /// Returns the product; integers wrap.
     fn times(self, other: Self) -> Self;
-    /// The smaller; of a NaN and a number the number; of two zeros the negative one.
+    /// Returns the smaller value; if one is a NaN, the other; of two zeros the negative one.
     fn least(self, other: Self) -> Self;
-    /// The larger; of a NaN and a number the number; of two zeros the positive one.
+    /// Returns the larger value; if one is a NaN, the other; of two zeros the positive one.
     fn greatest(self, other: Self) -> Self;
     /// Prepares to divide by `count`, which is at least 1.
     fn divisor(count: usize) -> Self::Divisor;
-    /// The quotient; integers round toward zero.
+    /// Returns the quotient; integers round toward zero.
     fn over(self, divisor: Self::Divisor) -> Self;
-    /// The same value; of all NaNs the canonical one.
+    /// Returns the same value; of all NaNs the canonical one.
     fn canonical(self) -> Self;
 }
 

@@ -15,8 +15,8 @@ use peerweave_types::{DType, ReduceOp};
 /// Whether stores go through the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stores {
-    /// Ordinary: the lines stay in this core's caches. Best for data that is read soon, or fits the
-    /// caches.
+    /// Ordinary: the lines stay in this core's caches. Best for data that is read soon, or that
+    /// fits the caches.
     Cached,
     /// Non-temporal: the lines go to memory without being read first. Best for data that exceeds
     /// every cache. Used if all outputs of a reduction have the same alignment in their lines, as
@@ -191,7 +191,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     // instruction set of the function it stands in, hence is not inlined; a loop over registers
     // tempts the compiler to vectorise across them, with gathers.
 
-    /// The state after the first input.
+    /// Returns the state after the first input.
     ///
     /// # Safety
     /// [R1].
@@ -205,7 +205,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         state_of::<A, S>(values)
     }
 
-    /// The state after a further input.
+    /// Returns the state after a further input.
     ///
     /// # Safety
     /// [R1].
@@ -220,7 +220,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         state_of::<A, S>(sums)
     }
 
-    /// The result.
+    /// Returns the result.
     ///
     /// # Safety
     /// [R1].
@@ -370,17 +370,17 @@ impl Erased<'_> {
 
 /// A reduction over values of type `V`.
 trait Op<V: Copy>: Copy {
-    /// The state after the first input. `scalar` is that input's own.
+    /// Returns the state after the first input. `scalar` is that input's own.
     #[inline(always)]
     fn first(self, value: V, scalar: V) -> V {
         let _ = scalar;
         value
     }
 
-    /// The state after a further input.
+    /// Returns the state after a further input.
     fn next(self, state: V, value: V, scalar: V) -> V;
 
-    /// The result.
+    /// Returns the result.
     fn last(self, state: V) -> V;
 }
 

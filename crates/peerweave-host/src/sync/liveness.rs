@@ -1,6 +1,6 @@
-//! Finds out whether the other PEs are alive: from a descriptor of their process, which the kernel
-//! marks when the process ends; without one, from the process number and the reports of the
-//! rendezvous; and from the state that each PE publishes in its page.
+//! Detects whether the other PEs are alive: by a descriptor of their process, which the kernel
+//! marks when the process ends; without a descriptor, by the process number and the reports of the
+//! rendezvous; and by the state that each PE publishes in its page.
 //!
 //! Only waiters that have waited for milliseconds ask. A process descriptor names one process
 //! forever, even if its number is reused. A number is used only if it names the process (see
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, Weak};
 pub(crate) struct Liveness {
     segments: Segments,
     processes: Box<[Process]>,
-    /// Reports of the rendezvous, for processes that cannot be watched well from here.
+    /// Reports of the rendezvous, for processes that this process cannot watch itself.
     reports: Reports,
 }
 
@@ -79,7 +79,7 @@ impl Liveness {
         Self { segments, processes, reports: Reports { rendezvous: rendezvous.map(Arc::downgrade), lost: Mutex::default() } }
     }
 
-    /// The PEs whose end only the rendezvous reports.
+    /// Returns the PEs whose end only the rendezvous reports.
     pub(crate) fn distant(&self) -> Vec<usize> {
         let distant = self.processes.iter().enumerate().filter(|(_, process)| matches!(process, Process::Distant));
         distant.map(|(pe, _)| pe).collect()
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_of_another_file_tells_nothing() {
+    fn descriptor_of_another_file_is_no_evidence_of_an_end() {
         // What a program finds under a number whose descriptor it has closed and reused: always
         // readable.
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();

@@ -45,7 +45,7 @@ impl std::fmt::Display for Unreachable {
 }
 
 impl Identity {
-    /// The identity of this process.
+    /// Returns the identity of this process.
     pub(crate) fn own() -> Self {
         static PROBE: OnceLock<u64> = OnceLock::new();
         let probe = PROBE.get_or_init(random_word);
@@ -90,8 +90,8 @@ impl Identity {
     }
 }
 
-/// A random word other than 0. If the system has no random numbers, a word that differs among the
-/// processes that are alive at the same time.
+/// Returns a random word other than 0. If the system has no random numbers, a word that differs
+/// among the processes that are alive at the same time.
 fn random_word() -> u64 {
     let mut bytes = [0; 8];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
@@ -102,8 +102,8 @@ fn random_word() -> u64 {
     word | 1
 }
 
-/// A digest of the PID namespace of this process and of the boot; 0 if the system does not report
-/// them.
+/// Returns a digest of the PID namespace of this process and of the boot; 0 if the system does not
+/// report them.
 fn namespace() -> u64 {
     let Ok(namespace) = fs::metadata("/proc/self/ns/pid") else { return 0 };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

@@ -1,8 +1,8 @@
-//! Finds the PE whose failure came first. A PE that fails because another is gone records that
-//! other PE in a word of shared memory; PEs that find it gone follow these words to the first
+//! Finds the PE whose failure came first. A PE that fails because of another PE records that PE in
+//! a word of shared memory; the PEs that detect its failure follow these words to the first
 //! failure.
 //!
-//! A failure word is 0, or names a PE and what happened to it. Each word has one writer, which
+//! A failure word is 0, or names a PE and its cause of failure. Each word has one writer, which
 //! writes it once for each page and once for each team that uses a slot.
 
 use crate::sync::peers::Peers;
@@ -21,7 +21,7 @@ const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 4] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable];
 
-/// The failure word for `error` of PE `me`.
+/// Returns the failure word for `error` of PE `me`.
 pub(crate) fn encode(error: &Error, me: usize) -> u64 {
     let cause = match error {
         Error::Peer { cause, .. } => CAUSES.iter().position(|known| known == cause).unwrap_or(2),
@@ -31,13 +31,13 @@ pub(crate) fn encode(error: &Error, me: usize) -> u64 {
     (cause as u64) << 32 | (pe as u64 + 1)
 }
 
-/// The PE and the cause of a failure word.
+/// Returns the PE and the cause of a failure word.
 fn decode(word: u64) -> Option<(usize, PeerCause)> {
     let pe = (word & 0xffff_ffff).checked_sub(1)?;
     Some((pe as usize, CAUSES.get((word >> 32) as usize)?.clone()))
 }
 
-/// The PE that a failure word names.
+/// Returns the PE that a failure word names.
 pub(crate) fn pe_of(word: u64) -> Option<Pe> {
     decode(word).map(|(pe, _)| Pe::new(pe as u32))
 }
@@ -45,8 +45,8 @@ pub(crate) fn pe_of(word: u64) -> Option<Pe> {
 impl Peers {
     /// Records a failure of this PE in its page, and returns the failure word.
     ///
-    /// An earlier word stays while the PE that it names is gone, because later failures follow from
-    /// that one. Otherwise the earlier failure has passed.
+    /// An earlier word is kept while the PE that it names is lost, because later failures follow
+    /// from that one. Otherwise the earlier failure no longer matters.
     pub(crate) fn record_failure(&self, error: &Error) -> u64 {
         let word = encode(error, self.me);
         let failure = &self.segments.page(self.me).failure;
@@ -68,8 +68,8 @@ impl Peers {
         error
     }
 
-    /// The error for a peer that is gone: names the PE whose failure came first. `team_word` is the
-    /// failure word of `pe` in the team, if it has one.
+    /// Returns the error for a peer that has left, died or failed: it names the PE whose failure
+    /// came first. `team_word` is the failure word of `pe` in the team, if it has one.
     pub(crate) fn peer_error(&self, call: &'static str, team: TeamName, pe: usize, cause: PeerCause, team_word: u64) -> Error {
         let (pe, cause) = self.root_cause(pe, cause, (team_word != 0).then_some(team_word));
         Error::Peer { call, team, pe: Pe::new(pe as u32), cause }

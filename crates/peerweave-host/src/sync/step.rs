@@ -23,7 +23,7 @@ fn progress(epoch: u32, phase: u32, status: u64) -> u64 {
     u64::from(epoch) << 32 | u64::from(phase) << 8 | status
 }
 
-/// The progress word of a rank that has not entered any operation after `epoch`.
+/// Returns the progress word of a rank that has not entered any operation after `epoch`.
 pub(crate) fn progress_before_next(epoch: u32) -> u64 {
     progress(epoch, LAST_PHASE, 0)
 }
@@ -49,7 +49,7 @@ impl<'a> Step<'a> {
         (self.epoch & 1) as usize
     }
 
-    /// A staging area of a rank.
+    /// Returns a staging area of a rank.
     #[inline]
     pub(crate) fn stage(&self, rank: usize, parity: usize) -> *mut u8 {
         self.peers.segments.stage(self.team.members[rank], self.team.slot, parity)
@@ -132,7 +132,7 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// An error that names `rank`, or the PE that caused its failure.
+    /// Returns an error that names `rank`, or the PE that caused its failure.
     pub(crate) fn peer_error(&self, rank: usize, cause: PeerCause) -> Error {
         self.error_of_pe(self.team.members[rank], cause)
     }

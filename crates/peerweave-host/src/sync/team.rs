@@ -50,8 +50,8 @@ pub(crate) struct Channel {
     pub(crate) messages: AtomicU64,
 }
 
-/// A team for the duration of an operation. The world is borrowed, so that its operations do not
-/// count references.
+/// A team during an operation. The world is borrowed, so that its operations do not count
+/// references.
 #[derive(Debug)]
 pub(crate) enum TeamRef<'a> {
     Borrowed(&'a Arc<TeamState>),
@@ -84,8 +84,8 @@ impl Deref for TeamRef<'_> {
 }
 
 impl TeamState {
-    /// A team whose operations count from `epoch`, which is at least the last epoch of any member
-    /// in the slot.
+    /// Returns a team whose operations count from `epoch`, which is at least the last epoch of any
+    /// member in the slot.
     pub(crate) fn new(slot: usize, members: Vec<usize>, rank: usize, epoch: u32) -> Self {
         let channels = members.iter().map(|_| Channels::default()).collect();
         Self {
@@ -116,13 +116,13 @@ impl TeamState {
         self.issued.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// The epoch of the operation that was issued last.
+    /// Returns the epoch of the operation that was issued last.
     pub(crate) fn last_issued(&self) -> u32 {
         self.issued.load(Ordering::Relaxed)
     }
 
-    /// The PEs that have not entered the operation that is next to complete; none if no operation
-    /// is pending.
+    /// Returns the PEs that have not entered the operation that is next to complete; none if no
+    /// operation is pending.
     fn missing(&self, peers: &Peers) -> Vec<usize> {
         let next = self.completed.load(Ordering::Acquire).wrapping_add(1);
         if next == self.issued.load(Ordering::Acquire).wrapping_add(1) {
@@ -202,8 +202,8 @@ impl Teams {
         &self.world
     }
 
-    /// The team with a number. The core checked that it was live, but another thread may have
-    /// destroyed it since. A new team in its slot has another number.
+    /// Returns the team with a number. The core checked that it was live, but another thread may
+    /// have destroyed it since. A new team in its slot has another number.
     #[inline]
     pub(crate) fn get(&self, call: &'static str, id: TeamId) -> Result<TeamRef<'_>, Error> {
         if id == TeamId::WORLD {
@@ -215,14 +215,14 @@ impl Teams {
         }
     }
 
-    /// One bit per free slot, and the last epoch of the last team of each slot.
+    /// Returns one bit per free slot, and the last epoch of the last team of each slot.
     pub(crate) fn free_slots(&self) -> (u64, Vec<u32>) {
         let slots = self.read();
         let free = slots.states.iter().enumerate().skip(1).filter(|(_, slot)| matches!(slot, Slot::Free));
         (free.fold(0, |bits, (slot, _)| bits | 1 << slot), slots.last_epochs.clone())
     }
 
-    /// The members of each team, by slot, up to the last slot in use; none for a free slot.
+    /// Returns the members of each team, by slot, up to the last slot in use; none for a free slot.
     pub(crate) fn members_by_slot(&self) -> Vec<Vec<u32>> {
         let members = |team: &TeamState| team.members.iter().map(|&pe| pe as u32).collect::<Vec<_>>();
         let slots = self.read();
@@ -236,7 +236,7 @@ impl Teams {
         by_slot
     }
 
-    /// The PEs that pending operations wait for.
+    /// Returns the PEs that pending operations wait for.
     pub(crate) fn missing(&self, peers: &Peers) -> Vec<Pe> {
         let slots = self.read();
         let made = slots.states.iter().filter_map(|slot| if let Slot::Team(team) = slot { Some(team) } else { None });
@@ -278,7 +278,7 @@ impl Teams {
     }
 }
 
-/// The slot of a team: its number in the contexts of kernels too.
+/// Returns the slot of a team: its number in the contexts of kernels too.
 pub(crate) fn slot_of(id: TeamId) -> usize {
     (id.0 & 0xff) as usize
 }

@@ -16,9 +16,9 @@ const SPINS_SHARED: u32 = 4;
 const SPINS_PER_CLOCK: u32 = 200;
 /// Yields between two readings of the clock, if PEs share processors.
 const YIELDS_PER_CLOCK: u32 = 16;
-/// How long a waiter with a processor of its own spins. This is longer than a time slice: next to
-/// other processes, a waiter that yields loses its processor for a slice and is then late itself.
-/// The system may still have placed two PEs on one processor although there are enough; see
+/// Time that a waiter with its own processor spins. This is longer than a time slice: next to other
+/// processes, a waiter that yields loses its processor for a slice and is then late itself. The
+/// system may still have placed two PEs on one processor although there are enough; see
 /// [`Peers::shares_my_processor`].
 const SPIN_TIME: Duration = Duration::from_millis(10);
 /// How long a waiter that shares its processor yields before it sleeps. A sleeping waiter notices a
@@ -50,7 +50,7 @@ pub(crate) enum Stop {
 }
 
 impl Stop {
-    /// The error of an operation that ran with a deadline.
+    /// Returns the error of an operation that ran with a deadline.
     pub(crate) fn into_error(self) -> Error {
         match self {
             Self::Failed(error) => *error,

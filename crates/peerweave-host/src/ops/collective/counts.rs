@@ -29,7 +29,7 @@ impl Counts {
         self.get(from, to, 0)
     }
 
-    /// The offset of these elements in the send buffer of `from`.
+    /// Returns the offset of these elements in the send buffer of `from`.
     pub(super) fn send_offset(&self, from: usize, to: usize) -> usize {
         self.get(from, to, 1)
     }
@@ -38,17 +38,17 @@ impl Counts {
         self.get(at, from, 2)
     }
 
-    /// The offset of the elements from `from` in the receive buffer of `at`.
+    /// Returns the offset of the elements from `from` in the receive buffer of `at`.
     pub(super) fn recv_offset(&self, at: usize, from: usize) -> usize {
         self.get(at, from, 3)
     }
 
-    /// The largest number of elements that any rank sends to any rank.
+    /// Returns the largest number of elements that any rank sends to any rank.
     pub(super) fn longest(&self) -> usize {
         (0..self.n * self.n).map(|i| self.table[i * COLUMNS] as usize).max().unwrap_or(0)
     }
 
-    /// The number of elements that all ranks send.
+    /// Returns the number of elements that all ranks send.
     pub(super) fn total(&self) -> usize {
         (0..self.n * self.n).map(|i| self.table[i * COLUMNS] as usize).sum()
     }

@@ -19,7 +19,7 @@ use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// Returns whether this algorithm serves a collective of `n` ranks. An all-to-all in place would
+/// Returns whether this algorithm supports a collective of `n` ranks. An all-to-all in place would
 /// have to write to peers, and a reduce would run on the root alone. If all ranks read the same
 /// bytes, larger teams are faster with staging areas, which stay in a cache.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
@@ -104,7 +104,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The address of a buffer that is mapped in this process.
+    /// Returns the address of a buffer that is mapped in this process.
     fn mapped(&self, rank: usize, code: u64) -> Option<*mut u8> {
         if code & PRIVATE == 0 {
             Some(self.step.peers.segments.symmetric(self.step.team.members[rank], SymOffset(code)))

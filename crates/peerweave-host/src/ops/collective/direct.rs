@@ -22,7 +22,7 @@ struct Buffers {
     scalars: PerRank<u64>,
 }
 
-/// Share `index` of `0..count`, divided among `n` at the borders of cache lines.
+/// Returns share `index` of `0..count`, divided among `n` at the borders of cache lines.
 pub(super) fn share(count: usize, n: usize, index: usize, element_bytes: usize) -> Range<usize> {
     let line = 64 / element_bytes;
     let each = count.div_ceil(n).next_multiple_of(line);
@@ -71,7 +71,8 @@ impl Run<'_> {
         if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
     }
 
-    /// The other ranks, starting after this one, so that ranks do not all start with the same one.
+    /// Returns the other ranks, starting after this one, so that ranks do not all start with the
+    /// same one.
     fn others_from_here(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, n) = (self.me, self.n);
         (1..n).map(move |distance| (me + distance) % n)

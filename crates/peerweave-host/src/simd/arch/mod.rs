@@ -203,7 +203,8 @@ pub(super) trait Kernel {
     /// Does the work.
     ///
     /// # Safety
-    /// Called by [`Arch::enter`] of `A`; and what the kernel's fields state.
+    /// {Safety} [`Arch::enter`] of `A` calls this; and the requirements of the kernel's fields
+    /// hold.
     unsafe fn run<A: Arch>(self);
 }
 
@@ -243,7 +244,7 @@ impl Level {
 }
 
 impl Isa {
-    /// The instruction set, if this processor has it.
+    /// Returns the instruction set, if this processor has it.
     fn new(level: Level) -> Option<Self> {
         let has = match level {
             #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -263,7 +264,7 @@ impl Isa {
         (has && Level::BUILT.contains(&level)).then_some(Self(level))
     }
 
-    /// The best instruction set of this processor.
+    /// Returns the best instruction set of this processor.
     #[inline]
     pub(crate) fn best() -> Self {
         /// The level of the answer as a number, 0 before the first call. Relaxed: the number is all
@@ -287,7 +288,7 @@ impl Isa {
         isa
     }
 
-    /// The instruction sets of this processor that this build has code for, the best first.
+    /// Returns the instruction sets of this processor that this build has code for, the best first.
     pub(crate) fn available() -> impl Iterator<Item = Self> {
         Level::BUILT.iter().filter_map(|&level| Self::new(level))
     }
@@ -306,7 +307,7 @@ impl Isa {
     /// Runs a kernel compiled for this instruction set.
     ///
     /// # Safety
-    /// What the kernel requires.
+    /// {Safety} As for the kernel.
     #[inline]
     pub(super) unsafe fn enter<K: Kernel>(self, kernel: K) {
         match self.0 {

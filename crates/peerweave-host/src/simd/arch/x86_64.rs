@@ -3,9 +3,9 @@
 //! Invariant: an assembly block is loads alone or stores alone, and touches exactly the bytes that
 //! its function names.
 //!
-//! The mover functions carry `#[target_feature]`, hence cannot be `inline(always)`; being one
-//! instruction they are inlined into every caller that has the feature, which [`Arch::enter`]
-//! arranges.
+//! The mover functions have `#[target_feature]`, so they cannot be `inline(always)`. Each is one
+//! instruction and is inlined into every caller that has the feature, because [`Arch::enter`]
+//! compiles the callers with it.
 
 use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};
@@ -435,7 +435,7 @@ unsafe fn store_part_avx512(value: __m512i, to: *mut u8, bytes: usize) {
     }
 }
 
-/// A mask of the low `count < 64` bits.
+/// Returns a mask of the low `count < 64` bits.
 #[inline(always)]
 fn low_bits(count: usize) -> u64 {
     debug_assert!(count < 64);

@@ -1,4 +1,5 @@
-//! The movers and reducers against naive ones, on every instruction set that this processor has.
+//! Tests the movers and reducers against naive implementations, on every instruction set of this
+//! processor.
 //!
 //! Not here: which of them a collective uses. Invariant: a test compares bits, never "close
 //! enough".
@@ -10,7 +11,7 @@ mod reducing;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod registers;
 
-/// Numbers that are the same in every run.
+/// A generator of pseudo-random numbers; every run gets the same ones.
 struct Random(u64);
 
 impl Random {
@@ -31,8 +32,8 @@ impl Random {
     }
 }
 
-/// Memory at a chosen distance from a line border, with guard bytes on both sides that must stay as
-/// they are.
+/// Memory at a chosen distance from the border of a cache line, with guard bytes on both sides that
+/// must not change.
 struct Guarded {
     memory: Vec<u8>,
     start: usize,
@@ -50,8 +51,8 @@ impl Guarded {
         Self { memory, start, len: content.len() }
     }
 
-    /// For sources too: the portable leaf reads through an atomic, which Stacked Borrows allows
-    /// only where writing is allowed.
+    /// Returns a mutable pointer for sources too: the portable implementation reads through an
+    /// atomic, and Stacked Borrows allows that only if writes are allowed.
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.memory[self.start..].as_mut_ptr()
     }

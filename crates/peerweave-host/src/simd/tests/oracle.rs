@@ -35,7 +35,7 @@ pub(super) fn reduce(dtype: DType, op: ReduceOp, inputs: &[(Vec<u8>, u64)]) -> V
     }
 }
 
-/// The elements `i` of all inputs, with their scalars.
+/// Returns the elements `i` of all inputs, with their scalars.
 fn columns<const N: usize>(inputs: &[(Vec<u8>, u64)]) -> impl Iterator<Item = Vec<([u8; N], [u8; N])>> {
     let count = inputs[0].0.len() / N;
     (0..count).map(|i| {

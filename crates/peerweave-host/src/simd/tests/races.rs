@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = if cfg!(miri) { 3 } else { 3000 };
 const BYTES: usize = if cfg!(miri) { 100 } else { 4096 };
 
-/// Memory that threads share as a heap does: by address, never by reference to its bytes.
+/// Returns memory that threads share like a heap: by address, never by reference to its bytes.
 fn shared() -> Vec<AtomicU8> {
     (0..BYTES).map(|_| AtomicU8::new(0)).collect()
 }

@@ -115,7 +115,7 @@ fn scalar(dtype: DType, random: &mut Random) -> u64 {
     if dtype.size_bytes() == 8 { bits } else { bits & ((1 << (8 * dtype.size_bytes())) - 1) }
 }
 
-/// The bits of a small number.
+/// Returns the bits of a small number.
 fn small(dtype: DType, value: i64) -> u64 {
     match dtype {
         DType::F16 => f16::from_f32(value as f32 / 4.0).to_bits().into(),
@@ -262,7 +262,7 @@ fn a_reduction_of_nothing_is_a_bug_of_the_caller() {
 
 #[test]
 #[should_panic(expected = "and of float")]
-fn a_bitwise_reduction_of_floats_is_a_bug_of_the_caller() {
+fn bitwise_reduction_of_floats_panics() {
     let input = Input { at: std::ptr::null(), scalar: 0 };
     // SAFETY: nothing is accessed.
     unsafe { reduce_on(Isa::best(), DType::F32, ReduceOp::And, &[input], &[], 0, Stores::Cached) };
