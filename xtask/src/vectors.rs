@@ -1,8 +1,8 @@
 //! Checks that the reductions of `peerweave-host` for AVX-512 compute in whole registers.
 //!
 //! The compiler vectorizes their loops over lanes. Whether it uses 64 bytes or splits a register
-//! into parts depends on how much it sees at once, so the crate is compiled in one unit, as many
-//! applications do.
+//! into parts depends on the code in one codegen unit, so the crate is compiled in one unit, as
+//! many applications do.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -114,7 +114,7 @@ fn collective_ops_have_their_counts_and_addresses() {
 }
 
 #[test]
-fn barrier_and_sync_carry_nothing() {
+fn barrier_and_sync_have_no_operands() {
     let s = Scene::new();
     for (call, kind) in [
         (Team::barrier_blocking as fn(&Team) -> peerweave_core::Result<()>, CollectiveKind::Barrier),
@@ -140,7 +140,7 @@ fn vector_counts_are_passed_on_without_a_copy() {
 }
 
 #[test]
-fn ordinary_memory_travels_by_address() {
+fn ordinary_memory_is_passed_by_address() {
     let s = Scene::new();
     let (send, mut recv) = (vec![0i8; 5], [0i8; 5]);
     s.team.all_reduce_blocking(&send, &mut recv, ReduceOp::Min).unwrap();
@@ -156,7 +156,7 @@ fn ordinary_memory_travels_by_address() {
 }
 
 #[test]
-fn one_sided_operations_name_the_pe_behind_the_rank() {
+fn one_sided_operations_name_the_pe_of_the_rank() {
     let s = Scene::new();
     let word = s.world.alloc_zeroed::<u64>(3).unwrap();
     let signal = word.signal(2).unwrap();
@@ -195,7 +195,7 @@ fn one_sided_operations_name_the_pe_behind_the_rank() {
 }
 
 #[test]
-fn waits_and_tests_look_at_the_words_of_this_pe() {
+fn waits_and_tests_read_the_words_of_this_pe() {
     let s = Scene::new();
     let words = s.world.alloc_zeroed::<u64>(4).unwrap();
     s.noop.take_calls();
@@ -224,7 +224,7 @@ fn waits_and_tests_look_at_the_words_of_this_pe() {
 }
 
 #[test]
-fn atomics_carry_bits() {
+fn atomic_operands_are_passed_as_bits() {
     let s = Scene::new();
     let x = s.world.alloc_zeroed::<i32>(4).unwrap();
     let f = s.world.alloc_zeroed::<f64>(1).unwrap();
@@ -264,7 +264,7 @@ fn atomics_carry_bits() {
 }
 
 #[test]
-fn a_group_is_one_operation_with_its_members_in_order() {
+fn group_is_one_operation_with_its_members_in_order() {
     let s = Scene::new();
     let mut into = [0.0f32; 2];
     s.team
@@ -286,7 +286,7 @@ fn a_group_is_one_operation_with_its_members_in_order() {
 }
 
 #[test]
-fn a_group_whose_closure_fails_runs_nothing() {
+fn group_whose_closure_fails_makes_no_call() {
     let s = Scene::new();
     let wrong = s.team.group(&s.stream, |g| {
         g.send(&s.x, ME)?;
@@ -339,7 +339,7 @@ fn teams_translate_ranks() {
 }
 
 #[test]
-fn the_local_team_is_made_once_and_kept() {
+fn local_team_is_created_once() {
     let s = Scene::new();
     assert_eq!(s.world.local_team().unwrap().size(), 4);
     assert_eq!(s.world.local_index(), 1);
@@ -351,7 +351,7 @@ fn the_local_team_is_made_once_and_kept() {
 }
 
 #[test]
-fn allocations_ask_for_bytes() {
+fn allocations_request_sizes_in_bytes() {
     let s = Scene::new();
     s.world.alloc::<f64>(3).unwrap();
     s.world.alloc_zeroed::<u8>(0).unwrap();
@@ -378,7 +378,7 @@ fn the_backend_can_be_had_by_its_type() {
 proptest! {
     /// A put of any range to any rank names exactly its bytes, and moves them.
     #[test]
-    fn puts_and_gets_name_and_move_their_bytes(start in 0usize..40, len in 0usize..40, from in 0usize..24, rank in 0u32..3) {
+    fn puts_and_gets_access_exactly_their_bytes(start in 0usize..40, len in 0usize..40, from in 0usize..24, rank in 0u32..3) {
         let s = Scene::new();
         let all = s.world.alloc_zeroed::<i32>(80).unwrap();
         let source: Vec<i32> = (0..64).collect();
@@ -424,7 +424,7 @@ proptest! {
 
     /// The check for groups agrees with comparing every pair.
     #[test]
-    fn groups_find_every_overlap(parts in proptest::collection::vec((0usize..30, 0usize..5, any::<bool>()), 0..7)) {
+    fn overlaps_in_groups_are_refused(parts in proptest::collection::vec((0usize..30, 0usize..5, any::<bool>()), 0..7)) {
         let s = Scene::new();
         let x = s.world.alloc_zeroed::<u8>(40).unwrap();
         let overlap = |a: &(usize, usize, bool), b: &(usize, usize, bool)| (a.2 || b.2) && a.0.max(b.0) < (a.0 + a.1).min(b.0 + b.1);

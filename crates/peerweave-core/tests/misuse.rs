@@ -337,7 +337,7 @@ fn every_misuse_is_an_error_before_the_backend() {
 }
 
 #[test]
-fn swapped_groups_are_noticed() {
+fn group_of_another_team_is_refused() {
     let s = Scene::new().unwrap();
     s.noop.take_calls();
     let mut inner = Ok(());
@@ -355,7 +355,7 @@ fn swapped_groups_are_noticed() {
 }
 
 #[test]
-fn valid_calls_pass() {
+fn valid_calls_are_accepted() {
     let s = Scene::new().unwrap();
     // A root's arguments are ignored elsewhere, whatever they are.
     s.team.reduce_blocking(&s.x, &s.other.x, ReduceOp::Sum, PEER).unwrap();
@@ -387,7 +387,7 @@ fn valid_calls_pass() {
 }
 
 #[test]
-fn after_finalize_every_handle_tells_so() {
+fn handles_are_refused_after_finalize() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (team, stream) = (world.team().clone(), world.stream().unwrap());

@@ -42,7 +42,7 @@ fn operations_run_in_the_order_of_their_calls() {
 }
 
 #[test]
-fn queued_operations_hold_their_buffers_and_let_go_of_them() {
+fn queued_operations_keep_their_buffers_until_they_end() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (source, dest) = (Buffer::from(vec![1.0f32, 2.0]), Buffer::zeroed(2));
@@ -55,7 +55,7 @@ fn queued_operations_hold_their_buffers_and_let_go_of_them() {
 }
 
 #[test]
-fn operations_that_run_at_once_hold_nothing() {
+fn immediately_complete_operations_keep_no_buffers() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (team, stream) = (world.team(), world.stream().unwrap());
@@ -67,7 +67,7 @@ fn operations_that_run_at_once_hold_nothing() {
 }
 
 #[test]
-fn groups_hold_their_members_buffers() {
+fn groups_keep_the_buffers_of_their_members() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let dest = Buffer::<u32>::zeroed(3);
@@ -98,7 +98,7 @@ fn buffer_dropped_in_flight_is_freed_after_the_operation() {
 }
 
 #[test]
-fn everything_may_be_dropped_while_operations_wait() {
+fn handles_can_be_dropped_while_operations_are_queued() {
     let (noop, world) = held();
     let stream = world.stream().unwrap();
     let x = world.alloc_zeroed::<u8>(4).unwrap();
@@ -180,7 +180,7 @@ fn pending_ticket_times_out_and_can_be_waited_for_again() {
 }
 
 #[test]
-fn tickets_may_be_waited_for_from_another_thread() {
+fn ticket_can_be_awaited_on_another_thread() {
     let (noop, world) = held();
     let stream = world.stream().unwrap();
     let ticket = world.team().barrier(&stream).unwrap();
@@ -192,7 +192,7 @@ fn tickets_may_be_waited_for_from_another_thread() {
 }
 
 #[test]
-fn failure_reaches_its_ticket_later_ones_and_one_synchronize() {
+fn failure_is_reported_by_later_tickets_and_one_synchronize() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let failing = team.barrier(&stream).unwrap();
@@ -208,7 +208,7 @@ fn failure_reaches_its_ticket_later_ones_and_one_synchronize() {
 }
 
 #[test]
-fn a_dropped_ticket_neither_cancels_nor_waits() {
+fn dropped_ticket_neither_cancels_nor_waits() {
     let (noop, world) = held();
     let (stream, x) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
     drop(world.team().atomic_inc(&stream, &x, 0, ME).unwrap());
@@ -237,7 +237,7 @@ fn event_completes_after_earlier_operations() {
 }
 
 #[test]
-fn waits_yield_through_tickets() {
+fn ticket_of_a_wait_returns_its_result() {
     let (noop, world) = held();
     let (team, stream, words) = (world.team(), world.stream().unwrap(), world.alloc_zeroed::<u64>(3).unwrap());
     let signal = words.signal(1).unwrap();
@@ -271,7 +271,7 @@ fn release_waits_for_pending_operations_on_the_heap() {
 /// A worker writes a buffer while another thread reads it: a mixture of old and new, nothing worse
 /// (for ThreadSanitizer).
 #[test]
-fn a_buffer_may_be_read_while_an_operation_writes_it() {
+fn buffer_can_be_read_while_an_operation_writes_it() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (ones, target) = (Buffer::from(vec![1u8; 1000]), Buffer::zeroed(1000));

@@ -81,7 +81,7 @@ fn slice_of_cudarc_is_ordered_with_its_own_stream() {
 }
 
 #[test]
-fn operations_on_a_wrapped_stream_follow_its_work() {
+fn operations_on_a_wrapped_stream_run_after_its_work() {
     Fakes::new().cuda().run(|| {
         worlds(1, options(), |world| {
             let (own, x) = (own_stream(world), world.alloc_zeroed::<i32>(2).unwrap());

@@ -89,7 +89,7 @@ fn gpu_with_other_handles_does_not_end() {
 }
 
 #[test]
-fn end_after_a_failed_kernel_is_its_error_and_frees() {
+fn finalize_after_a_failed_kernel_returns_its_error() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_millis(300));
         pes_that_may_fail(2, short, |gpu| {

@@ -38,7 +38,7 @@ fn words_and_signals_reach_the_next_pe() {
 }
 
 #[test]
-fn blocks_of_threads_meet_in_barriers() {
+fn block_barriers_synchronize_all_threads_of_a_block() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let stream = gpu.stream().expect("a stream");
@@ -51,7 +51,7 @@ fn blocks_of_threads_meet_in_barriers() {
 }
 
 #[test]
-fn silent_pe_is_named_and_recovery_lets_kernels_meet_again() {
+fn missing_pe_is_named_and_recovery_resets_barriers() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_millis(300));
         pes(2, short, |gpu| {

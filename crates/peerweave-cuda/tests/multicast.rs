@@ -43,7 +43,7 @@ fn context_has_a_multicast_address_that_reaches_every_pe() {
 }
 
 #[test]
-fn context_has_no_multicast_address_unless_it_is_asked_for() {
+fn context_has_no_multicast_address_by_default() {
     fakes().run(|| {
         pes(2, options(), |gpu| assert_eq!(base(gpu), 0));
     });

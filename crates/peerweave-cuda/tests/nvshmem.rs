@@ -49,7 +49,7 @@ fn kernels_reach_peers_in_nvshmems_heap() {
 }
 
 #[test]
-fn allocations_are_zero_and_their_room_is_used_again() {
+fn freed_memory_is_reused_and_zeroed() {
     fakes().run_many(2, |child| {
         let gpu = gpu(&child);
         let stream = gpu.stream().expect("a stream");

@@ -24,7 +24,7 @@ fn parity(gpu: &Gpu) -> Team {
 }
 
 #[test]
-fn members_of_a_team_meet_and_reduce() {
+fn team_members_can_synchronize_and_reduce() {
     for n in [1, 2, 3, 5] {
         fakes().run(|| {
             pes(n, options(), |gpu| {
@@ -50,7 +50,7 @@ fn members_of_a_team_meet_and_reduce() {
 }
 
 #[test]
-fn shape_gives_its_members_a_team_and_others_none() {
+fn split_by_shape_returns_a_team_to_members_only() {
     fakes().run(|| {
         pes(4, options(), |gpu| {
             let back = TeamShape { start: 3, stride: -2, size: 2 };
@@ -166,7 +166,7 @@ fn graph_keeps_the_team_that_its_kernels_use() {
 }
 
 #[test]
-fn member_that_does_not_come_is_named_with_its_team() {
+fn missing_member_is_named_with_its_team() {
     fakes().run(|| {
         pes(3, options().deadline(Duration::from_millis(300)), |gpu| {
             let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));

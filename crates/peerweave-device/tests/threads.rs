@@ -124,7 +124,7 @@ fn timed_out_barrier_names_missing_ranks_and_resumes() {
 }
 
 #[test]
-fn data_put_before_a_signal_is_visible_after_it() {
+fn data_put_before_a_signal_is_visible_after_the_signal() {
     let (signal, answer, data) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     team(2, |rank| {
         for n in 1..=EPOCHS {

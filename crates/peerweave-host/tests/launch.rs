@@ -294,7 +294,7 @@ fn work_of_a_team(
 }
 
 #[test]
-fn kernel_works_with_the_members_of_its_team_alone() {
+fn kernel_communicates_only_with_the_members_of_its_team() {
     for n in [1, 2, 3, 8] {
         let outcomes = on_threads(n, &options(Duration::from_secs(20)), |world| -> Result<()> {
             let me = u64::from(world.my_pe().get());

@@ -13,7 +13,7 @@ fn alone(program: impl Fn(World) + Sync) {
 }
 
 #[test]
-fn fills_set_every_element_and_nothing_else() {
+fn fill_sets_exactly_the_elements_of_its_range() {
     fn fill<T: Integer>(world: &World, value: T, rest: T) {
         // More than a chunk, and unaligned ends.
         let (stream, x, last) = (world.stream().unwrap(), world.alloc::<T>(9001).unwrap(), 8999);

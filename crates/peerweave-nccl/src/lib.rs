@@ -80,10 +80,10 @@ pub use setup::split::ShrinkMode;
 
 /// The result type of this crate.
 pub type Result<T, E = NcclError> = std::result::Result<T, E>;
-/// NCCL's name of [`ReduceOp`], as other bindings have it.
+/// An alias of [`ReduceOp`] by NCCL's name, which other bindings use.
 pub type NcclReduceOp = ReduceOp;
-/// NCCL's name of [`UniqueId`], as other bindings have it.
+/// An alias of [`UniqueId`] by NCCL's name, which other bindings use.
 pub type NcclUniqueId = UniqueId;
-/// NCCL's name of [`DType`], as other bindings have it: the type of a buffer's elements. Calls take
-/// it from the buffer.
+/// An alias of [`DType`], the type of a buffer's elements, by NCCL's name, which other bindings use.
+/// Calls determine the type from the buffer.
 pub type NcclDataType = DType;

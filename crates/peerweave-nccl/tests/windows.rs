@@ -44,7 +44,7 @@ fn every_rank_puts_to_every_window() {
 }
 
 #[test]
-fn dropped_registration_keeps_memory_until_the_end() {
+fn dropped_registration_keeps_memory_until_finalize() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = || NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");

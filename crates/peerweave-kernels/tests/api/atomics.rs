@@ -60,7 +60,7 @@ macro_rules! integers {
             }
 
             #[test]
-            fn additions_of_all_threads_are_counted() {
+            fn atomic_additions_of_all_threads_are_counted() {
                 let mut job = job(9);
                 let of = job.alloc::<$t>(1);
                 job.launch(&counts::KERNEL, 2, 40, (of,)).unwrap();
@@ -151,7 +151,7 @@ macro_rules! halves {
             }
 
             #[test]
-            fn additions_of_all_threads_are_counted() {
+            fn atomic_additions_of_all_threads_are_counted() {
                 for seed in 0..4 {
                     let mut job = job(seed);
                     let of = job.alloc::<$t>(2);

@@ -131,7 +131,7 @@ fn gives_up(ctx: &Context) -> Result<(), Failed> {
 }
 
 #[test]
-fn exit_of_a_kernel_is_reported_with_its_code() {
+fn exit_code_of_a_kernel_is_reported() {
     let mut job = impatient();
     let shape = Shape::new(1, 32);
     let report = report(job.launch_each(&gives_up::KERNEL, shape, |pe| (pe == 1).then_some(())));

@@ -280,7 +280,7 @@ fn views(ctx: &Context, of: SymSlice<u64>) -> Result<(), Failed> {
 }
 
 #[test]
-fn views_of_peers_are_their_memory() {
+fn views_of_peers_access_the_memory_of_the_peers() {
     let mut job = job(2);
     let of = job.alloc::<u64>(3);
     go(&mut job, &views::KERNEL, 1, (of,));

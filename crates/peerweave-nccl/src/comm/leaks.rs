@@ -191,7 +191,7 @@ mod tests {
         };
         let lines = [
             "communicator #3 (rank 1 of 2) was neither finalized nor aborted",
-            "communicator #4 (rank 1 of 2) was neither finalized nor aborted; it was revoked, and can only be split, shrunk or destroyed; \
+            "communicator #4 (rank 1 of 2) was neither finalized nor aborted; the communicator was revoked, and can only be split, shrunk or destroyed; \
              2 registered windows and buffers; 1 calls in captured graphs",
             "1 communicators are still being ended; Communicator::wait_for_dropped waits for them",
             "2 allocations of NCCL's memory (4096 bytes) were not freed",

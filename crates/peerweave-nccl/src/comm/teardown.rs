@@ -147,7 +147,10 @@ impl Teardown {
 
 #[cold]
 pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
-    NcclError::misuse(call, MisuseKind::Context { why: "the system cannot start a thread for it; raise the limit of threads" })
+    NcclError::misuse(
+        call,
+        MisuseKind::Context { why: "the system cannot start a thread for the call; raise the limit of threads" },
+    )
 }
 
 /// Runs `work` on a separate thread, and counts it until it returns. Returns `None` if the system

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_key_is_not_shown_and_not_short() {
+    fn short_encryption_key_is_refused_and_keys_are_not_logged() {
         let config = EncryptionConfig::PreSharedKey("secret".into());
         assert_eq!(format!("{config:?}"), "PreSharedKey(..)");
         for key in ["", "a key of 31 bytes: 1 too short.", "a\0b, and long enough to be a key that is used"] {

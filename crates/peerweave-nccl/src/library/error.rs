@@ -310,20 +310,20 @@ impl fmt::Display for CommunicatorName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeadState {
-    /// It was aborted.
-    #[error("it was aborted")]
+    /// The communicator was aborted.
+    #[error("the communicator was aborted")]
     Aborted,
-    /// It was finalized.
-    #[error("it was finalized")]
+    /// The communicator was finalized.
+    #[error("the communicator was finalized")]
     Finalized,
-    /// It was revoked: it can only be split, shrunk or destroyed.
-    #[error("it was revoked, and can only be split, shrunk or destroyed")]
+    /// The communicator was revoked: it can only be split, shrunk or destroyed.
+    #[error("the communicator was revoked, and can only be split, shrunk or destroyed")]
     Revoked,
-    /// It is suspended: resume it first.
-    #[error("it is suspended; resume it first")]
+    /// The communicator is suspended: resume it first.
+    #[error("the communicator is suspended; resume it first")]
     Suspended,
-    /// A call on it failed, and it cannot recover.
-    #[error("it failed before, and can only be shrunk, aborted or dropped")]
+    /// A call on the communicator failed, and the communicator cannot recover.
+    #[error("a call on the communicator failed; the communicator can only be shrunk, aborted or dropped")]
     Failed,
 }
 

@@ -298,7 +298,8 @@ exports! {
         pointer(&window, offset, Some(window.places[(first + lsa_rank) as usize].0), out_ptr)
     }
 
-    /// Returns the same address by the rank in the communicator; null without direct access.
+    /// Returns the address at which a kernel accesses the memory of a rank of the communicator;
+    /// null without direct access.
     fn ncclGetPeerDevicePointer(window: *mut c_void, offset: usize, peer: c_int, out_ptr: *mut *mut c_void) {
         let window = find(window)?;
         let comm = owner(&window);
@@ -314,7 +315,7 @@ exports! {
         pointer(&window, offset, (window.multimem != 0).then_some(window.multimem), out_ptr)
     }
 
-    /// Returns the same address with the handle of a team's multicast.
+    /// Returns the multicast address of a team by its handle.
     fn ncclGetMultimemDevicePointer(window: *mut c_void, offset: usize, multimem: usize, out_ptr: *mut *mut c_void) {
         let window = find(window)?;
         pointer(&window, offset, (window.multimem != 0 && multimem != 0).then_some(window.multimem), out_ptr)

@@ -42,10 +42,10 @@ pub(crate) struct World {
 /// Growth of the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
-    /// It cannot grow: allocations that do not fit are refused.
+    /// The heap cannot grow: allocations that do not fit are refused.
     Fixed,
-    /// It grows by this many bytes; if that fails, the whole heap is unmapped, and the process ends
-    /// at the following barrier.
+    /// The heap grows by this many bytes; if that fails, the whole heap is unmapped, and the
+    /// process ends at the following barrier.
     By(usize),
 }
 

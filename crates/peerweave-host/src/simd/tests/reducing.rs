@@ -165,7 +165,7 @@ fn every_type_and_operation_is_right_over_many_groups() {
 }
 
 #[test]
-fn average_of_hundreds_of_inputs_is_right() {
+fn average_of_hundreds_of_inputs_is_exact() {
     let mut random = Random(3);
     for (dtype, op) in reducible().filter(|&(_, op)| matches!(op, ReduceOp::Avg | ReduceOp::Sum)) {
         for inputs in if FEW { &[5][..] } else { &[5, 7, 127, 128, 129, 255, 256, 257, 300] } {
@@ -255,7 +255,7 @@ fn rounding_to_16_bits_is_nearest_even_at_all_magnitudes() {
 
 #[test]
 #[should_panic(expected = "over 0 inputs")]
-fn a_reduction_of_nothing_is_a_bug_of_the_caller() {
+fn reduction_without_inputs_panics() {
     // SAFETY: nothing is accessed.
     unsafe { reduce_on(Isa::best(), DType::F32, ReduceOp::Sum, &[], &[], 1, Stores::Cached) };
 }

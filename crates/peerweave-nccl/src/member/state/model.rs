@@ -108,7 +108,7 @@ fn leave_blocking_after_abort_gave_up() {
 }
 
 /// Revokes by either function that changes the state.
-fn revoke_races_with_abort(revoke: fn(&Gate) -> bool) {
+fn concurrent_revoke_and_abort_close_the_handle_once(revoke: fn(&Gate) -> bool) {
     loom::model(move || {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
@@ -127,12 +127,12 @@ fn revoke_races_with_abort(revoke: fn(&Gate) -> bool) {
 
 #[test]
 fn revoke_of_open_races_with_abort() {
-    revoke_races_with_abort(|gate| gate.set(State::Revoked).is_ok());
+    concurrent_revoke_and_abort_close_the_handle_once(|gate| gate.set(State::Revoked).is_ok());
 }
 
 #[test]
 fn change_races_with_abort() {
-    revoke_races_with_abort(|gate| gate.change(gate.state(), State::Revoked).is_ok());
+    concurrent_revoke_and_abort_close_the_handle_once(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
 /// Finalizing frees immediately, and does not wait for a revocation.

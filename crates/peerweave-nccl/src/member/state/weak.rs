@@ -83,7 +83,7 @@ fn shared_entry_races_with_abort() {
 }
 
 #[test]
-fn revoke_races_with_abort() {
+fn concurrent_revoke_and_abort_close_the_handle_once() {
     against_an_abort(LONG, |shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN)
             && shared.0.set(State::Revoked).is_ok()

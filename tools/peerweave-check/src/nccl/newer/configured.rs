@@ -70,7 +70,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     tell(part)
 }
 
-/// Compares the result of each form with this configuration with that of the host.
+/// Runs each form with a configuration, and compares the result with that of the host.
 #[allow(clippy::too_many_arguments, reason = "the varied option")]
 fn forms(
     part: &Part<'_>,
