@@ -31,6 +31,16 @@ use super::transfer::Transfer;
 use crate::error::CudaError as GpuError;
 use crate::gpu::Gpu;
 
+/// Loads every kernel of this backend.
+pub(super) fn load(gpu: &Gpu) -> Result<(), GpuError> {
+    gpu.load(&stream_signal::KERNEL)?;
+    gpu.load(&stream_wait::KERNEL)?;
+    gpu.load(&stream_atomic::KERNEL)?;
+    gpu.load(&stream_barrier::KERNEL)?;
+    gpu.load(&stream_put_element::KERNEL)?;
+    gpu.load(&stream_fill::KERNEL).map(drop)
+}
+
 /// One operation that is being enqueued.
 pub(super) struct Enqueue<'a> {
     pub(super) state: &'a State,

@@ -115,12 +115,20 @@ impl Cuda {
         Self::new(Gpu::new(&rendezvous, &context, options).map_err(setup)?)
     }
 
-    /// The backend on a GPU of a job. The world ends the GPU.
+    /// The backend on a GPU of a job. The world ends the GPU. Loads the kernels of the backend,
+    /// since loading may wait for the work of the device, and then for a kernel that waits for
+    /// another PE.
+    ///
+    /// # Collective
+    /// All PEs of the GPU.
     ///
     /// # Errors
-    /// [`Error::Setup`] if the heap of this PE has no address.
+    /// [`Error::Setup`] if the kernels cannot be loaded, or the heap has no room for the memory
+    /// through which collectives move data.
     pub fn new(gpu: Gpu) -> Result<Arc<Self>, Error> {
         let setup = |error| Error::setup("Cuda::new", error);
+        enqueue::load(&gpu).map_err(setup)?;
+        gpu.barrier("backend/loaded").map_err(setup)?;
         let (inner, me) = (&*gpu.0, gpu.pe());
         let base = |pe| inner.heap.entry(me, Pe::new(pe), 0, false).map(|entry| entry.base);
         let bases = (0..gpu.n_pes()).map(base).collect::<Result<Box<[u64]>, _>>().map_err(setup)?;
