@@ -7,6 +7,7 @@
 //!   scope ([`probes`]);
 //! - every atomic instruction of a kernel states its semantics and its scope;
 //! - inner loops of copies move vectors of 16 bytes, eight in flight ([`loops`]);
+//! - collectives wait for a line of every rank at once, by accesses of 16 bytes ([`collectives`]);
 //! - barriers that return a value are not copied into the paths of a branch ([`barriers`]);
 //! - every kernel is in the list of those that copy arrays or of those that do not ([`loops`]);
 //! - ptxas, if given, accepts every file and the primitives for each architecture. Primitives for
@@ -14,6 +15,7 @@
 
 mod assemble;
 mod barriers;
+mod collectives;
 mod loops;
 mod probes;
 mod text;
@@ -43,7 +45,7 @@ const fn network(sm: u32) -> Variant {
     Variant { sm, network: true }
 }
 
-const CRATES: [Shipped; 2] = [
+const CRATES: [Shipped; 3] = [
     Shipped {
         package: "peerweave-kernels",
         variants: &[mapped(70), network(70), mapped(90), network(90)],
@@ -55,6 +57,13 @@ const CRATES: [Shipped; 2] = [
         package: "peerweave-stream-kernels",
         variants: &[mapped(70), mapped(90)],
         loops: |_, _| Outcome::default(),
+        barriers: |_| Vec::new(),
+    },
+    // Its kernels reach mapped memory alone.
+    Shipped {
+        package: "peerweave-collectives",
+        variants: &[mapped(70), mapped(90)],
+        loops: collectives::check,
         barriers: |_| Vec::new(),
     },
 ];

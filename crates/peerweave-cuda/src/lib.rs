@@ -7,6 +7,7 @@
 //! ```text
 //!  Gpu        heap + context + modules of one PE's GPU
 //!   ├─ Symmetric   memory at the same offset on every PE
+//!   ├─ Collectives all_reduce by kernels, of a team whose memory is mapped
 //!   ├─ Team        PEs whose kernels synchronise and make collectives together
 //!   └─ Stream      launches of `Kernel`s, waits
 //!  CudaError  names the PE that is lost or did not do its part
@@ -15,6 +16,7 @@
 #![allow(clippy::result_large_err, reason = "an error ends what it is about; size does not matter there")]
 
 mod backend;
+mod collective;
 mod context;
 mod error;
 mod gpu;
@@ -24,10 +26,12 @@ mod memory;
 mod team;
 
 pub use backend::{Cuda, CudaOptions, of_cudarc, on_device, visible_gpus};
+pub use collective::{Collectives, CollectivesOptions, Route};
 pub use error::{CudaError, KernelFailure};
 pub use gpu::{Gpu, GpuOptions, Transport};
 pub use launch::Stream;
 pub use memory::{Local, Symmetric};
+pub use peerweave_collectives::Algorithm;
 pub use peerweave_driver::launch::LaunchConfig;
 pub use team::Team;
 
@@ -39,4 +43,5 @@ const _: () = {
     shared::<Stream>();
     shared::<Team>();
     shared::<Cuda>();
+    shared::<Collectives>();
 };

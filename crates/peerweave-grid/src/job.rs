@@ -201,6 +201,16 @@ impl Job {
         (0..from.len()).map(|index| unsafe { at.add(index).read() }).collect()
     }
 
+    /// Returns the address of the elements in the heap of a PE, for kernels that take addresses.
+    /// The elements live as long as the job.
+    ///
+    /// # Panics
+    /// As for [`Job::write`].
+    #[track_caller]
+    pub fn address<T: Plain>(&self, pe: u32, of: SymSlice<T>) -> u64 {
+        self.at(pe, of).expose_provenance() as u64
+    }
+
     #[track_caller]
     fn at<T: Plain>(&self, pe: u32, view: SymSlice<T>) -> *mut T {
         let heap = self.heaps.get(pe as usize);

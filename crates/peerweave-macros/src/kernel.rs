@@ -23,7 +23,7 @@ static PREAMBLE: AtomicBool = AtomicBool::new(false);
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let function: ItemFn = parse2(item)?;
     let mut signature = Signature::read(&function)?;
-    signature.max_threads = max_threads(attribute)?;
+    signature.options = Options::read(attribute)?;
     let inline = function.attrs.iter().all(|attribute| !attribute.path().is_ident("inline"));
     let inline = inline.then(|| quote!(#[inline]));
     let (host, entry) = (signature.host(&function), signature.entry(&function));
@@ -39,27 +39,45 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
 struct Signature {
     has_context: bool,
     types: Vec<Type>,
-    /// Maximum number of threads per block, if given.
-    max_threads: Option<u32>,
+    options: Options,
 }
 
-/// Parses the arguments of `#[kernel(max_threads = N)]`.
-fn max_threads(attribute: TokenStream) -> Result<Option<u32>> {
-    if attribute.is_empty() {
-        return Ok(None);
+/// The arguments of `#[kernel(max_threads = N, unchecked)]`.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Options {
+    /// Maximum number of threads per block, if given.
+    max_threads: Option<u32>,
+    /// Whether the entry reads nothing of the context, not even its version.
+    is_unchecked: bool,
+}
+
+impl Options {
+    fn read(attribute: TokenStream) -> Result<Self> {
+        const EXPECTED: &str = "#[kernel]: expected `max_threads = N`, `unchecked` or nothing";
+        let mut options = Self::default();
+        let all = syn::punctuated::Punctuated::<syn::Meta, syn::Token![,]>::parse_terminated;
+        let metas = syn::parse::Parser::parse2(all, attribute.clone()).map_err(|_| Error::new_spanned(&attribute, EXPECTED))?;
+        for meta in metas {
+            match &meta {
+                syn::Meta::Path(path) if path.is_ident("unchecked") => options.is_unchecked = true,
+                syn::Meta::NameValue(pair) if pair.path.is_ident("max_threads") => {
+                    options.max_threads = Some(max_threads(&pair.value)?);
+                }
+                other => return Err(Error::new_spanned(other, EXPECTED)),
+            }
+        }
+        Ok(options)
     }
-    let pair: syn::MetaNameValue = parse2(attribute.clone())
-        .map_err(|_| Error::new_spanned(&attribute, "#[kernel]: found other arguments, expected `max_threads = N` or none"))?;
-    if !pair.path.is_ident("max_threads") {
-        return Err(Error::new_spanned(&pair.path, "#[kernel]: expected `max_threads = N` or nothing"));
-    }
-    let number = match &pair.value {
+}
+
+fn max_threads(value: &syn::Expr) -> Result<u32> {
+    let number = match value {
         syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Int(number), .. }) => number.base10_parse::<u32>().ok(),
         _ => None,
     };
     match number {
-        Some(number @ 1..=1024) => Ok(Some(number)),
-        _ => Err(Error::new_spanned(&pair.value, "#[kernel]: max_threads is out of range, expected 1 to 1024")),
+        Some(number @ 1..=1024) => Ok(number),
+        _ => Err(Error::new_spanned(value, "#[kernel]: max_threads is out of range, expected 1 to 1024")),
     }
 }
 
@@ -122,7 +140,7 @@ impl Signature {
                 format!("#[kernel]: found {} arguments, expected at most 16; combine some in a struct", types.len()),
             ));
         }
-        Ok(Self { has_context, types, max_threads: None })
+        Ok(Self { has_context, types, options: Options::default() })
     }
 
     /// Generates the type whose constant describes the kernel. A module cannot be used instead:
@@ -183,7 +201,7 @@ impl Signature {
         let first = !PREAMBLE.swap(true, Ordering::Relaxed);
         let preamble = first.then(|| quote!(::peerweave_device::kernel_preamble!();));
         // `peerweave-build` turns it into a directive, which the compiler cannot emit.
-        let bound = self.max_threads.map(|threads| {
+        let bound = self.options.max_threads.map(|threads| {
             let line = format!("// peerweave.max_threads {text} {threads}");
             quote!(
                 mod max_threads {
@@ -191,6 +209,20 @@ impl Signature {
                 }
             )
         });
+        let enter = if self.options.is_unchecked {
+            quote! {
+                // SAFETY: as below; the host compares the version before each launch.
+                let context = unsafe { ::peerweave_device::prelude::Context::enter_unchecked(context) };
+            }
+        } else {
+            quote! {
+                // SAFETY: a launch gives the address of a context that stays until the kernel has
+                // ended.
+                let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
+                    ::peerweave_device::gpu::trap()
+                };
+            }
+        };
         quote! {
             #[cfg(target_arch = "nvptx64")]
             const _: () = {
@@ -206,11 +238,7 @@ impl Signature {
                     context: *const ::peerweave_device::types::KernelContext,
                     #(#names: #types,)*
                 ) {
-                    // SAFETY: a launch gives the address of a context that stays until the kernel
-                    // has ended.
-                    let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
-                        ::peerweave_device::gpu::trap()
-                    };
+                    #enter
                     #call
                 }
             };
@@ -264,12 +292,14 @@ mod tests {
 
     #[test]
     fn thread_bounds_must_be_valid_block_sizes() {
-        assert_eq!(max_threads(quote!()).unwrap(), None);
-        assert_eq!(max_threads(quote!(max_threads = 1024)).unwrap(), Some(1024));
+        let read = Options::read;
+        assert_eq!(read(quote!()).unwrap(), Options::default());
+        assert_eq!(read(quote!(max_threads = 1024)).unwrap(), Options { max_threads: Some(1024), is_unchecked: false });
+        assert_eq!(read(quote!(max_threads = 8, unchecked)).unwrap(), Options { max_threads: Some(8), is_unchecked: true });
         for wrong in
             [quote!(max_threads = 0), quote!(max_threads = 1025), quote!(max_threads = "8"), quote!(threads = 8), quote!(8)]
         {
-            assert!(max_threads(wrong).unwrap_err().to_string().contains("max_threads"));
+            assert!(read(wrong).unwrap_err().to_string().contains("max_threads"));
         }
     }
 

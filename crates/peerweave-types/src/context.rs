@@ -291,6 +291,8 @@ numbered! {
         Local = 24, "access to local memory";
         /// `exit`.
         Exit = 25, "exit";
+        /// A collective kernel: all_reduce.
+        AllReduce = 26, "all_reduce";
     }
 }
 

@@ -38,12 +38,16 @@ pub(super) fn operation(instruction: &str) -> &str {
     instruction.split_whitespace().next().unwrap_or_default()
 }
 
+/// Returns the parts of a body between labels, from the first label on.
+pub(super) fn blocks(body: &str) -> Vec<&str> {
+    let labels: Vec<usize> = body.match_indices("\n$L").map(|(at, _)| at + 1).chain([body.len()]).collect();
+    labels.windows(2).map(|pair| &body[pair[0]..pair[1]]).collect()
+}
+
 /// Returns the basic blocks of a body that branch back to their own label.
 pub(super) fn own_loops(body: &str) -> Vec<&str> {
     let mut loops = Vec::new();
-    let labels: Vec<usize> = body.match_indices("\n$L").map(|(at, _)| at + 1).chain([body.len()]).collect();
-    for pair in labels.windows(2) {
-        let block = &body[pair[0]..pair[1]];
+    for block in blocks(body) {
         let Some((label, inner)) = block.split_once(':') else { continue };
         if inner.lines().any(|line| line.contains("bra") && line.trim_end().ends_with(&format!("{label};"))) {
             loops.push(block);

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use peerweave_driver::{CudaStream, DeviceBuffer as _, DeviceMemory, DriverError, Keep};
-use peerweave_types::{KernelContext, PeerEntry, Plain, SymOffset, TeamEntry};
+use peerweave_types::{KernelContext, Pe, PeerEntry, Plain, SymOffset, TeamEntry};
 
 /// The tables that kernels of a GPU read.
 #[derive(Debug)]
@@ -148,6 +148,12 @@ impl Tables {
     pub(crate) fn forget_epochs(&mut self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         let zeros = vec![0; self.epochs.len()];
         self.epochs.copy_from(stream, &zeros)
+    }
+
+    /// The address of the heap of a PE; `None` where there is no such PE, or it is not mapped.
+    pub(crate) fn base_of(&self, pe: Pe) -> Option<u64> {
+        let entry = self.contents.peers.get(pe.get() as usize)?;
+        (entry.transport == PeerEntry::MAPPED).then_some(entry.base)
     }
 
     /// Returns the address of the context, which is passed to kernels.

@@ -8,6 +8,7 @@ pub(crate) mod teams;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -78,6 +79,8 @@ pub(crate) struct Inner {
     /// The first failure since the start or the last recovery.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
+    /// How many collective steps of `collective` there were, for the labels of their exchanges.
+    collectives: AtomicU64,
     /// The last field: waits for threads that hold parts of the fields above.
     pub(crate) gone: Gone,
 }
@@ -161,6 +164,7 @@ impl Gpu {
             locals: Mutex::default(),
             failed: Mutex::default(),
             recoveries: Mutex::default(),
+            collectives: AtomicU64::new(0),
             gone,
         })))
     }
@@ -252,6 +256,17 @@ impl Inner {
         let (_, memory) = self.locals().range(..=address).next_back().map(|(at, memory)| (*at, memory.clone()))?;
         let memory = memory.upgrade()?;
         (address < memory.address() + memory.len() as u64).then_some(memory)
+    }
+
+    /// The address at which this device reaches the heap of a PE; an error where it does not.
+    pub(crate) fn base_of(&self, pe: Pe) -> Result<u64, CudaError> {
+        let base = self.tables.lock().unwrap_or_else(PoisonError::into_inner).base_of(pe);
+        base.ok_or_else(|| misuse("Collectives::new", "members", format!("a list with {pe}"), "PEs whose memory is mapped here"))
+    }
+
+    /// The number of a collective step of `collective`, the same on all PEs.
+    pub(crate) fn next_collectives(&self) -> u64 {
+        self.collectives.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn failed(&self) -> MutexGuard<'_, Option<String>> {

@@ -45,6 +45,21 @@ impl Inner {
         Ok(kernel)
     }
 
+    /// A kernel of a crate that calls no network, loaded without the other kernels of its crate: the
+    /// driver compiles PTX at about a megabyte a second, and a program uses few kernels of a large
+    /// crate.
+    pub(crate) fn entry(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
+        let key = std::ptr::from_ref(image).addr();
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(&(key, name)) {
+            return Ok(kernel.clone());
+        }
+        let variant = image.select(self.arch.number(), false).map_err(|reason| CudaError::NoPtx { kernel: name, reason })?;
+        let kernel = Module::load(&self.context, Image::Ptx(&only(variant.text, name)))?.kernel(name)?;
+        kernels.insert((key, name), kernel.clone());
+        Ok(kernel)
+    }
+
     fn load(&self, image: &'static PtxImage, name: &'static str) -> Result<Loaded, CudaError> {
         let sm = self.arch.number();
         let variant = image.select(sm, self.network).map_err(|reason| CudaError::NoPtx { kernel: name, reason })?;
@@ -60,10 +75,43 @@ impl Inner {
     }
 }
 
+/// PTX without its entries but one. What an entry may use besides stays: declarations, variables
+/// and functions, which begin and end with a line as entries do.
+fn only(text: &str, entry: &str) -> String {
+    let mut out = String::with_capacity(text.len() / 16);
+    let mut is_left_out = false;
+    for line in text.lines() {
+        if let Some((_, declared)) = line.split_once(".entry ") {
+            let name = declared.split(|c: char| c == '(' || c.is_whitespace()).next();
+            is_left_out = name != Some(entry);
+        }
+        if !is_left_out {
+            out.push_str(line);
+            out.push('\n');
+        }
+        if line == "}" {
+            is_left_out = false;
+        }
+    }
+    out
+}
+
 /// Links PTX that calls NVSHMEM with the device library of the NVSHMEM version loaded in this
 /// process.
 fn link(nvshmem: &peerweave_nvshmem::Context, arch: Arch, ptx: &str) -> Result<Linked, CudaError> {
     let files = peerweave_link::nvshmem::DeviceLibrary::beside(nvshmem.library().path())?;
     files.check_host(nvshmem.library().version())?;
     Ok(files.link(arch, ptx)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_entries_are_left_out() {
+        let text = ".version 8.4\n.func f(\n)\n{\n\tret;\n}\n.visible .entry a(\n)\n{\n{ call f; }\n}\n                    .visible .entry a_b(\n)\n{\n\tret;\n}\n.extern .shared .align 128 .b8 s[];\n";
+        let expected = ".version 8.4\n.func f(\n)\n{\n\tret;\n}\n.visible .entry a(\n)\n{\n{ call f; }\n}\n                        .extern .shared .align 128 .b8 s[];\n";
+        assert_eq!(only(text, "a"), expected);
+    }
 }

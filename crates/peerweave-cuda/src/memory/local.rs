@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use peerweave_driver::{CudaStream, DeviceMemory};
+use peerweave_driver::{CudaStream, DeviceBuffer as _, DeviceMemory, Keep};
 use peerweave_types::{DeviceSlice, Plain};
 
 use crate::context::tables::{bytes_of, elements_of};
@@ -57,6 +57,16 @@ impl<T: Plain> Local<T> {
         // SAFETY: the elements are those of a live allocation of this GPU; a launch looks it up
         // again, and keeps it until the kernel has ended.
         unsafe { DeviceSlice::from_raw(self.memory.address(), self.len) }
+    }
+
+    /// Notes that work which uses the memory is about to be enqueued.
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        drop(self.memory.read(stream));
+    }
+
+    /// What a graph keeps.
+    pub(crate) fn keep(&self) -> Option<Keep> {
+        self.memory.keep().map(|(_, keep)| keep)
     }
 
     /// Copies `values` to the first elements after the earlier work of the stream, and waits for

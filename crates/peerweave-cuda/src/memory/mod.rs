@@ -6,7 +6,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use peerweave_driver::CudaStream;
+use peerweave_driver::{CudaStream, Keep};
 use peerweave_types::{Plain, SymOffset, SymSlice};
 
 use crate::context::tables::{bytes_of, elements_of};
@@ -110,6 +110,16 @@ impl<T: Plain> Symmetric<T> {
         self.gpu.wait(stream)?;
         let bytes = self.block.read(stream, 0, self.len * size_of::<T>(), self.gpu.deadline())?;
         Ok(elements_of(&bytes))
+    }
+
+    /// Notes that work which uses the memory is about to be enqueued.
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        self.block.note(stream);
+    }
+
+    /// What a graph keeps.
+    pub(crate) fn keep(&self) -> Option<Keep> {
+        self.block.keep()
     }
 
     /// Enqueues filling this PE's elements with zero bytes.

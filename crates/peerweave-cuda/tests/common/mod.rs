@@ -133,7 +133,7 @@ pub(crate) struct FakeLaunch {
 ///
 /// # Safety
 /// `launch` is a launch of that kernel.
-unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const FakeLaunch, args: A) {
+pub(crate) unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const FakeLaunch, args: A) {
     // SAFETY: the fake gives a live launch, whose first parameter is the address of the context.
     let (launch, context) = unsafe { (&*launch, *(*(*launch).parameters).cast::<u64>()) };
     let context = std::ptr::with_exposed_provenance::<KernelContext>(context as usize);
@@ -155,7 +155,7 @@ unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const FakeLaunch, a
 ///
 /// # Safety
 /// The launch has an argument of that type at that index.
-unsafe fn argument<T: Copy>(launch: *const FakeLaunch, index: usize) -> T {
+pub(crate) unsafe fn argument<T: Copy>(launch: *const FakeLaunch, index: usize) -> T {
     // SAFETY: the caller's promise; the fake aligns parameters to 16 bytes.
     unsafe { *(*(*launch).parameters.add(index)).cast::<T>() }
 }
@@ -215,7 +215,7 @@ pub(crate) fn worlds<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&World)
     })
 }
 
-fn register_one(name: &str, function: unsafe extern "C" fn(*const FakeLaunch)) {
+pub(crate) fn register_one(name: &str, function: unsafe extern "C" fn(*const FakeLaunch)) {
     type Register = extern "C" fn(*const c_char, unsafe extern "C" fn(*const FakeLaunch)) -> c_int;
     let symbol = Driver::get().expect("the fake").api().library().symbol(c"peerweave_fake_kernel").expect("the fake has it");
     // SAFETY: the fake declares it so.

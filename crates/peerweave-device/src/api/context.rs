@@ -81,9 +81,20 @@ impl Context {
         if first as u32 != KernelContext::VERSION {
             return Err(Failed::new(FailureKind::Version));
         }
+        // SAFETY: a context of this version, as the caller promises.
+        Ok(unsafe { Self::enter_unchecked(raw) })
+    }
+
+    /// As [`Self::enter`], without a look at the version: nothing is read before it is used. Called
+    /// by the entry of `#[kernel(unchecked)]`, whose launches compare the version on the host.
+    ///
+    /// # Safety
+    /// As for [`Self::enter`]; the context is of this version.
+    #[inline(always)]
+    pub unsafe fn enter_unchecked(raw: *const KernelContext) -> Self {
         // SAFETY: a context of this version, readable and not written by anybody: the caller
         // promises it.
-        let second = unsafe { gpu::load_constant(raw.cast::<u64>().add(1)) };
+        let (first, second) = unsafe { (gpu::load_constant(raw.cast()), gpu::load_constant(raw.cast::<u64>().add(1))) };
         const {
             assert!(offset_of!(KernelContext, version) == 0 && offset_of!(KernelContext, my_pe) == 4);
             assert!(offset_of!(KernelContext, n_pes) == 8 && cfg!(target_endian = "little"));
@@ -95,7 +106,7 @@ impl Context {
             let peers = gpu::load_constant(&raw const (*raw).peers);
             (peers, gpu::load_constant(entry(peers, my_pe)))
         };
-        Ok(Self {
+        Self {
             raw,
             my_pe,
             n_pes: second as u32,
@@ -107,7 +118,7 @@ impl Context {
             lent: Cell::new(Lent::NOTHING),
             bulk_pending: Cell::new(false),
             local: PhantomData,
-        })
+        }
     }
 
     /// This PE.

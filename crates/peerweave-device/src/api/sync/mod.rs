@@ -1,6 +1,7 @@
 //! Order and waits: fences, signals, and waits for elements.
 
 mod order;
+mod poll;
 mod signal;
 mod wait;
 

@@ -3,7 +3,7 @@
 //! 16-bit floats are combined in `f32` and rounded once. Integers wrap. The minimum and maximum of
 //! floats ignore a NaN unless all are NaN.
 
-use crate::gpu::Vector;
+use crate::gpu::{self, Vector};
 use peerweave_types::{Element, bf16, f16};
 
 /// A reduction of elements `T`: [`Sum`], [`Prod`], [`Min`], [`Max`], and for integers [`And`],
@@ -144,7 +144,45 @@ reducible!(i32 as i32, u32, 4, |w| w, |v| v, |x| x as u32, |y| y as i32);
 reducible!(u32 as u32, u32, 4, |w| w, |v| v, |x| x, |y| y);
 reducible!(i64 as i64, u64, 2, |w| w, |v| v, |x| x as u64, |y| y as i64);
 reducible!(u64 as u64, u64, 2, |w| w, |v| v, |x| x, |y| y);
-reducible!(f16 as f32, u16, 8, |w| w.to_f32(), |v| f16::from_f32(v), |x| x.to_bits(), |y| f16::from_bits(y));
-reducible!(bf16 as f32, u16, 8, |w| w.to_f32(), |v| bf16::from_f32(v), |x| x.to_bits(), |y| bf16::from_bits(y));
 reducible!(f32 as f32, u32, 4, |w| w, |v| v, |x| x.to_bits(), |y| f32::from_bits(y));
 reducible!(f64 as f64, u64, 2, |w| w, |v| v, |x| x.to_bits(), |y| f64::from_bits(y));
+
+/// 16-bit floats travel in pairs, by the conversions that the machine has for two of them.
+macro_rules! reducible_pairs {
+    ($t:ty, $values:ident, $pair:ident) => {
+        impl Reducible for $t {
+            type Wide = f32;
+            type Lanes = [f32; 8];
+
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                gpu::$values(u32::from(self.to_bits()))[0]
+            }
+
+            #[inline(always)]
+            fn narrow(wide: f32) -> Self {
+                Self::from_bits(gpu::$pair([wide, 0.0]) as u16)
+            }
+
+            #[inline(always)]
+            fn unpack(vector: Vector) -> [f32; 8] {
+                let [[a, b], [c, d]] = vector.map(|half| [gpu::$values(half as u32), gpu::$values((half >> 32) as u32)]);
+                [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]
+            }
+
+            #[inline(always)]
+            fn pack(lanes: [f32; 8]) -> Vector {
+                let pair = |k: usize| u64::from(gpu::$pair([lanes[k], lanes[k + 1]]));
+                [pair(0) | pair(2) << 32, pair(4) | pair(6) << 32]
+            }
+
+            #[inline(always)]
+            fn zip<C: Combine<Self>>(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+                core::array::from_fn(|k| C::combine(a[k], b[k]))
+            }
+        }
+    };
+}
+
+reducible_pairs!(f16, f16_values, f16_pair);
+reducible_pairs!(bf16, bf16_values, bf16_pair);

@@ -105,6 +105,14 @@ pub fn now_ns() -> u64 {
     executor().now_ns()
 }
 
+/// Lets the kernel behind this one in the stream begin. On the host kernels begin in order.
+#[inline]
+pub fn start_next_kernel() {}
+
+/// Waits until the kernels before this one in the stream have ended. On the host they have.
+#[inline]
+pub fn wait_for_previous_kernel() {}
+
 /// Lets other threads run. Called by a wait after an unsuccessful poll.
 #[inline]
 pub fn pause() {

@@ -3,6 +3,7 @@
 //! The [`Executor`] executes threads; memory is accessed by the atomics of the language.
 
 pub mod bulk;
+mod convert;
 mod execution;
 pub mod executor;
 mod memory;
@@ -10,6 +11,7 @@ pub mod multimem;
 mod plain;
 mod word;
 
+pub use convert::{bf16_pair, bf16_values, f16_pair, f16_values};
 pub use execution::*;
 pub use executor::{AlreadySet, Executor, Single, executor, set_executor};
 pub use memory::{load_line_relaxed, store_line_relaxed};

@@ -163,6 +163,28 @@ pub fn now_ns() -> u64 {
     now
 }
 
+/// Lets the kernel behind this one in the stream begin, where its launch allows a programmatic
+/// start. It is advice: nothing is ordered by it. Before sm_90 it does nothing.
+#[inline(always)]
+pub fn start_next_kernel() {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: an instruction that only lets another kernel begin earlier.
+    unsafe {
+        asm!("griddepcontrol.launch_dependents;", options(nostack));
+    }
+}
+
+/// Waits until the kernels before this one in the stream have ended, and their writes are visible.
+/// Without a programmatic start that holds already.
+#[inline(always)]
+pub fn wait_for_previous_kernel() {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: a wait; memory counts as changed.
+    unsafe {
+        asm!("griddepcontrol.wait;", options(nostack));
+    }
+}
+
 /// Does nothing. Called by a wait after an unsuccessful poll; a GPU runs other threads anyway.
 #[inline(always)]
 pub fn pause() {}

@@ -5,6 +5,7 @@
 //! different instructions, because the compiler may duplicate code that contains them.
 
 pub mod bulk;
+mod convert;
 mod execution;
 mod memory;
 pub mod multimem;
@@ -12,6 +13,7 @@ mod plain;
 mod rmw;
 mod word;
 
+pub use convert::{bf16_pair, bf16_values, f16_pair, f16_values};
 pub use execution::*;
 pub use memory::*;
 pub use plain::*;

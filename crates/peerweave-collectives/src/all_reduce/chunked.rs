@@ -1,0 +1,281 @@
+//! Chunked: two-shot through a ring of slots for each block, with a flag for each chunk.
+//!
+//! Block `b` of each rank handles lines `b * per .. (b + 1) * per` of every part, in rounds. In a
+//! round it pushes a chunk of part `r` to rank `r`, tells each rank so by its first flag, waits for
+//! theirs, reduces, pushes the result, tells each rank so by its second flag, waits for theirs, and
+//! copies what arrived to the result. Pushes are a round ahead, and copies a round behind. Rounds
+//! are counted in a word of each block that outlives the launch; flags hold the number of the last
+//! round and only grow.
+//!
+//! # Why three slots are enough
+//! A slot holds inputs and results. In round `j` a rank
+//!
+//! 1. pushes inputs of round `j + 1` and raises its first flag for it,
+//! 2. waits for the first flags of round `j`, reduces, pushes results, raises its second flag,
+//! 3. waits for the second flags of round `j - 1`, and copies the results of that round.
+//!
+//! Inputs of round `j + 1` replace those of round `j - 2`. Their reader has read them when it raises
+//! its second flag of round `j - 2`, which this rank saw in step 3 of round `j - 1`. Results of
+//! round `j` replace those of round `j - 3`. Their reader has copied them in step 3 of its round
+//! `j - 2`, before it raised its first flag of round `j` in its round `j - 1`, which this rank saw
+//! in step 2 of round `j`. Between launches all results have been copied, and all inputs read.
+
+use crate::epoch::pointer;
+use crate::line::{LINE_BYTES, Operand};
+use crate::reduce::{Class, outgoing, reduce};
+use crate::{Call, MAX_RANKS};
+use peerweave_device::gpu::{Access, Gpu, Sys, Vector};
+use peerweave_device::prelude::*;
+use peerweave_types::KernelOp;
+
+/// Slots of a block.
+const SLOTS: u64 = 3;
+/// Bytes of the flags of one rank for one block: a line of its own for each kind.
+pub const FLAG_BYTES: u64 = 256;
+/// Of them, where the second flag is.
+const SECOND: u64 = 128;
+
+/// Bytes of an area for so many blocks with slots of `slot_bytes`: flags, then rings.
+pub const fn ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
+    blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * 2 * slot_bytes)
+}
+
+/// What a block does in each round.
+struct Block<'a, const PLAIN: bool> {
+    ctx: &'a Context,
+    call: &'a Call,
+    send: Operand<PLAIN>,
+    recv: Operand<PLAIN>,
+    lines: u64,
+    /// Lines of a part; of them the first of this block, and one past its last.
+    part: u64,
+    start: u64,
+    end: u64,
+    /// Lines of a chunk: what a slot has for each rank.
+    chunk: u64,
+    /// Rounds of this block before this launch.
+    before: u64,
+}
+
+impl<const PLAIN: bool> Block<'_, PLAIN> {
+    /// The address of the flags that rank `rank` raises for this block, in the area at `area`.
+    #[inline(always)]
+    fn flags(&self, area: u64, rank: u32) -> u64 {
+        area + (u64::from(gpu::block_idx().x) * MAX_RANKS as u64 + u64::from(rank)) * FLAG_BYTES
+    }
+
+    /// The address, in the area at `area`, of the chunk of rank `rank` in a round: its input, or
+    /// its result.
+    #[inline(always)]
+    fn slot(&self, area: u64, round: u64, rank: u32, is_result: bool) -> u64 {
+        let slot = (u64::from(gpu::block_idx().x) * SLOTS + (self.before + round) % SLOTS) * 2 + u64::from(is_result);
+        let rings = area + u64::from(self.call.max_blocks) * MAX_RANKS as u64 * FLAG_BYTES;
+        rings + slot * self.call.bank_bytes + u64::from(rank) * self.chunk * LINE_BYTES as u64
+    }
+
+    /// The first line of this block in part `rank` in a round, and the number of lines.
+    #[inline(always)]
+    fn range(&self, round: u64, rank: u32) -> (u64, u64) {
+        let in_part = self.start + round * self.chunk;
+        let line = u64::from(rank) * self.part + in_part;
+        let end = (u64::from(rank) * self.part + self.end).min(self.lines);
+        (line, end.saturating_sub(line).min(self.chunk))
+    }
+
+    /// Pushes this rank's chunk of each other part to the rank that reduces it.
+    #[inline(always)]
+    fn push<T: Class>(&self, round: u64) {
+        let call = self.call;
+        for k in 1..call.ranks {
+            let (line, n) = self.range(round, call.rank_behind(k));
+            let to = self.slot(call.area_behind(k), round, call.rank, false);
+            // SAFETY: the ring has a slot of `bank_bytes` for each round, with a chunk for each
+            // rank.
+            let store = |index, value| unsafe { store(to, index, value) };
+            if self.send.is_whole::<T>(line, n) && (PLAIN || call.op != ReduceOp::PreMulSum as u32) {
+                each(n, |index| self.send.read_whole(line + index), store);
+            } else {
+                one_by_one(n, |index| outgoing::<T, PLAIN>(call.op, call.scalar, self.send.read::<T>(line + index)), store);
+            }
+        }
+    }
+
+    /// Reduces this rank's chunk, and pushes the result to every rank.
+    #[inline(always)]
+    fn reduce<T: Class, const W: usize>(&self, round: u64) {
+        let call = self.call;
+        let (line, n) = self.range(round, call.rank);
+        let own = |index| outgoing::<T, PLAIN>(call.op, call.scalar, self.send.read::<T>(line + index));
+        // That of the last rank again where there are fewer, so that no branch divides the loads;
+        // and this rank's own, which nobody writes.
+        let rank = |index: usize| (index as u32).min(call.ranks - 1);
+        let from: [u64; W] = core::array::from_fn(|index| self.slot(call.areas[0], round, rank(index), false));
+        let to: [u64; W] = core::array::from_fn(|k| self.slot(call.area_behind(k as u32), round, call.rank, true));
+        one_by_one(
+            n,
+            |index| {
+                let mine = own(index);
+                // SAFETY: as in `push`; the first flag of the rank was seen.
+                let mut found = from.map(|from| unsafe { load(from, index) });
+                for (index, line) in found.iter_mut().enumerate() {
+                    if rank(index) == call.rank {
+                        *line = mine;
+                    }
+                }
+                reduce::<T, W, PLAIN>(call.op, call.ranks, &found)
+            },
+            |index, result| {
+                for (k, to) in to.iter().enumerate().skip(1) {
+                    if (k as u32) < call.ranks {
+                        // SAFETY: as in `push`.
+                        unsafe { store(*to, index, result) };
+                    }
+                }
+                self.recv.write::<T>(line + index, result);
+            },
+        );
+    }
+
+    /// Copies the results of the other ranks.
+    #[inline(always)]
+    fn copy<T: Class>(&self, round: u64) {
+        let call = self.call;
+        for k in 1..call.ranks {
+            let rank = call.rank_behind(k);
+            let (line, n) = self.range(round, rank);
+            let from = self.slot(call.areas[0], round, rank, true);
+            // SAFETY: as in `push`; the second flag of the rank was seen.
+            let load = |index| unsafe { load(from, index) };
+            if self.recv.is_whole::<T>(line, n) {
+                each(n, load, |index, value| self.recv.write_whole(line + index, value));
+            } else {
+                one_by_one(n, load, |index, value| self.recv.write::<T>(line + index, value));
+            }
+        }
+    }
+
+    /// Raises a flag of this rank on every other, after all that the threads of the block have
+    /// done.
+    #[inline(always)]
+    fn raise(&self, round: u64, at: u64) {
+        gpu::sync_threads();
+        let (call, thread) = (self.call, gpu::thread_idx().x);
+        if thread > 0 && thread < call.ranks {
+            let flag = pointer::<u64>(self.flags(call.area_behind(thread), call.rank) + at);
+            // SAFETY: a word of the area of a mapped peer, which is accessed atomically alone.
+            unsafe { <u64 as Access<Sys>>::store_release(flag, self.before + round + 1) };
+        }
+    }
+
+    /// Waits until every other rank has raised its flag.
+    #[inline(always)]
+    fn wait(&self, round: u64, at: u64) -> Result<(), Failed> {
+        let (call, thread) = (self.call, gpu::thread_idx().x);
+        let polls = thread > 0 && thread < call.ranks;
+        let flag = pointer::<u64>(self.flags(call.areas[0], call.rank_behind(thread)) + at);
+        let is_raised = || {
+            // SAFETY: a word of this rank's area, which is accessed atomically alone.
+            let seen = unsafe { <u64 as Access<Sys>>::load_acquire(flag) };
+            (seen.wrapping_sub(self.before + round + 1).cast_signed() >= 0).then_some(())
+        };
+        self.ctx.poll_block(KernelOp::AllReduce, polls, is_raised, || call.pe_behind(thread))
+    }
+}
+
+/// Calls `load` and then `store` for each index below `n`, with the threads of the block: four
+/// loads before four stores.
+#[inline(always)]
+fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
+    const BATCH: usize = 4;
+    let threads = u64::from(gpu::block_dim().x);
+    let mut index = u64::from(gpu::thread_idx().x);
+    while index + (BATCH as u64 - 1) * threads < n {
+        let values: [Vector; BATCH] = core::array::from_fn(|k| load(index + k as u64 * threads));
+        for (k, value) in values.into_iter().enumerate() {
+            store(index + k as u64 * threads, value);
+        }
+        index += BATCH as u64 * threads;
+    }
+    while index < n {
+        store(index, load(index));
+        index += threads;
+    }
+}
+
+/// As [`each`], one index at a time.
+#[inline(always)]
+fn one_by_one(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
+    let mut index = u64::from(gpu::thread_idx().x);
+    while index < n {
+        store(index, load(index));
+        index += u64::from(gpu::block_dim().x);
+    }
+}
+
+/// # Safety
+/// The address is that of lines of a ring that this thread may write now, more than `index`.
+#[inline(always)]
+unsafe fn store(address: u64, index: u64, value: Vector) {
+    // SAFETY: the caller promises the line.
+    unsafe { gpu::store_vector_global(pointer(address + index * LINE_BYTES as u64), value) };
+}
+
+/// # Safety
+/// The address is that of lines of a ring that this thread may read now, more than `index`.
+#[inline(always)]
+unsafe fn load(address: u64, index: u64) -> Vector {
+    // SAFETY: the caller promises the line. A strong access: a cache of the SM may hold what the
+    // line was two rounds ago.
+    unsafe { gpu::load_vector_relaxed(pointer::<u8>(address + index * LINE_BYTES as u64).cast_const()) }
+}
+
+/// The grid has one dimension, and the areas have flags and rings for as many blocks.
+#[inline(always)]
+pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
+    if !call.begin() {
+        return Ok(());
+    }
+    let counter = pointer::<u64>(call.counter).wrapping_add(gpu::block_idx().x as usize);
+    // SAFETY: the launch promises what the fields of the call say; the counter is this block's.
+    let (send, recv, before) = unsafe {
+        (
+            Operand::<PLAIN>::new(call.send, call.count),
+            Operand::<PLAIN>::new(call.recv, call.count),
+            <u64 as Access<Gpu>>::load_relaxed(counter),
+        )
+    };
+    let (lines, ranks) = (send.lines::<T>(), u64::from(call.ranks));
+    let part = lines.div_ceil(ranks);
+    let per = part.div_ceil(u64::from(gpu::grid_dim().x));
+    let start = (u64::from(gpu::block_idx().x) * per).min(part);
+    let end = (start + per).min(part);
+    let chunk = call.bank_bytes / LINE_BYTES as u64 / ranks;
+    let block = Block::<PLAIN> { ctx, call, send, recv, lines, part, start, end, chunk, before };
+    // All ranks make the same rounds, also where the last part is shorter.
+    let rounds = (end - start).div_ceil(chunk);
+    if rounds > 0 {
+        block.push::<T>(0);
+        block.raise(0, 0);
+    }
+    for round in 0..=rounds {
+        if round + 1 < rounds {
+            block.push::<T>(round + 1);
+            block.raise(round + 1, 0);
+        }
+        if round < rounds {
+            block.wait(round, 0)?;
+            block.reduce::<T, W>(round);
+            block.raise(round, SECOND);
+        }
+        if round > 0 {
+            block.wait(round - 1, SECOND)?;
+            block.copy::<T>(round - 1);
+        }
+    }
+    gpu::sync_threads();
+    if gpu::thread_idx().x == 0 {
+        // SAFETY: as above.
+        unsafe { <u64 as Access<Gpu>>::store_relaxed(counter, before + rounds) };
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! The argument of every kernel of this crate.
+
+use peerweave_device::prelude::*;
+
+/// Largest number of ranks of a call.
+pub const MAX_RANKS: usize = 8;
+
+/// How a collective moves its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Algorithm {
+    /// Every rank pushes its whole input to every rank.
+    OneShot,
+    /// Every rank reduces one part and pushes the result to every rank.
+    TwoShot,
+    /// As [`Self::TwoShot`], in chunks through a ring.
+    Chunked,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Self; 3] = [Self::OneShot, Self::TwoShot, Self::Chunked];
+}
+
+/// One collective call, as its kernel gets it. Addresses are those that this rank's device uses.
+///
+/// What the ranks must agree on: [`count`](Self::count), [`op`](Self::op),
+/// [`sentinel`](Self::sentinel), [`bank_bytes`](Self::bank_bytes),
+/// [`max_blocks`](Self::max_blocks), the kernel, and the shape of its
+/// launch.
+#[derive(Clone, Copy, Debug, KernelArg)]
+#[repr(C)]
+pub struct Call {
+    /// Address of the area of rank `(rank + k) % ranks` at index `k`: its own comes first. Each is
+    /// aligned to 128 bytes.
+    pub areas: [u64; MAX_RANKS],
+    /// The PE of rank `(rank + k) % ranks` at index `k`, for reports.
+    pub pes: [u32; MAX_RANKS],
+    /// Address of the input, aligned to its elements.
+    pub send: u64,
+    /// Address of the result, aligned to its elements: the input itself, or memory that does not
+    /// overlap it.
+    pub recv: u64,
+    /// Number of elements of the input.
+    pub count: u64,
+    /// The content of a line that has not arrived.
+    pub sentinel: [u64; 2],
+    /// Address of the word that counts launches ([`crate::epoch`]); for [`Algorithm::Chunked`] of
+    /// one word for each block.
+    pub counter: u64,
+    /// [`Algorithm::OneShot`] and [`Algorithm::TwoShot`]: length of one of the two banks at the
+    /// start of an area. [`Algorithm::Chunked`]: length of one slot of a block's ring, a multiple
+    /// of 128.
+    pub bank_bytes: u64,
+    /// The bits of this rank's scalar, zero-extended, for `PreMulSum`.
+    pub scalar: u64,
+    /// Number of ranks, 1 to [`MAX_RANKS`].
+    pub ranks: u32,
+    /// This rank.
+    pub rank: u32,
+    /// The reduction: `ReduceOp as u32`.
+    pub op: u32,
+    /// [`Algorithm::Chunked`]: number of blocks that the areas were made for, at least that of the
+    /// launch.
+    pub max_blocks: u32,
+}
+
+impl Call {
+    /// Begins a kernel: returns when the one before it in the stream has ended. `false` for a call
+    /// that no rank makes.
+    ///
+    /// What it compares lies in every part of the argument, so that the argument is in the cache of
+    /// constants when the wait ends.
+    #[inline(always)]
+    pub(crate) fn begin(&self) -> bool {
+        gpu::start_next_kernel();
+        let is_call = self.areas[0] != 0 && self.send != 0 && self.counter != 0 && self.op <= ReduceOp::Xor as u32;
+        gpu::wait_for_previous_kernel();
+        is_call
+    }
+
+    /// The PE of the rank `k` places behind this one, without an index that varies: it would move
+    /// the argument to the thread's own memory.
+    #[inline(always)]
+    pub(crate) fn pe_behind(&self, k: u32) -> u32 {
+        let mut pe = self.pes[0];
+        for (index, found) in self.pes.iter().enumerate() {
+            if index as u32 == k {
+                pe = *found;
+            }
+        }
+        pe
+    }
+
+    /// The area of the rank `k` places behind this one, likewise.
+    #[inline(always)]
+    pub(crate) fn area_behind(&self, k: u32) -> u64 {
+        let mut area = self.areas[0];
+        for (index, found) in self.areas.iter().enumerate() {
+            if index as u32 == k {
+                area = *found;
+            }
+        }
+        area
+    }
+
+    /// The PE of a rank.
+    #[inline(always)]
+    pub(crate) fn pe_of(&self, rank: u32) -> u32 {
+        let behind = if rank >= self.rank { rank - self.rank } else { rank + self.ranks - self.rank };
+        self.pe_behind(behind)
+    }
+
+    /// The rank `k` places behind this one; `k` is below the number of ranks.
+    #[inline(always)]
+    pub(crate) fn rank_behind(&self, k: u32) -> u32 {
+        let rank = self.rank + k;
+        if rank >= self.ranks { rank - self.ranks } else { rank }
+    }
+}

@@ -1,0 +1,42 @@
+//! The collectives of Peerweave as kernels, with their PTX.
+//!
+//! Every kernel takes one [`Call`]: the staging areas of the ranks, the operands, the reduction.
+//! All ranks launch the same kernel with the same shape and the same count. `peerweave-cuda`
+//! allocates the areas, chooses kernel and shape, and launches.
+//!
+//! | algorithm | what travels | when |
+//! |---|---|---|
+//! | [`Algorithm::OneShot`] | each rank pushes all its lines to every rank, which reduces them | small |
+//! | [`Algorithm::TwoShot`] | each rank pushes part `r` to rank `r`, which reduces it and pushes the result | medium |
+//! | [`Algorithm::Chunked`] | as two-shot, in chunks through a ring, with flags instead of lines that announce themselves | large |
+//!
+//! # Lines
+//! Small and medium messages travel in lines of 16 bytes, each written and read by one access. A
+//! line that has not arrived holds the *sentinel*: 128 bits that the ranks draw at random when they
+//! make their areas. So data is its own flag, every bit pattern can be sent, and no fence is
+//! needed. A line of data equals the sentinel with a probability of 2⁻¹²⁸; the receiver then waits
+//! until its deadline and reports the sender. The receiver puts the sentinel back after it has read
+//! a line. Two banks alternate, so that no line is written before it has been put back
+//! ([`mod@epoch`] says why two are enough).
+//!
+//! # Results
+//! Inputs are combined in the order of ranks, starting with rank 0, so that all ranks get the same
+//! bits. 16-bit floats are combined in `f32` and rounded once. [`ReduceOp::PreMulSum`] rounds each
+//! product to the element type before it travels.
+//!
+//! [`ReduceOp::PreMulSum`]: peerweave_types::ReduceOp::PreMulSum
+#![no_std]
+
+/// The README, whose examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+pub mod all_reduce;
+mod call;
+pub mod epoch;
+mod line;
+mod reduce;
+
+pub use call::{Algorithm, Call, MAX_RANKS};
+pub use line::LINE_BYTES;

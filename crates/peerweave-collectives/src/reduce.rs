@@ -1,0 +1,175 @@
+//! Reduces one line of each rank, by an operation that is known when the kernel runs.
+
+use crate::line::FromBits;
+use peerweave_device::api::combine::{Combine, Reducible};
+use peerweave_device::gpu::{Piece, Vector};
+use peerweave_device::prelude::*;
+use peerweave_types::{bf16, f16};
+
+/// An element type of reductions.
+pub(crate) trait Class: Reducible {
+    /// The unsigned integer of its size.
+    type Piece: Piece + Into<u64> + FromBits;
+    /// Whether it is an integer.
+    const INTEGER: bool;
+    /// The bits of a small number, zero-extended.
+    fn number(value: u32) -> u64;
+    /// The sums.
+    fn plus(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+    /// The products.
+    fn times(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+    /// The smaller ones.
+    fn least(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+    /// The larger ones.
+    fn greatest(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+    /// The quotients.
+    fn over(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+}
+
+macro_rules! class {
+    (@lanes $t:ty: $($name:ident $combine:ty),*) => {$(
+        #[inline(always)]
+        fn $name(a: <$t as Reducible>::Lanes, b: <$t as Reducible>::Lanes) -> <$t as Reducible>::Lanes {
+            <$t as Reducible>::zip::<$combine>(a, b)
+        }
+    )*};
+    ($($t:ty as $piece:ty, $integer:literal, |$n:ident| $number:expr;)*) => {$(
+        impl Class for $t {
+            type Piece = $piece;
+            const INTEGER: bool = $integer;
+
+            #[inline(always)]
+            fn number($n: u32) -> u64 {
+                $number
+            }
+
+            class!(@lanes $t: plus Sum, times Prod, least Min, greatest Max, over Over);
+        }
+    )*};
+}
+
+class! {
+    i8 as u8, true, |n| u64::from(n);
+    u8 as u8, true, |n| u64::from(n);
+    i32 as u32, true, |n| u64::from(n);
+    u32 as u32, true, |n| u64::from(n);
+    i64 as u64, true, |n| u64::from(n);
+    u64 as u64, true, |n| u64::from(n);
+    f16 as u16, false, |n| u64::from(f16::narrow(n as f32).to_bits());
+    bf16 as u16, false, |n| u64::from(bf16::narrow(n as f32).to_bits());
+    f32 as u32, false, |n| u64::from((n as f32).to_bits());
+    f64 as u64, false, |n| f64::from(n).to_bits();
+}
+
+/// The quotient; of integers toward zero.
+#[derive(Clone, Copy)]
+struct Over;
+
+macro_rules! over {
+    ($($t:ty: |$a:ident, $b:ident| $quotient:expr;)*) => {$(
+        impl Combine<$t> for Over {
+            #[inline(always)]
+            fn combine($a: <$t as Reducible>::Wide, $b: <$t as Reducible>::Wide) -> <$t as Reducible>::Wide {
+                $quotient
+            }
+        }
+    )*};
+}
+
+// The divisor is a number of ranks, never 0: `max` lets the compiler know.
+over! {
+    i8: |a, b| (i32::from(a) / i32::from(b).max(1)) as i8;
+    u8: |a, b| a / b.max(1);
+    i32: |a, b| a / b.max(1);
+    u32: |a, b| a / b.max(1);
+    i64: |a, b| a / b.max(1);
+    u64: |a, b| a / b.max(1);
+    f16: |a, b| a / b;
+    bf16: |a, b| a / b;
+    f32: |a, b| a / b;
+    f64: |a, b| a / b;
+}
+
+/// A line whose elements all have these bits.
+#[inline(always)]
+fn splat<T>(bits: u64) -> Vector {
+    let word = match size_of::<T>() {
+        1 => bits * 0x0101_0101_0101_0101,
+        2 => bits * 0x0001_0001_0001_0001,
+        4 => bits * 0x0000_0001_0000_0001,
+        _ => bits,
+    };
+    [word; 2]
+}
+
+/// A line times a scalar, given by its bits. A function of its own, since it is rarely needed.
+#[inline(never)]
+fn scaled<T: Class>(low: u64, high: u64, scalar: u64) -> (u64, u64) {
+    let [low, high] = T::pack(T::times(T::unpack([low, high]), T::unpack(splat::<T>(scalar))));
+    (low, high)
+}
+
+/// A line of this rank's input as it travels. With `PLAIN` the reduction is the sum.
+#[inline(always)]
+pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: Vector) -> Vector {
+    if !PLAIN && op == ReduceOp::PreMulSum as u32 {
+        let (low, high) = scaled::<T>(line[0], line[1], scalar);
+        [low, high]
+    } else {
+        line
+    }
+}
+
+/// Combines the lines of ranks below `ranks`, in their order.
+#[inline(always)]
+fn fold<T: Class, const W: usize>(lines: &[Vector; W], ranks: u32, combine: impl Fn(T::Lanes, T::Lanes) -> T::Lanes) -> T::Lanes {
+    let mut state = T::unpack(lines[0]);
+    // Indices that the compiler unrolls: an iterator would put the lines into the thread's memory.
+    for rank in 1..W {
+        if (rank as u32) < ranks {
+            state = combine(state, T::unpack(lines[rank]));
+        }
+    }
+    state
+}
+
+/// Combines the words of ranks below `ranks`.
+#[inline(always)]
+fn fold_bits<const W: usize>(lines: &[Vector; W], ranks: u32, combine: impl Fn(u64, u64) -> u64) -> Vector {
+    let mut state = lines[0];
+    for rank in 1..W {
+        if (rank as u32) < ranks {
+            state = [combine(state[0], lines[rank][0]), combine(state[1], lines[rank][1])];
+        }
+    }
+    state
+}
+
+/// Reduces the lines of ranks below `ranks`, in the order of ranks. With `PLAIN` it is the sum.
+#[inline(always)]
+pub(crate) fn reduce<T: Class, const W: usize, const PLAIN: bool>(op: u32, ranks: u32, lines: &[Vector; W]) -> Vector {
+    const PROD: u32 = ReduceOp::Prod as u32;
+    const MIN: u32 = ReduceOp::Min as u32;
+    const AND: u32 = ReduceOp::And as u32;
+    const OR: u32 = ReduceOp::Or as u32;
+    const XOR: u32 = ReduceOp::Xor as u32;
+    if PLAIN {
+        return T::pack(fold::<T, W>(lines, ranks, T::plus));
+    }
+    // Sums first: a test that fails costs less than a jump by a table.
+    if op == ReduceOp::Sum as u32 || op == ReduceOp::PreMulSum as u32 || op == ReduceOp::Avg as u32 {
+        let mut sum = fold::<T, W>(lines, ranks, T::plus);
+        if op == ReduceOp::Avg as u32 {
+            sum = T::over(sum, T::unpack(splat::<T>(T::number(ranks))));
+        }
+        return T::pack(sum);
+    }
+    match op {
+        PROD => T::pack(fold::<T, W>(lines, ranks, T::times)),
+        MIN => T::pack(fold::<T, W>(lines, ranks, T::least)),
+        AND if T::INTEGER => fold_bits(lines, ranks, |a, b| a & b),
+        OR if T::INTEGER => fold_bits(lines, ranks, |a, b| a | b),
+        XOR if T::INTEGER => fold_bits(lines, ranks, |a, b| a ^ b),
+        _ => T::pack(fold::<T, W>(lines, ranks, T::greatest)),
+    }
+}

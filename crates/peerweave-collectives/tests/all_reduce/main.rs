@@ -1,0 +1,155 @@
+//! all_reduce among the PEs of one process, under many schedules: every algorithm, type, reduction,
+//! number of ranks; any length and alignment; calls without synchronization between them; ranks
+//! that are missing.
+
+mod failures;
+mod numbers;
+mod world;
+
+use numbers::Numbers;
+use peerweave_collectives::{Algorithm, all_reduce};
+use peerweave_grid::explore;
+use peerweave_types::{DType, ReduceOp, bf16, f16};
+use world::{Given, World};
+
+const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
+
+/// Every algorithm and reduction of a type, on several numbers of ranks.
+fn every_reduction<T: Numbers>() {
+    for ranks in RANKS {
+        let mut world = World::new(ranks, u64::from(ranks));
+        for algorithm in Algorithm::ALL {
+            for op in ReduceOp::ALL.into_iter().filter(|op| op.accepts(T::DTYPE)) {
+                world.check::<T>(&Given { algorithm, op, count: 331, blocks: 2, threads: 32, ..Given::default() });
+            }
+        }
+    }
+}
+
+macro_rules! types {
+    ($($name:ident: $t:ty;)*) => {$(
+        #[test]
+        fn $name() {
+            every_reduction::<$t>();
+        }
+    )*};
+}
+
+types! {
+    all_reduce_of_i8_is_exact: i8;
+    all_reduce_of_u8_is_exact: u8;
+    all_reduce_of_i32_is_exact: i32;
+    all_reduce_of_u32_is_exact: u32;
+    all_reduce_of_i64_is_exact: i64;
+    all_reduce_of_u64_is_exact: u64;
+    all_reduce_of_f16_is_rounded_once: f16;
+    all_reduce_of_bf16_is_rounded_once: bf16;
+    all_reduce_of_f32_adds_in_order_of_ranks: f32;
+    all_reduce_of_f64_adds_in_order_of_ranks: f64;
+}
+
+#[test]
+fn schedules_do_not_change_the_result() {
+    for ranks in [2, 3, 8] {
+        explore(3, |seed| {
+            let mut world = World::new(ranks, seed);
+            for algorithm in Algorithm::ALL {
+                world.check::<bf16>(&Given { algorithm, count: 777, blocks: 3, threads: 32, ..Given::default() });
+            }
+            Ok::<(), String>(())
+        });
+    }
+}
+
+#[test]
+fn lengths_and_alignments_do_not_change_the_result() {
+    let mut world = World::new(3, 1);
+    let mut random = 12345_u64;
+    let mut next = |below: u64| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) % below
+    };
+    for round in 0..24 {
+        let count = if round % 3 == 0 { next(40) + 1 } else { next(2500) + 150 } as usize;
+        let algorithm = if count < 150 { Algorithm::OneShot } else { Algorithm::ALL[round % 3] };
+        let shift = [next(9) as usize, next(9) as usize];
+        let (blocks, threads) = (next(4) as u32 + 1, 32 * (next(2) as u32 + 1));
+        let in_place = round % 5 == 4;
+        let given = Given { algorithm, count, shift, blocks, threads, in_place, ..Given::default() };
+        world.check::<bf16>(&given);
+        world.check::<i8>(&Given { count: count.max(300), ..given });
+        world.check::<f32>(&Given { op: ReduceOp::Max, count: count.max(100), ..given });
+    }
+}
+
+#[test]
+fn calls_without_pause_between_them_do_not_mix() {
+    for ranks in [2, 4] {
+        explore(2, |seed| {
+            let mut world = World::new(ranks, seed);
+            let shapes = [(Algorithm::OneShot, 500, 4), (Algorithm::OneShot, 8, 1), (Algorithm::TwoShot, 2000, 2)];
+            for call in 0..9 {
+                let (algorithm, count, blocks) = shapes[call % 3];
+                world.check::<f32>(&Given { algorithm, count, blocks, threads: 32, ..Given::default() });
+            }
+            Ok::<(), String>(())
+        });
+    }
+}
+
+#[test]
+fn every_bit_pattern_travels() {
+    let mut world = World::new(2, 3);
+    for algorithm in Algorithm::ALL {
+        for fill in [0_u64, u64::MAX, 0x8000_8000_8000_8000] {
+            world.check_bits(algorithm, fill);
+        }
+    }
+}
+
+#[test]
+fn chunks_beyond_the_ring_wait_for_their_slots() {
+    for ranks in [1, 2, 3, 8] {
+        explore(2, |seed| {
+            let mut world = World::new(ranks, seed);
+            let given = Given { algorithm: Algorithm::Chunked, count: 20_001, blocks: 2, threads: 64, ..Given::default() };
+            world.check::<bf16>(&given);
+            world.check::<bf16>(&Given { blocks: 3, shift: [1, 1], ..given });
+            Ok::<(), String>(())
+        });
+    }
+}
+
+#[test]
+fn sums_of_whole_lines_have_kernels_of_their_own() {
+    for ranks in RANKS {
+        let mut world = World::new(ranks, 5);
+        for algorithm in Algorithm::ALL {
+            for blocks in [1, 3] {
+                world.check::<bf16>(&Given { algorithm, count: 1600, blocks, ..Given::default() });
+                world.check::<f16>(&Given { algorithm, count: 1608, blocks, in_place: true, ..Given::default() });
+                world.check::<f32>(&Given { algorithm, count: 2004, blocks, shift: [4, 8], ..Given::default() });
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_need_not_be_in_the_order_of_pes() {
+    let mut world = World::of(5, &[4, 0, 2], 1);
+    for algorithm in Algorithm::ALL {
+        world.check::<f32>(&Given { algorithm, count: 1000, ..Given::default() });
+    }
+}
+
+#[test]
+fn kernel_is_there_for_every_type_that_can_be_reduced() {
+    for algorithm in Algorithm::ALL {
+        for dtype in DType::ALL {
+            for ranks in 0..=9 {
+                let there = [true, false].map(|plain| all_reduce::kernel(algorithm, dtype, ranks, plain).is_some());
+                assert_eq!(there, [dtype.is_reducible() && (1..=8).contains(&ranks); 2], "{dtype} {ranks}");
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Element types with the reduction that is expected of them, computed the plain way.
+
+use peerweave_types::{Element, Plain, ReduceOp, bf16, f16};
+
+/// An element with its reference.
+pub(crate) trait Numbers: Element + Plain + PartialEq + std::fmt::Debug {
+    /// An element of rank `rank` at an index.
+    fn given(rank: u32, index: usize) -> Self;
+    /// The bits, zero-extended.
+    fn bits(self) -> u64;
+    /// The reduction of one element of each rank, in the order of ranks. `scalars` has one for each
+    /// rank.
+    fn expected(op: ReduceOp, inputs: &[Self], scalars: &[Self]) -> Self;
+}
+
+fn mixed(rank: u32, index: usize) -> u64 {
+    let mixed = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(rank + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
+    mixed ^ (mixed >> 29)
+}
+
+macro_rules! integers {
+    ($($t:ty as $unsigned:ty),*) => {$(
+        impl Numbers for $t {
+            fn given(rank: u32, index: usize) -> Self {
+                mixed(rank, index) as Self
+            }
+
+            fn bits(self) -> u64 {
+                self as $unsigned as u64
+            }
+
+            fn expected(op: ReduceOp, inputs: &[Self], scalars: &[Self]) -> Self {
+                let each = inputs.iter().copied();
+                let sum = |each: &mut dyn Iterator<Item = Self>| each.fold(0, Self::wrapping_add);
+                match op {
+                    ReduceOp::Sum => sum(&mut each.clone()),
+                    ReduceOp::Avg => sum(&mut each.clone()) / inputs.len() as Self,
+                    ReduceOp::PreMulSum => sum(&mut each.zip(scalars).map(|(a, b)| a.wrapping_mul(*b))),
+                    ReduceOp::Prod => each.fold(1, Self::wrapping_mul),
+                    ReduceOp::Min => each.min().expect("a rank"),
+                    ReduceOp::Max => each.max().expect("a rank"),
+                    ReduceOp::And => each.fold(!0, |a, b| a & b),
+                    ReduceOp::Or => each.fold(0, |a, b| a | b),
+                    ReduceOp::Xor => each.fold(0, |a, b| a ^ b),
+                    other => panic!("{other}"),
+                }
+            }
+        }
+    )*};
+}
+
+integers!(i8 as u8, u8 as u8, i32 as u32, u32 as u32, i64 as u64, u64 as u64);
+
+macro_rules! floats {
+    ($($t:ty as $wide:ty: |$x:ident| $widen:expr, |$y:ident| $narrow:expr;)*) => {$(
+        impl Numbers for $t {
+            fn given(rank: u32, index: usize) -> Self {
+                // Of many magnitudes, so that the order of additions matters.
+                let bits = mixed(rank, index);
+                let $y = (((bits % 2001) as f64 - 1000.0) * [0.001, 0.37, 1.0, 3.0][(bits >> 40) as usize % 4]) as $wide;
+                $narrow
+            }
+
+            fn bits(self) -> u64 {
+                u64::from(self.to_bits())
+            }
+
+            fn expected(op: ReduceOp, inputs: &[Self], scalars: &[Self]) -> Self {
+                let widen = |$x: Self| -> $wide { $widen };
+                let narrow = |$y: $wide| -> Self { $narrow };
+                let each = inputs.iter().map(|input| widen(*input));
+                let sum = |each: &mut dyn Iterator<Item = $wide>| each.reduce(|a, b| a + b).expect("a rank");
+                match op {
+                    ReduceOp::Sum => narrow(sum(&mut each.clone())),
+                    ReduceOp::Avg => narrow(sum(&mut each.clone()) / inputs.len() as $wide),
+                    // Each product travels as an element.
+                    ReduceOp::PreMulSum => {
+                        narrow(sum(&mut each.zip(scalars).map(|(a, b)| widen(narrow(a * widen(*b))))))
+                    }
+                    ReduceOp::Prod => narrow(each.reduce(|a, b| a * b).expect("a rank")),
+                    ReduceOp::Min => narrow(each.reduce(<$wide>::min).expect("a rank")),
+                    ReduceOp::Max => narrow(each.reduce(<$wide>::max).expect("a rank")),
+                    other => panic!("{other}"),
+                }
+            }
+        }
+    )*};
+}
+
+floats! {
+    f16 as f32: |x| x.to_f32(), |y| Self::from_f32(y);
+    bf16 as f32: |x| x.to_f32(), |y| Self::from_f32(y);
+    f32 as f32: |x| x, |y| y;
+    f64 as f64: |x| x, |y| y;
+}

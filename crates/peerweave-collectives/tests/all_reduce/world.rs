@@ -1,0 +1,179 @@
+//! PEs with staging areas, and calls on them.
+
+use crate::numbers::Numbers;
+use peerweave_collectives::{Algorithm, Call, MAX_RANKS, all_reduce};
+use peerweave_grid::{Job, JobError, Options, Shape};
+use peerweave_types::{Plain, ReduceOp, SymSlice};
+use std::time::Duration;
+
+/// Bytes of a bank, and of a slot of a ring.
+const BANK_BYTES: usize = 64 << 10;
+const SLOT_BYTES: usize = 2 << 10;
+const MAX_BLOCKS: u32 = 4;
+const SENTINEL: [u64; 2] = [0x5eed_0123_4567_89ab, 0xc0de_fedc_ba98_7655];
+
+/// What a call is given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Given {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) op: ReduceOp,
+    pub(crate) count: usize,
+    /// Elements by which input and result lie behind an aligned address.
+    pub(crate) shift: [usize; 2],
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+    pub(crate) in_place: bool,
+}
+
+impl Default for Given {
+    fn default() -> Self {
+        Self {
+            algorithm: Algorithm::OneShot,
+            op: ReduceOp::Sum,
+            count: 1000,
+            shift: [0, 0],
+            blocks: 2,
+            threads: 32,
+            in_place: false,
+        }
+    }
+}
+
+/// A job of which some PEs are the ranks of a team.
+pub(crate) struct World {
+    job: Job,
+    members: Vec<u32>,
+    /// Banks, and rings with their flags.
+    banks: SymSlice<u64>,
+    rings: SymSlice<u64>,
+    /// The count of launches, then one word for each block.
+    counters: SymSlice<u64>,
+    operands: [SymSlice<u8>; 2],
+}
+
+impl World {
+    pub(crate) fn new(ranks: u32, seed: u64) -> Self {
+        Self::of(ranks, &(0..ranks).collect::<Vec<_>>(), seed)
+    }
+
+    /// A team of these PEs.
+    pub(crate) fn of(pes: u32, members: &[u32], seed: u64) -> Self {
+        Self::with_deadline(pes, members, seed, Duration::from_secs(20))
+    }
+
+    pub(crate) fn with_deadline(pes: u32, members: &[u32], seed: u64, deadline: Duration) -> Self {
+        let mut job = Job::new(pes).options(Options::default().deadline(deadline).seed(seed));
+        let banks = job.alloc::<u64>(2 * BANK_BYTES / 8);
+        let rings = job.alloc::<u64>(all_reduce::ring_bytes(MAX_BLOCKS, SLOT_BYTES as u64) as usize / 8);
+        let counters = job.alloc::<u64>(1 + MAX_BLOCKS as usize);
+        let operands = [job.alloc::<u8>(1 << 16), job.alloc::<u8>(1 << 16)];
+        let sentinels: Vec<u64> = SENTINEL.into_iter().cycle().take(banks.len()).collect();
+        for pe in 0..pes {
+            job.write(pe, banks, &sentinels);
+        }
+        Self { job, members: members.to_vec(), banks, rings, counters, operands }
+    }
+
+    fn call(&self, given: &Given, rank: usize, bytes: usize, scalar: u64) -> Call {
+        let n = self.members.len();
+        let behind = |k: usize| self.members[(rank + k) % n];
+        let is_chunked = given.algorithm == Algorithm::Chunked;
+        let area = if is_chunked { self.rings } else { self.banks };
+        let me = self.members[rank];
+        let send = self.job.address(me, self.operands[0]) + (given.shift[0] * bytes) as u64;
+        let recv = self.job.address(me, self.operands[1]) + (given.shift[1] * bytes) as u64;
+        Call {
+            areas: std::array::from_fn(|k| if k < n { self.job.address(behind(k), area) } else { 0 }),
+            pes: std::array::from_fn(|k| if k < n { behind(k) } else { 0 }),
+            send,
+            recv: if given.in_place { send } else { recv },
+            count: given.count as u64,
+            sentinel: SENTINEL,
+            counter: self.job.address(me, self.counters) + if is_chunked { 8 } else { 0 },
+            bank_bytes: if is_chunked { SLOT_BYTES } else { BANK_BYTES } as u64,
+            scalar,
+            ranks: n as u32,
+            rank: rank as u32,
+            op: given.op as u32,
+            max_blocks: MAX_BLOCKS,
+        }
+    }
+
+    fn view<T: Plain>(&self, index: usize, shift: usize, count: usize) -> SymSlice<T> {
+        let bytes = size_of::<T>();
+        let part = self.operands[index].slice(shift * bytes..(shift + count) * bytes);
+        // SAFETY: inside an allocation of the job, aligned to the element: operands are aligned to
+        // more, and the shift is a number of elements.
+        unsafe { SymSlice::from_raw(part.offset(), count) }
+    }
+
+    /// Makes a call on the ranks for which `is_there` is true.
+    pub(crate) fn launch<T: Numbers>(&mut self, given: &Given, is_there: impl Fn(u32) -> bool) -> Result<(), JobError> {
+        assert!(MAX_RANKS >= self.members.len());
+        let n = self.members.len() as u32;
+        let is_whole = |at: usize| (given.shift[at] * size_of::<T>()).is_multiple_of(16);
+        let is_plain = given.op == ReduceOp::Sum
+            && (given.count * size_of::<T>()).is_multiple_of(16)
+            && is_whole(0)
+            && (given.in_place || is_whole(1));
+        let kernel = all_reduce::kernel(given.algorithm, T::DTYPE, n, is_plain).expect("a type that can be reduced");
+        let calls: Vec<Call> =
+            (0..self.members.len()).map(|rank| self.call(given, rank, size_of::<T>(), scalar::<T>(rank as u32).bits())).collect();
+        let members = self.members.clone();
+        self.job.launch_each(kernel, Shape::new(given.blocks, given.threads), |pe| {
+            let rank = members.iter().position(|member| *member == pe)?;
+            is_there(rank as u32).then(|| (calls[rank],))
+        })
+    }
+
+    /// Makes a call on all ranks, and compares the bits of every element with the reference; nothing
+    /// else is written.
+    pub(crate) fn check<T: Numbers>(&mut self, given: &Given) {
+        let n = self.members.len() as u32;
+        let inputs: Vec<Vec<T>> = (0..n).map(|rank| (0..given.count).map(|i| T::given(rank, i)).collect()).collect();
+        self.check_inputs(given, &inputs);
+    }
+
+    fn check_inputs<T: Numbers>(&mut self, given: &Given, inputs: &[Vec<T>]) {
+        const MARK: u8 = 0xa5;
+        let n = self.members.len();
+        let [from, to] = if given.in_place { [0, 0] } else { [0, 1] };
+        let shift = if given.in_place { given.shift[0] } else { given.shift[1] };
+        for (rank, pe) in self.members.clone().into_iter().enumerate() {
+            let all = self.operands[1].len();
+            self.job.write(pe, self.operands[1], &vec![MARK; all]);
+            let view = self.view::<T>(from, given.shift[0], given.count);
+            self.job.write(pe, view, &inputs[rank]);
+        }
+        if let Err(error) = self.launch::<T>(given, |_| true) {
+            panic!("{given:?} of {} on {n} ranks: {error}", T::DTYPE);
+        }
+        let scalars: Vec<T> = (0..n as u32).map(scalar::<T>).collect();
+        let expected: Vec<u64> = (0..given.count)
+            .map(|i| T::expected(given.op, &inputs.iter().map(|input| input[i]).collect::<Vec<_>>(), &scalars).bits())
+            .collect();
+        for pe in self.members.clone() {
+            let found: Vec<u64> = self.job.read(pe, self.view::<T>(to, shift, given.count)).into_iter().map(T::bits).collect();
+            let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+            assert_eq!(wrong, None, "{given:?} of {} on PE {pe}: {:?}", T::DTYPE, wrong.map(|i| (found[i], expected[i])));
+            let whole = self.job.read(pe, self.operands[1]);
+            let bytes = size_of::<T>();
+            let untouched = |range: &[u8]| range.iter().all(|byte| *byte == MARK);
+            let written = if given.in_place { 0..0 } else { shift * bytes..(shift + given.count) * bytes };
+            assert!(untouched(&whole[..written.start]) && untouched(&whole[written.end..]), "{given:?}: wrote outside");
+        }
+    }
+
+    /// Makes calls whose inputs are words of these bits.
+    pub(crate) fn check_bits(&mut self, algorithm: Algorithm, fill: u64) {
+        for op in [ReduceOp::Xor, ReduceOp::And, ReduceOp::Sum] {
+            let inputs = vec![vec![fill; 500]; self.members.len()];
+            self.check_inputs::<u64>(&Given { algorithm, op, count: 500, ..Given::default() }, &inputs);
+        }
+    }
+}
+
+/// The scalar of a rank for `PreMulSum`.
+fn scalar<T: Numbers>(rank: u32) -> T {
+    T::given(rank, 7)
+}

@@ -1,0 +1,454 @@
+//! Collectives by the kernels of `peerweave-collectives`.
+//!
+//! ```text
+//!  route.rs    the algorithm and the shape, from what all ranks know
+//!  staging.rs  areas on the symmetric heap, counters of launches
+//! ```
+//!
+//! One path for a call: check, route, order behind the team's last stream, launch. It enqueues one
+//! kernel, and allocates nothing.
+
+pub(crate) mod route;
+mod staging;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use peerweave_collectives::{Algorithm, Call, LINE_BYTES, all_reduce};
+use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
+use peerweave_driver::{CudaStream, Keep, is_capturing, join};
+use peerweave_types::{DType, Pe, Rank, ReduceOp};
+
+use crate::error::{CudaError, misuse};
+use crate::gpu::Gpu;
+use staging::{Staging, rank_of};
+
+pub use route::Route;
+
+/// How the collectives of a team are set up: the same on all PEs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CollectivesOptions {
+    /// Bytes of one of the two banks through which small and medium messages travel. A call of `n`
+    /// bytes by `r` ranks needs `n * r` in one step, or `2 * n` in two; larger ones go through the
+    /// rings.
+    pub bank_bytes: u64,
+    /// Bytes of a slot of a ring; each block has six. A multiple of 1024.
+    pub slot_bytes: u64,
+    /// The most blocks of a kernel: the budget of multiprocessors.
+    pub max_blocks: u32,
+    /// Whether kernels of calls up to 1 MiB may begin before the one before them in the stream has
+    /// ended, where the device can (compute capability 9.0 and later).
+    pub programmatic: bool,
+}
+
+impl Default for CollectivesOptions {
+    /// Returns banks of 32 MiB, slots of 64 KiB, at most 128 blocks, with programmatic start: 113
+    /// MB of heap.
+    fn default() -> Self {
+        Self { bank_bytes: 32 << 20, slot_bytes: 64 << 10, max_blocks: 128, programmatic: true }
+    }
+}
+
+impl CollectivesOptions {
+    /// Bytes of symmetric heap that the collectives of one team take on every PE.
+    pub fn heap_bytes(&self) -> u64 {
+        staging::area_bytes(self)
+    }
+
+    fn check(&self, call: &'static str) -> Result<(), CudaError> {
+        if self.bank_bytes < 4096 {
+            return Err(misuse(call, "bank_bytes", self.bank_bytes, "at least 4096"));
+        }
+        if self.slot_bytes < 1024 || !self.slot_bytes.is_multiple_of(1024) {
+            return Err(misuse(call, "slot_bytes", self.slot_bytes, "a multiple of 1024"));
+        }
+        if self.max_blocks == 0 || self.max_blocks > 1024 {
+            return Err(misuse(call, "max_blocks", self.max_blocks, "1 to 1024"));
+        }
+        Ok(())
+    }
+}
+
+/// The collectives of a team of GPUs whose memory is mapped: each call enqueues one kernel.
+///
+/// # Collective
+/// All ranks make the same calls in the same order, with the same count, type and reduction. The
+/// result has the same bits on every rank.
+///
+/// # Streams
+/// Calls of one team run one after the other: a call on another stream than the last one waits on
+/// the device for that one. In a capture the caller orders streams itself. A graph and calls
+/// outside of it may alternate, in the same order on all ranks.
+///
+/// # Failures
+/// A kernel whose peer does not make the call ends at the deadline of the GPU.
+/// [`Gpu::wait`](crate::Gpu::wait) then names the PE. After [`Gpu::recover`] call
+/// [`recover`](Self::recover).
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use peerweave_bootstrap::{Job, Options, Rendezvous};
+/// # use peerweave_cuda::{Collectives, CollectivesOptions, Gpu, GpuOptions};
+/// # use peerweave_types::{DType, ReduceOp};
+/// # let job = Job::from_env()?;
+/// # let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
+/// # let context = peerweave_driver::context(job.local_pe as usize)?;
+/// let options = CollectivesOptions::default();
+/// let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(options.heap_bytes() as usize + (1 << 20)))?;
+/// let collectives = Collectives::world(&gpu, options)?;
+/// let (stream, values) = (gpu.stream()?, gpu.alloc_local::<f32>(1024)?);
+/// let at = values.slice().address();
+/// // SAFETY: the elements are initialised memory of this GPU, which lives until the stream has
+/// // passed, and nothing else accesses it meanwhile.
+/// unsafe { collectives.all_reduce(&stream, at, at, 1024, DType::F32, ReduceOp::Sum)? };
+/// stream.wait()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Collectives {
+    gpu: Gpu,
+    members: Vec<Pe>,
+    rank: Rank,
+    staging: Staging,
+    options: CollectivesOptions,
+    /// By algorithm, type, and whether the call is plain; once loaded.
+    kernels: [[[OnceLock<LoadedKernel>; 2]; DType::ALL.len()]; Algorithm::ALL.len()],
+    /// The stream of the last call.
+    last: Mutex<Option<Arc<CudaStream>>>,
+}
+
+impl Collectives {
+    /// Sets up the collectives of all PEs.
+    ///
+    /// # Collective
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn world(gpu: &Gpu, options: CollectivesOptions) -> Result<Self, CudaError> {
+        let members: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
+        Self::new(gpu, &members, options)
+    }
+
+    /// Sets up the collectives of this PE's team: `members` in the order of ranks, this PE among
+    /// them. Takes [`CollectivesOptions::heap_bytes`] of every PE's heap.
+    ///
+    /// # Collective
+    /// All PEs of the GPU, each with the members of its own team, and the same options. A PE that
+    /// is in no team gives itself alone.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] for options or members that cannot be, and for a member whose memory
+    /// is not mapped; those of [`Gpu::alloc`].
+    pub fn new(gpu: &Gpu, members: &[Pe], options: CollectivesOptions) -> Result<Self, CudaError> {
+        const CALL: &str = "Collectives::new";
+        options.check(CALL)?;
+        let rank = rank_of(CALL, gpu, members)?;
+        let inner = &*gpu.0;
+        // The sentinel of a team is that of its first member: random, so that no data is like it.
+        let made = inner.next_collectives();
+        let mut blob = random()?.to_vec();
+        blob.extend_from_slice(format!("{options:?}").as_bytes());
+        let all = inner.rendezvous.exchange(&format!("peerweave-cuda/collectives/{made}"), &blob)?;
+        if let Some(pe) = all.iter().position(|other| other.get(16..) != blob.get(16..)) {
+            let found = String::from_utf8_lossy(all[pe].get(16..).unwrap_or_default()).into_owned();
+            return Err(misuse(CALL, "options", format!("{options:?}"), &format!("those of PE {pe}: {found}")));
+        }
+        let first = &all[members[0].get() as usize];
+        let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes"));
+        let staging = Staging::new(gpu, members, rank, [word(0), word(8)], &options)?;
+        // Nobody writes into an area before it is filled.
+        inner.rendezvous.barrier(&format!("peerweave-cuda/collectives/{made}/ready"))?;
+        Ok(Self {
+            gpu: gpu.clone(),
+            members: members.to_vec(),
+            rank,
+            staging,
+            options,
+            kernels: Default::default(),
+            last: Mutex::default(),
+        })
+    }
+
+    /// This PE's rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// The members in the order of ranks.
+    pub fn members(&self) -> &[Pe] {
+        &self.members
+    }
+
+    /// Loads the kernels for elements of a type, which the first call of each would do otherwise:
+    /// compiling takes some tenths of a second, for which kernels of other PEs would wait.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] for a type that cannot be reduced; those of loading.
+    pub fn load(&self, dtype: DType) -> Result<(), CudaError> {
+        Algorithm::ALL
+            .into_iter()
+            .flat_map(|algorithm| [(algorithm, false), (algorithm, true)])
+            .try_for_each(|(algorithm, is_plain)| self.kernel(algorithm, dtype, is_plain).map(drop))
+    }
+
+    /// Enqueues the reduction of `count` elements of every rank, whose result every rank gets.
+    ///
+    /// `send` and `recv` are addresses of this device's memory, on the heap or not, aligned to the
+    /// elements; `recv` is `send`, or does not overlap it. Inputs are combined in the order of
+    /// ranks. 16-bit floats are combined in `f32` and rounded once.
+    ///
+    /// # Collective
+    /// All ranks, with the same count, type and reduction.
+    ///
+    /// # Errors
+    /// Before anything is enqueued: [`CudaError::Misuse`] for a reduction that the type does not
+    /// have, `PreMulSum` (which has a scalar: [`all_reduce_scaled`](Self::all_reduce_scaled)),
+    /// addresses that are not aligned or overlap; [`CudaError::Failed`] after a kernel has failed;
+    /// those of the launch.
+    ///
+    /// # Safety
+    /// Both ranges are memory that this device can access, which stays allocated until the stream
+    /// has passed the call, or for as long as a graph that captures it lives. Nothing else writes
+    /// the input or accesses the result meanwhile.
+    pub unsafe fn all_reduce(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<(), CudaError> {
+        let route = route::all_reduce(dtype, count, &self.staging.limits);
+        // SAFETY: the caller's promise.
+        unsafe { self.all_reduce_by(route, stream, send, recv, count, dtype, op) }
+    }
+
+    /// As [`all_reduce`](Self::all_reduce), the sum of each rank's elements times its own scalar,
+    /// given by its bits as `dtype`, zero-extended. Each product is rounded to the type.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    pub unsafe fn all_reduce_scaled(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        scalar: u64,
+    ) -> Result<(), CudaError> {
+        let route = route::all_reduce(dtype, count, &self.staging.limits);
+        let operands = Operands { send, recv, count, dtype, op: ReduceOp::PreMulSum, scalar };
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce_by(route, stream, &operands) }
+    }
+
+    /// The route that [`all_reduce`](Self::all_reduce) takes.
+    pub fn all_reduce_route(&self, count: u64, dtype: DType) -> Route {
+        route::all_reduce(dtype, count, &self.staging.limits)
+    }
+
+    /// As [`all_reduce`](Self::all_reduce), by a route of the caller's choice: for measurements.
+    ///
+    /// # Collective
+    /// All ranks, with the same route besides.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] for a route for which the
+    /// staging memory has no room.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    #[expect(clippy::too_many_arguments, reason = "those of all_reduce and the route")]
+    pub unsafe fn all_reduce_by(
+        &self,
+        route: Route,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<(), CudaError> {
+        if op == ReduceOp::PreMulSum {
+            return Err(misuse(CALL, "op", op, "a reduction without a scalar: use all_reduce_scaled"));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce_by(route, stream, &Operands { send, recv, count, dtype, op, scalar: 0 }) }
+    }
+
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    unsafe fn reduce_by(&self, route: Route, stream: &Arc<CudaStream>, operands: &Operands) -> Result<(), CudaError> {
+        let Operands { send, recv, count, dtype, op, scalar } = *operands;
+        operands.check()?;
+        let limits = &self.staging.limits;
+        let lines = (count * dtype.size_bytes() as u64).div_ceil(LINE_BYTES as u64);
+        let fits = route::holds(route.algorithm, lines, limits);
+        if !fits || route.blocks == 0 || route.blocks > limits.max_blocks || route.threads % 32 != 0 {
+            let expected = format!("one for {lines} lines that the staging memory has room for: {limits:?}");
+            return Err(misuse(CALL, "route", format!("{route:?}"), &expected));
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let common = if route.algorithm == Algorithm::Chunked { &self.staging.rings } else { &self.staging.banks };
+        let call = Call { send, recv, count, scalar, op: op as u32, ..*common };
+        let kernel = self.kernel(route.algorithm, dtype, operands.are_plain())?;
+        // SAFETY: the caller's promise for the operands; the areas are those of this team.
+        unsafe { self.enqueue(stream, kernel, route, call, operands.dtype) }
+    }
+
+    /// The kernel for an algorithm and a type, loaded once.
+    fn kernel(&self, algorithm: Algorithm, dtype: DType, is_plain: bool) -> Result<&LoadedKernel, CudaError> {
+        let slot = &self.kernels[algorithm as usize][dtype as usize][usize::from(is_plain)];
+        if let Some(kernel) = slot.get() {
+            return Ok(kernel);
+        }
+        let kernel = all_reduce::kernel(algorithm, dtype, self.members.len() as u32, is_plain)
+            .ok_or_else(|| misuse(CALL, "dtype", dtype.rust_name(), "a type that can be reduced"))?;
+        let loaded = self.gpu.0.entry(kernel.ptx(), kernel.name())?;
+        Ok(slot.get_or_init(|| loaded))
+    }
+
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce), for the operands of the call.
+    unsafe fn enqueue(
+        &self,
+        stream: &Arc<CudaStream>,
+        kernel: &LoadedKernel,
+        route: Route,
+        call: Call,
+        dtype: DType,
+    ) -> Result<(), CudaError> {
+        let inner = &*self.gpu.0;
+        if let Some(failure) = &*inner.failed() {
+            return Err(CudaError::Failed { call: CALL, failure: failure.clone() });
+        }
+        let capturing = is_capturing(stream)?;
+        // Held until the launch: two threads must not pass each other between order and launch.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = last.as_ref().is_some_and(|last| last.cu_stream() == stream.cu_stream());
+        let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keep: Vec<Keep> = Vec::new();
+        if capturing {
+            keep.extend(tables.keep());
+            keep.push(inner.report.keep());
+            keep.extend(self.staging.keep());
+        } else if !is_same {
+            if let Some(last) = last.as_ref()
+                && !is_capturing(last)?
+            {
+                join(stream, last)?;
+            }
+            *last = Some(Arc::clone(stream));
+            self.staging.note(stream);
+            tables.note(stream);
+            inner.report.note(stream);
+        }
+        let context = tables.address();
+        drop(tables);
+        let mut config = LaunchConfig::new(route.blocks, route.threads);
+        config.programmatic = self.options.programmatic && call.count * dtype.size_bytes() as u64 <= route::PROGRAMMATIC_UP_TO;
+        let arguments = Arguments::new().with(&context).with(&call);
+        // SAFETY: the kernel takes the context and a call; the areas are live memory of every
+        // member, noted on the stream or kept by the graph; the caller answers for the operands.
+        unsafe { kernel.launch(stream, &config, &arguments, keep) }?;
+        Ok(())
+    }
+
+    /// Makes the collectives usable after [`Gpu::recover`].
+    ///
+    /// # Collective
+    /// All PEs of the GPU. No kernel of this GPU may run.
+    ///
+    /// # Errors
+    /// [`CudaError::Bootstrap`] names a PE that does not arrive; what the driver says.
+    pub fn recover(&self) -> Result<(), CudaError> {
+        let inner = &*self.gpu.0;
+        let made = inner.next_collectives();
+        let barrier = |step: &str| inner.rendezvous.barrier(&format!("peerweave-cuda/collectives/{made}/{step}"));
+        barrier("ended")?;
+        self.staging.fill(&self.gpu)?;
+        Ok(barrier("ready")?)
+    }
+
+    /// Ends the collectives and gives their memory back, once the streams of this PE have passed
+    /// the work that uses it.
+    ///
+    /// # Collective
+    /// All PEs of the GPU.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] while a graph uses them; those of the heap.
+    pub fn end(self) -> Result<(), CudaError> {
+        let Self { gpu, staging, .. } = self;
+        staging.free(&gpu)
+    }
+}
+
+const CALL: &str = "all_reduce";
+
+/// The operands of a call.
+#[derive(Clone, Copy)]
+struct Operands {
+    send: u64,
+    recv: u64,
+    count: u64,
+    dtype: DType,
+    op: ReduceOp,
+    scalar: u64,
+}
+
+impl Operands {
+    /// Whether the kernels for sums of whole lines serve the call.
+    fn are_plain(&self) -> bool {
+        let bytes = self.count * self.dtype.size_bytes() as u64;
+        self.op == ReduceOp::Sum && (self.send | self.recv | bytes).is_multiple_of(LINE_BYTES as u64)
+    }
+
+    fn check(&self) -> Result<(), CudaError> {
+        let Self { send, recv, count, dtype, op, .. } = *self;
+        if !op.accepts(dtype) {
+            return Err(misuse(CALL, "op", op, &format!("a reduction of {}", dtype.rust_name())));
+        }
+        let size = dtype.size_bytes() as u64;
+        for (what, address) in [("send", send), ("recv", recv)] {
+            if !address.is_multiple_of(size) || (address == 0 && count > 0) {
+                return Err(misuse(CALL, what, format!("{address:#x}"), &format!("an address that is a multiple of {size}")));
+            }
+        }
+        let bytes =
+            count.checked_mul(size).filter(|bytes| send.checked_add(*bytes).is_some() && recv.checked_add(*bytes).is_some());
+        let Some(bytes) = bytes else {
+            return Err(misuse(CALL, "count", count, "a number of elements that fits the address space"));
+        };
+        if send != recv && send < recv + bytes && recv < send + bytes {
+            let value = format!("{recv:#x}, which overlaps send at {send:#x}");
+            return Err(misuse(CALL, "recv", value, "send itself, or memory that does not overlap it"));
+        }
+        Ok(())
+    }
+}
+
+/// 16 random bytes.
+fn random() -> Result<[u8; 16], CudaError> {
+    let hex = peerweave_bootstrap::Token::random()?.to_hex();
+    let mut bytes = [0; 16];
+    for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+        let text = std::str::from_utf8(pair).unwrap_or_default();
+        *byte = u8::from_str_radix(text, 16).expect("a token is written in hexadecimal digits");
+    }
+    Ok(bytes)
+}
+
+impl fmt::Debug for Collectives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Collectives({} of {:?})", self.rank, self.members)
+    }
+}

@@ -1,0 +1,160 @@
+//! Which algorithm moves a call, and the shape of its launch: pure functions of what all ranks
+//! know, with the thresholds as data.
+
+use peerweave_collectives::{Algorithm, LINE_BYTES, all_reduce};
+use peerweave_types::DType;
+
+/// An algorithm and the shape of its launch. All ranks of a call use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Route {
+    /// How the data moves.
+    pub algorithm: Algorithm,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// Threads of a block: a multiple of 32, at most 512.
+    pub threads: u32,
+}
+
+impl Route {
+    /// An algorithm with so many blocks of so many threads.
+    pub const fn new(algorithm: Algorithm, blocks: u32, threads: u32) -> Self {
+        Self { algorithm, blocks, threads }
+    }
+}
+
+/// What the memory of a team and its devices allow: the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) ranks: u32,
+    pub(crate) bank_bytes: u64,
+    pub(crate) max_blocks: u32,
+}
+
+/// A row of the table: used up to so many bytes.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    up_to: u64,
+    algorithm: Algorithm,
+    /// Lines of the busiest thread, before `blocks` limits the grid.
+    lines: u64,
+    blocks: u32,
+    threads: u32,
+}
+
+const fn row(up_to: u64, algorithm: Algorithm, lines: u64, blocks: u32, threads: u32) -> Row {
+    Row { up_to, algorithm, lines, blocks, threads }
+}
+
+/// Up to so many bytes a kernel may begin before the one before it has ended. Beyond, its blocks
+/// would take room from those that still work.
+pub(crate) const PROGRAMMATIC_UP_TO: u64 = MIB;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// all_reduce by two ranks: two steps would move as much as one.
+const TWO: &[Row] = &[
+    row(8 * KIB, Algorithm::OneShot, 1, 4, 128),
+    row(64 * KIB, Algorithm::OneShot, 1, 32, 128),
+    row(512 * KIB, Algorithm::OneShot, 1, 128, 256),
+    row(2 * MIB, Algorithm::OneShot, 1, 128, 512),
+    row(16 * MIB, Algorithm::TwoShot, 1, 128, 512),
+    row(u64::MAX, Algorithm::Chunked, 1, 128, 512),
+];
+
+/// all_reduce by three and four ranks.
+const FOUR: &[Row] = &[
+    row(8 * KIB, Algorithm::OneShot, 1, 4, 128),
+    row(128 * KIB, Algorithm::OneShot, 1, 64, 128),
+    row(MIB, Algorithm::TwoShot, 1, 128, 128),
+    row(4 * MIB, Algorithm::TwoShot, 1, 128, 512),
+    row(16 * MIB, Algorithm::TwoShot, 1, 128, 512),
+    row(u64::MAX, Algorithm::Chunked, 1, 128, 512),
+];
+
+/// all_reduce by five to eight ranks.
+const EIGHT: &[Row] = &[
+    row(8 * KIB, Algorithm::OneShot, 1, 4, 128),
+    row(64 * KIB, Algorithm::OneShot, 1, 32, 128),
+    row(MIB, Algorithm::TwoShot, 1, 128, 128),
+    row(4 * MIB, Algorithm::TwoShot, 1, 128, 256),
+    row(16 * MIB, Algorithm::TwoShot, 1, 128, 512),
+    row(u64::MAX, Algorithm::Chunked, 1, 128, 512),
+];
+
+/// The route of an all_reduce of `count` elements.
+pub(crate) fn all_reduce(dtype: DType, count: u64, limits: &Limits) -> Route {
+    let bytes = count.saturating_mul(dtype.size_bytes() as u64);
+    let lines = bytes.div_ceil(LINE_BYTES as u64);
+    let table = match limits.ranks {
+        ..=2 => TWO,
+        3..=4 => FOUR,
+        _ => EIGHT,
+    };
+    let row = table.iter().find(|row| bytes <= row.up_to && holds(row.algorithm, lines, limits));
+    let row = row.unwrap_or(&table[table.len() - 1]);
+    let busy = match row.algorithm {
+        Algorithm::OneShot => lines,
+        Algorithm::TwoShot | Algorithm::Chunked => lines.div_ceil(u64::from(limits.ranks)),
+    };
+    // As few threads as there are lines, in whole warps.
+    let threads = row.threads.min(u32::try_from(busy.next_multiple_of(32)).unwrap_or(u32::MAX)).max(32);
+    let blocks = busy.div_ceil(row.lines * u64::from(threads)).clamp(1, u64::from(row.blocks.min(limits.max_blocks)));
+    Route::new(row.algorithm, blocks as u32, threads)
+}
+
+/// Whether the staging memory has room for a call by an algorithm, and the algorithm serves so few
+/// lines.
+pub(crate) fn holds(algorithm: Algorithm, lines: u64, limits: &Limits) -> bool {
+    match algorithm {
+        Algorithm::OneShot => all_reduce::one_shot_bank_bytes(lines, limits.ranks) <= limits.bank_bytes,
+        Algorithm::TwoShot => {
+            lines >= all_reduce::two_shot_min_lines(limits.ranks)
+                && all_reduce::two_shot_bank_bytes(lines, limits.ranks) <= limits.bank_bytes
+        }
+        Algorithm::Chunked => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn limits(ranks: u32) -> Limits {
+        Limits { ranks, bank_bytes: 32 * MIB, max_blocks: 128 }
+    }
+
+    #[test]
+    fn every_size_has_a_route_that_fits() {
+        for ranks in 1..=8 {
+            for shift in 0..34 {
+                for count in [1_u64 << shift, (1 << shift) + 1, (3 << shift) - 1] {
+                    let (limits, lines) = (limits(ranks), (2 * count).div_ceil(16));
+                    let route = all_reduce(DType::BF16, count, &limits);
+                    assert!(holds(route.algorithm, lines, &limits), "{count} elements: {route:?}");
+                    assert!((1..=128).contains(&route.blocks) && (32..=512).contains(&route.threads), "{route:?}");
+                    assert_eq!(route.threads % 32, 0, "{route:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn small_calls_take_one_step_and_large_ones_a_ring() {
+        for ranks in 2..=8 {
+            let algorithm = |bytes: u64| all_reduce(DType::U8, bytes, &limits(ranks)).algorithm;
+            assert_eq!(algorithm(1), Algorithm::OneShot);
+            assert_eq!(algorithm(16 * KIB), Algorithm::OneShot);
+            assert_eq!(algorithm(8 * MIB), Algorithm::TwoShot);
+            assert_eq!(algorithm(256 * MIB), Algorithm::Chunked);
+        }
+    }
+
+    #[test]
+    fn small_banks_move_calls_to_the_ring() {
+        let small = Limits { bank_bytes: 64 * KIB, ..limits(4) };
+        assert_eq!(all_reduce(DType::F32, 4096, &small).algorithm, Algorithm::OneShot);
+        assert_eq!(all_reduce(DType::F32, 1 << 20, &small).algorithm, Algorithm::Chunked);
+    }
+}

@@ -1,0 +1,133 @@
+//! The memory of a team's collectives: staging areas on the symmetric heap, and counters of this
+//! device.
+//!
+//! An area has two banks of lines, which begin as the sentinel, then flags and rings, which begin
+//! as zeros.
+
+use std::sync::Arc;
+
+use peerweave_collectives::{Call, MAX_RANKS, all_reduce};
+use peerweave_driver::{CudaStream, Keep};
+use peerweave_types::{Pe, Rank};
+
+use super::CollectivesOptions;
+use super::route::Limits;
+use crate::error::{CudaError, misuse};
+use crate::gpu::Gpu;
+use crate::memory::{Local, Symmetric};
+
+/// The staging memory of one team.
+pub(super) struct Staging {
+    area: Symmetric<u8>,
+    /// The count of launches, then one word for each block of the rings.
+    counters: Local<u64>,
+    /// What is the same in all calls that use banks.
+    pub(super) banks: Call,
+    /// What is the same in all calls that use rings.
+    pub(super) rings: Call,
+    pub(super) limits: Limits,
+}
+
+/// Bytes of flags and rings start at a multiple of it.
+const ALIGNMENT: u64 = 256;
+
+/// Bytes of an area.
+pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
+    2 * options.bank_bytes.next_multiple_of(ALIGNMENT) + all_reduce::ring_bytes(options.max_blocks, options.slot_bytes)
+}
+
+impl Staging {
+    /// Allocates and fills the memory. Collective over all PEs of the GPU; `members` are those of
+    /// this PE's team, which it is in.
+    pub(super) fn new(
+        gpu: &Gpu,
+        members: &[Pe],
+        rank: Rank,
+        sentinel: [u64; 2],
+        options: &CollectivesOptions,
+    ) -> Result<Self, CudaError> {
+        let bank_bytes = options.bank_bytes.next_multiple_of(ALIGNMENT);
+        let area = gpu.alloc::<u8>(area_bytes(options) as usize)?;
+        let counters = gpu.alloc_local::<u64>(1 + options.max_blocks as usize)?;
+        let (ranks, me) = (members.len(), rank.get() as usize);
+        let mut banks = Call {
+            areas: [0; MAX_RANKS],
+            pes: [0; MAX_RANKS],
+            send: 0,
+            recv: 0,
+            count: 0,
+            sentinel,
+            counter: counters.slice().address(),
+            bank_bytes,
+            scalar: 0,
+            ranks: ranks as u32,
+            rank: rank.get(),
+            op: 0,
+            max_blocks: options.max_blocks,
+        };
+        for k in 0..ranks {
+            let pe = members[(me + k) % ranks];
+            banks.areas[k] = gpu.0.base_of(pe)?.saturating_add(area.slice().offset().0);
+            banks.pes[k] = pe.get();
+        }
+        let rings_at = 2 * bank_bytes;
+        let rings = Call {
+            areas: banks.areas.map(|area| area + rings_at),
+            counter: banks.counter + 8,
+            bank_bytes: options.slot_bytes,
+            ..banks
+        };
+        let limits = Limits { ranks: ranks as u32, bank_bytes, max_blocks: options.max_blocks };
+        let staging = Self { area, counters, banks, rings, limits };
+        staging.fill(gpu)?;
+        Ok(staging)
+    }
+
+    /// Puts the sentinel into all lines and zeros into everything else, and waits for it. No kernel
+    /// of the team may run on any PE.
+    pub(super) fn fill(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        /// Bytes that are copied at a time.
+        const PIECE: usize = 4 << 20;
+        let stream = &gpu.0.stream;
+        self.area.zero(stream)?;
+        let [low, high] = self.banks.sentinel.map(u64::to_le_bytes);
+        let all = 2 * self.banks.bank_bytes as usize;
+        let piece: Vec<u8> = low.into_iter().chain(high).cycle().take(PIECE.min(all)).collect();
+        for start in (0..all).step_by(PIECE) {
+            self.area.write(stream, start, &piece[..PIECE.min(all - start)])?;
+        }
+        self.counters.write(stream, &vec![0; self.counters.len()])?;
+        gpu.wait(stream)
+    }
+
+    /// Notes that work which uses the memory is about to be enqueued.
+    pub(super) fn note(&self, stream: &Arc<CudaStream>) {
+        self.area.note(stream);
+        self.counters.note(stream);
+    }
+
+    /// What a graph keeps.
+    pub(super) fn keep(&self) -> impl Iterator<Item = Keep> {
+        self.area.keep().into_iter().chain(self.counters.keep())
+    }
+
+    /// Gives the symmetric memory back. Collective.
+    pub(super) fn free(self, gpu: &Gpu) -> Result<(), CudaError> {
+        gpu.free(self.area)
+    }
+}
+
+/// The rank of a PE among the members of its team; an error where it is in no team, or the team is
+/// none that kernels serve.
+pub(super) fn rank_of(call: &'static str, gpu: &Gpu, members: &[Pe]) -> Result<Rank, CudaError> {
+    if members.is_empty() || members.len() > MAX_RANKS {
+        return Err(misuse(call, "members", format!("{} PEs", members.len()), &format!("1 to {MAX_RANKS} PEs")));
+    }
+    let twice = members.iter().enumerate().find(|(at, pe)| members[..*at].contains(pe));
+    if let Some((_, pe)) = twice {
+        return Err(misuse(call, "members", format!("a list with {pe} twice"), "each PE once"));
+    }
+    let rank = members.iter().position(|pe| *pe == gpu.pe());
+    let rank = rank.ok_or_else(|| misuse(call, "members", format!("a list without {}", gpu.pe()), "a list with this PE"))?;
+    Ok(Rank::new(rank as u32))
+}

@@ -1,0 +1,194 @@
+//! Collectives over the fake driver: kernels run on the CPU, from the same source as on GPUs, and
+//! those of several PEs at the same time.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_collectives::{Call, all_reduce};
+use peerweave_cuda::{Algorithm, Collectives, CollectivesOptions, CudaError, Gpu, GpuOptions, Local, Route, Stream};
+use peerweave_driver::CudaStream;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
+use peerweave_types::{DType, FailureKind, KernelOp, Pe, ReduceOp};
+
+use common::{FakeLaunch, argument, fakes, on_cpu, register_one};
+
+macro_rules! register {
+    ($($kernel:ident),*) => {$({
+        /// # Safety
+        /// `launch` is a live launch of this kernel.
+        unsafe extern "C" fn run(launch: *const FakeLaunch) {
+            // SAFETY: the fake calls this for launches of this kernel, whose argument after the
+            // context is a call.
+            unsafe { on_cpu(&all_reduce::$kernel::KERNEL, launch, (argument::<Call>(launch, 1),)) }
+        }
+        register_one(stringify!($kernel), run);
+    })*};
+}
+
+fn register() {
+    register!(
+        all_reduce_plain_one_shot_f32_2,
+        all_reduce_plain_one_shot_f32_4,
+        all_reduce_plain_two_shot_f32_4,
+        all_reduce_plain_chunked_f32_2,
+        all_reduce_plain_chunked_f32_4,
+        all_reduce_one_shot_f32_2,
+        all_reduce_one_shot_f32_4,
+        all_reduce_two_shot_f32_2,
+        all_reduce_two_shot_f32_4,
+        all_reduce_chunked_f32_2,
+        all_reduce_chunked_f32_4
+    );
+}
+
+fn small() -> CollectivesOptions {
+    let mut options = CollectivesOptions::default();
+    (options.bank_bytes, options.slot_bytes, options.max_blocks) = (64 << 10, 1 << 10, 4);
+    options
+}
+
+fn options() -> GpuOptions {
+    GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
+}
+
+fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) -> Vec<T> {
+    common::pes(n, options, |gpu| {
+        register();
+        body(gpu)
+    })
+}
+
+/// Adds the elements of `values` up, in place.
+fn add_up(all: &Collectives, stream: &Arc<CudaStream>, values: &Local<f32>, count: usize) -> Result<(), CudaError> {
+    let at = values.slice().address();
+    // SAFETY: the elements are live until the test has waited for the stream.
+    unsafe { all.all_reduce(stream, at, at, count as u64, DType::F32, ReduceOp::Sum) }
+}
+
+#[test]
+fn calls_of_every_size_follow_each_other_without_a_wait() {
+    fakes().run(|| {
+        pes(3, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let streams: [Stream; 2] = [gpu.stream().expect("a stream"), gpu.stream().expect("a stream")];
+            let values = gpu.alloc_local::<f32>(9000).expect("room");
+            values.write(&streams[0], &[1.0; 9000]).expect("written");
+            let at = values.slice().address();
+            for call in 0..12_usize {
+                let (count, algorithm) = ([10, 3000, 9000][call % 3], Algorithm::ALL[call % 3]);
+                let route = Route::new(algorithm, 1 + call as u32 % 4, 64);
+                // SAFETY: the elements are live until the test has waited for the streams.
+                unsafe { all.all_reduce_by(route, &streams[call / 5 % 2], at, at, count, DType::F32, ReduceOp::Sum) }
+                    .expect("enqueued");
+            }
+            streams.iter().for_each(|stream| stream.wait().expect("all ends"));
+            let found = values.read(&streams[0]).expect("read");
+            let expected = |calls: i32| 3_f32.powi(calls);
+            assert_eq!((found[0], found[9]), (expected(12), expected(12)));
+            assert_eq!((found[10], found[2999]), (expected(8), expected(8)));
+            assert_eq!((found[3000], found[8999]), (expected(4), expected(4)));
+            all.end().expect("freed");
+        });
+    });
+}
+
+#[test]
+fn graph_and_calls_alternate() {
+    fakes().run(|| {
+        pes(2, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let values = gpu.alloc_local::<f32>(2000).expect("room");
+            values.write(&stream, &[1.0; 2000]).expect("written");
+            all.load(DType::F32).expect("loaded");
+            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
+            add_up(&all, &stream, &values, 2000).expect("captured");
+            add_up(&all, &stream, &values, 5).expect("captured");
+            let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+            let graph = graph.expect("it ends").expect("a graph");
+            for _ in 0..5 {
+                graph.launch().expect("launched");
+                add_up(&all, &stream, &values, 5).expect("enqueued");
+            }
+            let found = values.read(&stream).expect("read");
+            assert_eq!((found[4], found[5], found[1999]), (2_f32.powi(15), 2_f32.powi(5), 2_f32.powi(5)));
+        });
+    });
+}
+
+#[test]
+fn team_reduces_in_the_order_of_its_members() {
+    fakes().run(|| {
+        pes(3, options(), |gpu| {
+            let members = if gpu.pe() == Pe::new(1) { vec![Pe::new(1)] } else { vec![Pe::new(2), Pe::new(0)] };
+            let all = Collectives::new(gpu, &members, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let values = gpu.alloc_local::<f32>(100).expect("room");
+            values.write(&stream, &[gpu.pe().get() as f32 + 1.0; 100]).expect("written");
+            add_up(&all, &stream, &values, 100).expect("enqueued");
+            let expected = if members.len() == 1 { 2.0 } else { 4.0 };
+            assert_eq!(values.read(&stream).expect("read"), [expected; 100]);
+        });
+    });
+}
+
+#[test]
+fn missing_pe_is_named_and_recovery_lets_calls_go_on() {
+    fakes().run(|| {
+        pes(2, options().deadline(Duration::from_millis(300)), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let values = gpu.alloc_local::<f32>(3000).expect("room");
+            values.write(&stream, &[1.0; 3000]).expect("written");
+            if gpu.pe() == Pe::new(0) {
+                add_up(&all, &stream, &values, 3000).expect("enqueued");
+                let error = stream.wait().expect_err("PE 1 makes no call");
+                let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
+                assert_eq!((failure.kind, failure.pe), (Some(FailureKind::Deadline), Some(Pe::new(1))), "{error}");
+                assert_eq!(failure.operation, Some(KernelOp::AllReduce), "{error}");
+                let error = add_up(&all, &stream, &values, 1).expect_err("a kernel failed");
+                assert!(matches!(error, CudaError::Failed { .. }), "{error}");
+            }
+            gpu.recover().expect("both are here");
+            all.recover().expect("both are here");
+            values.write(&stream, &[1.0; 3000]).expect("written");
+            add_up(&all, &stream, &values, 3000).expect("enqueued");
+            assert_eq!(values.read(&stream).expect("read"), [2.0; 3000]);
+        });
+    });
+}
+
+#[test]
+fn wrong_calls_are_refused_before_anything_is_enqueued() {
+    fakes().run(|| {
+        pes(1, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let values = gpu.alloc_local::<f32>(64).expect("room");
+            let at = values.slice().address();
+            let refused = |send, recv, count, dtype, op| {
+                // SAFETY: the call is refused.
+                let error = unsafe { all.all_reduce(&stream, send, recv, count, dtype, op) }.expect_err("it is refused");
+                assert!(matches!(error, CudaError::Misuse { .. }), "{error}");
+                error.to_string()
+            };
+            assert!(refused(at + 2, at, 1, DType::F32, ReduceOp::Sum).contains("send is"));
+            assert!(refused(at, at + 4, 2, DType::F32, ReduceOp::Sum).contains("overlaps"));
+            assert!(refused(at, at, 1, DType::F32, ReduceOp::Xor).contains("a reduction of f32"));
+            assert!(refused(at, at, 1, DType::F8E4M3, ReduceOp::Sum).contains("F8E4M3"));
+            assert!(refused(at, at, 1, DType::F32, ReduceOp::PreMulSum).contains("all_reduce_scaled"));
+            assert!(refused(at, at, u64::MAX / 2, DType::F32, ReduceOp::Sum).contains("count"));
+            let route = Route::new(Algorithm::OneShot, 5, 32);
+            // SAFETY: the call is refused.
+            let error = unsafe { all.all_reduce_by(route, &stream, at, at, 8, DType::F32, ReduceOp::Sum) };
+            assert!(error.expect_err("5 blocks of 4").to_string().contains("route"));
+            let error = Collectives::new(gpu, &[Pe::new(0), Pe::new(0)], small()).expect_err("twice");
+            assert!(error.to_string().contains("twice"), "{error}");
+            let error = Collectives::new(gpu, &[], small()).expect_err("no PE");
+            assert!(error.to_string().contains("1 to 8 PEs"), "{error}");
+        });
+    });
+}

@@ -1,0 +1,69 @@
+//! Conversions between `f32` and 16-bit floats, in pairs of one register: rounded to nearest even.
+
+use core::arch::asm;
+#[cfg(not(target_feature = "sm_90"))]
+use peerweave_types::bf16;
+
+/// Two `f16`, the first in the low half.
+#[inline(always)]
+pub fn f16_pair(values: [f32; 2]) -> u32 {
+    let pair: u32;
+    // SAFETY: arithmetic on registers; touches no memory.
+    unsafe {
+        asm!(
+            "{{ .reg .b16 l, h; cvt.rn.f16.f32 l, {low}; cvt.rn.f16.f32 h, {high}; mov.b32 {pair}, {{l, h}}; }}",
+            low = in(reg32) values[0],
+            high = in(reg32) values[1],
+            pair = out(reg32) pair,
+            options(pure, nomem, nostack),
+        );
+    }
+    pair
+}
+
+/// The values of two `f16`, the first in the low half.
+#[inline(always)]
+pub fn f16_values(pair: u32) -> [f32; 2] {
+    let (low, high): (f32, f32);
+    // SAFETY: arithmetic on registers; touches no memory.
+    unsafe {
+        asm!(
+            "{{ .reg .b16 l, h; mov.b32 {{l, h}}, {pair}; cvt.f32.f16 {low}, l; cvt.f32.f16 {high}, h; }}",
+            pair = in(reg32) pair,
+            low = out(reg32) low,
+            high = out(reg32) high,
+            options(pure, nomem, nostack),
+        );
+    }
+    [low, high]
+}
+
+/// Two `bf16`, the first in the low half.
+#[inline(always)]
+pub fn bf16_pair(values: [f32; 2]) -> u32 {
+    #[cfg(target_feature = "sm_90")]
+    {
+        let pair: u32;
+        // SAFETY: arithmetic on registers; touches no memory.
+        unsafe {
+            asm!(
+                "cvt.rn.bf16x2.f32 {pair}, {high}, {low};",
+                high = in(reg32) values[1],
+                low = in(reg32) values[0],
+                pair = out(reg32) pair,
+                options(pure, nomem, nostack),
+            );
+        }
+        pair
+    }
+    #[cfg(not(target_feature = "sm_90"))]
+    {
+        u32::from(bf16::from_f32(values[0]).to_bits()) | u32::from(bf16::from_f32(values[1]).to_bits()) << 16
+    }
+}
+
+/// The values of two `bf16`, the first in the low half.
+#[inline(always)]
+pub fn bf16_values(pair: u32) -> [f32; 2] {
+    [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
+}

@@ -1,0 +1,79 @@
+//! Checks the collective kernels: a wait reads a line of every rank by one access of 16 bytes each
+//! before it looks at any, and pushes and copies move 16 bytes at a time. Counted in stretches of
+//! instructions without a branch.
+
+use super::{Outcome, text};
+use peerweave_build::Variant;
+
+/// A line that announces itself: one atomic access.
+const LOOK: &str = "ld.relaxed.sys.global.b128";
+const PUSH: &str = "st.relaxed.sys.global.b128";
+/// 16 bytes of an operand, or of a chunk.
+const READ: &str = "ld.global.v2.b64";
+const WRITE: &str = "st.global.v2.b64";
+/// 16 bytes of a chunk that has arrived.
+const ARRIVED: &str = "ld.relaxed.sys.global.v2.b64";
+
+/// Barriers that return a value, of which the source of a chunked kernel has two: the compiler must
+/// not copy one into the paths of a branch.
+const BARRIER: &str = "bar.red.or.pred";
+
+/// What some stretch of a kernel must hold, for up to `ranks` ranks.
+fn expected(kernel: &str, ranks: usize) -> Vec<(&'static str, usize)> {
+    if kernel.contains("_chunked_") {
+        vec![(READ, 4), (WRITE, 4), (ARRIVED, ranks)]
+    } else {
+        vec![(LOOK, ranks), (PUSH, 1), (READ, 1), (WRITE, 1)]
+    }
+}
+
+/// Checks every kernel of the PTX.
+pub(super) fn check(ptx: &str, _: Variant) -> Outcome {
+    let mut outcome = Outcome::default();
+    for kernel in peerweave_build::entries(ptx) {
+        let Some(ranks) = kernel.rsplit('_').next().and_then(|last| last.parse::<usize>().ok()) else {
+            outcome.faults.push(format!("{kernel}: its name does not end with a number of ranks"));
+            continue;
+        };
+        let body = text::body(ptx, kernel).unwrap_or_default();
+        let count =
+            |block: &str, wanted: &str| text::instructions(block).filter(|found| text::operation(found) == wanted).count();
+        for (wanted, least) in expected(kernel, ranks) {
+            let most = text::blocks(body).into_iter().map(|block| count(block, wanted)).max().unwrap_or(0);
+            if most < least {
+                outcome.faults.push(format!("{kernel}: no part of it holds {least} `{wanted}`, at most {most}"));
+            }
+        }
+        let barriers = count(body, BARRIER);
+        let wanted = if kernel.contains("_chunked_") { 2 } else { 0 };
+        if barriers != wanted {
+            outcome.faults.push(format!("{kernel} has {barriers} `{BARRIER}`, expected {wanted}"));
+        }
+        outcome.checked += 1;
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(name: &str, instructions: &[(&str, usize)]) -> String {
+        let body: String = instructions.iter().map(|(what, n)| format!("\t{what} \t%rd1, [%rd2];\n").repeat(*n)).collect();
+        format!(".visible .entry {name}(\n)\n{{\n$L_1:\n{body}\t@%p1 bra \t$L_1;\n\tret;\n}}\n")
+    }
+
+    #[test]
+    fn wait_for_fewer_lines_than_peers_is_a_fault() {
+        let variant = Variant { sm: 90, network: false };
+        let found =
+            |looks| check(&kernel("all_reduce_one_shot_f32_4", &[(LOOK, looks), (PUSH, 1), (READ, 1), (WRITE, 1)]), variant);
+        assert_eq!(found(4).faults, Vec::<String>::new());
+        assert_eq!(found(3).faults.len(), 1);
+        assert_eq!(check(&kernel("all_reduce", &[]), variant).faults.len(), 1);
+        let barriers =
+            |n| check(&kernel("all_reduce_chunked_f32_2", &[(READ, 4), (WRITE, 4), (ARRIVED, 2), (BARRIER, n)]), variant);
+        assert_eq!(barriers(2).faults, Vec::<String>::new());
+        assert_eq!(barriers(3).faults.len(), 1);
+    }
+}
