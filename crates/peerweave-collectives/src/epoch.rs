@@ -1,9 +1,10 @@
 //! The count of launches, in memory of the device, so that a replayed graph goes on counting.
 //!
 //! All blocks of a launch read the same epoch, though none waits for another: each adds its share
-//! to the counter when it ends, and the shares of one launch add up to [`SHARES`]. While one block
-//! has not ended, the sum of the others is less than that, so the counter divided by [`SHARES`]
-//! changes only between launches.
+//! to the counter once its threads have read it, and the shares of one launch add up to [`SHARES`].
+//! While one block has not read, the sum of the others is less than that, so the counter divided by
+//! [`SHARES`] changes only after the last block has read it. The next launch reads when this one
+//! has ended.
 //!
 //! # Why two banks are enough
 //! A launch uses bank `epoch % 2`. A rank writes into a bank of another rank again two launches
@@ -29,7 +30,7 @@ pub(crate) unsafe fn read(counter: u64) -> u64 {
     unsafe { <u64 as Access<Gpu>>::load_relaxed(pointer(counter)) / SHARES }
 }
 
-/// Adds this block's share. All threads of the block call it when they have done their work.
+/// Adds this block's share. All threads of the block call it, after they have read the epoch.
 ///
 /// # Safety
 /// As for [`read`].

@@ -10,6 +10,9 @@
 //! | [`Algorithm::TwoShot`] | each rank pushes part `r` to rank `r`, which reduces it and pushes the result | medium |
 //! | [`Algorithm::Chunked`] | as two-shot, in chunks through a ring, with flags instead of lines that announce themselves | large |
 //!
+//! reduce_scatter, all_gather and all_to_all have one algorithm: lines, pushed to the rank that needs
+//! them.
+//!
 //! # Lines
 //! Small and medium messages travel in lines of 16 bytes, each written and read by one access. A
 //! line that has not arrived holds the *sentinel*: 128 bits that the ranks draw at random when they
@@ -26,6 +29,10 @@
 //!
 //! [`ReduceOp::PreMulSum`]: peerweave_types::ReduceOp::PreMulSum
 #![no_std]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices are unrolled; an iterator would put an array of lines into the thread's memory"
+)]
 
 /// The README, whose examples are tests.
 #[cfg(doctest)]
@@ -35,8 +42,11 @@ struct Readme;
 pub mod all_reduce;
 mod call;
 pub mod epoch;
+pub mod exchange;
 mod line;
 mod reduce;
+pub mod reduce_scatter;
+mod wait;
 
 pub use call::{Algorithm, Call, MAX_RANKS};
 pub use line::LINE_BYTES;

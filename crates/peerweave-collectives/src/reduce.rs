@@ -124,7 +124,6 @@ pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: 
 #[inline(always)]
 fn fold<T: Class, const W: usize>(lines: &[Vector; W], ranks: u32, combine: impl Fn(T::Lanes, T::Lanes) -> T::Lanes) -> T::Lanes {
     let mut state = T::unpack(lines[0]);
-    // Indices that the compiler unrolls: an iterator would put the lines into the thread's memory.
     for rank in 1..W {
         if (rank as u32) < ranks {
             state = combine(state, T::unpack(lines[rank]));

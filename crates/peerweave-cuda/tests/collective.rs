@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerweave_collectives::{Call, all_reduce};
+use peerweave_collectives::{Call, all_reduce, exchange, reduce_scatter};
 use peerweave_cuda::{Algorithm, Collectives, CollectivesOptions, CudaError, Gpu, GpuOptions, Local, Route, Stream};
 use peerweave_driver::CudaStream;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
@@ -16,21 +16,21 @@ use peerweave_types::{DType, FailureKind, KernelOp, Pe, ReduceOp};
 use common::{FakeLaunch, argument, fakes, on_cpu, register_one};
 
 macro_rules! register {
-    ($($kernel:ident),*) => {$({
+    ($($room:ident: $($kernel:ident),*;)*) => {$($({
         /// # Safety
         /// `launch` is a live launch of this kernel.
         unsafe extern "C" fn run(launch: *const FakeLaunch) {
             // SAFETY: the fake calls this for launches of this kernel, whose argument after the
             // context is a call.
-            unsafe { on_cpu(&all_reduce::$kernel::KERNEL, launch, (argument::<Call>(launch, 1),)) }
+            unsafe { on_cpu(&$room::$kernel::KERNEL, launch, (argument::<Call>(launch, 1),)) }
         }
         register_one(stringify!($kernel), run);
-    })*};
+    })*)*};
 }
 
 fn register() {
     register!(
-        all_reduce_plain_one_shot_f32_2,
+        all_reduce: all_reduce_plain_one_shot_f32_2,
         all_reduce_plain_one_shot_f32_4,
         all_reduce_plain_two_shot_f32_4,
         all_reduce_plain_chunked_f32_2,
@@ -40,7 +40,9 @@ fn register() {
         all_reduce_two_shot_f32_2,
         all_reduce_two_shot_f32_4,
         all_reduce_chunked_f32_2,
-        all_reduce_chunked_f32_4
+        all_reduce_chunked_f32_4;
+        exchange: all_gather_4, all_gather_plain_4, all_to_all_4, all_to_all_plain_4;
+        reduce_scatter: reduce_scatter_f32_4, reduce_scatter_plain_f32_4;
     );
 }
 
@@ -157,6 +159,57 @@ fn missing_pe_is_named_and_recovery_lets_calls_go_on() {
             values.write(&stream, &[1.0; 3000]).expect("written");
             add_up(&all, &stream, &values, 3000).expect("enqueued");
             assert_eq!(values.read(&stream).expect("read"), [2.0; 3000]);
+        });
+    });
+}
+
+#[test]
+fn parts_are_gathered_exchanged_and_reduced_by_rank() {
+    fakes().run(|| {
+        pes(3, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let me = gpu.pe().get();
+            for part in [40_usize, 37, 1] {
+                let bytes = 4 * part as u64;
+                let [send, gathered, exchanged] = [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
+                let reduced = gpu.alloc_local::<f32>(part).expect("room");
+                let given = |rank: u32, index: usize| (100 * rank) as f32 + index as f32;
+                let values: Vec<f32> = (0..3 * part).map(|index| given(me, index)).collect();
+                send.write(&stream, &values).expect("written");
+                let [from, to, other, sum] = [&send, &gathered, &exchanged, &reduced].map(|local| local.slice().address());
+                for _ in 0..3 {
+                    // SAFETY: the memory is live until the stream has been waited for.
+                    unsafe {
+                        all.all_gather(&stream, from, to, bytes).expect("enqueued");
+                        all.all_to_all(&stream, from, other, bytes).expect("enqueued");
+                        all.reduce_scatter(&stream, from, sum, part as u64, DType::F32, ReduceOp::Sum).expect("enqueued");
+                    }
+                }
+                let each = |of: &dyn Fn(u32, usize) -> f32| -> Vec<f32> {
+                    (0..3)
+                        .flat_map(|rank| (0..part).map(move |index| (rank, index)))
+                        .map(|(rank, index)| of(rank, index))
+                        .collect()
+                };
+                let mine = me as usize * part;
+                assert_eq!(gathered.read(&stream).expect("read"), each(&given));
+                assert_eq!(exchanged.read(&stream).expect("read"), each(&|rank, index| given(rank, mine + index)));
+                let sums: Vec<f32> = (mine..mine + part).map(|index| (0..3).map(|rank| given(rank, index)).sum()).collect();
+                assert_eq!(reduced.read(&stream).expect("read"), sums);
+                gpu.barrier("read").expect("all come");
+            }
+            let at = gpu.alloc_local::<u8>(64).expect("room").slice().address();
+            // SAFETY: the calls are refused.
+            let errors = unsafe {
+                [
+                    all.all_to_all(&stream, at, at + 8, 4).expect_err("they overlap"),
+                    all.all_gather(&stream, at, at + 3, 4).expect_err("they overlap"),
+                    all.all_gather(&stream, at, at + 64, 1 << 20).expect_err("the banks are smaller"),
+                    all.reduce_scatter(&stream, at + 2, at + 60, 1, DType::F32, ReduceOp::Sum).expect_err("not aligned"),
+                ]
+            };
+            assert!(errors.iter().all(|error| matches!(error, CudaError::Misuse { .. })), "{errors:?}");
         });
     });
 }

@@ -293,6 +293,10 @@ numbered! {
         Exit = 25, "exit";
         /// A collective kernel: all_reduce.
         AllReduce = 26, "all_reduce";
+        /// A collective kernel: all_gather.
+        AllGather = 27, "all_gather";
+        /// A collective kernel: all_to_all.
+        AllToAll = 28, "all_to_all";
     }
 }
 

@@ -125,10 +125,10 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
                 reduce::<T, W, PLAIN>(call.op, call.ranks, &found)
             },
             |index, result| {
-                for (k, to) in to.iter().enumerate().skip(1) {
+                for k in 1..W {
                     if (k as u32) < call.ranks {
                         // SAFETY: as in `push`.
-                        unsafe { store(*to, index, result) };
+                        unsafe { store(to[k], index, result) };
                     }
                 }
                 self.recv.write::<T>(line + index, result);
@@ -191,8 +191,8 @@ fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
     let mut index = u64::from(gpu::thread_idx().x);
     while index + (BATCH as u64 - 1) * threads < n {
         let values: [Vector; BATCH] = core::array::from_fn(|k| load(index + k as u64 * threads));
-        for (k, value) in values.into_iter().enumerate() {
-            store(index + k as u64 * threads, value);
+        for k in 0..BATCH {
+            store(index + k as u64 * threads, values[k]);
         }
         index += BATCH as u64 * threads;
     }

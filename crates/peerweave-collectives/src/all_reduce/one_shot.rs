@@ -1,10 +1,11 @@
 //! One-shot: every rank pushes all of its lines to every rank, and reduces what arrives.
 
-use super::{await_lines, bank, position, put_back};
 use crate::line::Operand;
 use crate::reduce::{Class, outgoing, reduce};
+use crate::wait::{await_lines, bank, position, put_back};
 use crate::{Call, epoch};
 use peerweave_device::prelude::*;
+use peerweave_types::KernelOp;
 
 /// The lines of rank `r` are at `r * lines` of a bank.
 #[inline(always)]
@@ -35,14 +36,14 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
             value = own(line);
         }
     }
+    // SAFETY: as above. While the lines travel.
+    unsafe { epoch::end(call.counter) };
     let mut line = first;
     while line < lines {
-        let all = await_lines::<W>(ctx, call, call.ranks, area(0), line, lines, own(line))?;
+        let all = await_lines::<W>(ctx, KernelOp::AllReduce, call, call.ranks, area(0), line, lines, own(line))?;
         recv.write::<T>(line, reduce::<T, W, PLAIN>(call.op, call.ranks, &all));
         put_back::<W>(call, call.ranks, area(0), line, lines);
         line += step;
     }
-    // SAFETY: as above.
-    unsafe { epoch::end(call.counter) };
     Ok(())
 }

@@ -4,11 +4,12 @@
 //! thread of the same number on each rank, and the result may overwrite the input: each line is
 //! read before the same thread writes it.
 
-use super::{await_lines, bank, position, put_back};
 use crate::line::Operand;
 use crate::reduce::{Class, outgoing, reduce};
+use crate::wait::{await_lines, bank, position, put_back};
 use crate::{Call, epoch};
 use peerweave_device::prelude::*;
+use peerweave_types::KernelOp;
 
 /// A bank holds one part from each rank, then the reduced part of each rank.
 #[inline(always)]
@@ -57,10 +58,12 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
         }
     }
 
+    // SAFETY: as above. While the lines travel.
+    unsafe { epoch::end(call.counter) };
     let mut index = first;
     while index < part && me * part + index < lines {
         let line = me * part + index;
-        let all = await_lines::<W>(ctx, call, call.ranks, area(0), index, part, outgoing(line))?;
+        let all = await_lines::<W>(ctx, KernelOp::AllReduce, call, call.ranks, area(0), index, part, outgoing(line))?;
         let result = reduce::<T, W, PLAIN>(call.op, call.ranks, &all);
         for k in 1..W as u32 {
             if k < call.ranks {
@@ -77,7 +80,7 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
         // Only the last part may be shorter: there are at least as many lines as the square of the
         // number of ranks.
         let present = if (ranks - 1) * part + index < lines { call.ranks } else { call.ranks - 1 };
-        let all = await_lines::<W>(ctx, call, present, area(0), results + index, part, [0; 2])?;
+        let all = await_lines::<W>(ctx, KernelOp::AllReduce, call, present, area(0), results + index, part, [0; 2])?;
         for (rank, line) in all.iter().enumerate() {
             if (rank as u32) < present && rank as u32 != call.rank {
                 recv.write::<T>(rank as u64 * part + index, *line);
@@ -86,7 +89,5 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
         put_back::<W>(call, present, area(0), results + index, part);
         index += step;
     }
-    // SAFETY: as above.
-    unsafe { epoch::end(call.counter) };
     Ok(())
 }

@@ -14,7 +14,9 @@ mod staging;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use peerweave_collectives::{Algorithm, Call, LINE_BYTES, all_reduce};
+use peerweave_collectives::exchange::{self, Exchange};
+use peerweave_collectives::{Algorithm, Call, LINE_BYTES, all_reduce, reduce_scatter};
+use peerweave_device::launch::Kernel;
 use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
 use peerweave_driver::{CudaStream, Keep, is_capturing, join};
 use peerweave_types::{DType, Pe, Rank, ReduceOp};
@@ -111,8 +113,12 @@ pub struct Collectives {
     rank: Rank,
     staging: Staging,
     options: CollectivesOptions,
-    /// By algorithm, type, and whether the call is plain; once loaded.
+    /// Those of all_reduce by algorithm, type, and whether the call is plain; once loaded.
     kernels: [[[OnceLock<LoadedKernel>; 2]; DType::ALL.len()]; Algorithm::ALL.len()],
+    /// Those of reduce_scatter by type and whether the call is plain.
+    scatters: [[OnceLock<LoadedKernel>; 2]; DType::ALL.len()],
+    /// Those of all_gather and all_to_all, by whether parts are whole lines.
+    exchanges: [[OnceLock<LoadedKernel>; 2]; 2],
     /// The stream of the last call.
     last: Mutex<Option<Arc<CudaStream>>>,
 }
@@ -166,6 +172,8 @@ impl Collectives {
             staging,
             options,
             kernels: Default::default(),
+            scatters: Default::default(),
+            exchanges: Default::default(),
             last: Mutex::default(),
         })
     }
@@ -186,6 +194,7 @@ impl Collectives {
     /// # Errors
     /// [`CudaError::Misuse`] for a type that cannot be reduced; those of loading.
     pub fn load(&self, dtype: DType) -> Result<(), CudaError> {
+        [false, true].into_iter().try_for_each(|is_plain| self.scatter_kernel(dtype, is_plain).map(drop))?;
         Algorithm::ALL
             .into_iter()
             .flat_map(|algorithm| [(algorithm, false), (algorithm, true)])
@@ -301,17 +310,140 @@ impl Collectives {
         let call = Call { send, recv, count, scalar, op: op as u32, ..*common };
         let kernel = self.kernel(route.algorithm, dtype, operands.are_plain())?;
         // SAFETY: the caller's promise for the operands; the areas are those of this team.
-        unsafe { self.enqueue(stream, kernel, route, call, operands.dtype) }
+        unsafe { self.enqueue(CALL, stream, kernel, route, call, count * dtype.size_bytes() as u64) }
     }
 
-    /// The kernel for an algorithm and a type, loaded once.
+    /// Enqueues the reduction of part `r` of all inputs, which rank `r` gets. A part has `count`
+    /// elements; `send` has one for each rank.
+    ///
+    /// # Collective
+    /// All ranks, with the same count, type and reduction.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); the operands do not overlap.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    pub unsafe fn reduce_scatter(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "reduce_scatter";
+        if op == ReduceOp::PreMulSum || !op.accepts(dtype) {
+            return Err(misuse(CALL, "op", op, &format!("a reduction of {} without a scalar", dtype.rust_name())));
+        }
+        let (ranks, size) = (u64::from(self.staging.limits.ranks), dtype.size_bytes() as u64);
+        let bytes = check_parts(CALL, [(send, ranks), (recv, 1)], count, size)?;
+        let is_plain = op == ReduceOp::Sum && (send | recv | bytes).is_multiple_of(LINE_BYTES as u64);
+        let kernel = self.scatter_kernel(dtype, is_plain)?;
+        // In pieces of a part that the banks hold for every rank.
+        let most = self.staging.limits.bank_bytes / ranks / LINE_BYTES as u64 * LINE_BYTES as u64 / size;
+        if count > most {
+            return Err(misuse(CALL, "count", count, &format!("at most {most}, which the banks hold: see CollectivesOptions")));
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let call = Call { send, recv, count, op: op as u32, ..self.staging.banks };
+        let route = route::parts(bytes, &self.staging.limits);
+        // SAFETY: the caller's promise for the operands; the areas are those of this team.
+        unsafe { self.enqueue(CALL, stream, kernel, route, call, bytes * ranks) }
+    }
+
+    /// Enqueues the gathering of one part of every rank, `bytes` long, in the order of ranks on
+    /// every rank. `send` may be this rank's part of `recv`.
+    ///
+    /// # Collective
+    /// All ranks, with the same length.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    pub unsafe fn all_gather(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
+        const CALL: &str = "all_gather";
+        let ranks = u64::from(self.staging.limits.ranks);
+        let own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get())));
+        let operands = if own == Some(send) { [(recv, ranks), (recv, 0)] } else { [(send, 1), (recv, ranks)] };
+        check_parts(CALL, operands, bytes, 1)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes) }
+    }
+
+    /// Enqueues the exchange of parts, `bytes` long: part `r` of `send` becomes this rank's part of
+    /// `recv` on rank `r`.
+    ///
+    /// # Collective
+    /// All ranks, with the same length.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); the operands do not overlap.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    pub unsafe fn all_to_all(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
+        const CALL: &str = "all_to_all";
+        let ranks = u64::from(self.staging.limits.ranks);
+        check_parts(CALL, [(send, ranks), (recv, ranks)], bytes, 1)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes) }
+    }
+
+    /// # Safety
+    /// As [`all_gather`](Self::all_gather) or [`all_to_all`](Self::all_to_all).
+    unsafe fn exchange(
+        &self,
+        name: &'static str,
+        exchange: Exchange,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        let limits = &self.staging.limits;
+        let most = limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64;
+        if bytes > most {
+            return Err(misuse(name, "bytes", bytes, &format!("at most {most}, which the banks hold: see CollectivesOptions")));
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let is_whole = (send | recv | bytes).is_multiple_of(LINE_BYTES as u64);
+        let slot = &self.exchanges[exchange as usize][usize::from(is_whole)];
+        let kernel = self.loaded(slot, name, || exchange::kernel(exchange, limits.ranks, is_whole))?;
+        let call = Call { send, recv, count: bytes, ..self.staging.banks };
+        // SAFETY: the caller's promise for the operands; the areas are those of this team.
+        unsafe { self.enqueue(name, stream, kernel, route::parts(bytes, limits), call, bytes * u64::from(limits.ranks)) }
+    }
+
+    /// The kernel of all_reduce for an algorithm and a type.
     fn kernel(&self, algorithm: Algorithm, dtype: DType, is_plain: bool) -> Result<&LoadedKernel, CudaError> {
         let slot = &self.kernels[algorithm as usize][dtype as usize][usize::from(is_plain)];
+        self.loaded(slot, CALL, || all_reduce::kernel(algorithm, dtype, self.staging.limits.ranks, is_plain))
+    }
+
+    fn scatter_kernel(&self, dtype: DType, is_plain: bool) -> Result<&LoadedKernel, CudaError> {
+        let slot = &self.scatters[dtype as usize][usize::from(is_plain)];
+        self.loaded(slot, "reduce_scatter", || reduce_scatter::kernel(dtype, self.staging.limits.ranks, is_plain))
+    }
+
+    /// A kernel, loaded once.
+    fn loaded<'a>(
+        &self,
+        slot: &'a OnceLock<LoadedKernel>,
+        call: &'static str,
+        find: impl FnOnce() -> Option<&'static Kernel<(Call,)>>,
+    ) -> Result<&'a LoadedKernel, CudaError> {
         if let Some(kernel) = slot.get() {
             return Ok(kernel);
         }
-        let kernel = all_reduce::kernel(algorithm, dtype, self.members.len() as u32, is_plain)
-            .ok_or_else(|| misuse(CALL, "dtype", dtype.rust_name(), "a type that can be reduced"))?;
+        let kernel = find().ok_or_else(|| misuse(call, "dtype", "an 8-bit float", "a type that can be reduced"))?;
         let loaded = self.gpu.0.entry(kernel.ptx(), kernel.name())?;
         Ok(slot.get_or_init(|| loaded))
     }
@@ -320,15 +452,16 @@ impl Collectives {
     /// As [`all_reduce`](Self::all_reduce), for the operands of the call.
     unsafe fn enqueue(
         &self,
+        name: &'static str,
         stream: &Arc<CudaStream>,
         kernel: &LoadedKernel,
         route: Route,
         call: Call,
-        dtype: DType,
+        bytes: u64,
     ) -> Result<(), CudaError> {
         let inner = &*self.gpu.0;
         if let Some(failure) = &*inner.failed() {
-            return Err(CudaError::Failed { call: CALL, failure: failure.clone() });
+            return Err(CudaError::Failed { call: name, failure: failure.clone() });
         }
         let capturing = is_capturing(stream)?;
         // Held until the launch: two threads must not pass each other between order and launch.
@@ -354,7 +487,7 @@ impl Collectives {
         let context = tables.address();
         drop(tables);
         let mut config = LaunchConfig::new(route.blocks, route.threads);
-        config.programmatic = self.options.programmatic && call.count * dtype.size_bytes() as u64 <= route::PROGRAMMATIC_UP_TO;
+        config.programmatic = self.options.programmatic && bytes <= route::PROGRAMMATIC_UP_TO;
         let arguments = Arguments::new().with(&context).with(&call);
         // SAFETY: the kernel takes the context and a call; the areas are live memory of every
         // member, noted on the stream or kept by the graph; the caller answers for the operands.
@@ -434,6 +567,24 @@ impl Operands {
         }
         Ok(())
     }
+}
+
+/// Checks operands of parts of `count` elements of `size` bytes: the address and the number of parts
+/// of each. Returns the length of a part in bytes.
+fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: u64, size: u64) -> Result<u64, CudaError> {
+    let end = |(at, parts): (u64, u64)| count.checked_mul(size)?.checked_mul(parts).and_then(|bytes| at.checked_add(bytes));
+    let [Some(first), Some(second)] = operands.map(end) else {
+        return Err(misuse(call, "the length", count, "one that fits the address space"));
+    };
+    for (what, (at, _)) in ["send", "recv"].into_iter().zip(operands) {
+        if !at.is_multiple_of(size) || (at == 0 && count > 0) {
+            return Err(misuse(call, what, format!("{at:#x}"), &format!("an address that is a multiple of {size}")));
+        }
+    }
+    if operands[0].0 < second && operands[1].0 < first {
+        return Err(misuse(call, "recv", format!("{:#x}", operands[1].0), "memory that does not overlap send"));
+    }
+    Ok(count * size)
 }
 
 /// 16 random bytes.

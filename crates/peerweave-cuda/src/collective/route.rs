@@ -104,6 +104,16 @@ pub(crate) fn all_reduce(dtype: DType, count: u64, limits: &Limits) -> Route {
     Route::new(row.algorithm, blocks as u32, threads)
 }
 
+/// The shape of the launch of a collective whose parts have so many bytes, by lines that are pushed
+/// to the rank that needs them.
+pub(crate) fn parts(bytes: u64, limits: &Limits) -> Route {
+    let lines = bytes.div_ceil(LINE_BYTES as u64);
+    let most = if lines <= 32 << 10 { 128 } else { 512 };
+    let threads = most.min(u32::try_from(lines.next_multiple_of(32)).unwrap_or(u32::MAX)).max(32);
+    let blocks = lines.div_ceil(u64::from(threads)).clamp(1, u64::from(limits.max_blocks));
+    Route::new(Algorithm::OneShot, blocks as u32, threads)
+}
+
 /// Whether the staging memory has room for a call by an algorithm, and the algorithm serves so few
 /// lines.
 pub(crate) fn holds(algorithm: Algorithm, lines: u64, limits: &Limits) -> bool {

@@ -1,9 +1,10 @@
-//! all_reduce among the PEs of one process, under many schedules: every algorithm, type, reduction,
+//! Collectives among the PEs of one process, under many schedules: every algorithm, type, reduction,
 //! number of ranks; any length and alignment; calls without synchronization between them; ranks
 //! that are missing.
 
 mod failures;
 mod numbers;
+mod parts;
 mod world;
 
 use numbers::Numbers;

@@ -2,6 +2,7 @@
 
 use crate::numbers::Numbers;
 use peerweave_collectives::{Algorithm, Call, MAX_RANKS, all_reduce};
+use peerweave_device::launch::Kernel;
 use peerweave_grid::{Job, JobError, Options, Shape};
 use peerweave_types::{Plain, ReduceOp, SymSlice};
 use std::time::Duration;
@@ -41,8 +42,8 @@ impl Default for Given {
 
 /// A job of which some PEs are the ranks of a team.
 pub(crate) struct World {
-    job: Job,
-    members: Vec<u32>,
+    pub(crate) job: Job,
+    pub(crate) members: Vec<u32>,
     /// Banks, and rings with their flags.
     banks: SymSlice<u64>,
     rings: SymSlice<u64>,
@@ -74,7 +75,7 @@ impl World {
         Self { job, members: members.to_vec(), banks, rings, counters, operands }
     }
 
-    fn call(&self, given: &Given, rank: usize, bytes: usize, scalar: u64) -> Call {
+    pub(crate) fn call(&self, given: &Given, rank: usize, bytes: usize, scalar: u64) -> Call {
         let n = self.members.len();
         let behind = |k: usize| self.members[(rank + k) % n];
         let is_chunked = given.algorithm == Algorithm::Chunked;
@@ -99,7 +100,7 @@ impl World {
         }
     }
 
-    fn view<T: Plain>(&self, index: usize, shift: usize, count: usize) -> SymSlice<T> {
+    pub(crate) fn view<T: Plain>(&self, index: usize, shift: usize, count: usize) -> SymSlice<T> {
         let bytes = size_of::<T>();
         let part = self.operands[index].slice(shift * bytes..(shift + count) * bytes);
         // SAFETY: inside an allocation of the job, aligned to the element: operands are aligned to
@@ -119,6 +120,17 @@ impl World {
         let kernel = all_reduce::kernel(given.algorithm, T::DTYPE, n, is_plain).expect("a type that can be reduced");
         let calls: Vec<Call> =
             (0..self.members.len()).map(|rank| self.call(given, rank, size_of::<T>(), scalar::<T>(rank as u32).bits())).collect();
+        self.run(kernel, given, &calls, is_there)
+    }
+
+    /// Launches a kernel on the ranks for which `is_there` is true, each with its call.
+    pub(crate) fn run(
+        &mut self,
+        kernel: &Kernel<(Call,)>,
+        given: &Given,
+        calls: &[Call],
+        is_there: impl Fn(u32) -> bool,
+    ) -> Result<(), JobError> {
         let members = self.members.clone();
         self.job.launch_each(kernel, Shape::new(given.blocks, given.threads), |pe| {
             let rank = members.iter().position(|member| *member == pe)?;
@@ -174,6 +186,6 @@ impl World {
 }
 
 /// The scalar of a rank for `PreMulSum`.
-fn scalar<T: Numbers>(rank: u32) -> T {
+pub(crate) fn scalar<T: Numbers>(rank: u32) -> T {
     T::given(rank, 7)
 }

@@ -1,0 +1,132 @@
+//! all_gather and all_to_all: every rank gets one part of each rank, in the order of ranks.
+//!
+//! Parts are bytes: [`Call::count`] is the length of a part in bytes.
+
+use crate::Call;
+use crate::epoch;
+use crate::line::Operand;
+use crate::wait::{await_lines, bank, position, put_back};
+use peerweave_device::prelude::*;
+use peerweave_types::KernelOp;
+
+/// What a rank sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Exchange {
+    /// Its one part, to every rank.
+    AllGather,
+    /// Part `r` of its input to rank `r`.
+    AllToAll,
+}
+
+/// The part of rank `r` is lines `r * lines` on of a bank.
+#[inline(always)]
+fn run<const W: usize, const EACH: bool, const WHOLE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
+    if !call.begin() {
+        return Ok(());
+    }
+    let operation = if EACH { KernelOp::AllToAll } else { KernelOp::AllGather };
+    // SAFETY: the launch promises an input of one part, or of one for each rank, and a result of
+    // one for each rank.
+    let (send, recv) = unsafe {
+        (
+            |rank: u32| Operand::<WHOLE>::new(call.send + if EACH { u64::from(rank) * call.count } else { 0 }, call.count),
+            |rank: u32| Operand::<WHOLE>::new(call.recv + u64::from(rank) * call.count, call.count),
+        )
+    };
+    let lines = recv(0).lines::<u8>();
+    let outgoing = |k: u32, line| send(call.rank_behind(k)).read::<u8>(line);
+    let (first, step) = position();
+    // Before the epoch, so that all loads are under way at the same time.
+    let mut values = [[0; 2]; W];
+    if first < lines {
+        for k in 0..W {
+            if (k as u32) < call.ranks && (EACH || k == 0) {
+                values[k] = outgoing(k as u32, first);
+            }
+        }
+    }
+    // SAFETY: the launch promises the counter.
+    let epoch = unsafe { epoch::read(call.counter) };
+    // SAFETY: the areas have banks for a part of each rank: the launch promises it.
+    let area = |k| unsafe { bank(call, k, epoch) };
+    let mut line = first;
+    while line < lines {
+        for k in 1..W {
+            if (k as u32) < call.ranks {
+                area(k as u32).push(u64::from(call.rank) * lines + line, values[if EACH { k } else { 0 }]);
+            }
+        }
+        recv(call.rank).write::<u8>(line, values[0]);
+        line += step;
+        if line < lines {
+            for k in 0..W {
+                if (k as u32) < call.ranks && (EACH || k == 0) {
+                    values[k] = outgoing(k as u32, line);
+                }
+            }
+        }
+    }
+    // SAFETY: as above. While the lines travel.
+    unsafe { epoch::end(call.counter) };
+    let mut line = first;
+    while line < lines {
+        let all = await_lines::<W>(ctx, operation, call, call.ranks, area(0), line, lines, [0; 2])?;
+        for (rank, value) in (0..).zip(all) {
+            if rank < call.ranks && rank != call.rank {
+                recv(rank).write::<u8>(line, value);
+            }
+        }
+        put_back::<W>(call, call.ranks, area(0), line, lines);
+        line += step;
+    }
+    Ok(())
+}
+
+macro_rules! entries {
+    ($($name:ident: <$w:literal, $each:literal, $whole:literal>;)*) => {$(
+        #[doc = concat!("all_gather, or all_to_all, by up to ", $w, " ranks.")]
+        #[kernel(max_threads = 512, unchecked)]
+        pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
+            run::<$w, $each, $whole>(ctx, &call)
+        }
+    )*};
+}
+
+entries! {
+    all_gather_plain_2: <2, false, true>;
+    all_gather_2: <2, false, false>;
+    all_gather_plain_4: <4, false, true>;
+    all_gather_4: <4, false, false>;
+    all_gather_plain_8: <8, false, true>;
+    all_gather_8: <8, false, false>;
+    all_to_all_plain_2: <2, true, true>;
+    all_to_all_2: <2, true, false>;
+    all_to_all_plain_4: <4, true, true>;
+    all_to_all_4: <4, true, false>;
+    all_to_all_plain_8: <8, true, true>;
+    all_to_all_8: <8, true, false>;
+}
+
+/// The kernel for so many ranks; `None` for more than [`MAX_RANKS`](crate::MAX_RANKS). `is_whole`:
+/// both addresses and the length of a part are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn kernel(exchange: Exchange, ranks: u32, is_whole: bool) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {
+    use Exchange::{AllGather, AllToAll};
+    if ranks == 0 || ranks as usize > crate::MAX_RANKS {
+        return None;
+    }
+    Some(match (exchange, ranks, is_whole) {
+        (AllGather, ..=2, true) => &all_gather_plain_2::KERNEL,
+        (AllGather, ..=2, false) => &all_gather_2::KERNEL,
+        (AllGather, ..=4, true) => &all_gather_plain_4::KERNEL,
+        (AllGather, ..=4, false) => &all_gather_4::KERNEL,
+        (AllGather, _, true) => &all_gather_plain_8::KERNEL,
+        (AllGather, _, false) => &all_gather_8::KERNEL,
+        (AllToAll, ..=2, true) => &all_to_all_plain_2::KERNEL,
+        (AllToAll, ..=2, false) => &all_to_all_2::KERNEL,
+        (AllToAll, ..=4, true) => &all_to_all_plain_4::KERNEL,
+        (AllToAll, ..=4, false) => &all_to_all_4::KERNEL,
+        (AllToAll, _, true) => &all_to_all_plain_8::KERNEL,
+        (AllToAll, _, false) => &all_to_all_8::KERNEL,
+    })
+}

@@ -1,0 +1,150 @@
+//! reduce_scatter: rank `r` gets the reduction of part `r` of all inputs.
+//!
+//! [`Call::count`] is the number of elements of a part: an input has as many parts as there are
+//! ranks.
+
+use crate::Call;
+use crate::epoch;
+use crate::line::Operand;
+use crate::reduce::{Class, outgoing, reduce};
+use crate::wait::{await_lines, bank, position, put_back};
+use peerweave_device::prelude::*;
+use peerweave_types::{KernelOp, bf16, f16};
+
+/// The part of rank `r` of an input is lines `r * lines` on of a bank.
+#[inline(always)]
+fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
+    if !call.begin() {
+        return Ok(());
+    }
+    let part_bytes = call.count * size_of::<T>() as u64;
+    // SAFETY: the launch promises an input of as many parts as there are ranks, and a result of
+    // one.
+    let part = |k: u32| unsafe { Operand::<PLAIN>::new(call.send + u64::from(call.rank_behind(k)) * part_bytes, call.count) };
+    // SAFETY: as above.
+    let recv = unsafe { Operand::<PLAIN>::new(call.recv, call.count) };
+    let lines = recv.lines::<T>();
+    let outgoing = |k: u32, line| outgoing::<T, PLAIN>(call.op, call.scalar, part(k).read::<T>(line));
+    let (first, step) = position();
+    // Before the epoch, so that all loads are under way at the same time.
+    let mut values = [[0; 2]; W];
+    if first < lines {
+        for k in 1..W {
+            if (k as u32) < call.ranks {
+                values[k] = outgoing(k as u32, first);
+            }
+        }
+    }
+    // SAFETY: the launch promises the counter.
+    let epoch = unsafe { epoch::read(call.counter) };
+    // SAFETY: the areas have banks for a part of each rank: the launch promises it.
+    let area = |k| unsafe { bank(call, k, epoch) };
+    let mut line = first;
+    while line < lines {
+        for k in 1..W {
+            if (k as u32) < call.ranks {
+                area(k as u32).push(u64::from(call.rank) * lines + line, values[k]);
+            }
+        }
+        line += step;
+        if line < lines {
+            for k in 1..W {
+                if (k as u32) < call.ranks {
+                    values[k] = outgoing(k as u32, line);
+                }
+            }
+        }
+    }
+    // SAFETY: as above. While the lines travel.
+    unsafe { epoch::end(call.counter) };
+    let mut line = first;
+    while line < lines {
+        let own = outgoing(0, line);
+        let all = await_lines::<W>(ctx, KernelOp::ReduceScatter, call, call.ranks, area(0), line, lines, own)?;
+        recv.write::<T>(line, reduce::<T, W, PLAIN>(call.op, call.ranks, &all));
+        put_back::<W>(call, call.ranks, area(0), line, lines);
+        line += step;
+    }
+    Ok(())
+}
+
+macro_rules! entries {
+    ($($name:ident: <$t:ty, $w:literal, $plain:literal>;)*) => {$(
+        #[doc = concat!("reduce_scatter of `", stringify!($t), "` by up to ", $w, " ranks.")]
+        #[kernel(max_threads = 512, unchecked)]
+        pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
+            run::<$t, $w, $plain>(ctx, &call)
+        }
+    )*};
+}
+
+entries! {
+    reduce_scatter_f16_2: <f16, 2, false>;
+    reduce_scatter_f16_4: <f16, 4, false>;
+    reduce_scatter_f16_8: <f16, 8, false>;
+    reduce_scatter_bf16_2: <bf16, 2, false>;
+    reduce_scatter_bf16_4: <bf16, 4, false>;
+    reduce_scatter_bf16_8: <bf16, 8, false>;
+    reduce_scatter_f32_2: <f32, 2, false>;
+    reduce_scatter_f32_4: <f32, 4, false>;
+    reduce_scatter_f32_8: <f32, 8, false>;
+    reduce_scatter_i8_8: <i8, 8, false>;
+    reduce_scatter_u8_8: <u8, 8, false>;
+    reduce_scatter_i32_8: <i32, 8, false>;
+    reduce_scatter_u32_8: <u32, 8, false>;
+    reduce_scatter_i64_8: <i64, 8, false>;
+    reduce_scatter_u64_8: <u64, 8, false>;
+    reduce_scatter_f64_8: <f64, 8, false>;
+    reduce_scatter_plain_f16_2: <f16, 2, true>;
+    reduce_scatter_plain_f16_4: <f16, 4, true>;
+    reduce_scatter_plain_f16_8: <f16, 8, true>;
+    reduce_scatter_plain_bf16_2: <bf16, 2, true>;
+    reduce_scatter_plain_bf16_4: <bf16, 4, true>;
+    reduce_scatter_plain_bf16_8: <bf16, 8, true>;
+    reduce_scatter_plain_f32_2: <f32, 2, true>;
+    reduce_scatter_plain_f32_4: <f32, 4, true>;
+    reduce_scatter_plain_f32_8: <f32, 8, true>;
+}
+
+/// The kernel for elements of a type and so many ranks; as
+/// [`all_reduce::kernel`](crate::all_reduce::kernel). `is_plain`: also the length of a part is a
+/// multiple of [`LINE_BYTES`](crate::LINE_BYTES).
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn kernel(
+    dtype: peerweave_types::DType,
+    ranks: u32,
+    is_plain: bool,
+) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {
+    use peerweave_types::DType::{BF16, F16, F32, F64, I8, I32, I64, U8, U32, U64};
+    if ranks == 0 || ranks as usize > crate::MAX_RANKS {
+        return None;
+    }
+    Some(match (dtype, ranks, is_plain) {
+        (F16, ..=2, true) => &reduce_scatter_plain_f16_2::KERNEL,
+        (F16, ..=4, true) => &reduce_scatter_plain_f16_4::KERNEL,
+        (F16, _, true) => &reduce_scatter_plain_f16_8::KERNEL,
+        (BF16, ..=2, true) => &reduce_scatter_plain_bf16_2::KERNEL,
+        (BF16, ..=4, true) => &reduce_scatter_plain_bf16_4::KERNEL,
+        (BF16, _, true) => &reduce_scatter_plain_bf16_8::KERNEL,
+        (F32, ..=2, true) => &reduce_scatter_plain_f32_2::KERNEL,
+        (F32, ..=4, true) => &reduce_scatter_plain_f32_4::KERNEL,
+        (F32, _, true) => &reduce_scatter_plain_f32_8::KERNEL,
+        (F16, ..=2, _) => &reduce_scatter_f16_2::KERNEL,
+        (F16, ..=4, _) => &reduce_scatter_f16_4::KERNEL,
+        (F16, _, _) => &reduce_scatter_f16_8::KERNEL,
+        (BF16, ..=2, _) => &reduce_scatter_bf16_2::KERNEL,
+        (BF16, ..=4, _) => &reduce_scatter_bf16_4::KERNEL,
+        (BF16, _, _) => &reduce_scatter_bf16_8::KERNEL,
+        (F32, ..=2, _) => &reduce_scatter_f32_2::KERNEL,
+        (F32, ..=4, _) => &reduce_scatter_f32_4::KERNEL,
+        (F32, _, _) => &reduce_scatter_f32_8::KERNEL,
+        (I8, _, _) => &reduce_scatter_i8_8::KERNEL,
+        (U8, _, _) => &reduce_scatter_u8_8::KERNEL,
+        (I32, _, _) => &reduce_scatter_i32_8::KERNEL,
+        (U32, _, _) => &reduce_scatter_u32_8::KERNEL,
+        (I64, _, _) => &reduce_scatter_i64_8::KERNEL,
+        (U64, _, _) => &reduce_scatter_u64_8::KERNEL,
+        (F64, _, _) => &reduce_scatter_f64_8::KERNEL,
+        _ => return None,
+    })
+}
