@@ -158,6 +158,7 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
             println!("{bytes:9} | {ours:7.2} | {nccl:7.2} | {:5.2} | {route:?}", ours / nccl);
         }
     }
+    run_parts(&mut bench, &nccl, arguments)?;
     let count = 512;
     let (send, mut recv) = (bench.send.slice(0..count)?, bench.recv.slice(0..count)?);
     let (from, to) = (send.address(), recv.address());
@@ -177,6 +178,99 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
     }
     drop((send, recv));
     Ok(nccl.finalize(gpu.deadline())?)
+}
+
+/// A collective of parts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Parts {
+    AllGather,
+    AllToAll,
+    ReduceScatter,
+}
+
+impl Bench<'_> {
+    /// One call of ours; `part` is in elements.
+    fn call_parts(&self, parts: Parts, part: usize) -> Outcome {
+        let (send, recv, bytes) = (self.send.address(), self.recv.address(), 2 * part as u64);
+        // SAFETY: both are live memory of this device until all graphs have run.
+        unsafe {
+            match parts {
+                Parts::AllGather => self.collectives.all_gather(&self.stream, send, recv, bytes)?,
+                Parts::AllToAll => self.collectives.all_to_all(&self.stream, send, recv, bytes)?,
+                Parts::ReduceScatter => {
+                    self.collectives.reduce_scatter(&self.stream, send, recv, part as u64, DType::BF16, ReduceOp::Sum)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_parts(&self, parts: Parts, part: usize) -> Outcome {
+        let (me, ranks) = (self.collectives.rank().get(), self.collectives.members().len());
+        let n = if parts == Parts::ReduceScatter { part } else { part * ranks };
+        let found = self.recv.slice(0..n)?.to_vec(&self.stream)?;
+        let expected = |index: usize| {
+            let (rank, own) = ((index / part) as u32, me as usize * part + index % part);
+            match parts {
+                Parts::AllGather => given(rank, index % part),
+                Parts::AllToAll => given(rank, own),
+                Parts::ReduceScatter => (0..ranks as u32).map(|rank| given(rank, own)).sum(),
+            }
+        };
+        match found.iter().enumerate().position(|(index, value)| value.to_f32() != expected(index)) {
+            None => Ok(()),
+            Some(index) => {
+                let message = format!("{parts:?}: element {index} is {}, expected {}", found[index], expected(index));
+                Err(message.into())
+            }
+        }
+    }
+}
+
+/// all_gather, all_to_all and reduce_scatter beside NCCL without windows, by total bytes.
+fn run_parts(bench: &mut Bench<'_>, nccl: &Communicator, arguments: &Arguments) -> Outcome {
+    let ranks = bench.collectives.members().len();
+    for parts in [Parts::AllGather, Parts::AllToAll, Parts::ReduceScatter] {
+        if bench.is_first() {
+            println!("{parts:?}, bf16, total bytes, us\n    bytes |    ours |    NCCL | ratio");
+        }
+        for total in sizes(arguments).into_iter().filter(|total| ((64 << 10)..=(16 << 20)).contains(total)) {
+            let part = total / 2 / ranks;
+            bench.clear(part * ranks)?;
+            bench.gpu.barrier("cleared")?;
+            let own = bench.graph(|| bench.call_parts(parts, part))?;
+            let theirs = {
+                let sent = if parts == Parts::AllGather { part } else { part * ranks };
+                let received = if parts == Parts::ReduceScatter { part } else { part * ranks };
+                let (send, recv) = (bench.send.slice(0..sent)?, bench.recv.slice(0..received)?);
+                let recv = std::cell::RefCell::new(recv);
+                bench.graph(|| {
+                    let recv = &mut *recv.borrow_mut();
+                    match parts {
+                        Parts::AllGather => nccl.all_gather(&bench.stream, &send, recv)?,
+                        Parts::AllToAll => nccl.all_to_all(&bench.stream, &send, recv)?,
+                        Parts::ReduceScatter => nccl.reduce_scatter(&bench.stream, &send, recv, peerweave_nccl::ReduceOp::Sum)?,
+                    };
+                    Ok(())
+                })?
+            };
+            bench.time(&own, 1)?;
+            bench.check_parts(parts, part)?;
+            bench.time(&theirs, 1)?;
+            let mut times = [Vec::new(), Vec::new()];
+            for _ in 0..ROUNDS {
+                times[0].push(bench.time(&own, repeats(total))?);
+                times[1].push(bench.time(&theirs, repeats(total))?);
+            }
+            bench.time(&own, 1)?;
+            bench.check_parts(parts, part)?;
+            let [ours, nccl] = times.each_mut().map(|times| median(times));
+            if bench.is_first() {
+                println!("{total:9} | {ours:7.2} | {nccl:7.2} | {:5.2}", ours / nccl);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Microseconds that the host spends in one call.
@@ -202,7 +296,10 @@ pub(crate) fn sweep(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments)
             let lines = bytes.div_ceil(16) / if algorithm == Algorithm::OneShot { 1 } else { ranks };
             let mut found: Vec<(f64, Route)> = Vec::new();
             for threads in [128, 256, 512] {
-                for blocks in [1, 2, 4, 8, 16, 32, 64, 96, 128] {
+                for blocks in [1, 2, 4, 8, 16, 32, 64, 96, 128, 256] {
+                    if blocks > arguments.max_blocks {
+                        continue;
+                    }
                     let all = (blocks * threads) as usize;
                     let is_sensible = all <= 2 * lines.max(128) && all * 64 >= lines.min(128 * 512 * 64);
                     let fits = algorithm != Algorithm::OneShot || bytes <= (4 << 20);

@@ -34,6 +34,12 @@ struct Arguments {
     /// Number of random calls.
     #[arg(long, default_value_t = 300)]
     calls: u64,
+    /// The most blocks of a kernel.
+    #[arg(long, default_value_t = 128)]
+    max_blocks: u32,
+    /// Bytes of a slot of a ring.
+    #[arg(long, default_value_t = 64 << 10)]
+    slot_bytes: u64,
     /// Kernels begin after the one before them in the stream has ended.
     #[arg(long)]
     plain_start: bool,
@@ -66,6 +72,7 @@ fn run(arguments: &Arguments) -> Outcome {
     let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
     let context = peerweave_driver::context(job.local_pe as usize)?;
     let mut options = CollectivesOptions::default();
+    (options.max_blocks, options.slot_bytes) = (arguments.max_blocks, arguments.slot_bytes);
     options.programmatic = !arguments.plain_start;
     let heap_bytes = options.heap_bytes() as usize + (16 << 20);
     let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(heap_bytes).deadline(Duration::from_secs(arguments.deadline)))?;

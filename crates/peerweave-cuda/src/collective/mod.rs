@@ -299,7 +299,7 @@ impl Collectives {
         let limits = &self.staging.limits;
         let lines = (count * dtype.size_bytes() as u64).div_ceil(LINE_BYTES as u64);
         let fits = route::holds(route.algorithm, lines, limits);
-        if !fits || route.blocks == 0 || route.blocks > limits.max_blocks || route.threads % 32 != 0 {
+        if !fits || route.blocks == 0 || route.blocks > limits.max_blocks || !route.threads.is_multiple_of(32) {
             let expected = format!("one for {lines} lines that the staging memory has room for: {limits:?}");
             return Err(misuse(CALL, "route", format!("{route:?}"), &expected));
         }
