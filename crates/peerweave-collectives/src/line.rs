@@ -2,7 +2,7 @@
 //! staging areas.
 
 use crate::epoch::pointer;
-use crate::reduce::Class;
+use crate::reduce::{Class, FromBits};
 use peerweave_device::gpu::{self, Piece, Vector};
 
 /// Bytes of a line.
@@ -122,25 +122,6 @@ unsafe fn scatter<P: Piece + FromBits>(to: *mut P, n: u32, low: u64, high: u64) 
         unsafe { P::store_global(to.add(k as usize), P::from_bits(half >> (k * bits % 64))) };
     }
 }
-
-/// A piece of an element's size, from the low bits of a word.
-pub(crate) trait FromBits {
-    #[doc(hidden)]
-    fn from_bits(bits: u64) -> Self;
-}
-
-macro_rules! from_bits {
-    ($($t:ty),*) => {$(
-        impl FromBits for $t {
-            #[inline(always)]
-            fn from_bits(bits: u64) -> Self {
-                bits as Self
-            }
-        }
-    )*};
-}
-
-from_bits!(u8, u16, u32, u64);
 
 /// Lines of a staging area, from an address on.
 #[derive(Clone, Copy)]

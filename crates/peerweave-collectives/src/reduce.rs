@@ -1,10 +1,28 @@
 //! Reduces one line of each rank, by an operation that is known when the kernel runs.
 
-use crate::line::FromBits;
 use peerweave_device::api::combine::{Combine, Reducible};
 use peerweave_device::gpu::{Piece, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
+
+/// A piece of an element's size, from the low bits of a word.
+pub(crate) trait FromBits {
+    #[doc(hidden)]
+    fn from_bits(bits: u64) -> Self;
+}
+
+macro_rules! from_bits {
+    ($($t:ty),*) => {$(
+        impl FromBits for $t {
+            #[inline(always)]
+            fn from_bits(bits: u64) -> Self {
+                bits as Self
+            }
+        }
+    )*};
+}
+
+from_bits!(u8, u16, u32, u64);
 
 /// An element type of reductions.
 pub(crate) trait Class: Reducible {

@@ -32,6 +32,7 @@ fn register() {
     register!(
         all_reduce: all_reduce_plain_one_shot_f32_2,
         all_reduce_plain_one_shot_f32_4,
+        all_reduce_plain_two_shot_f32_2,
         all_reduce_plain_two_shot_f32_4,
         all_reduce_plain_chunked_f32_2,
         all_reduce_plain_chunked_f32_4,
@@ -42,7 +43,7 @@ fn register() {
         all_reduce_chunked_f32_2,
         all_reduce_chunked_f32_4;
         exchange: all_gather_4, all_gather_plain_4, all_to_all_4, all_to_all_plain_4;
-        reduce_scatter: reduce_scatter_f32_4, reduce_scatter_plain_f32_4;
+        reduce_scatter: reduce_scatter_f32_2, reduce_scatter_plain_f32_2, reduce_scatter_f32_4, reduce_scatter_plain_f32_4;
     );
 }
 

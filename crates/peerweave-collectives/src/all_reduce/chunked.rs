@@ -14,9 +14,9 @@
 //! 2. waits for the first flags of round `j`, reduces, pushes results, raises its second flag,
 //! 3. waits for the second flags of round `j - 1`, and copies the results of that round.
 //!
-//! Inputs of round `j + 1` replace those of round `j - 2`. Their reader has read them when it raises
-//! its second flag of round `j - 2`, which this rank saw in step 3 of round `j - 1`. Results of
-//! round `j` replace those of round `j - 3`. Their reader has copied them in step 3 of its round
+//! Inputs of round `j + 1` replace those of round `j - 2`. Their reader has read them when it
+//! raises its second flag of round `j - 2`, which this rank saw in step 3 of round `j - 1`. Results
+//! of round `j` replace those of round `j - 3`. Their reader has copied them in step 3 of its round
 //! `j - 2`, before it raised its first flag of round `j` in its round `j - 1`, which this rank saw
 //! in step 2 of round `j`. Between launches all results have been copied, and all inputs read.
 

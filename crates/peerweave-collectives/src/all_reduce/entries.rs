@@ -104,8 +104,8 @@ entries! {
 pub const MAX_THREADS: u32 = 512;
 
 /// The kernel for an algorithm, elements of a type and so many ranks; `None` for types that cannot
-/// be reduced, and for more than [`MAX_RANKS`] ranks. `is_plain`: the reduction is the sum, and both
-/// operands of this rank are whole lines at addresses that are multiples of
+/// be reduced, and for more than [`MAX_RANKS`] ranks. `is_plain`: the reduction is the sum, and
+/// both operands of this rank are whole lines at addresses that are multiples of
 /// [`LINE_BYTES`](crate::LINE_BYTES). Ranks whose operands differ in that make one call together.
 ///
 /// ```

@@ -1,6 +1,6 @@
-//! Collectives among the PEs of one process, under many schedules: every algorithm, type, reduction,
-//! number of ranks; any length and alignment; calls without synchronization between them; ranks
-//! that are missing.
+//! Collectives among the PEs of one process, under many schedules: every algorithm, type,
+//! reduction, number of ranks; any length and alignment; calls without synchronization between
+//! them; ranks that are missing.
 
 mod failures;
 mod numbers;

@@ -138,8 +138,8 @@ impl World {
         })
     }
 
-    /// Makes a call on all ranks, and compares the bits of every element with the reference; nothing
-    /// else is written.
+    /// Makes a call on all ranks, and compares the bits of every element with the reference;
+    /// nothing else is written.
     pub(crate) fn check<T: Numbers>(&mut self, given: &Given) {
         let n = self.members.len() as u32;
         let inputs: Vec<Vec<T>> = (0..n).map(|rank| (0..given.count).map(|i| T::given(rank, i)).collect()).collect();

@@ -303,7 +303,7 @@ pub(crate) fn sweep(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments)
                     let all = (blocks * threads) as usize;
                     let is_sensible = all <= 2 * lines.max(128) && all * 64 >= lines.min(128 * 512 * 64);
                     let fits = algorithm != Algorithm::OneShot || bytes <= (4 << 20);
-                    let fits = fits && (algorithm != Algorithm::TwoShot || (bytes >= 4096 && bytes <= (16 << 20)));
+                    let fits = fits && (algorithm != Algorithm::TwoShot || (4096..=(16 << 20)).contains(&bytes));
                     let fits = fits && (algorithm != Algorithm::Chunked || bytes >= (1 << 20));
                     if !is_sensible || !fits {
                         continue;

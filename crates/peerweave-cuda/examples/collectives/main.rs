@@ -35,10 +35,10 @@ struct Arguments {
     #[arg(long, default_value_t = 300)]
     calls: u64,
     /// The most blocks of a kernel.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 256)]
     max_blocks: u32,
     /// Bytes of a slot of a ring.
-    #[arg(long, default_value_t = 64 << 10)]
+    #[arg(long, default_value_t = 32 << 10)]
     slot_bytes: u64,
     /// Kernels begin after the one before them in the stream has ended.
     #[arg(long)]

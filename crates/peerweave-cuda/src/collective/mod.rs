@@ -45,10 +45,10 @@ pub struct CollectivesOptions {
 }
 
 impl Default for CollectivesOptions {
-    /// Returns banks of 32 MiB, slots of 64 KiB, at most 128 blocks, with programmatic start: 113
-    /// MB of heap.
+    /// Returns banks of 32 MiB, slots of 32 KiB, at most 256 blocks, with programmatic start: 113
+    /// MiB of heap.
     fn default() -> Self {
-        Self { bank_bytes: 32 << 20, slot_bytes: 64 << 10, max_blocks: 128, programmatic: true }
+        Self { bank_bytes: 32 << 20, slot_bytes: 32 << 10, max_blocks: 256, programmatic: true }
     }
 }
 
@@ -569,8 +569,8 @@ impl Operands {
     }
 }
 
-/// Checks operands of parts of `count` elements of `size` bytes: the address and the number of parts
-/// of each. Returns the length of a part in bytes.
+/// Checks operands of parts of `count` elements of `size` bytes: the address and the number of
+/// parts of each. Returns the length of a part in bytes.
 fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: u64, size: u64) -> Result<u64, CudaError> {
     let end = |(at, parts): (u64, u64)| count.checked_mul(size)?.checked_mul(parts).and_then(|bytes| at.checked_add(bytes));
     let [Some(first), Some(second)] = operands.map(end) else {

@@ -45,9 +45,9 @@ impl Inner {
         Ok(kernel)
     }
 
-    /// A kernel of a crate that calls no network, loaded without the other kernels of its crate: the
-    /// driver compiles PTX at about a megabyte a second, and a program uses few kernels of a large
-    /// crate.
+    /// A kernel of a crate that calls no network, loaded without the other kernels of its crate:
+    /// the driver compiles PTX at about a megabyte a second, and a program uses few kernels of a
+    /// large crate.
     pub(crate) fn entry(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
         let key = std::ptr::from_ref(image).addr();
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
