@@ -101,7 +101,7 @@ pub struct Root {
     pub others_pass_none: bool,
 }
 
-/// Where a call runs.
+/// The thread or stream on which a call runs.
 #[derive(Clone, Copy, Debug)]
 pub enum On<'a> {
     /// On the calling thread.

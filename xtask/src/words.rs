@@ -8,7 +8,8 @@ use std::fmt;
 /// A word and where it is forbidden.
 struct Word {
     text: &'static str,
-    /// Where the word counts; text before it must not be part of the same word or path.
+    /// The places where the word is forbidden; text before it must not be part of the same word or
+    /// path.
     place: Place,
     why: &'static str,
 }

@@ -114,7 +114,7 @@ impl Heap {
         self.alloc_aligned(stream, bytes, ALIGNMENT_BYTES as usize)
     }
 
-    /// As [`alloc`](Self::alloc), at a multiple of `alignment_bytes`, at most
+    /// Allocates like [`alloc`](Self::alloc), at a multiple of `alignment_bytes`, at most
     /// [`max_alignment_bytes`](Self::max_alignment_bytes).
     pub(crate) fn alloc_aligned(
         &self,

@@ -1,4 +1,4 @@
-//! What the portable API on GPUs returns, and what stays usable, when a kernel fails or a PE is
+//! Errors of the portable API on GPUs, and the state after them, when a kernel fails or a PE is
 //! lost.
 #![cfg(target_os = "linux")]
 

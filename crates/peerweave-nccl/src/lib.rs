@@ -84,6 +84,6 @@ pub type Result<T, E = NcclError> = std::result::Result<T, E>;
 pub type NcclReduceOp = ReduceOp;
 /// An alias of [`UniqueId`] by NCCL's name, which other bindings use.
 pub type NcclUniqueId = UniqueId;
-/// An alias of [`DType`], the type of a buffer's elements, by NCCL's name, which other bindings use.
-/// Calls determine the type from the buffer.
+/// An alias of [`DType`], the type of a buffer's elements, by NCCL's name, which other bindings
+/// use. Calls determine the type from the buffer.
 pub type NcclDataType = DType;

@@ -34,7 +34,7 @@ pub(crate) struct Memory {
 // SAFETY: shared: the bytes behind `at`. Synchronised: by [P2], every access while it is shared is
 // atomic, and by the `Arc` around it, whose count orders the last access before the free or before
 // the `Vec` is given back. Elements have no thread of their own ([E4]: `Copy`, no pointers). Would
-// be caught by: `queued_operations_hold_their_buffers_and_let_go_of_them` in tests/streams.rs,
+// be caught by: `queued_operations_keep_their_buffers_until_they_end` in tests/streams.rs,
 // under ThreadSanitizer.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
@@ -225,7 +225,7 @@ impl<T: Element> FromIterator<T> for Buffer<T> {
     }
 }
 
-/// The same memory.
+/// Returns a handle to the same memory.
 impl<T> Clone for Buffer<T> {
     fn clone(&self) -> Self {
         Self { memory: self.memory.clone(), start: self.start, len: self.len, element: PhantomData }

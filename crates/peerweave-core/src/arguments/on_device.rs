@@ -100,7 +100,7 @@ impl<T: Element> OnDevice<T> {
     }
 }
 
-/// The same memory.
+/// Returns a handle to the same memory.
 impl<T> Clone for OnDevice<T> {
     fn clone(&self) -> Self {
         Self { owner: Arc::clone(&self.owner), ..*self }

@@ -381,14 +381,14 @@ pub(crate) struct Remote<'a> {
 }
 
 impl<'a> Remote<'a> {
-    /// The same place on this PE.
+    /// Returns the same range on this PE.
     #[inline]
     pub(crate) fn here(self) -> Span<'a> {
         Span { place: Place::Symmetric(self.at), len: self.len, dtype: self.dtype, owner: Owner::Region(self.region) }
     }
 }
 
-/// The same memory.
+/// Returns a handle to the same memory.
 impl<T> Clone for Symmetric<T> {
     fn clone(&self) -> Self {
         Self { region: self.region.clone(), at: self.at, len: self.len, element: PhantomData }

@@ -114,7 +114,7 @@ pub enum ReductionOrder {
     /// From rank 0 upward, for every element: the result does not depend on the size or place of
     /// the buffers.
     Rank,
-    /// It may differ among elements, sizes and calls.
+    /// The order may differ among elements, sizes and calls.
     Unspecified,
 }
 

@@ -32,7 +32,7 @@ pub enum Error {
         team: TeamName,
         /// The PE at fault.
         pe: Pe,
-        /// What happened to it.
+        /// The event that affected the PE.
         cause: PeerCause,
     },
     /// A deadline expired.
@@ -79,7 +79,7 @@ pub enum Error {
         call: &'static str,
         /// The backend.
         backend: &'static str,
-        /// Why, and what to do instead.
+        /// The reason, and an alternative.
         why: &'static str,
     },
     /// The job could not start: wrong launcher environment, failed rendezvous, missing library.
@@ -158,7 +158,7 @@ impl fmt::Display for TeamName {
     }
 }
 
-/// What happened to a peer.
+/// An event that affected a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCause {
@@ -247,11 +247,11 @@ pub struct Mismatch {
 pub struct Misuse {
     /// The call.
     pub call: &'static str,
-    /// What is wrong.
+    /// The error in the call.
     pub kind: MisuseKind,
 }
 
-/// What is wrong with a call.
+/// The error in a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseKind {
@@ -404,7 +404,7 @@ pub enum MisuseKind {
     Missing {
         /// The parameter.
         argument: &'static str,
-        /// Why it is needed.
+        /// The reason why the buffer is needed.
         why: &'static str,
     },
 }

@@ -270,7 +270,7 @@ impl Noop {
         }
     }
 
-    /// As `place`, for memory that is only read.
+    /// Returns the address like `place`, for memory that is only read.
     fn reading(&self, place: Place, bytes: usize) -> Reading {
         match place {
             Place::Symmetric(at) => Reading::Shared(self.at(self.job.my_pe, at, bytes)),

@@ -46,7 +46,7 @@ impl LaunchShape {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
 
-    /// Gives each block `bytes` bytes of dynamic shared memory with unspecified content.
+    /// Sets the dynamic shared memory of each block to `bytes` bytes, with unspecified content.
     #[must_use]
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = bytes;

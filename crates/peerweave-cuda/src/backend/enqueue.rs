@@ -49,7 +49,7 @@ pub(super) struct Enqueue<'a> {
     pub(super) call: &'static str,
     pub(super) copier: Copier,
     pub(super) capturing: bool,
-    /// What the work uses beyond what the portable API holds.
+    /// Memory that the work uses and that the portable API does not keep alive.
     pub(super) keep: Vec<Keep>,
     /// Results that the calling thread copies when the work has ended.
     pub(super) results: Vec<Staged>,

@@ -1,4 +1,4 @@
-//! What the backend of one PE, its streams and its tickets share.
+//! The state that the backend of one PE shares with its streams and tickets.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -179,7 +179,7 @@ impl State {
         }
     }
 
-    /// Gives back a stream that has no work.
+    /// Returns a stream without work to the free streams.
     pub(super) fn give_back(&self, stream: PrivateStream) {
         lock(&self.idle).push(stream);
     }
@@ -220,7 +220,7 @@ impl State {
         }
     }
 
-    /// Why a kernel that has ended without success failed.
+    /// Returns the reason why a kernel failed.
     pub(super) fn kernel_failure(&self, call: &'static str, team: TeamName) -> Error {
         let reported = self.gpu(call).and_then(|gpu| gpu.0.ended(call).map_err(|error| portable(call, team, error)));
         match reported {

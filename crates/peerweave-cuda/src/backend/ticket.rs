@@ -12,7 +12,7 @@ use super::event::Recorded;
 use super::slots::Slot;
 use super::state::{GRACE, State};
 
-/// Where the outcome of an operation is.
+/// The location of the outcome of an operation.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     /// Nowhere: a copy, which has succeeded when the stream has passed it.

@@ -173,7 +173,7 @@ impl Gpu {
         unsafe { self.enqueue(stream, &loaded, config, &arguments, lookup) }
     }
 
-    /// As [`launch`](Self::launch), for a kernel whose types are erased.
+    /// Launches like [`launch`](Self::launch), for a kernel whose types are erased.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).

@@ -41,7 +41,7 @@ impl Gpu {
         self.allocated(self.0.heap.alloc(&self.0.stream, bytes)?, len)
     }
 
-    /// As [`alloc`](Self::alloc), for bytes at a multiple of `alignment_bytes`.
+    /// Allocates like [`alloc`](Self::alloc), for bytes at a multiple of `alignment_bytes`.
     pub(crate) fn alloc_aligned(&self, bytes: usize, alignment_bytes: usize) -> Result<Symmetric<u8>, CudaError> {
         self.allocated(self.0.heap.alloc_aligned(&self.0.stream, bytes, alignment_bytes)?, bytes)
     }

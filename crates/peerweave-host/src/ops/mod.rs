@@ -1,4 +1,4 @@
-//! What runs: every operation of the backend is a [`Task`], which one thread can start and another
+//! Operations of the backend: each is a [`Task`], which one thread can start and another
 //! finish.
 //!
 //! A stream whose queue is empty runs a task on the thread of the caller. If the caller would wait

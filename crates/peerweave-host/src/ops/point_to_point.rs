@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Where a message lies: the first word of a slot's payload.
+/// Location of a message: the first word of a slot's payload.
 mod place {
     /// In the slot.
     pub(super) const SLOT: u64 = 0;

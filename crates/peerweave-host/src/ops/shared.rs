@@ -1,4 +1,4 @@
-//! What the backend of one PE, its streams and its operations share.
+//! The state that the backend of one PE shares with its streams and operations.
 
 use crate::memory::heap::HeapMap;
 use crate::memory::layout::{PePage, state};

@@ -27,7 +27,7 @@ fn no_slot() -> Error {
 /// each slot.
 const WORDS: usize = 4 + MAX_TEAMS;
 
-/// What one rank requests of a split.
+/// The request of one rank in a split.
 struct Request<'a> {
     words: &'a [u64],
 }

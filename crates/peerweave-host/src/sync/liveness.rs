@@ -85,7 +85,7 @@ impl Liveness {
         distant.map(|(pe, _)| pe).collect()
     }
 
-    /// Why a PE no longer takes part; `None` while it does.
+    /// Returns the reason why a PE no longer takes part; `None` while it takes part.
     pub(crate) fn gone(&self, pe: usize) -> Option<PeerCause> {
         match self.segments.page(pe).state.load(Ordering::Acquire) {
             state::FINALIZED | state::LEFT => return Some(PeerCause::Left),

@@ -14,7 +14,7 @@ pub(crate) struct Peers {
     /// The deadline of every wait that has no other.
     pub(crate) deadline: Duration,
     pub(crate) liveness: Liveness,
-    /// There are fewer processors than PEs.
+    /// Whether there are fewer processors than PEs.
     oversubscribed: bool,
     /// Another PE was seen to run on the processor of this one.
     shared_processor: AtomicBool,

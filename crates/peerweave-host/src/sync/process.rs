@@ -26,7 +26,7 @@ pub(crate) struct Identity {
     probe_at: u64,
 }
 
-/// Why a process cannot be reached by its number.
+/// The reason why a process cannot be identified by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreachable {
     /// Its number is that of another namespace.

@@ -26,7 +26,7 @@ pub(crate) struct TeamState {
     issued: AtomicU32,
     /// Epoch of the operation that was completed last.
     completed: AtomicU32,
-    /// Why this team runs no more collectives.
+    /// The failure after which this team runs no collectives.
     failure: OnceLock<Error>,
     /// By rank.
     pub(crate) channels: Box<[Channels]>,
@@ -144,7 +144,7 @@ impl TeamState {
         self.completed.store(epoch, Ordering::Release);
     }
 
-    /// Why the team runs no more collectives; `None` while it does.
+    /// Returns the failure after which the team runs no collectives; `None` before a failure.
     #[inline]
     pub(crate) fn failure(&self) -> Option<&Error> {
         self.failure.get()
@@ -160,7 +160,7 @@ impl TeamState {
     }
 }
 
-/// What a slot is used for.
+/// The use of a slot.
 #[derive(Clone, Debug, Default)]
 enum Slot {
     #[default]

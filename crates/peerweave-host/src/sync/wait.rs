@@ -40,7 +40,7 @@ pub(crate) enum Limit {
     Deadline(Duration),
 }
 
-/// Why a wait, or an operation, returned before it was complete.
+/// The reason why a wait or an operation returned before it was complete.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// The budget is spent. Nothing has failed: call again to continue.
@@ -71,7 +71,7 @@ impl From<Error> for Stop {
 pub(crate) struct Waiter<'a> {
     peers: Option<&'a Peers>,
     spins: u32,
-    /// There are fewer processors than PEs.
+    /// Whether there are fewer processors than PEs.
     oversubscribed: bool,
     limit: Limit,
     slow: Option<Slow>,

@@ -19,7 +19,7 @@ pub enum Switch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CtaPolicy {
-    /// As many CTAs as are fastest.
+    /// The number of CTAs with the highest speed.
     Default,
     /// Few CTAs, where that costs little performance.
     Efficiency,

@@ -81,7 +81,7 @@ extern "C" fn ncclResetDebugInit() {
     crate::log::line("ncclResetDebugInit()");
 }
 
-/// The same function under a name that the header does not declare.
+/// Reads the logging variables again; this name is not in the header.
 #[unsafe(no_mangle)]
 extern "C" fn ncclResetDebugInitInternal() {
     crate::debug::reset();

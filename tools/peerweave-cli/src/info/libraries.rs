@@ -19,7 +19,7 @@ pub(crate) struct Library {
     pub devices: Option<usize>,
     /// Other files of this library that are mapped in this process, which should not happen.
     pub others: Vec<String>,
-    /// Why it was not found, with every path tried.
+    /// The reason why the library was not found, with every path tried.
     pub why: Vec<String>,
 }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// The GPUs and the access between them.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Peers {
-    /// Why there are no GPUs to report.
+    /// The reason why there are no GPUs to report.
     pub(crate) missing: Option<String>,
     pub(crate) gpus: Vec<Gpu>,
     /// `pairs[from][to]`; `None` on the diagonal.

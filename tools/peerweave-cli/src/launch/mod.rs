@@ -58,7 +58,7 @@ pub struct Launch {
 /// Standard input of the first PE; that of the others is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stdin {
-    /// That of the launcher.
+    /// The standard input of the launcher.
     Pass,
     /// Empty.
     Nothing,

@@ -1,4 +1,4 @@
-//! What the ranks of a collective must agree on, and how they compare it.
+//! Parameters on which the ranks of a collective must agree, and their comparison.
 
 use super::{Algorithm, Run};
 use crate::sync::wait::Stop;
@@ -7,8 +7,8 @@ use peerweave_core::{Error, Mismatch};
 use peerweave_types::{DType, Pe, ReduceOp};
 use std::sync::atomic::Ordering;
 
-/// What a collective is for. Those of the backend itself run like those of users, and never match
-/// them.
+/// The purpose of a collective. Collectives of the backend itself run like those of users, and
+/// never match them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Purpose {

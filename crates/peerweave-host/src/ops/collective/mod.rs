@@ -169,7 +169,7 @@ struct Run<'a> {
 /// covers, so that all ranks choose the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Algorithm {
-    /// There are no operands.
+    /// A collective without operands.
     Arrival,
     InLine,
     Staged,

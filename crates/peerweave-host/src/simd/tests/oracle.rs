@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use peerweave_types::{DType, ReduceOp};
 
-/// What `reduce` must give.
+/// Returns the expected result of `reduce`.
 pub(super) fn reduce(dtype: DType, op: ReduceOp, inputs: &[(Vec<u8>, u64)]) -> Vec<u8> {
     match dtype {
         DType::I8 => integers::<1>(op, inputs, true),
@@ -77,7 +77,7 @@ fn integers<const N: usize>(op: ReduceOp, inputs: &[(Vec<u8>, u64)], signed: boo
     result.collect()
 }
 
-/// What the two widths have in common.
+/// The operations of both widths of floats.
 trait Float: Copy + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self> + std::ops::Div<Output = Self> {
     fn of_count(count: usize) -> Self;
     fn nan() -> Self;

@@ -6,7 +6,7 @@ use super::super::reduce::reduce_on;
 use super::super::{Input, Stores, copy, copy::Copy, copy::CopyStreaming, copy::Zero};
 use peerweave_types::{DType, ReduceOp};
 
-/// The same check that the tests of whole operations use.
+/// The check that the tests of whole operations use, too.
 #[allow(unreachable_pub, reason = "public in the crate whose file it is")]
 #[path = "../../../../../tests/src/vector_state.rs"]
 mod vector_state;
