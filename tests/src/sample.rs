@@ -110,7 +110,7 @@ macro_rules! exact_float {
                     ReduceOp::Max => all.reduce(<$wide>::max).expect("a rank"),
                     ReduceOp::Avg => sum() / elements.len() as $wide,
                     ReduceOp::PreMulSum => all.zip(scalars).fold(0.0, |sum, (x, &scalar)| sum + x * $widen(scalar)),
-                    other => panic!("{other} of a float"),
+                    other => panic!("{other} is not defined for floats"),
                 };
                 $narrow(wide)
             }

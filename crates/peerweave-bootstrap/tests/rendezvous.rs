@@ -468,7 +468,7 @@ fn pe_0_that_gives_up_names_the_missing_pes() {
 }
 
 #[test]
-fn socket_of_the_server_is_removed_with_it() {
+fn socket_is_removed_with_its_server() {
     let party = Party::new(2);
     let Endpoint::Unix(name) = party.server.endpoint().clone() else { panic!("not a Unix socket") };
     party.run(0..2, |rendezvous| {

@@ -17,8 +17,8 @@
 //! - **Races**: [`Options::seed`] varies the order of threads, and the same seed repeats the order.
 //!   See [`explore`].
 //! - **Divergence**: if not all threads concerned reach a barrier, shuffle or vote, the run fails
-//!   with [`GridError::Divergent`]. So it does if a thread returns while others of its block wait
-//!   for it.
+//!   with [`GridError::Divergent`]. The run also fails if a thread returns while other threads of
+//!   its block wait for it.
 //! - **Panics**: a [`GridError::Panicked`] names the block and the thread.
 //! - **Endless waits**: a run ends by its deadline.
 //! - **Reads of uninitialised shared memory**: its initial content differs by seed.

@@ -160,7 +160,7 @@ impl Host {
 }
 
 impl Shared {
-    /// Returns the state of one PE before it has met the others.
+    /// Returns the state of one PE before it has joined the job.
     fn alone(
         me: usize,
         mapping: Arc<Mapping>,

@@ -48,7 +48,7 @@ fn init_all_works_with_eight_ranks() {
 }
 
 #[test]
-fn threads_with_one_rank_each_compute_the_same() {
+fn threads_with_one_rank_each_have_equal_results() {
     fakes(4).run(|| {
         ranks(4, &Config::new(), |comm, stream| {
             let members = [Member { comm, stream }];
@@ -61,7 +61,7 @@ fn threads_with_one_rank_each_compute_the_same() {
 }
 
 #[test]
-fn blocking_communicators_compute_the_same() {
+fn blocking_communicators_have_the_expected_results() {
     fakes(2).run(|| {
         ranks(2, &Config::new().blocking(Switch::On), |comm, stream| {
             let members = [Member { comm, stream }];
@@ -93,7 +93,7 @@ fn processes_with_one_rank_each_connect_by_rendezvous() {
 }
 
 #[test]
-fn every_supported_version_computes_the_same() {
+fn every_supported_version_has_the_expected_results() {
     // Before 2.28 all-to-all, gather and scatter are composed; before 2.24 8-bit floats are moved
     // as bytes.
     for version in ["2.19.3", "2.22.3", "2.27.7", "2.28.9", "2.30.7"] {

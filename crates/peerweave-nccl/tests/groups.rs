@@ -231,7 +231,7 @@ fn unsupported_simulation_starts_no_group() {
 }
 
 #[test]
-fn own_error_during_registration_aborts_it() {
+fn registration_error_aborts_the_communicator() {
     fakes(2).run(|| {
         let all = all(2);
         let memories: Vec<_> =

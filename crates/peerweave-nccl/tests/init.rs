@@ -140,7 +140,7 @@ fn failed_init_is_an_error_and_leaks_nothing() {
 }
 
 #[test]
-fn init_error_after_the_first_rank_waits_only_for_it() {
+fn init_error_waits_only_for_ranks_that_have_started() {
     fakes(2).run(|| {
         let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(2));
         // Both contexts are tried before NCCL is asked, and each is made current again for its

@@ -167,7 +167,7 @@ fn successive_calls_are_not_one_stuck_call() {
 }
 
 #[test]
-fn deadline_changed_during_a_call_applies_to_it() {
+fn changed_deadline_applies_to_the_running_call() {
     connecting(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             if comm.rank() == Rank::new(0) {

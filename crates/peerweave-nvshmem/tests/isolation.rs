@@ -210,7 +210,7 @@ fn module_init_completes_within_the_deadline_or_fails() {
 }
 
 #[test]
-fn module_stays_loaded_while_nvshmem_is_stuck_with_it() {
+fn module_stays_loaded_while_nvshmem_uses_it() {
     let stuck =
         fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_cumodule_init");
     stuck.run_many(1, |child| {

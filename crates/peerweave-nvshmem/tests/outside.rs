@@ -128,7 +128,7 @@ fn registration_in_use_lives_until_the_call_is_enqueued() {
 }
 
 #[test]
-fn registration_that_a_graph_uses_lives_as_long_as_it() {
+fn registration_lives_as_long_as_a_graph_that_uses_it() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
         let target = here.context.alloc::<u32>(64).expect("memory");

@@ -251,7 +251,7 @@ fn device_without_virtual_memory_is_unsupported() {
 }
 
 #[test]
-fn driver_that_lacks_a_function_names_it() {
+fn missing_driver_function_is_named_in_the_error() {
     for function in ["cuMemCreate", "cuMemAddressReserve", "cuMemSetAccess"] {
         Fakes::new().cuda().without(function).env("LACKS", function).run(|| {
             let lacks = std::env::var("LACKS").expect("set above");

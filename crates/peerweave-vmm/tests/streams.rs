@@ -240,7 +240,7 @@ fn heap_creation_and_growth_do_not_break_a_capture() {
 }
 
 #[test]
-fn free_works_beside_a_capture_of_a_stream_that_used_it() {
+fn free_succeeds_during_a_capture_on_a_former_stream() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 << 20)).expect("a heap");

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_use_each_parameter() {
+    fn wrapper_bodies_use_every_parameter() {
         for function in FUNCTIONS {
             let words: Vec<String> = function.body.split(|c: char| !c.is_alphanumeric() && c != '_').map(String::from).collect();
             for (_, parameter) in function.parameters {

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_capture_status_counts_as_capturing() {
+    fn unknown_capture_status_is_treated_as_capturing() {
         assert_eq!((means_capturing(NOT_CAPTURING), means_capturing(CAPTURING)), (Ok(false), Ok(true)));
         for spoiled_or_unknown in [2, 3, u32::MAX] {
             let error = means_capturing(spoiled_or_unknown).expect_err("it is not to be used");

@@ -8,13 +8,13 @@ use crate::sync::peers::Peers;
 use peerweave_core::Error;
 use std::time::{Duration, Instant};
 
-/// Looks before the clock is read for the first time, if every PE has a processor.
+/// Number of polls before the clock is read for the first time, if every PE has a processor.
 const SPINS: u32 = 2000;
 /// Like `SPINS`, if PEs share processors: the awaited PE needs this one.
 const SPINS_SHARED: u32 = 4;
-/// Further looks between two readings of the clock, if every PE has a processor.
+/// Number of polls between two readings of the clock, if every PE has a processor.
 const SPINS_PER_CLOCK: u32 = 200;
-/// Yields between two readings of the clock, if PEs share processors.
+/// Number of yields between two readings of the clock, if PEs share processors.
 const YIELDS_PER_CLOCK: u32 = 16;
 /// Time that a waiter with its own processor spins. This is longer than a time slice: next to other
 /// processes, a waiter that yields loses its processor for a slice and is then late itself. The

@@ -160,7 +160,7 @@ impl CollConfig {
         if let (Some(min), Some(max)) = (self.min_ctas, self.max_ctas)
             && min > max
         {
-            return misuse(MisuseKind::Combination { what: "CollConfig::min_ctas", why: "it is greater than max_ctas" });
+            return misuse(MisuseKind::Combination { what: "CollConfig::min_ctas", why: "min_ctas is greater than max_ctas" });
         }
         if self.profiler_tag >> 63 != 0 {
             let why = "its highest bit is set, which NCCL reserves";

@@ -62,7 +62,7 @@ impl MulticastId {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SharedMulticast {
-    /// As a file descriptor, for a process of this machine.
+    /// A file descriptor, for a process of this machine.
     FileDescriptor {
         /// The descriptor: pass it to
         /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or to a Unix
@@ -73,7 +73,7 @@ pub enum SharedMulticast {
         /// Id of the object.
         id: MulticastId,
     },
-    /// As a fabric handle.
+    /// A fabric handle.
     Fabric {
         /// The handle as plain bytes.
         handle: FabricHandle,

@@ -35,7 +35,7 @@ impl fmt::Debug for FabricHandle {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SharedMemory {
-    /// As a file descriptor, for a process of this machine.
+    /// A file descriptor, for a process of this machine.
     FileDescriptor {
         /// The descriptor: pass it to
         /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or to a Unix
@@ -44,7 +44,7 @@ pub enum SharedMemory {
         /// Length of the memory in bytes.
         bytes: usize,
     },
-    /// As a fabric handle.
+    /// A fabric handle.
     Fabric {
         /// The handle as plain bytes, to be sent by any means.
         handle: FabricHandle,

@@ -211,7 +211,7 @@ fn minimum_and_recommended_granularity_differ() {
 }
 
 #[test]
-fn driver_without_multicast_reports_it() {
+fn missing_multicast_support_is_reported() {
     fakes().env("PEERWEAVE_FAKE_CUDA_NO_MULTICAST", "1").run(|| {
         let context = CudaContext::new(0).unwrap();
         use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED as SUPPORTED;

@@ -47,7 +47,7 @@ fn against_an_abort(call: fn(&Guarded)) {
 }
 
 #[test]
-fn try_enter_blocking_races_with_abort() {
+fn abort_during_try_enter_blocking_is_safe() {
     against_an_abort(|shared| {
         if let Some(_inside) = shared.0.try_enter_blocking() {
             shared.use_it();
@@ -56,7 +56,7 @@ fn try_enter_blocking_races_with_abort() {
 }
 
 #[test]
-fn enter_blocking_races_with_abort() {
+fn abort_during_enter_blocking_is_safe() {
     against_an_abort(|shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
@@ -71,7 +71,7 @@ fn enter_blocking_races_with_abort() {
 }
 
 #[test]
-fn shared_entry_races_with_abort() {
+fn abort_during_shared_entry_is_safe() {
     against_an_abort(|shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();
@@ -108,7 +108,7 @@ fn leave_blocking_after_abort_gave_up() {
 }
 
 /// Revokes by either function that changes the state.
-fn concurrent_revoke_and_abort_close_the_handle_once(revoke: fn(&Gate) -> bool) {
+fn check_abort_during_revoke(revoke: fn(&Gate) -> bool) {
     loom::model(move || {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
@@ -126,18 +126,18 @@ fn concurrent_revoke_and_abort_close_the_handle_once(revoke: fn(&Gate) -> bool) 
 }
 
 #[test]
-fn revoke_of_open_races_with_abort() {
-    concurrent_revoke_and_abort_close_the_handle_once(|gate| gate.set(State::Revoked).is_ok());
+fn abort_during_revoke_of_an_open_handle_is_safe() {
+    check_abort_during_revoke(|gate| gate.set(State::Revoked).is_ok());
 }
 
 #[test]
-fn change_races_with_abort() {
-    concurrent_revoke_and_abort_close_the_handle_once(|gate| gate.change(gate.state(), State::Revoked).is_ok());
+fn abort_during_a_state_change_is_safe() {
+    check_abort_during_revoke(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
 /// Finalizing frees immediately, and does not wait for a revocation.
 #[test]
-fn revoke_races_with_finalize() {
+fn finalize_during_revoke_is_safe() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);

@@ -49,7 +49,7 @@ fn against_an_abort(patience: Duration, call: fn(&Guarded)) {
 const LONG: Duration = Duration::from_secs(3_600);
 
 #[test]
-fn try_enter_blocking_races_with_abort() {
+fn abort_during_try_enter_blocking_is_safe() {
     against_an_abort(LONG, |shared| {
         if let Some(_inside) = shared.0.try_enter_blocking() {
             shared.use_it();
@@ -58,7 +58,7 @@ fn try_enter_blocking_races_with_abort() {
 }
 
 #[test]
-fn enter_blocking_races_with_abort() {
+fn abort_during_enter_blocking_is_safe() {
     against_an_abort(LONG, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
@@ -73,7 +73,7 @@ fn enter_blocking_races_with_abort() {
 }
 
 #[test]
-fn shared_entry_races_with_abort() {
+fn abort_during_shared_entry_is_safe() {
     against_an_abort(LONG, |shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();
@@ -83,7 +83,7 @@ fn shared_entry_races_with_abort() {
 }
 
 #[test]
-fn concurrent_revoke_and_abort_close_the_handle_once() {
+fn abort_during_revoke_is_safe() {
     against_an_abort(LONG, |shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN)
             && shared.0.set(State::Revoked).is_ok()
