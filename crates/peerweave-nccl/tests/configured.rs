@@ -284,7 +284,7 @@ fn wrong_configuration_is_an_error_when_recorded() {
         let recorded =
             comm.nccl().group(|group| group.with(&config).all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum));
         let error = recorded.expect_err("it is wrong").to_string();
-        assert_eq!(error, "all_reduce_in_place: CollConfig::min_ctas: it is greater than max_ctas");
+        assert_eq!(error, "all_reduce_in_place: CollConfig::min_ctas: min_ctas is greater than max_ctas");
         assert_eq!((counted("collectives"), comm.sequence()), (0, 0));
     });
 }

@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn call_config_that_nccl_would_refuse_is_misuse() {
         for (config, expected) in [
-            (CollConfig::new().min_ctas(5).max_ctas(4), "all_reduce: CollConfig::min_ctas: it is greater than max_ctas"),
+            (CollConfig::new().min_ctas(5).max_ctas(4), "all_reduce: CollConfig::min_ctas: min_ctas is greater than max_ctas"),
             (
                 CollConfig::new().profiler_tag(1 << 63),
                 "all_reduce: CollConfig::profiler_tag: its highest bit is set, which NCCL reserves",

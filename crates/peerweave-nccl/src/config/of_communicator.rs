@@ -236,7 +236,7 @@ impl Config {
         let combination = |what, why| Err(NcclError::misuse(call, MisuseKind::Combination { what, why }));
         match (self.min_ctas, self.max_ctas) {
             (Some(_), None) => return combination("Config::min_ctas", "it requires max_ctas too"),
-            (Some(min), Some(max)) if min > max => return combination("Config::min_ctas", "it is greater than max_ctas"),
+            (Some(min), Some(max)) if min > max => return combination("Config::min_ctas", "min_ctas is greater than max_ctas"),
             _ => {}
         }
         if self.graph_stream_ordering == Some(Switch::Off)
@@ -484,7 +484,7 @@ mod tests {
                 "init_rank: Config::cga_cluster_size (ncclConfig_t.cgaClusterSize) is 9, expected 0 to 8",
             ),
             (Config::new().min_ctas(2), "init_rank: Config::min_ctas: it requires max_ctas too"),
-            (Config::new().min_ctas(9).max_ctas(8), "init_rank: Config::min_ctas: it is greater than max_ctas"),
+            (Config::new().min_ctas(9).max_ctas(8), "init_rank: Config::min_ctas: min_ctas is greater than max_ctas"),
             (
                 Config::new().graph_stream_ordering(Switch::Off),
                 "init_rank: Config::graph_stream_ordering: Off requires graph_usage Never or One; NCCL would ignore it otherwise",
