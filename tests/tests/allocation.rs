@@ -290,7 +290,10 @@ fn alignments(seat: &Seat) {
         buffers.push(empty);
     }
     let error = world.alloc_aligned::<u8>(1, 2 * max).unwrap_err();
-    assert!(matches!(error.misuse(), Some(MisuseKind::Value { argument: "align_bytes", .. })), "{error}");
+    assert!(
+        matches!(error.misuse(), Some(MisuseKind::Limit { argument: "align_bytes", max: limit, .. }) if *limit == max),
+        "{error}"
+    );
     world.team().barrier_blocking().unwrap();
     buffers.into_iter().for_each(|buffer| buffer.release().unwrap());
     assert!(world.finalize().unwrap().is_clean());

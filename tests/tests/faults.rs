@@ -30,6 +30,7 @@ fn main() -> ExitCode {
             pe_killed_in_allocation_split_or_stream_is_named,
             pe_killed_while_others_wait_for_its_signal_is_named,
             pe_killed_while_kernels_wait_for_it_is_named,
+            pe_killed_while_others_access_its_memory_is_named,
             pe_killed_in_sends_and_receives_is_named,
             pe_killed_in_finalize_is_named_or_not_needed,
             pe_that_leaves_in_any_way_is_named,
@@ -230,6 +231,18 @@ fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
                 team.wait_until_any(&stream, &words, None, Compare::Ge, round)?.wait().map(drop)
             })
         }
+        "atomics" => {
+            let words = world.alloc_zeroed::<u64>(1)?;
+            Box::new(move || {
+                let mut ranks = (0..n as u32).map(Rank::new);
+                ranks.try_for_each(|rank| team.atomic_fetch_inc_blocking(&words, 0, rank).map(drop))
+            })
+        }
+        "quiet" => Box::new(|| world.quiet_blocking()),
+        "test" => {
+            let words = world.alloc_zeroed::<u64>(1)?;
+            Box::new(move || team.test(&words.signal(0)?, Compare::Ne, 0).map(|holds| assert!(!holds)))
+        }
         "kernel_barrier" => {
             let stream = world.stream()?;
             Box::new(move || stream.launch(&kernels::meet::KERNEL, 2, 32, ())?.wait())
@@ -368,6 +381,12 @@ fn pe_killed_while_others_wait_for_its_signal_is_named() {
 fn pe_killed_while_kernels_wait_for_it_is_named() {
     for (seed, name) in (2100..).zip(["kernel_barrier", "kernel_signal:4096"]) {
         killed_around(name, seed, 6);
+    }
+}
+
+fn pe_killed_while_others_access_its_memory_is_named() {
+    for (seed, name) in (2200..).zip(["atomics", "quiet", "test"]) {
+        killed_around(name, seed, 2);
     }
 }
 

@@ -205,7 +205,7 @@ fn wrong_alone(seat: &Seat) {
                 matches!(kind, MisuseKind::Length { .. })
             });
             is(team.put_blocking(&[1i32; 2], &a.slice(0..2).unwrap(), none_such), |kind| matches!(kind, MisuseKind::Rank { .. }));
-            is(team.p_blocking(&a, 8 * n, 1, Rank::new(0)), |kind| matches!(kind, MisuseKind::Range { .. }));
+            is(team.p_blocking(&a, 8 * n, 1, Rank::new(0)), |kind| matches!(kind, MisuseKind::Index { .. }));
             is(team.send_blocking(&[1i32], none_such), |kind| matches!(kind, MisuseKind::Rank { .. }));
             is(team.wait_until_all_blocking(&words, Some(&[true]), Compare::Eq, 1), |kind| {
                 matches!(kind, MisuseKind::Length { .. })

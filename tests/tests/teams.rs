@@ -152,7 +152,7 @@ fn exhaustion(seat: &Seat) {
             match all.split(Some(0), 0) {
                 Ok(team) => teams.push(team.unwrap()),
                 Err(error) => {
-                    assert!(matches!(&error, Error::OutOfMemory { call: "split", .. }), "{error}");
+                    assert!(matches!(&error, Error::TooManyTeams { call: "split", max_teams: 64 }), "{error}");
                     break;
                 }
             }
@@ -198,7 +198,7 @@ fn exhaustion_of_one(seat: &Seat) {
         (1..world.caps().max_teams).filter_map(|_| all.split_strided(alone).expect("PE 0 has a slot")).collect();
     let refused = |made: peerweave::Result<Option<Team>>| {
         let error = made.expect_err("PE 0 has no slot");
-        assert!(matches!(&error, Error::OutOfMemory { call: "split", .. }), "{error}");
+        assert!(matches!(&error, Error::TooManyTeams { call: "split", .. }), "{error}");
     };
     // Each PE has its own color. The team of PE 0 cannot be created, so no PE gets a team.
     refused(all.split(Some(me), 0));

@@ -20,6 +20,12 @@ pub(crate) fn wrong_range(call: &'static str, argument: &'static str, start: usi
 
 #[cold]
 #[inline(never)]
+fn wrong_index(call: &'static str, argument: &'static str, found: usize, len: usize) -> Error {
+    misuse(call, MisuseKind::Index { argument, found, len })
+}
+
+#[cold]
+#[inline(never)]
 pub(crate) fn wrong_value(call: &'static str, argument: &'static str, found: impl ToString, expected: &'static str) -> Error {
     misuse(call, MisuseKind::Value { argument, found: found.to_string(), expected })
 }
@@ -31,7 +37,7 @@ pub(crate) fn length(call: &'static str, argument: &'static str, found: usize, e
 
 #[inline(always)]
 pub(crate) fn index(call: &'static str, argument: &'static str, index: usize, len: usize) -> Result<()> {
-    if index < len { Ok(()) } else { Err(wrong_range(call, argument, index, index.saturating_add(1), len)) }
+    if index < len { Ok(()) } else { Err(wrong_index(call, argument, index, len)) }
 }
 
 /// The start and length of a range of `len` elements.
@@ -48,6 +54,7 @@ pub(crate) fn range(call: &'static str, len: usize, range: &impl RangeBounds<usi
     };
     match (start, end) {
         (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
+        (Some(start), Some(end)) if end < start => Err(misuse(call, MisuseKind::ReversedRange { argument: "range", start, end })),
         _ => Err(wrong_range(call, "range", start.unwrap_or(usize::MAX), end.unwrap_or(usize::MAX), len)),
     }
 }
@@ -62,7 +69,8 @@ pub(crate) fn allocation(call: &'static str, elements: usize, dtype: DType, alig
         return Err(wrong_value(call, "align_bytes", align, "a power of two"));
     }
     if align > max_align {
-        return Err(wrong_value(call, "align_bytes", align, "at most `caps().max_align_bytes` of the world"));
+        let limit = "`caps().max_align_bytes` of the world";
+        return Err(misuse(call, MisuseKind::Limit { argument: "align_bytes", found: align, max: max_align, limit }));
     }
     match elements.checked_mul(dtype.size_bytes()) {
         Some(bytes) if isize::try_from(bytes).is_ok() => Ok(bytes),

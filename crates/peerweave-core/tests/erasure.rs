@@ -2,7 +2,7 @@
 //! of the contract.
 
 use peerweave_core::backend::{
-    Allocation, AtomicKind, Collective, CollectiveKind, Direction, Op, Place, Put, SplitPart, TeamId, Until, WaitMode,
+    Allocation, AtomicKind, Collective, CollectiveKind, Direction, Op, Place, Put, SplitCall, SplitPart, TeamId, Until, WaitMode,
 };
 use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{
@@ -269,7 +269,7 @@ fn group_is_one_operation_with_its_members_in_order() {
     let mut into = [0.0f32; 2];
     s.team
         .group_blocking(|g| {
-            g.send(&s.x, ME)?;
+            g.send(&s.x, ELSE)?;
             g.recv(&mut into, ELSE)?;
             g.all_reduce_in_place(&s.y, ReduceOp::Sum)?;
             g.barrier()
@@ -280,7 +280,7 @@ fn group_is_one_operation_with_its_members_in_order() {
     else {
         panic!("{ops:?}")
     };
-    assert_eq!((send.direction, send.peer, send.count), (Direction::Send, ME, 6));
+    assert_eq!((send.direction, send.peer, send.count), (Direction::Send, ELSE, 6));
     assert_eq!((receive.direction, receive.peer, receive.count), (Direction::Receive, ELSE, 2));
     assert_eq!((all_reduce.kind, barrier.kind), (CollectiveKind::AllReduce, CollectiveKind::Barrier));
 }
@@ -300,28 +300,31 @@ fn group_whose_closure_fails_makes_no_call() {
 fn splits_give_colors_and_keys() {
     let s = Scene::new();
     let split = || match s.noop.take_calls()[..] {
-        [Call::Split { parent, part }] => (parent, part.map(|SplitPart { color, key }| (color, key))),
+        [Call::Split { parent, call, part }] => (parent, call, part.map(|SplitPart { color, key }| (color, key))),
         ref other => panic!("{other:?}"),
     };
     assert!(s.team.split(None, 3).unwrap().is_none());
-    assert_eq!(split(), (TeamId(1), None));
+    assert_eq!(split(), (TeamId(1), SplitCall::Colors, None));
     // Rank 1 of the team is the last of two, counted backward from rank 2.
-    s.team.split_strided(TeamShape { start: 2, stride: -1, size: 2 }).unwrap();
-    assert_eq!(split(), (TeamId(1), Some((0, 1))));
-    assert!(s.team.split_strided(TeamShape { start: 0, stride: 2, size: 2 }).unwrap().is_none());
-    assert_eq!(split(), (TeamId(1), None));
+    let [back, ends] = [(2, -1), (0, 2)].map(|(start, stride)| TeamShape { start, stride, size: 2 });
+    s.team.split_strided(back).unwrap();
+    assert_eq!(split(), (TeamId(1), SplitCall::Strided(back), Some((0, 1))));
+    assert!(s.team.split_strided(ends).unwrap().is_none());
+    assert_eq!(split(), (TeamId(1), SplitCall::Strided(ends), None));
     s.world.team().split_2d(3).unwrap();
     let parts: Vec<_> = s
         .noop
         .take_calls()
         .into_iter()
         .map(|call| match call {
-            Call::Split { part: Some(SplitPart { color, key }), .. } => (color, key),
+            Call::Split { call: SplitCall::TwoD { x_range: 3, columns }, part: Some(part), .. } => {
+                (columns, part.color, part.key)
+            }
             other => panic!("{other:?}"),
         })
         .collect();
     // PE 1 in rows of three: row 0, column 1.
-    assert_eq!(parts, [(0, 1), (1, 0)]);
+    assert_eq!(parts, [(false, 0, 1), (true, 1, 0)]);
 }
 
 #[test]
@@ -346,7 +349,7 @@ fn local_team_is_created_once() {
     s.world.local_team().unwrap();
     assert!(matches!(
         s.noop.take_calls()[..],
-        [Call::Split { parent: TeamId::WORLD, part: Some(SplitPart { color: 0, key: 0 }) }]
+        [Call::Split { parent: TeamId::WORLD, call: SplitCall::Local, part: Some(SplitPart { color: 0, key: 0 }) }]
     ));
 }
 
@@ -361,11 +364,11 @@ fn allocations_request_sizes_in_bytes() {
         .take_calls()
         .into_iter()
         .map(|call| match call {
-            Call::Allocate(Allocation { bytes, align, zeroed }) => (bytes, align, zeroed),
+            Call::Allocate(Allocation { bytes, dtype, align, zeroed }) => (bytes, dtype, align, zeroed),
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(asked, [(24, 64, false), (0, 64, true), (8, 4096, false)]);
+    assert_eq!(asked, [(24, DType::F64, 64, false), (0, DType::U8, 64, true), (8, DType::I32, 4096, false)]);
 }
 
 #[test]

@@ -4,8 +4,8 @@
 use peerweave_core::backend::Caps;
 use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{
-    Buffer, Compare, Error, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Stream, Strides, Symmetric, Team, TeamShape,
-    VectorCounts, World, none,
+    Buffer, Compare, Error, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Signal, Stream, Strides, Symmetric, Team,
+    TeamShape, VectorCounts, World, none,
 };
 use std::sync::Arc;
 
@@ -25,6 +25,7 @@ struct Scene {
     x: Symmetric<f32>,
     y: Symmetric<f32>,
     released: Symmetric<f32>,
+    released_word: Signal,
     words: Symmetric<u64>,
     private: Buffer<f32>,
     other: Other,
@@ -48,6 +49,9 @@ impl Scene {
         destroyed.clone().destroy()?;
         let released = world.alloc(6)?;
         released.clone().release()?;
+        let gone = world.alloc::<u64>(1)?;
+        let released_word = gone.signal(0)?;
+        gone.release()?;
         let foreign = World::new(Noop::new(0, 4))?;
         let other = Other {
             team: foreign.team().clone(),
@@ -57,7 +61,7 @@ impl Scene {
         };
         let stream = world.stream()?;
         let (x, y, words) = (world.alloc_zeroed(6)?, world.alloc_zeroed(6)?, world.alloc_zeroed(6)?);
-        Ok(Self { noop, world, stream, team, destroyed, x, y, released, words, private: Buffer::zeroed(6), other })
+        Ok(Self { noop, world, stream, team, destroyed, x, y, released, released_word, words, private: Buffer::zeroed(6), other })
     }
 }
 
@@ -170,13 +174,11 @@ const TABLE: &[(&str, Wrong)] = &[
     ("scatter_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
         s.team.scatter_blocking(&s.x, &s.x.slice(2..4)?, ROOT)
     }),
-    ("put_blocking: `source` and `dest` overlap: use the in-place form, or separate buffers", |s| {
+    ("put_blocking: `source` and `dest` overlap: pass separate buffers", |s| {
         s.team.put_blocking(&s.x.slice(1..4)?, &s.x.slice(3..6)?, SELF)
     }),
-    ("get_blocking: `dest` and `source` overlap: use the in-place form, or separate buffers", |s| {
-        s.team.get_blocking(&s.x, &s.x, SELF)
-    }),
-    ("put_signal_blocking: `dest` and `signal` overlap: use the in-place form, or separate buffers", |s| {
+    ("get_blocking: `dest` and `source` overlap: pass separate buffers", |s| s.team.get_blocking(&s.x, &s.x, SELF)),
+    ("put_signal_blocking: `dest` and `signal` overlap: use a signal word outside of `dest`", |s| {
         s.team.put_signal_blocking(&[0; 6], &s.words, s.words.signal(2)?.set(1), PEER)
     }),
     ("group: a receive and another member of the group overlap", |s| {
@@ -203,13 +205,14 @@ const TABLE: &[(&str, Wrong)] = &[
     ("fill: `self` was released", |s| s.released.fill(1.0)),
     ("release: `self` was released", |s| s.released.clone().release()),
     ("release: `self` is elements 1..6 of an allocation of 6, expected a handle to all of it", |s| s.x.slice(1..)?.release()),
+    ("wait_until_blocking: `signal` was released", |s| s.team.wait_until_blocking(&s.released_word, Compare::Eq, 0).map(drop)),
     ("put_blocking: `dest` belongs to another world", |s| s.team.put_blocking(&s.x, &s.other.x, PEER)),
     ("get: `dest` belongs to another world", |s| s.team.get(&s.stream, &s.x, &s.other.x, PEER).map(drop)),
     ("all_reduce_blocking: `send` belongs to another world", |s| s.team.all_reduce_blocking(&s.other.x, &s.x, ReduceOp::Sum)),
     ("put_signal_blocking: `signal` belongs to another world", |s| {
         s.team.put_signal_blocking(&s.x, &s.y, s.other.words.signal(0)?.add(1), PEER)
     }),
-    ("wait_until_blocking: `words` belongs to another world", |s| {
+    ("wait_until_blocking: `signal` belongs to another world", |s| {
         s.team.wait_until_blocking(&s.other.words.signal(0)?, Compare::Eq, 0).map(drop)
     }),
     ("all_reduce_blocking: `send` belongs to another world", |s| s.other.team.all_reduce_blocking(&s.x, &s.y, ReduceOp::Sum)),
@@ -228,30 +231,28 @@ const TABLE: &[(&str, Wrong)] = &[
         s.world.local_team()?.destroy()
     }),
     // ---- reductions ----
-    ("all_reduce_blocking: and is not defined for float", |s| s.team.all_reduce_blocking(&s.x, &s.y, ReduceOp::And)),
-    ("reduce_scatter: xor is not defined for float", |s| {
+    ("all_reduce_blocking: and is not defined for f32", |s| s.team.all_reduce_blocking(&s.x, &s.y, ReduceOp::And)),
+    ("reduce_scatter: xor is not defined for f32", |s| {
         s.team.reduce_scatter(&s.stream, &s.x, &s.y.slice(..2)?, ReduceOp::Xor).map(drop)
     }),
-    ("reduce_blocking: or is not defined for float", |s| s.team.reduce_blocking(&s.x, none(), ReduceOp::Or, PEER)),
+    ("reduce_blocking: or is not defined for f32", |s| s.team.reduce_blocking(&s.x, none(), ReduceOp::Or, PEER)),
     ("all_reduce_in_place_blocking: `op` is missing: a premultiplied sum needs a scalar: use `Reduction::pre_mul_sum`", |s| {
         s.team.all_reduce_in_place_blocking(&s.x, ReduceOp::PreMulSum)
     }),
     // ---- indices, ranges, strides ----
     ("slice: `range` has 6 elements, but the call uses 2..7", |s| s.x.slice(2..7).map(drop)),
-    ("slice: `range` has 6 elements, but the call uses 3..2", |s| {
+    ("slice: `range` is 3..2, which ends before it starts", |s| {
         let (start, end) = (3, 2);
         s.x.slice(start..end).map(drop)
     }),
     ("split_at: `range` has 6 elements, but the call uses 0..7", |s| s.x.split_at(7).map(drop)),
     ("chunks: `len` is 0, expected at least 1", |s| s.x.chunks(0).map(drop)),
-    ("load: `self` has 6 elements, but the call uses 6..7", |s| s.x.load(6).map(drop)),
-    ("store: `self` has 6 elements, but the call uses 6..7", |s| s.x.store(6, 0.0)),
-    ("signal: `self` has 6 elements, but the call uses 6..7", |s| s.words.signal(6).map(drop)),
-    ("p_blocking: `index` has 6 elements, but the call uses 6..7", |s| s.team.p_blocking(&s.x, 6, 0.0, PEER)),
-    ("g_blocking: `index` has 6 elements, but the call uses 9..10", |s| s.team.g_blocking(&s.x, 9, PEER).map(drop)),
-    ("atomic_set: `index` has 6 elements, but the call uses 6..7", |s| {
-        s.team.atomic_set(&s.stream, &s.words, 6, 1, PEER).map(drop)
-    }),
+    ("load: `index` is 6, expected below 6", |s| s.x.load(6).map(drop)),
+    ("store: `index` is 6, expected below 6", |s| s.x.store(6, 0.0)),
+    ("signal: `index` is 6, expected below 6", |s| s.words.signal(6).map(drop)),
+    ("p_blocking: `index` is 6, expected below 6", |s| s.team.p_blocking(&s.x, 6, 0.0, PEER)),
+    ("g_blocking: `index` is 9, expected below 6", |s| s.team.g_blocking(&s.x, 9, PEER).map(drop)),
+    ("atomic_set: `index` is 6, expected below 6", |s| s.team.atomic_set(&s.stream, &s.words, 6, 1, PEER).map(drop)),
     ("put_strided_blocking: `dest` has 6 elements, but the call uses 0..7", |s| {
         s.team.put_strided_blocking(&[0.0; 3], &s.x, Strides { count: 3, source: 1, dest: 3 }, PEER)
     }),
@@ -300,7 +301,7 @@ const TABLE: &[(&str, Wrong)] = &[
     }),
     ("split_2d: `x_range` is 0, expected at least 1", |s| s.team.split_2d(0).map(drop)),
     ("alloc_aligned: `align_bytes` is 48, expected a power of two", |s| s.world.alloc_aligned::<u8>(1, 48).map(drop)),
-    ("alloc_aligned: `align_bytes` is 4294967296, expected at most `caps().max_align_bytes` of the world", |s| {
+    ("alloc_aligned: `align_bytes` is 4294967296, expected at most 1048576 (`caps().max_align_bytes` of the world)", |s| {
         s.world.alloc_aligned::<u8>(1, 1 << 32).map(drop)
     }),
     ("alloc: `count` is 9223372036854775807, expected a size that fits the address space", |s| {
@@ -312,6 +313,12 @@ const TABLE: &[(&str, Wrong)] = &[
     }),
     ("group.all_reduce: `recv` has 2 elements, expected 6", |s| {
         s.team.group(&s.stream, |g| g.all_reduce(&s.x, &s.y.slice(..2)?, ReduceOp::Sum)).map(drop)
+    }),
+    ("group_blocking: `send` is missing: the group receives from this rank itself, which must send in the same group", |s| {
+        s.team.group_blocking(|g| g.recv(&s.private, SELF))
+    }),
+    ("group: `recv` is missing: the group sends to this rank itself, which must receive in the same group", |s| {
+        s.team.group(&s.stream, |g| g.send(&s.x, SELF)).map(drop)
     }),
     ("group.recv: `dest` was released", |s| {
         s.team.group_blocking(|g| {

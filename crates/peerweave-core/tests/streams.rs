@@ -150,7 +150,7 @@ fn copies_and_fills_run_in_the_order_of_their_stream() {
     noop.run_all();
     assert_eq!(back.to_vec(), [0x0102, 1, 2, 0x0102, 0x0102]);
     let overlapping = stream.copy(&x.slice(..3).unwrap(), &x.slice(2..).unwrap()).unwrap_err();
-    assert!(matches!(overlapping.misuse(), Some(MisuseKind::Overlap { first: "source", second: "dest" })));
+    assert!(matches!(overlapping.misuse(), Some(MisuseKind::Overlap { first: "source", second: "dest", .. })));
     let longer = stream.copy(&x, &back.slice(..4).unwrap()).unwrap_err();
     assert!(matches!(longer.misuse(), Some(MisuseKind::Length { argument: "dest", found: 4, expected: 5 })));
 }

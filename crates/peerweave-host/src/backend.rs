@@ -4,14 +4,14 @@ use crate::ops;
 use crate::ops::collective::{Purpose, allocation_detail};
 use crate::ops::shared::Shared;
 use crate::simd;
-use crate::stream::HostStream;
+use crate::stream::{COMPLETION_GRACE, HostStream};
 use crate::sync::team::slot_of;
 use peerweave_bootstrap::Rendezvous;
-use peerweave_core::Error;
 use peerweave_core::backend::{
-    Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, SplitPart, StreamBackend, TeamId,
-    TeamRecord,
+    Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, SplitCall, SplitPart, StreamBackend,
+    TeamId, TeamRecord,
 };
+use peerweave_core::{Error, Timeout};
 use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
 use std::any::Any;
 use std::sync::atomic::Ordering;
@@ -42,16 +42,33 @@ impl Host {
     fn drain(&self, call: &'static str) -> Result<(), Error> {
         let shared = &*self.shared;
         let started = Instant::now();
-        while shared.queued.load(Ordering::Acquire) > 0 {
+        // An operation that was enqueued just before ends at its own deadline, and names its cause.
+        let limit = shared.peers.deadline.saturating_add(COMPLETION_GRACE);
+        while shared.queues.queued.load(Ordering::Acquire) > 0 {
             let waited = started.elapsed();
-            if waited >= shared.peers.deadline {
+            if waited >= limit {
                 let missing = shared.teams.missing(&shared.peers);
                 let team = shared.teams.world().name();
-                return Err(Error::Timeout(Box::new(peerweave_core::Timeout { call, team, waited, missing })));
+                let running = shared.queues.pending_call();
+                return Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running })));
             }
             std::thread::sleep(Duration::from_micros(100));
         }
         Ok(())
+    }
+
+    /// Waits for all PEs, and leaves the job.
+    fn end(&self) -> Result<(), Error> {
+        let shared = &*self.shared;
+        shared.meet(shared.world(), Purpose::Finalize, 0)?;
+        shared.finalized();
+        let rendezvous = shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Another holder leaves the rendezvous later. All PEs have finalized, so a PE that serves
+        // it does not wait for long.
+        match rendezvous.and_then(Arc::into_inner) {
+            Some(rendezvous) => rendezvous.leave().map_err(|error| Error::setup("finalize", error)),
+            None => Ok(()),
+        }
     }
 }
 
@@ -156,8 +173,8 @@ unsafe impl Backend for Host {
         Ok(())
     }
 
-    fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {
-        self.shared.team_split(parent, part)
+    fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {
+        self.shared.team_split(parent, call, part)
     }
 
     fn team_destroy(&self, team: TeamId) -> Result<(), Error> {
@@ -188,17 +205,11 @@ unsafe impl Backend for Host {
     }
 
     fn finalize(&self) -> Result<(), Error> {
-        let shared = &*self.shared;
-        self.drain("finalize")?;
-        shared.meet(shared.world(), Purpose::Finalize, 0)?;
-        shared.finalized();
-        let rendezvous = shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Another holder leaves the rendezvous later. All PEs have finalized, so a PE that serves
-        // it does not wait for long.
-        match rendezvous.and_then(Arc::into_inner) {
-            Some(rendezvous) => rendezvous.leave().map_err(|error| Error::setup("finalize", error)),
-            None => Ok(()),
-        }
+        let drained = self.drain("finalize");
+        let unreported = self.shared.queues.take_unreported();
+        let ended = drained.and_then(|()| self.end());
+        // The first failure is the cause of what failed after it.
+        unreported.map_or(ended, Err)
     }
 
     fn describe(&self) -> String {
@@ -210,7 +221,7 @@ unsafe impl Backend for Host {
             shared.n_pes(),
             heap.allocated_bytes(),
             heap.capacity(),
-            shared.queued.load(Ordering::Relaxed),
+            shared.queues.queued.load(Ordering::Relaxed),
             shared.teams.missing(&shared.peers)
         );
         let distant = shared.peers.liveness.distant();

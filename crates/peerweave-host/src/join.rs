@@ -8,6 +8,7 @@ use crate::memory::machine;
 use crate::memory::segment::{self, Mapping};
 use crate::ops::collective::Purpose;
 use crate::ops::launch::Kernels;
+use crate::ops::queues::Queues;
 use crate::ops::shared::{self, Shared};
 use crate::simd;
 use crate::sync::liveness::Liveness;
@@ -21,7 +22,7 @@ use peerweave_core::{Error, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, T
 use peerweave_fork::ForkGuard;
 use peerweave_types::{DType, Pe};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -201,7 +202,7 @@ impl Shared {
             teams: Teams::new(n_pes, me, MAX_TEAMS),
             heap: Mutex::new(heap),
             kernels: Kernels::new(options.kernel_seed),
-            queued: AtomicUsize::new(0),
+            queues: Queues::default(),
             guard: ForkGuard::new(),
             rendezvous: Mutex::new(rendezvous),
             _mapping: mapping,
@@ -221,7 +222,7 @@ fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Er
     match error {
         BootstrapError::PeLost { pe, .. } => Error::Peer { call, team, pe, cause: PeerCause::Died },
         BootstrapError::Timeout { waited, missing, .. } if !missing.is_empty() => {
-            Error::Timeout(Box::new(Timeout { call, team, waited, missing }))
+            Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None }))
         }
         error => Error::setup(call, error),
     }

@@ -6,6 +6,7 @@
 //! starts on the thread of the caller only if the queue is empty and `busy` was free; operations
 //! take their places in their teams in the order in which they stand in the queue.
 
+use crate::ops::queues::{Failure, Queue};
 use crate::ops::shared::Shared;
 use crate::ops::{self, Task};
 use crate::sync::wait::{Limit, Stop};
@@ -15,7 +16,7 @@ use peerweave_core::{TeamName, Timeout};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a stream-ordered call may run on the thread of its caller.
@@ -34,18 +35,18 @@ struct Inner {
     busy: AtomicBool,
     /// An operation was queued whose end was not noticed yet. Only set under `queue`.
     pending: AtomicBool,
-    queue: Mutex<Queue>,
+    queue: Mutex<Jobs>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct Jobs {
     jobs: VecDeque<Job>,
     has_worker: bool,
     /// The call that runs now on the thread of the stream.
     running: Option<&'static str>,
     /// The first failure that `synchronize` has not returned yet.
-    failed: Option<Error>,
+    failed: Option<Failure>,
 }
 
 enum Job {
@@ -54,13 +55,26 @@ enum Job {
     WaitEvent(Arc<HostEvent>),
 }
 
-impl std::fmt::Debug for Job {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
+impl Job {
+    fn call(&self) -> &'static str {
+        match self {
             Self::Run { call, .. } => call,
             Self::Record(_) => "record",
             Self::WaitEvent(_) => "wait_event",
-        })
+        }
+    }
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.call())
+    }
+}
+
+impl Queue for Inner {
+    fn pending_call(&self) -> Option<&'static str> {
+        let queue = lock(&self.queue);
+        queue.running.or_else(|| queue.jobs.front().map(Job::call))
     }
 }
 
@@ -96,15 +110,16 @@ pub(crate) fn call_name(op: &Op) -> &'static str {
 
 impl HostStream {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                shared,
-                busy: AtomicBool::new(false),
-                pending: AtomicBool::new(false),
-                queue: Mutex::default(),
-                changed: Condvar::new(),
-            }),
-        }
+        let inner = Arc::new(Inner {
+            shared,
+            busy: AtomicBool::new(false),
+            pending: AtomicBool::new(false),
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let queue: Weak<Inner> = Arc::downgrade(&inner);
+        inner.shared.queues.add(queue);
+        Self { inner }
     }
 
     pub(crate) fn is_of(&self, shared: &Arc<Shared>) -> bool {
@@ -123,7 +138,7 @@ unsafe impl StreamBackend for HostStream {
         if !ops::waits(op) && !inner.pending.load(Ordering::Acquire) && !inner.busy.swap(true, Ordering::Acquire) {
             // Needs no place among other operations: no lock.
             let _release = Release(&inner.busy);
-            return Ok(Submitted::Complete(shared.run_one_sided(op)));
+            return shared.run_one_sided(op).map(Submitted::Complete);
         }
         let call = call_name(op);
         // Taking a place in the team and one in the queue is one step: of the operations of two
@@ -170,7 +185,7 @@ unsafe impl StreamBackend for HostStream {
             let idle = queue.jobs.is_empty() && queue.running.is_none() && !inner.busy.load(Ordering::Acquire);
             if idle {
                 inner.pending.store(false, Ordering::Release);
-                return queue.failed.take().map_or(Ok(()), Err);
+                return queue.failed.take().map_or(Ok(()), |failure| Err(failure.report()));
             }
             let rest = rest(&inner.shared, queue.running.unwrap_or("synchronize"), started, within)?;
             // A caller that runs an operation does not notify this condition: look again soon.
@@ -224,7 +239,7 @@ enum End {
 
 impl HostStream {
     /// Starts the thread of the stream if there is none.
-    fn need_worker(&self, queue: &mut Queue, call: &'static str) -> Result<(), Error> {
+    fn need_worker(&self, queue: &mut Jobs, call: &'static str) -> Result<(), Error> {
         if !queue.has_worker {
             let worker = self.inner.clone();
             let spawned = std::thread::Builder::new().name("peerweave-stream".into()).spawn(move || worker.work());
@@ -235,9 +250,9 @@ impl HostStream {
     }
 
     /// Only if the thread of the stream runs.
-    fn enqueue(&self, mut queue: MutexGuard<'_, Queue>, job: Job, end: End) {
+    fn enqueue(&self, mut queue: MutexGuard<'_, Jobs>, job: Job, end: End) {
         self.inner.pending.store(true, Ordering::Release);
-        self.inner.shared.queued.fetch_add(1, Ordering::AcqRel);
+        self.inner.shared.queues.queued.fetch_add(1, Ordering::AcqRel);
         match end {
             End::Front => queue.jobs.push_front(job),
             End::Back => queue.jobs.push_back(job),
@@ -246,7 +261,7 @@ impl HostStream {
         self.inner.changed.notify_all();
     }
 
-    fn push(&self, queue: MutexGuard<'_, Queue>, call: &'static str, task: Task<'static>, keep: Keep, end: End) -> Submitted {
+    fn push(&self, queue: MutexGuard<'_, Jobs>, call: &'static str, task: Task<'static>, keep: Keep, end: End) -> Submitted {
         let done = Arc::new(Completion::new(call, self.inner.shared.clone()));
         self.enqueue(queue, Job::Run { call, task, done: done.clone(), keep }, end);
         Submitted::Queued(done)
@@ -284,24 +299,20 @@ impl Inner {
             let release = Release(&self.busy);
             let mut queue = lock(&self.queue);
             let Some(job) = queue.jobs.pop_front() else { continue };
-            queue.running = Some(match &job {
-                Job::Run { call, .. } => call,
-                Job::Record(_) => "record",
-                Job::WaitEvent(_) => "wait_event",
-            });
+            queue.running = Some(job.call());
             let earlier = queue.failed.clone();
             drop(queue);
             let failed = self.run(job, earlier);
             drop(release);
             let mut queue = lock(&self.queue);
             queue.running = None;
-            if let Some(error) = failed {
-                queue.failed.get_or_insert(error);
+            if let Some(failure) = failed {
+                queue.failed.get_or_insert(failure);
             }
             if queue.jobs.is_empty() && queue.failed.is_none() {
                 self.pending.store(false, Ordering::Release);
             }
-            self.shared.queued.fetch_sub(1, Ordering::AcqRel);
+            self.shared.queues.queued.fetch_sub(1, Ordering::AcqRel);
             drop(queue);
             self.changed.notify_all();
         }
@@ -323,18 +334,18 @@ impl Inner {
     }
 
     /// Runs one job after the failure `earlier`, if any; returns a new failure.
-    fn run(&self, job: Job, earlier: Option<Error>) -> Option<Error> {
+    fn run(&self, job: Job, earlier: Option<Failure>) -> Option<Failure> {
         let deadline = Limit::Deadline(self.shared.peers.deadline);
         match job {
             Job::Run { call, mut task, done, keep } => {
                 // A mismatch has run nothing and leaves its team usable, so later operations still
                 // run.
-                let because = earlier.filter(|error| !matches!(error, Error::Mismatch(_)));
-                let run = || match because {
+                let because = earlier.filter(|failure| !matches!(failure.error, Error::Mismatch(_)));
+                let run = || match &because {
                     // It has a place in its team, which it must take and leave. A collective that
                     // some ranks skip would stop the others, so its team fails.
                     Some(because) => {
-                        let skipped = Error::Skipped { call, because: Arc::new(because) };
+                        let skipped = Error::Skipped { call, because: Arc::new(because.error.clone()) };
                         task.skip(&self.shared, &skipped);
                         Err(skipped)
                     }
@@ -343,7 +354,14 @@ impl Inner {
                 // After a panic the ticket must complete, and the stream must keep its thread.
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
                     .unwrap_or_else(|_| Err(Error::system(call, std::io::Error::other("the operation panicked"))));
-                let failed = outcome.as_ref().err().filter(|error| !matches!(error, Error::Skipped { .. })).cloned();
+                let outcome = outcome.map_err(|error| match &because {
+                    Some(because) => because.followed_by(error),
+                    None => Failure::new(error),
+                });
+                let failed = outcome.as_ref().err().filter(|_| because.is_none()).cloned();
+                if let Some(failure) = &failed {
+                    self.shared.queues.note(failure.clone());
+                }
                 drop(task);
                 drop(keep);
                 done.complete(outcome);
@@ -353,13 +371,18 @@ impl Inner {
                 event.pass(earlier.map_or(Ok(()), Err));
                 None
             }
-            Job::WaitEvent(event) => event.wait(self.shared.peers.deadline).err(),
+            Job::WaitEvent(event) => {
+                let failed = event.passed_within(self.shared.peers.deadline).err();
+                // A failure that the event passes on was noted by its own stream; a second note
+                // shares whether it was returned.
+                failed.inspect(|failure| self.shared.queues.note(failure.clone()))
+            }
         }
     }
 }
 
 /// How long an operation may take to complete its ticket after its own deadline has passed.
-const COMPLETION_GRACE: Duration = Duration::from_millis(200);
+pub(crate) const COMPLETION_GRACE: Duration = Duration::from_millis(200);
 
 /// The rest of the time of a wait for a stream or a ticket, or the error of its deadline.
 fn rest(shared: &Shared, call: &'static str, started: Instant, within: Duration) -> Result<Duration, Error> {
@@ -374,7 +397,7 @@ fn rest(shared: &Shared, call: &'static str, started: Instant, within: Duration)
         return Ok(Duration::from_millis(1));
     }
     let team = TeamName { id: TeamId::WORLD, size: shared.n_pes() };
-    Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing })))
+    Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None })))
 }
 
 /// The completion of a queued operation.
@@ -383,7 +406,7 @@ struct Completion {
     call: &'static str,
     shared: Arc<Shared>,
     complete: AtomicBool,
-    outcome: Mutex<Option<Result<Outcome, Error>>>,
+    outcome: Mutex<Option<Result<Outcome, Failure>>>,
     changed: Condvar,
 }
 
@@ -392,7 +415,7 @@ impl Completion {
         Self { call, shared, complete: AtomicBool::new(false), outcome: Mutex::new(None), changed: Condvar::new() }
     }
 
-    fn complete(&self, outcome: Result<Outcome, Error>) {
+    fn complete(&self, outcome: Result<Outcome, Failure>) {
         *lock(&self.outcome) = Some(outcome);
         self.complete.store(true, Ordering::Release);
         self.changed.notify_all();
@@ -409,7 +432,7 @@ impl Pending for Completion {
         let mut outcome = lock(&self.outcome);
         loop {
             if let Some(outcome) = &*outcome {
-                return outcome.clone();
+                return outcome.clone().map_err(|failure| failure.report());
             }
             let rest = rest(&self.shared, self.call, started, within)?;
             outcome = self.changed.wait_timeout(outcome, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
@@ -420,7 +443,7 @@ impl Pending for Completion {
 /// An event in a stream.
 #[derive(Debug)]
 pub(crate) struct HostEvent {
-    state: Mutex<Option<(Duration, Result<(), Error>)>>,
+    state: Mutex<Option<(Duration, Result<(), Failure>)>>,
     changed: Condvar,
 }
 
@@ -445,7 +468,25 @@ impl HostEvent {
         lock(&self.state).as_ref().map(|(at, _)| *at)
     }
 
-    fn pass(&self, outcome: Result<(), Error>) {
+    /// Waits until the stream has passed the event.
+    fn passed_within(&self, within: Duration) -> Result<(), Failure> {
+        let started = Instant::now();
+        let mut state = lock(&self.state);
+        loop {
+            if let Some((_, outcome)) = &*state {
+                return outcome.clone();
+            }
+            let waited = started.elapsed();
+            if waited >= within {
+                let team = TeamName { id: TeamId::WORLD, size: 1 };
+                let timeout = Timeout { call: "wait_event", team, waited, missing: Vec::new(), running: None };
+                return Err(Failure::new(Error::Timeout(Box::new(timeout))));
+            }
+            state = self.changed.wait_timeout(state, within - waited).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+    }
+
+    fn pass(&self, outcome: Result<(), Failure>) {
         *lock(&self.state) = Some((clock(), outcome));
         self.changed.notify_all();
     }
@@ -457,19 +498,7 @@ impl EventBackend for HostEvent {
     }
 
     fn wait(&self, within: Duration) -> Result<(), Error> {
-        let started = Instant::now();
-        let mut state = lock(&self.state);
-        loop {
-            if let Some((_, outcome)) = &*state {
-                return outcome.clone();
-            }
-            let waited = started.elapsed();
-            if waited >= within {
-                let team = TeamName { id: TeamId::WORLD, size: 1 };
-                return Err(Error::Timeout(Box::new(Timeout { call: "wait_event", team, waited, missing: Vec::new() })));
-            }
-            state = self.changed.wait_timeout(state, within - waited).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
-        }
+        self.passed_within(within).map_err(|failure| failure.report())
     }
 
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration> {

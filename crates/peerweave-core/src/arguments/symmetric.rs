@@ -93,7 +93,7 @@ impl<T: Element> Symmetric<T> {
     ) -> Result<Self> {
         shared.usable(call)?;
         let bytes = bounds::allocation(call, elements, T::DTYPE, align, shared.backend.caps().max_align_bytes)?;
-        let at = shared.backend.allocate(&backend::Allocation { bytes, align, zeroed })?;
+        let at = shared.backend.allocate(&backend::Allocation { bytes, dtype: T::DTYPE, align, zeroed })?;
         let type_name = std::any::type_name::<T>();
         let number = shared.enter(LeakedBuffer { elements, type_name, bytes, allocated_at: location, dropped: false }, at);
         let region = Region { shared: Arc::clone(shared), number, at, elements, released: AtomicBool::new(false) };
@@ -260,7 +260,7 @@ impl<T: Element> Symmetric<T> {
     #[inline]
     pub fn load(&self, index: usize) -> Result<T> {
         self.region.usable("load")?;
-        bounds::index("load", "self", index, self.len)?;
+        bounds::index("load", "index", index, self.len)?;
         let mut value = T::default();
         // SAFETY: [S1] and not released; `index` is less than `len`, and `value` is one element.
         unsafe { self.region.shared.backend.read_local(self.element(index), (&raw mut value).cast(), size_of::<T>()) }?;
@@ -274,7 +274,7 @@ impl<T: Element> Symmetric<T> {
     #[inline]
     pub fn store(&self, index: usize, value: T) -> Result<()> {
         self.region.usable("store")?;
-        bounds::index("store", "self", index, self.len)?;
+        bounds::index("store", "index", index, self.len)?;
         // SAFETY: [S1] and not released; `index` is less than `len`, and `value` is one element.
         unsafe { self.region.shared.backend.write_local(self.element(index), (&raw const value).cast(), size_of::<T>()) }
     }
@@ -327,6 +327,10 @@ impl<T: Element> Symmetric<T> {
     /// All PEs must call, in the same order as other allocations and releases. Returns when the
     /// pending operations of this PE that use the heap are complete, and every PE has called.
     ///
+    /// Only stream-ordered operations are waited for. A blocking call that another thread makes
+    /// with this buffer, on any PE, must have returned before that PE calls `release`: a put that
+    /// still runs may write into memory that the next allocation gets.
+    ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for a handle to a range, for an allocation that was released
     /// before, and after finalize; the allocation does not change. Errors of the backend.
@@ -365,7 +369,7 @@ impl Symmetric<u64> {
     /// # Errors
     /// [`Misuse`](crate::Misuse) if there is no such element.
     pub fn signal(&self, index: usize) -> Result<Signal> {
-        bounds::index("signal", "self", index, self.len)?;
+        bounds::index("signal", "index", index, self.len)?;
         Ok(Signal::new(self.region.clone(), self.element(index)))
     }
 }

@@ -60,7 +60,7 @@ pub enum Error {
     /// A kernel failed, in one of its operations or threads.
     #[error(transparent)]
     Kernel(Box<KernelFailure>),
-    /// The symmetric heap or the machine has not enough memory, or there are too many teams.
+    /// The symmetric heap or the machine has not enough memory.
     #[error("{call}: out of memory: {requested_bytes} bytes requested, {available_bytes} available ({what})")]
     OutOfMemory {
         /// The call.
@@ -69,8 +69,17 @@ pub enum Error {
         requested_bytes: usize,
         /// The bytes available.
         available_bytes: usize,
-        /// The resource: the symmetric heap, memory of the machine, team slots.
+        /// The resource: the symmetric heap, memory of the machine.
         what: &'static str,
+    },
+    /// A PE is in as many teams as it can be in. Every rank of the team that was to be split gets
+    /// this error.
+    #[error("{call}: {max_teams} teams exist on a PE, the most that there can be: destroy one first")]
+    TooManyTeams {
+        /// The call.
+        call: &'static str,
+        /// The number of teams that a PE can belong to at the same time, including the world.
+        max_teams: usize,
     },
     /// The backend does not support the call.
     #[error("{call}: not supported by the {backend} backend: {why}")]
@@ -185,7 +194,7 @@ impl fmt::Display for PeerCause {
 
 /// A deadline that expired.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} on {team}: timed out after {:.3} s; missing: {}", waited.as_secs_f64(), List(missing))]
+#[error("{call} on {team}: timed out after {:.3} s; {}", waited.as_secs_f64(), Awaited { running: *running, missing })]
 pub struct Timeout {
     /// The call.
     pub call: &'static str,
@@ -195,6 +204,27 @@ pub struct Timeout {
     pub waited: Duration,
     /// The PEs that did not arrive; empty for a wait on a signal word, which any PE could have set.
     pub missing: Vec<Pe>,
+    /// The call that a stream of this PE still runs, where the wait was for the streams of this PE.
+    pub running: Option<&'static str>,
+}
+
+/// What a wait was for.
+struct Awaited<'a> {
+    running: Option<&'static str>,
+    missing: &'a [Pe],
+}
+
+impl fmt::Display for Awaited<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(call) = self.running {
+            write!(f, "a stream of this PE still runs {call}")?;
+            if self.missing.is_empty() {
+                return Ok(());
+            }
+            f.write_str("; ")?;
+        }
+        write!(f, "missing: {}", List(self.missing))
+    }
 }
 
 /// A kernel that failed on this PE.
@@ -297,6 +327,38 @@ pub enum MisuseKind {
         /// The length of the buffer, in elements.
         len: usize,
     },
+    /// The buffer has no such element.
+    #[error("`{argument}` is {found}, expected below {len}")]
+    Index {
+        /// The parameter.
+        argument: &'static str,
+        /// The index.
+        found: usize,
+        /// The length of the buffer, in elements.
+        len: usize,
+    },
+    /// A range ends before it starts.
+    #[error("`{argument}` is {start}..{end}, which ends before it starts")]
+    ReversedRange {
+        /// The parameter.
+        argument: &'static str,
+        /// First element.
+        start: usize,
+        /// One past the last element.
+        end: usize,
+    },
+    /// A parameter exceeds a limit of the backend.
+    #[error("`{argument}` is {found}, expected at most {max} ({limit})")]
+    Limit {
+        /// The parameter.
+        argument: &'static str,
+        /// Its value.
+        found: usize,
+        /// The largest valid value.
+        max: usize,
+        /// The name of the limit.
+        limit: &'static str,
+    },
     /// The handle names a part of an allocation, but the call needs all of it.
     #[error("`{argument}` is elements {start}..{end} of an allocation of {len}, expected a handle to all of it")]
     PartOfAllocation {
@@ -310,12 +372,14 @@ pub enum MisuseKind {
         len: usize,
     },
     /// Two buffers share bytes.
-    #[error("`{first}` and `{second}` overlap: use the in-place form, or separate buffers")]
+    #[error("`{first}` and `{second}` overlap: {advice}")]
     Overlap {
         /// One parameter.
         first: &'static str,
         /// The other.
         second: &'static str,
+        /// What to pass instead.
+        advice: &'static str,
     },
     /// Parts that one call writes share bytes.
     #[error("{what} overlap")]
@@ -374,7 +438,7 @@ pub enum MisuseKind {
     #[error("this process is a forked child: only the process that made the world can use it")]
     Forked,
     /// The reduction is not defined for the element type.
-    #[error("{op} is not defined for {dtype}")]
+    #[error("{op} is not defined for {}", dtype.rust_name())]
     Reduction {
         /// The reduction.
         op: ReduceOp,

@@ -24,7 +24,7 @@ pub use op::{
 };
 
 use crate::Error;
-use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
+use peerweave_types::{DType, HeapGeometry, KernelTeam, Pe, SymOffset, TeamShape};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -122,8 +122,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     }
 
     /// Splits a team. Collective over the parent. Ranks with the same color form a team, ordered by
-    /// key, then by rank in the parent. A rank without a part gets no team.
-    fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error>;
+    /// key, then by rank in the parent. A rank without a part gets no team. `call` is the same on
+    /// all ranks; otherwise each gets an error.
+    fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error>;
 
     /// Destroys a team. Collective over it, after its earlier operations. Never called for the
     /// world. A mismatch leaves the team usable.
@@ -298,11 +299,44 @@ pub struct SplitPart {
     pub key: i64,
 }
 
+/// The call that splits a team, with the arguments that all ranks must pass alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SplitCall {
+    /// [`Team::split`](crate::Team::split), whose colors and keys may differ.
+    Colors,
+    /// [`Team::split_strided`](crate::Team::split_strided). The shape fits the parent.
+    Strided(TeamShape),
+    /// [`Team::split_2d`](crate::Team::split_2d), which splits twice.
+    TwoD {
+        /// The ranks of a row, at most those of the parent.
+        x_range: usize,
+        /// Whether this is the second split, into columns.
+        columns: bool,
+    },
+    /// [`World::local_team`](crate::World::local_team).
+    Local,
+}
+
+impl SplitCall {
+    /// The name of the call.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Colors => "split",
+            Self::Strided(_) => "split_strided",
+            Self::TwoD { .. } => "split_2d",
+            Self::Local => "local_team",
+        }
+    }
+}
+
 /// A request for symmetric memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// The number of bytes; 0 gives an offset that no operation accesses.
     pub bytes: usize,
+    /// The type of the elements.
+    pub dtype: DType,
     /// The alignment, a power of two. Allocations are aligned to at least 64 bytes.
     pub align: usize,
     /// Whether the memory of this PE is set to zero before the call of any PE returns.

@@ -143,7 +143,19 @@ fn private_refused(call: &'static str, shared: &Shared) -> Error {
 
 #[inline(always)]
 fn apart(call: &'static str, names: [&'static str; 2], first: &Span<'_>, second: &Span<'_>) -> Result<()> {
-    if first.overlaps(second) { Err(misuse(call, MisuseKind::Overlap { first: names[0], second: names[1] })) } else { Ok(()) }
+    if first.overlaps(second) { Err(overlap(call, names, "use the in-place form, or separate buffers")) } else { Ok(()) }
+}
+
+/// Like [`apart`], for operations that have no in-place form.
+#[inline(always)]
+fn separate(call: &'static str, names: [&'static str; 2], first: &Span<'_>, second: &Span<'_>) -> Result<()> {
+    if first.overlaps(second) { Err(overlap(call, names, "pass separate buffers")) } else { Ok(()) }
+}
+
+#[cold]
+#[inline(never)]
+fn overlap(call: &'static str, [first, second]: [&'static str; 2], advice: &'static str) -> Error {
+    misuse(call, MisuseKind::Overlap { first, second, advice })
 }
 
 /// The PE of a rank.
@@ -209,7 +221,7 @@ pub(crate) fn point_to_point<'a>(
 /// Checks a group of prepared operations: no receive may overlap another send or receive.
 pub(crate) fn group(call: &'static str, of: &Team, ops: Vec<Op>) -> Result<Prepared<'static>> {
     team(call, of)?;
-    vector::group(call, &ops)?;
+    vector::group(call, of.my_rank(), &ops)?;
     Ok(Prepared::new(Op::Group(ops.into()), [Owner::Caller; 3]))
 }
 
@@ -219,7 +231,7 @@ pub(crate) fn copy<'a>(call: &'static str, shared: &Arc<Shared>, source: Span<'a
     argument(call, shared, "source", &source)?;
     argument(call, shared, "dest", &dest)?;
     length(call, "dest", dest.len, source.len)?;
-    apart(call, ["source", "dest"], &source, &dest)?;
+    separate(call, ["source", "dest"], &source, &dest)?;
     let op = Op::Copy(backend::Copy { source: source.place, target: dest.place, bytes: source.bytes() });
     Ok(Prepared::new(op, [source.owner, dest.owner, Owner::Caller]))
 }

@@ -1,11 +1,10 @@
 //! Checks one-sided operations, signals and atomics.
 
-use super::{Prepared, apart, argument, rank, region, team};
+use super::{Prepared, argument, overlap, rank, region, separate, team};
 use crate::Result;
 use crate::arguments::signal::{Signal, SignalUpdate};
 use crate::arguments::span::{Owner, Span};
 use crate::arguments::symmetric::Remote;
-use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{Atomic, AtomicKind, Direction, Get, GetElement, Op, Put, PutElement, Strided, Until, WaitMode, WaitUntil};
 use crate::bounds::{self, length, positive, wrong_length, wrong_range};
 use crate::world::team::Team;
@@ -27,7 +26,7 @@ fn sides(
     region(call, shared, names[1], remote.region)?;
     let pe = rank(call, of, "rank", target)?;
     if pe == shared.my_pe {
-        apart(call, names, local, &remote.here())?;
+        separate(call, names, local, &remote.here())?;
     }
     Ok(pe)
 }
@@ -50,7 +49,7 @@ pub(crate) fn put<'a>(
         region(call, &of.inner.shared, "signal", update.signal.region())?;
         let word = update.signal.span();
         if dest.here().overlaps(&word) {
-            return Err(misuse(call, MisuseKind::Overlap { first: "dest", second: "signal" }));
+            return Err(overlap(call, ["dest", "signal"], "use a signal word outside of `dest`"));
         }
         owners[2] = word.owner;
         signal = Some((update.signal.offset(), update.value, update.op));
@@ -183,6 +182,8 @@ pub(crate) fn get_element<'a>(
 
 /// The condition of a wait.
 pub(crate) struct Awaited<'a> {
+    /// The parameter that names the words.
+    pub(crate) name: &'static str,
     pub(crate) words: Span<'a>,
     pub(crate) exclude: Option<&'a [bool]>,
     pub(crate) compare: Compare,
@@ -193,18 +194,18 @@ pub(crate) struct Awaited<'a> {
 impl<'a> Awaited<'a> {
     #[inline(always)]
     pub(crate) fn word(signal: &'a Signal, compare: Compare, value: u64) -> Self {
-        Self { words: signal.span(), exclude: None, compare, value, until: Until::All }
+        Self { name: "signal", words: signal.span(), exclude: None, compare, value, until: Until::All }
     }
 }
 
 #[inline(always)]
 pub(crate) fn wait<'a>(call: &'static str, of: &Team, awaited: Awaited<'a>, mode: WaitMode) -> Result<Prepared<'a>> {
-    let Awaited { words, exclude, compare, value, until } = awaited;
+    let Awaited { name, words, exclude, compare, value, until } = awaited;
     team(call, of)?;
     let (Owner::Region(owner), crate::backend::Place::Symmetric(at)) = (words.owner, words.place) else {
         unreachable!("signal words are symmetric");
     };
-    region(call, &of.inner.shared, "words", owner)?;
+    region(call, &of.inner.shared, name, owner)?;
     let exclude = match exclude {
         Some(exclude) if exclude.len() != words.len => {
             return Err(wrong_length(call, "exclude", exclude.len(), words.len));

@@ -5,6 +5,8 @@ use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{Direction, Op, Place, VectorCounts};
 use crate::bounds::{wrong_length, wrong_range, wrong_value};
 use crate::world::team::Team;
+use peerweave_types::Rank;
+use std::cmp::Ordering;
 
 /// Checks that every part lies in its buffer, that received parts do not overlap, and that this
 /// rank sends itself as much as it receives from itself.
@@ -58,8 +60,9 @@ pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()>
     Ok(())
 }
 
-/// Checks that no receive of a group overlaps another send or receive: they run at the same time.
-pub(super) fn group(call: &'static str, ops: &[Op]) -> Result<()> {
+/// Checks that no receive of a group overlaps another send or receive, because they run at the same
+/// time, and that this rank, `me`, sends itself as often as it receives from itself.
+pub(super) fn group(call: &'static str, me: Rank, ops: &[Op]) -> Result<()> {
     // Start, end, and whether it is written, separately for symmetric memory, private
     // memory, and memory of the device.
     let mut ranges: [Vec<(u64, u64, bool)>; 3] = Default::default();
@@ -90,6 +93,16 @@ pub(super) fn group(call: &'static str, ops: &[Op]) -> Result<()> {
                 written_end = written_end.max(end);
             }
         }
+    }
+    let with_itself = |direction| {
+        let is = |op: &&Op| matches!(op, Op::PointToPoint(op) if op.peer == me && op.direction == direction);
+        ops.iter().filter(is).count()
+    };
+    let missing = |argument, why| Err(misuse(call, MisuseKind::Missing { argument, why }));
+    match with_itself(Direction::Send).cmp(&with_itself(Direction::Receive)) {
+        Ordering::Less => missing("send", "the group receives from this rank itself, which must send in the same group")?,
+        Ordering::Greater => missing("recv", "the group sends to this rank itself, which must receive in the same group")?,
+        Ordering::Equal => {}
     }
     Ok(())
 }

@@ -249,6 +249,7 @@ fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
                 team: noop.team_name(TeamId::WORLD),
                 waited: Duration::ZERO,
                 missing: Vec::new(),
+                running: None,
             }))),
         };
     }

@@ -16,7 +16,7 @@ pub use queue::{NoopEvent, NoopStream};
 
 use crate::arguments::shared_bytes::Reading;
 use crate::backend::{
-    Allocation, Backend, Caps, Collective, JobShape, Keep, LocalAddress, Op, Outcome, Place, PointToPoint, SplitPart,
+    Allocation, Backend, Caps, Collective, JobShape, Keep, LocalAddress, Op, Outcome, Place, PointToPoint, SplitCall, SplitPart,
     StreamBackend, TeamId, TeamRecord,
 };
 use crate::{Error, Result, TeamName};
@@ -45,6 +45,8 @@ pub enum Call {
     Split {
         /// The team.
         parent: TeamId,
+        /// The call.
+        call: SplitCall,
         /// The request of this PE.
         part: Option<SplitPart>,
     },
@@ -407,8 +409,8 @@ unsafe impl Backend for Noop {
         Ok(())
     }
 
-    fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>> {
-        self.record(|| Call::Split { parent, part });
+    fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>> {
+        self.record(|| Call::Split { parent, call, part });
         let all = self.members(parent);
         let mut state = self.state();
         let members = state.next_members.take().unwrap_or(all);
@@ -417,8 +419,7 @@ unsafe impl Backend for Noop {
         }
         let free = state.teams.iter().position(Option::is_none).unwrap_or(state.teams.len());
         if free >= MAX_TEAMS {
-            let (call, what) = ("team_split", "team numbers");
-            return Err(Error::OutOfMemory { call, requested_bytes: 1, available_bytes: 0, what });
+            return Err(Error::TooManyTeams { call: call.name(), max_teams: MAX_TEAMS });
         }
         if free == state.teams.len() {
             state.teams.push(None);

@@ -23,8 +23,9 @@ macro_rules! atomics {
         ///
         /// # Errors
         /// [`Misuse`](crate::Misuse) if there is no such element or rank, or if the team, stream or
-            /// buffer belongs to another world or has ended.
-        /// [`Error::Peer`](crate::Error::Peer) if the target died.
+        /// buffer belongs to another world or has ended.
+        /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
+        /// [Dead targets](Team#dead-targets).
         ///
         /// # Example
         /// ```
@@ -49,7 +50,8 @@ macro_rules! atomics {
             /// # Errors
             /// [`Misuse`](crate::Misuse) if there is no such element or rank, or if the team,
             /// stream or buffer belongs to another world or has ended.
-            /// [`Error::Peer`](crate::Error::Peer) if the target died.
+            /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
+            /// [Dead targets](Team#dead-targets).
             ///
             #[doc = concat!("[`Team::", stringify!($blocking), "`] is the form on the calling thread.")]
             pub fn $name<T: $bound>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<Ticket<atomics!(@type $result)>> {

@@ -31,10 +31,14 @@ use std::sync::Arc;
 /// # Errors
 /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
 /// buffers that overlap, and for a team, stream or buffer of another world or one that has ended.
-/// Later, from the ticket or [`Stream::synchronize`]: [`Error::Mismatch`](crate::Error::Mismatch)
-/// if ranks made different calls and the backend compares calls;
-/// [`Error::Peer`](crate::Error::Peer) if a rank died or left;
-/// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not arrive.
+/// Later: [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls and the backend
+/// compares calls; [`Error::Peer`](crate::Error::Peer) if a rank died or left;
+/// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not arrive;
+/// [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
+///
+/// A later error comes from the ticket and [`Stream::synchronize`], or from the call itself: an
+/// operation that finds its stream idle may run on the calling thread, and a failure there is
+/// returned at once. Treat an error of the enqueueing call like one of the ticket.
 ///
 /// # Example
 /// ```
@@ -63,10 +67,11 @@ impl Team {
     ///
     /// # Errors
     /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a team or stream of another world
-    /// or one that has ended. Later, from the ticket or [`Stream::synchronize`]:
-    /// [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls and the backend
-    /// compares calls; [`Error::Peer`](crate::Error::Peer) if a rank died or left;
-    /// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not arrive.
+    /// or one that has ended. Later, from the ticket, [`Stream::synchronize`], or this call if the
+    /// operation has run during it: [`Error::Mismatch`](crate::Error::Mismatch) if ranks made
+    /// different calls and the backend compares calls; [`Error::Peer`](crate::Error::Peer) if a
+    /// rank died or left; [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not
+    /// arrive; [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
     pub fn barrier(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "barrier";
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Barrier)?, decode::nothing)
@@ -451,6 +456,11 @@ impl Team {
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
     /// for buffers that overlap, belong to another world or were released;
     /// [`Misuse`](crate::Misuse) if the peer is this rank, outside of a group.
+    ///
+    /// If the counts or types of a send and its receive differ, the receive fails with
+    /// [`Error::Mismatch`](crate::Error::Mismatch), and its buffer is unchanged. The send fails too
+    /// if it waited for the receive; a small message may have been complete before, and its send
+    /// succeeds. Both ranks can go on.
     #[inline]
     pub fn send<T: Element>(&self, stream: &Stream, mut source: impl StreamSource<T>, peer: Rank) -> Result<Ticket> {
         const CALL: &str = "send";

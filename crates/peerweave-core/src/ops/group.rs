@@ -90,8 +90,9 @@ impl Team {
     ///
     /// # Errors
     /// The error of `members`, or of the first member that failed its checks; nothing is enqueued
-    /// then. [`Misuse`](crate::Misuse) if a receive overlaps another send or receive of the group.
-    /// Otherwise as the operations in it.
+    /// then. [`Misuse`](crate::Misuse) if a receive overlaps another send or receive of the group,
+    /// or if this rank sends itself more or fewer messages than it receives from itself. Otherwise
+    /// as the operations in it.
     pub fn group(&self, stream: &Stream, members: impl FnOnce(&mut Group) -> Result<()>) -> Result<Ticket> {
         const CALL: &str = "group";
         check::team(CALL, self)?;

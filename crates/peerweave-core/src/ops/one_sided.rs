@@ -17,6 +17,14 @@ use peerweave_types::{Element, Rank, Strides};
 
 /// Puts and gets.
 ///
+/// # Dead targets
+/// One-sided operations (puts, gets, signals, atomics) and tests of signal words wait for no PE. So
+/// a single one may succeed although its target has died or left; the next wait or barrier reports
+/// that. On the `host` backend, a program that repeats them, for example to get a lock that a dead
+/// PE holds, gets [`Error::Peer`](crate::Error::Peer) after a bounded number of calls: within
+/// milliseconds for small operations. A test reports it where the word can no longer change, as a
+/// wait does, and a [`quiet`](crate::World::quiet) where a PE has died.
+///
 /// # Example
 /// ```
 /// use peerweave::{Compare, Rank, Strides, World};
@@ -62,7 +70,8 @@ impl Team {
     /// # Errors
     /// [`Misuse`](crate::Misuse) if lengths differ, the team does not have the rank, both sides of
     /// a put to this rank overlap, or a handle belongs to another world or has ended.
-    /// [`Error::Peer`](crate::Error::Peer) if the target died.
+    /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
+    /// [Dead targets](Team#dead-targets).
     #[inline]
     pub fn put<T: Element>(
         &self,

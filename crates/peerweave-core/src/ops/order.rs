@@ -36,7 +36,8 @@ impl World {
     /// Runs after earlier operations of `stream`.
     ///
     /// # Errors
-    /// As for [`World::fence`].
+    /// As for [`World::fence`]; [`Error::Peer`](crate::Error::Peer) if a PE is known to have died:
+    /// see [Dead targets](crate::Team#dead-targets).
     pub fn quiet(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "quiet";
         call::submit(CALL, self.team(), stream, check::quiet(CALL, &self.shared)?, decode::nothing)
@@ -45,7 +46,7 @@ impl World {
     /// Like [`World::quiet`], for operations of the calling thread.
     ///
     /// # Errors
-    /// As for [`World::fence`].
+    /// As for [`World::quiet`].
     #[inline]
     pub fn quiet_blocking(&self) -> Result<()> {
         call::run_unit(&self.shared, check::quiet("quiet_blocking", &self.shared)?)

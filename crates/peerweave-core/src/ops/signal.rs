@@ -100,7 +100,7 @@ impl Team {
         value: u64,
     ) -> Result<Ticket> {
         const CALL: &str = "wait_until_all";
-        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::All };
+        let awaited = Awaited { name: "words", words: words.span(), exclude, compare, value, until: Until::All };
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::nothing)
     }
 
@@ -115,7 +115,7 @@ impl Team {
         compare: Compare,
         value: u64,
     ) -> Result<()> {
-        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::All };
+        let awaited = Awaited { name: "words", words: words.span(), exclude, compare, value, until: Until::All };
         call::run_unit(&self.inner.shared, check::wait("wait_until_all_blocking", self, awaited, WaitMode::Wait)?)
     }
 
@@ -137,7 +137,7 @@ impl Team {
         value: u64,
     ) -> Result<Ticket<Option<usize>>> {
         const CALL: &str = "wait_until_any";
-        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Any };
+        let awaited = Awaited { name: "words", words: words.span(), exclude, compare, value, until: Until::Any };
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::first)
     }
 
@@ -152,7 +152,7 @@ impl Team {
         compare: Compare,
         value: u64,
     ) -> Result<Option<usize>> {
-        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Any };
+        let awaited = Awaited { name: "words", words: words.span(), exclude, compare, value, until: Until::Any };
         let prepared = check::wait("wait_until_any_blocking", self, awaited, WaitMode::Wait)?;
         call::run(&self.inner.shared, prepared).map(decode::first)
     }
@@ -175,7 +175,7 @@ impl Team {
         value: u64,
     ) -> Result<Ticket<Vec<usize>>> {
         const CALL: &str = "wait_until_some";
-        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Some };
+        let awaited = Awaited { name: "words", words: words.span(), exclude, compare, value, until: Until::Some };
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::indices)
     }
 
@@ -190,7 +190,7 @@ impl Team {
         compare: Compare,
         value: u64,
     ) -> Result<Vec<usize>> {
-        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Some };
+        let awaited = Awaited { name: "words", words: words.span(), exclude, compare, value, until: Until::Some };
         let prepared = check::wait("wait_until_some_blocking", self, awaited, WaitMode::Wait)?;
         call::run(&self.inner.shared, prepared).map(decode::indices)
     }
@@ -202,7 +202,9 @@ impl Team {
     /// If the result is true, as [`Team::wait_until_blocking`].
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) as for [`Team::signal`].
+    /// [`Misuse`](crate::Misuse) as for [`Team::signal`]; [`Error::Peer`](crate::Error::Peer) if
+    /// the comparison does not hold and the word can no longer change: see
+    /// [Dead targets](Team#dead-targets).
     #[inline]
     pub fn test(&self, signal: &Signal, compare: Compare, value: u64) -> Result<bool> {
         let prepared = check::wait("test", self, Awaited::word(signal, compare, value), WaitMode::Test)?;
@@ -216,9 +218,10 @@ impl Team {
     /// If the result is true, as [`Team::wait_until_all_blocking`].
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`].
+    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`];
+    /// [`Error::Peer`](crate::Error::Peer) as for [`Team::test`].
     pub fn test_all(&self, words: &Symmetric<u64>, exclude: Option<&[bool]>, compare: Compare, value: u64) -> Result<bool> {
-        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::All };
+        let awaited = Awaited { name: "words", words: words.span(), exclude, compare, value, until: Until::All };
         call::run(&self.inner.shared, check::wait("test_all", self, awaited, WaitMode::Test)?).map(decode::holds)
     }
 
@@ -229,7 +232,8 @@ impl Team {
     /// For the word of the returned index, as [`Team::wait_until_any_blocking`].
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`].
+    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`];
+    /// [`Error::Peer`](crate::Error::Peer) as for [`Team::test`].
     pub fn test_any(
         &self,
         words: &Symmetric<u64>,
@@ -237,7 +241,7 @@ impl Team {
         compare: Compare,
         value: u64,
     ) -> Result<Option<usize>> {
-        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Any };
+        let awaited = Awaited { name: "words", words: words.span(), exclude, compare, value, until: Until::Any };
         call::run(&self.inner.shared, check::wait("test_any", self, awaited, WaitMode::Test)?).map(decode::first)
     }
 
@@ -248,7 +252,8 @@ impl Team {
     /// For the words of the returned indices, as [`Team::wait_until_some_blocking`].
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`].
+    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`];
+    /// [`Error::Peer`](crate::Error::Peer) as for [`Team::test`].
     pub fn test_some(
         &self,
         words: &Symmetric<u64>,
@@ -256,7 +261,7 @@ impl Team {
         compare: Compare,
         value: u64,
     ) -> Result<Vec<usize>> {
-        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Some };
+        let awaited = Awaited { name: "words", words: words.span(), exclude, compare, value, until: Until::Some };
         call::run(&self.inner.shared, check::wait("test_some", self, awaited, WaitMode::Test)?).map(decode::indices)
     }
 

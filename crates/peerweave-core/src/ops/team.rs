@@ -1,7 +1,7 @@
 //! Makes and ends teams: splits, the team of this machine, destruction.
 
-use crate::backend::SplitPart;
 use crate::backend::error::{MisuseKind, misuse};
+use crate::backend::{SplitCall, SplitPart};
 use crate::world::team::Team;
 use crate::world::world::World;
 use crate::{Result, bounds, check};
@@ -80,10 +80,11 @@ impl Team {
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the team was destroyed;
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there are too many teams; errors of the
+    /// [`Error::TooManyTeams`](crate::Error::TooManyTeams);
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls; errors of the
     /// backend.
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>> {
-        self.split_as("split", color.map(|color| SplitPart { color, key }))
+        self.split_as(SplitCall::Colors, color.map(|color| SplitPart { color, key }))
     }
 
     /// Makes a team of the ranks of `shape`, in its order. Returns `None` on ranks that are not in
@@ -94,13 +95,14 @@ impl Team {
     /// this team.
     ///
     /// # Errors
-    /// As for [`Team::split`]; [`Misuse`](crate::Misuse) if the shape contains no ranks, a rank
-    /// twice, or a rank that the team does not have.
+    /// As for [`Team::split`], with [`Error::Mismatch`](crate::Error::Mismatch) also for shapes
+    /// that differ; [`Misuse`](crate::Misuse) if the shape contains no ranks, a rank twice, or a
+    /// rank that the team does not have.
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>> {
         const CALL: &str = "split_strided";
         check::team(CALL, self)?;
         let index = check::shape(CALL, self, shape)?;
-        self.split_as(CALL, index.map(|index| SplitPart { color: 0, key: index.into() }))
+        self.split_as(SplitCall::Strided(shape), index.map(|index| SplitPart { color: 0, key: index.into() }))
     }
 
     /// Arranges the ranks in rows of `x_range` and splits the team twice: into rows (the x axis,
@@ -109,35 +111,38 @@ impl Team {
     /// `x_range` exceeds the team, there is one row.
     ///
     /// # Collective
-    /// As [`Team::split_strided`].
+    /// Every rank must call, with the same `x_range`, in the same order as other collective calls
+    /// of this team.
     ///
     /// # Errors
-    /// As for [`Team::split`]; [`Misuse`](crate::Misuse) if `x_range` is 0. If the second split
-    /// fails, the first team stays.
+    /// As for [`Team::split_strided`]; [`Misuse`](crate::Misuse) if `x_range` is 0. If the second
+    /// split fails, the first team stays.
     pub fn split_2d(&self, x_range: usize) -> Result<(Team, Team)> {
         const CALL: &str = "split_2d";
         check::team(CALL, self)?;
         bounds::positive(CALL, "x_range", x_range)?;
-        let x_range = x_range.min(self.size()) as u64;
+        let in_row = x_range.min(self.size());
+        let x_range = in_row as u64;
         let rank = u64::from(self.my_rank().get());
         let (x, y) = (rank % x_range, rank / x_range);
-        let axis = |color, key: u64| -> Result<Team> {
-            let team = self.split_as(CALL, Some(SplitPart { color, key: key as i64 }))?;
+        let axis = |columns, color, key: u64| -> Result<Team> {
+            let call = SplitCall::TwoD { x_range: in_row, columns };
+            let team = self.split_as(call, Some(SplitPart { color, key: key as i64 }))?;
             Ok(team.expect("backend bug: no team for a rank that gave a color"))
         };
-        Ok((axis(y, x)?, axis(x, y)?))
+        Ok((axis(false, y, x)?, axis(true, x, y)?))
     }
 
-    fn split_as(&self, call: &'static str, part: Option<SplitPart>) -> Result<Option<Team>> {
-        check::team(call, self)?;
-        let record = self.inner.shared.backend.team_split(self.inner.id, part)?;
+    fn split_as(&self, call: SplitCall, part: Option<SplitPart>) -> Result<Option<Team>> {
+        check::team(call.name(), self)?;
+        let record = self.inner.shared.backend.team_split(self.inner.id, call, part)?;
         Ok(record.map(|record| Team::new(&self.inner.shared, record, false)))
     }
 
     pub(crate) fn split_for_world(&self, color: u64) -> Result<Team> {
         check::team("local_team", self)?;
         let part = SplitPart { color, key: 0 };
-        let record = self.inner.shared.backend.team_split(self.inner.id, Some(part))?;
+        let record = self.inner.shared.backend.team_split(self.inner.id, SplitCall::Local, Some(part))?;
         Ok(Team::new(&self.inner.shared, record.expect("backend bug: no team for a rank that gave a color"), true))
     }
 

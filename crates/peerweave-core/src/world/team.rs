@@ -110,8 +110,9 @@ impl Team {
     /// Why operations of this team fail from now on; `None` while they run.
     ///
     /// A team fails on a PE when an operation of it has failed in a way that leaves its ranks at
-    /// different operations, for example because a PE died. [`Caps::after_failure`] says what
-    /// streams do then.
+    /// different operations, for example because a PE died. Its later collectives, sends and
+    /// receives fail with [`Error::Poisoned`], which contains this error. [`Caps::after_failure`]
+    /// says what streams do then.
     ///
     /// [`Caps::after_failure`]: crate::Caps::after_failure
     pub fn failure(&self) -> Option<Error> {

@@ -12,8 +12,8 @@ use std::time::Duration;
 /// A handle to a stream-ordered operation with a result of type `R`.
 ///
 /// Dropping it neither cancels the operation nor waits for it;
-/// [`Stream::synchronize`](crate::Stream::synchronize) then returns its failure. Any thread may
-/// wait, more than once.
+/// [`Stream::synchronize`](crate::Stream::synchronize) then returns its failure, or
+/// [`World::finalize`](crate::World::finalize) in the end. Any thread may wait, more than once.
 ///
 /// ```
 /// use peerweave::{Compare, World};

@@ -109,7 +109,7 @@ impl World {
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Misuse`](crate::Misuse) after finalize
     /// or for a count that exceeds the address space; [`Error::Mismatch`](crate::Error::Mismatch)
-    /// if PEs disagree.
+    /// if PEs disagree about the type, the count, the alignment or zeroing.
     #[track_caller]
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Symmetric<T>> {
         Symmetric::allocate("alloc", &self.shared, count, DEFAULT_ALIGN, false, Location::caller())
@@ -165,8 +165,11 @@ impl World {
     /// All PEs must call, after their other calls. Waits for pending operations.
     ///
     /// # Errors
-    /// Errors of the backend, such as a peer that died or a deadline. The world has ended
-    /// nevertheless.
+    /// The first failure of a stream-ordered operation that neither its ticket nor its stream has
+    /// returned; errors of the backend, such as a peer that died or a deadline. The world has ended
+    /// nevertheless. If operations are still pending at the deadline, this is
+    /// [`Error::Timeout`](crate::Error::Timeout), which names the call that runs
+    /// ([`Timeout::running`](crate::Timeout::running)).
     pub fn finalize(self) -> Result<FinalizeReport> {
         self.shared.usable("finalize")?;
         let report = self.shared.report();

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use peerweave_core::Error;
 use peerweave_core::backend::{
-    Allocation, Backend, Caps, Fill, JobShape, Keep, KeptMemory, LocalAddress, Op, Outcome, Place, SplitPart, StreamBackend,
-    TeamId, TeamRecord,
+    Allocation, Backend, Caps, Fill, JobShape, Keep, KeptMemory, LocalAddress, Op, Outcome, Place, SplitCall, SplitPart,
+    StreamBackend, TeamId, TeamRecord,
 };
 use peerweave_driver::{PrivateStream, deadline_after, wait_until};
 use peerweave_types::{HeapGeometry, KernelTeam, SymOffset};
@@ -173,27 +173,27 @@ unsafe impl Backend for Cuda {
         unsafe { run(&self.state, &op, &|| Box::new(Nothing)) }.map(drop)
     }
 
-    fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {
-        const CALL: &str = "split";
+    fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {
+        let call = call.name();
         let state = &*self.state;
         if parent != TeamId::WORLD {
-            return Err(unsupported(CALL, "only the team of all PEs can be split on GPUs: split it with other colors"));
+            return Err(unsupported(call, "only the team of all PEs can be split on GPUs: split it with other colors"));
         }
-        let gpu = state.gpu(CALL)?;
+        let gpu = state.gpu(call)?;
         let mut splits = lock(&state.splits);
         *splits += 1;
         let made = gpu.split(part.map(|part| part.color), part.map_or(0, |part| part.key));
         let made = made.map_err(|error| match error {
             CudaError::Misuse { what: "the number of teams", .. } => {
-                Error::OutOfMemory { call: CALL, requested_bytes: 1, available_bytes: 0, what: "team slots on all PEs" }
+                Error::TooManyTeams { call, max_teams: state.caps.max_teams }
             }
-            error => portable(CALL, state.world(), error),
+            error => portable(call, state.world(), error),
         })?;
         if let Some(team) = &made {
-            self.empty_mailboxes(CALL, team)?;
+            self.empty_mailboxes(call, team)?;
         }
         // No member sends before the mailboxes of all are empty.
-        gpu.barrier(&format!("backend/split/{splits}")).map_err(state.portable(CALL))?;
+        gpu.barrier(&format!("backend/split/{splits}")).map_err(state.portable(call))?;
         Ok(made.map(|team| {
             // The number of the split makes it differ from those of earlier teams of this number.
             let id = TeamId(team.kernel_team().index() | *splits << 8);

@@ -30,7 +30,7 @@ fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> Error {
 }
 
 fn timeout(call: &'static str, team: TeamName, waited: std::time::Duration, missing: Vec<Pe>) -> Error {
-    Error::Timeout(Box::new(Timeout { call, team, waited, missing }))
+    Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None }))
 }
 
 /// The error of `call` on `team` for a failure of the GPU crates.

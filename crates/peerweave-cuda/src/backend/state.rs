@@ -265,7 +265,7 @@ impl State {
 
     /// The error of a wait that has reached its deadline.
     pub(super) fn timed_out(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
-        Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new() }))
+        Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new(), running: None }))
     }
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod collective;
 pub(crate) mod launch;
 mod one_sided;
 mod point_to_point;
+pub(crate) mod queues;
 pub(crate) mod shared;
 mod split;
 mod tuning;
@@ -95,7 +96,7 @@ impl<'a> Task<'a> {
             Self::Transfers(transfers) => transfers.drive(shared, limit).map(|()| Outcome::Done),
             Self::Wait(wait) => shared.wait_until(wait, limit),
             Self::Launch(launch) => shared.launch(launch).map_err(Stop::from),
-            Self::OneSided(op) => Ok(shared.run_one_sided(op)),
+            Self::OneSided(op) => shared.run_one_sided(op).map_err(Stop::from),
             Self::Group(tasks, failed) => {
                 while let Some(task) = tasks.front_mut() {
                     match task.drive(shared, limit) {
@@ -139,7 +140,7 @@ pub(crate) fn waits(op: &Op) -> bool {
 #[inline]
 pub(crate) fn run(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
     if !waits(op) {
-        return Ok(shared.run_one_sided(op));
+        return shared.run_one_sided(op);
     }
     Task::start(shared, op)?.drive(shared, Limit::Deadline(shared.peers.deadline)).map_err(Stop::into_error)
 }

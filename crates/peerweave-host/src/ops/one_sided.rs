@@ -1,12 +1,16 @@
 //! Puts, gets, signals and atomics: accesses to the segment of the target, which is mapped here.
 //!
-//! Nothing here waits. Stores of `simd` become visible in order on x86-64; on other processors a
+//! Nothing here waits; every so many calls, an operation checks that its target is alive
+//! (`sync/target.rs`). Stores of `simd` become visible in order on x86-64; on other processors a
 //! fence orders them. Streaming stores end with a fence of their own. So a put is complete when it
 //! returns, `fence` is a release fence, and `quiet` is a full fence.
 
 use crate::ops::shared::Shared;
 use crate::ops::tuning::STREAMING_COPY;
 use crate::simd;
+use crate::stream::call_name;
+use crate::sync::target;
+use peerweave_core::Error;
 use peerweave_core::backend::{
     Atomic, AtomicKind, Direction, Fill, Get, GetElement, Op, Outcome, Put, PutElement, Signal, Strided,
 };
@@ -27,10 +31,49 @@ fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     }
 }
 
+/// Returns whether the operation takes much longer than a check of its target.
+#[inline]
+fn is_large(op: &Op) -> bool {
+    match op {
+        Op::Put(put) => put.bytes >= STREAMING_COPY,
+        Op::Get(get) => get.bytes >= STREAMING_COPY,
+        _ => false,
+    }
+}
+
 impl Shared {
     /// Runs an operation that waits for no PE.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] if the operation checks its target and finds it gone.
     #[inline]
-    pub(crate) fn run_one_sided(&self, op: &Op) -> Outcome {
+    pub(crate) fn run_one_sided(&self, op: &Op) -> Result<Outcome, Error> {
+        if target::check_is_due() || is_large(op) {
+            self.check_target_of(op)?;
+        }
+        Ok(self.access(op))
+    }
+
+    /// Checks the targets of an operation.
+    #[cold]
+    #[inline(never)]
+    fn check_target_of(&self, op: &Op) -> Result<(), Error> {
+        let pe = match op {
+            Op::Put(put) => put.pe,
+            Op::Get(get) => get.pe,
+            Op::Strided(strided) => strided.pe,
+            Op::PutElement(put) => put.pe,
+            Op::GetElement(get) => get.pe,
+            Op::Signal(signal) => signal.pe,
+            Op::Atomic(atomic) => atomic.pe,
+            Op::Quiet => return self.peers.check_targets(call_name(op)),
+            _ => return Ok(()),
+        };
+        self.peers.check_target(call_name(op), pe.index())
+    }
+
+    #[inline]
+    fn access(&self, op: &Op) -> Outcome {
         match op {
             Op::Put(put) => self.put(put),
             Op::Get(get) => self.get(get),

@@ -156,7 +156,7 @@ impl Transfers {
         missing.sort_unstable();
         missing.dedup();
         let first = self.pending().next().expect("a transfer is pending");
-        Error::Timeout(Box::new(Timeout { call: first.call(), team: first.team.name(), waited, missing }))
+        Error::Timeout(Box::new(Timeout { call: first.call(), team: first.team.name(), waited, missing, running: None }))
     }
 }
 
@@ -237,8 +237,8 @@ impl Transfer {
     fn poll(&mut self, shared: &Shared) -> Result<bool, Error> {
         if let State::Queued = self.state {
             let may_run = self.channel().ended.load(Ordering::Acquire) == self.turn;
-            if let Some(error) = self.team.failure() {
-                return Err(error.clone());
+            if let Some(error) = self.team.poisoned(self.call()) {
+                return Err(error);
             }
             if !may_run {
                 // Messages of the operations before it are progress too.
@@ -386,5 +386,5 @@ impl Transfer {
 }
 
 fn describe(call: &str, dtype: DType, count: usize) -> String {
-    format!("{call} of {count} elements of {dtype}")
+    format!("{call} of {count} elements of {}", dtype.rust_name())
 }

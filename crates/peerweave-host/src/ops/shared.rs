@@ -4,6 +4,7 @@ use crate::memory::heap::HeapMap;
 use crate::memory::layout::{PePage, state};
 use crate::memory::segment::Mapping;
 use crate::ops::launch::Kernels;
+use crate::ops::queues::Queues;
 use crate::sync::peers::Peers;
 use crate::sync::root_cause;
 use crate::sync::team::Teams;
@@ -11,7 +12,7 @@ use peerweave_bootstrap::Rendezvous;
 use peerweave_core::backend::{Caps, JobShape, Place};
 use peerweave_fork::ForkGuard;
 use peerweave_types::SymOffset;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The state of one PE.
@@ -27,8 +28,7 @@ pub(crate) struct Shared {
     pub(crate) teams: Teams,
     pub(crate) heap: Mutex<HeapMap>,
     pub(crate) kernels: Kernels,
-    /// Operations in the queues of all streams.
-    pub(crate) queued: AtomicUsize,
+    pub(crate) queues: Queues,
     pub(crate) guard: ForkGuard,
     /// Open until finalize: it shows the launcher, and later rendezvous of the job, that this PE is
     /// alive.

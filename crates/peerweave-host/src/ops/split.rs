@@ -3,13 +3,13 @@
 
 use crate::memory::layout::{MAILBOX_SLOTS, MAX_TEAMS};
 use crate::memory::line::Line;
-use crate::ops::collective::{CollectiveTask, Purpose};
+use crate::ops::collective::{CollectiveTask, Purpose, split_detail};
 use crate::ops::shared::Shared;
 use crate::sync::step::progress_before_next;
 use crate::sync::team::{Channel, TeamRef, TeamState};
 
 use crate::sync::wait::{Limit, Stop};
-use peerweave_core::backend::{Collective, CollectiveKind, Place, SplitPart, TeamId, TeamRecord};
+use peerweave_core::backend::{Collective, CollectiveKind, Place, SplitCall, SplitPart, TeamId, TeamRecord};
 use peerweave_core::{Error, Timeout};
 use peerweave_types::{DType, Pe, Rank, ReduceOp};
 use std::borrow::Cow;
@@ -19,8 +19,8 @@ use std::sync::atomic::Ordering;
 /// How often a split is tried while other splits take its slots.
 const ATTEMPTS: usize = 64;
 
-fn no_slot() -> Error {
-    Error::OutOfMemory { call: "split", requested_bytes: 1, available_bytes: 0, what: "team slots that are free on all members" }
+fn no_slot(call: SplitCall) -> Error {
+    Error::TooManyTeams { call: call.name(), max_teams: MAX_TEAMS }
 }
 
 /// Words of a request: whether the rank takes part, color, key, free slots, and the last epoch of
@@ -85,11 +85,18 @@ impl Shared {
         TeamRef::Borrowed(self.teams.world())
     }
 
-    pub(crate) fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {
-        let parent = self.teams.get("split", parent)?.into_arc();
-        let gather = |detail, words: &[u64]| self.gather_words(TeamRef::Borrowed(&parent), Purpose::Split, detail, words);
+    pub(crate) fn team_split(
+        &self,
+        parent: TeamId,
+        call: SplitCall,
+        part: Option<SplitPart>,
+    ) -> Result<Option<TeamRecord>, Error> {
+        let parent = self.teams.get(call.name(), parent)?.into_arc();
+        let gather = |claimed, words: &[u64]| {
+            self.gather_words(TeamRef::Borrowed(&parent), Purpose::Split, split_detail(call, claimed), words)
+        };
         for _ in 0..ATTEMPTS {
-            let wanted = self.wanted_team(&parent, part, gather)?;
+            let wanted = self.wanted_team(&parent, call, part, gather)?;
             // A split of another parent may have taken the slot on some member meanwhile: then all
             // try again.
             let slot = wanted.as_ref().map(|team| team.slot);
@@ -99,7 +106,7 @@ impl Shared {
             }
             let mine = u64::from(slot.is_none() || claimed.is_some());
             // No rank uses the words of the new team before all have reset theirs.
-            let all_claimed = gather(1, &[mine]).map(|words| words.iter().all(|&word| word == 1));
+            let all_claimed = gather(true, &[mine]).map(|words| words.iter().all(|&word| word == 1));
             match (all_claimed, wanted) {
                 (Ok(true), None) => return Ok(None),
                 (Ok(true), Some(team)) => {
@@ -114,7 +121,7 @@ impl Shared {
                 }
             }
         }
-        Err(no_slot())
+        Err(no_slot(call))
     }
 
     /// The team that this rank will be in, computed from the requests of all ranks.
@@ -125,15 +132,16 @@ impl Shared {
     fn wanted_team(
         &self,
         parent: &TeamState,
+        call: SplitCall,
         part: Option<SplitPart>,
-        gather: impl Fn(u64, &[u64]) -> Result<Vec<u64>, Error>,
+        gather: impl Fn(bool, &[u64]) -> Result<Vec<u64>, Error>,
     ) -> Result<Option<TeamState>, Error> {
         let mut mine = vec![u64::from(part.is_some())];
         let SplitPart { color, key } = part.unwrap_or(SplitPart { color: 0, key: 0 });
         let (free, last_epochs) = self.teams.free_slots();
         mine.extend([color, key as u64, free]);
         mine.extend(last_epochs.into_iter().map(u64::from));
-        let all = gather(0, &mine)?;
+        let all = gather(false, &mine)?;
         let requests: Vec<Request<'_>> = all.chunks_exact(WORDS).map(|words| Request { words }).collect();
         let mut slots = BTreeMap::new();
         for request in &requests {
@@ -142,7 +150,7 @@ impl Shared {
             }
         }
         if slots.values().any(|&free| free == 0) {
-            return Err(no_slot());
+            return Err(no_slot(call));
         }
         Ok(part.map(|part| {
             let mut ranks: Vec<usize> = (0..requests.len()).filter(|&rank| requests[rank].color() == Some(part.color)).collect();
@@ -193,7 +201,7 @@ impl Shared {
         let timeout = |waited| {
             let pending = (0..team.size()).filter(|&rank| !all_ended(rank));
             let missing = pending.map(|rank| Pe::new(team.members[rank] as u32)).collect();
-            let late = Error::Timeout(Box::new(Timeout { call: "destroy", team: team.name(), waited, missing }));
+            let late = Error::Timeout(Box::new(Timeout { call: "destroy", team: team.name(), waited, missing, running: None }));
             self.peers.record_outcome(late)
         };
         let mut waiter = self.peers.waiter(Limit::Deadline(self.peers.deadline));

@@ -1,6 +1,7 @@
 //! Waits for signal words of this PE, and tests them.
 
 use crate::ops::shared::Shared;
+use crate::sync::target;
 use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::{Outcome, TeamId, Until, WaitMode, WaitUntil};
 use peerweave_core::{Error, TeamName, Timeout};
@@ -14,6 +15,11 @@ impl Shared {
             return Ok(outcome);
         }
         if wait.mode == WaitMode::Test {
+            // A program may spin on tests.
+            if target::check_is_due() {
+                self.peers.check_signallers("test")?;
+                target::checked();
+            }
             return Ok(Outcome::NotYet);
         }
         let call = match wait.until {
@@ -23,7 +29,7 @@ impl Shared {
             Until::Some => "wait_until_some",
         };
         let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
-        let timeout = |waited| Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new() }));
+        let timeout = |waited| Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new(), running: None }));
         self.peers.waiter(limit).until(|| self.look(wait), || self.peers.check_signallers(call), timeout)
     }
 

@@ -5,5 +5,6 @@ pub(crate) mod peers;
 pub(crate) mod process;
 pub(crate) mod root_cause;
 pub(crate) mod step;
+pub(crate) mod target;
 pub(crate) mod team;
 pub(crate) mod wait;

@@ -62,8 +62,12 @@ impl Peers {
     /// here, so that PEs which later find this one gone report the PE that caused its failure.
     #[cold]
     pub(crate) fn record_outcome(&self, error: Error) -> Error {
-        if matches!(error, Error::Peer { .. } | Error::Timeout(_)) {
-            self.record_failure(&error);
+        let mut first = &error;
+        while let Error::Poisoned { because, .. } = first {
+            first = because;
+        }
+        if matches!(first, Error::Peer { .. } | Error::Timeout(_)) {
+            self.record_failure(first);
         }
         error
     }
@@ -179,7 +183,8 @@ mod tests {
             assert_eq!(decode(encode(&error, 1)), Some((7, cause)));
         }
         let missing = vec![Pe::new(0), Pe::new(4)];
-        let late = Error::Timeout(Box::new(Timeout { call: "barrier", team, waited: Default::default(), missing }));
+        let late =
+            Error::Timeout(Box::new(Timeout { call: "barrier", team, waited: Default::default(), missing, running: None }));
         assert_eq!(decode(encode(&late, 1)), Some((0, PeerCause::Failed)));
         let own = Error::Unsupported { call: "barrier", backend: "host", why: "a test" };
         assert_eq!(decode(encode(&own, 1)), Some((1, PeerCause::Failed)));

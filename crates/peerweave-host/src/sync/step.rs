@@ -153,6 +153,6 @@ impl<'a> Step<'a> {
 
     fn timeout(&self, waited: Duration, missing: impl Iterator<Item = usize>) -> Error {
         let missing = missing.map(|rank| Pe::new(self.team.members[rank] as u32)).collect();
-        Error::Timeout(Box::new(Timeout { call: self.call, team: self.team.name(), waited, missing }))
+        Error::Timeout(Box::new(Timeout { call: self.call, team: self.team.name(), waited, missing, running: None }))
     }
 }

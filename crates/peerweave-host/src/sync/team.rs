@@ -150,6 +150,12 @@ impl TeamState {
         self.failure.get()
     }
 
+    /// The error of a call that does not run, because the team has failed; `None` while it runs.
+    pub(crate) fn poisoned(&self, call: &'static str) -> Option<Error> {
+        let because = Arc::new(self.failure()?.clone());
+        Some(Error::Poisoned { call, team: self.name(), because })
+    }
+
     /// Ends the collectives of the team on this PE, and publishes the failure to the other members.
     #[cold]
     pub(crate) fn fail(&self, peers: &Peers, error: &Error) {

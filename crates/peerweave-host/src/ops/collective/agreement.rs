@@ -2,9 +2,9 @@
 
 use super::{Algorithm, Run};
 use crate::sync::wait::Stop;
-use peerweave_core::backend::{Allocation, CollectiveKind};
+use peerweave_core::backend::{Allocation, CollectiveKind, SplitCall};
 use peerweave_core::{Error, Mismatch};
-use peerweave_types::{DType, Pe, ReduceOp};
+use peerweave_types::{DType, Pe, ReduceOp, TeamShape};
 use std::sync::atomic::Ordering;
 
 /// The purpose of a collective. Collectives of the backend itself run like those of users, and
@@ -40,17 +40,63 @@ impl Purpose {
     }
 }
 
-/// The parameters of an allocation in one word, which all PEs must agree on: bytes, alignment,
-/// zeroed.
+/// The parameters of an allocation in one word, which all PEs must agree on: bytes, element type,
+/// alignment, zeroed.
 pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     let align = u64::from(request.align.trailing_zeros());
-    let bytes = (request.bytes as u64).min((1 << ALLOCATE_ALIGN_SHIFT) - 1);
-    bytes | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
+    let bytes = (request.bytes as u64).min((1 << ALLOCATE_DTYPE_SHIFT) - 1);
+    let dtype = request.dtype as u64;
+    bytes | dtype << ALLOCATE_DTYPE_SHIFT | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
 }
 
-/// Requests of 2^56 bytes and more all have the same word: they exceed the address space, and so
+/// Requests of 2^48 bytes and more all have the same word: they exceed the address space, and so
 /// fail.
+const ALLOCATE_DTYPE_SHIFT: u32 = 48;
 const ALLOCATE_ALIGN_SHIFT: u32 = 56;
+
+fn describe_allocation(detail: u64) -> String {
+    let bytes = detail & ((1 << ALLOCATE_DTYPE_SHIFT) - 1);
+    let dtype = DType::from_u8((detail >> ALLOCATE_DTYPE_SHIFT) as u8).unwrap_or(DType::U8);
+    let align = 1u64 << (detail >> ALLOCATE_ALIGN_SHIFT & 0x3f);
+    let zeroed = if detail >> 63 == 1 { "zeroed" } else { "not zeroed" };
+    let elements = bytes / dtype.size_bytes() as u64;
+    format!("alloc of {elements} elements of {} aligned to {align}, {zeroed}", dtype.rust_name())
+}
+
+/// The arguments of a split in one word, which all ranks must agree on, and its step: the exchange
+/// of requests, or then whether the slots were claimed.
+///
+/// A job has at most 4096 PEs, so the first rank of a shape takes 12 bits and a number of ranks 13.
+/// The stride of a shape of one rank has no meaning, and does not count.
+pub(crate) fn split_detail(call: SplitCall, claimed: bool) -> u64 {
+    let (kind, arguments) = match call {
+        SplitCall::Strided(TeamShape { start, stride, size }) => {
+            let stride = if size == 1 { 1 } else { stride };
+            (1, u64::from(stride as u32) | u64::from(start & 0xfff) << 32 | u64::from(size & 0x1fff) << 44)
+        }
+        SplitCall::TwoD { x_range, columns } => (2, x_range as u64 | u64::from(columns) << 32),
+        SplitCall::Local => (3, 0),
+        _ => (0, 0),
+    };
+    arguments | kind << SPLIT_KIND_SHIFT | u64::from(claimed) << 63
+}
+
+const SPLIT_KIND_SHIFT: u32 = 60;
+
+fn describe_split(detail: u64) -> String {
+    match detail >> SPLIT_KIND_SHIFT & 7 {
+        1 => {
+            let (start, stride, size) = (detail >> 32 & 0xfff, detail as u32 as i32, detail >> 44 & 0x1fff);
+            format!("split_strided into {size} ranks from {start} at stride {stride}")
+        }
+        2 => {
+            let axis = if detail >> 32 & 1 == 1 { "columns" } else { "rows" };
+            format!("split_2d with x_range {}, into {axis}", detail as u32)
+        }
+        3 => "local_team".to_owned(),
+        _ => "split".to_owned(),
+    }
+}
 
 impl Run<'_> {
     /// The call as four words: what all ranks must agree on.
@@ -116,12 +162,8 @@ fn describe([what, root, count, detail]: [u64; 4]) -> String {
     let purpose = Purpose::ALL.get((what >> 24 & 0xff) as usize).copied().unwrap_or(Purpose::User);
     if let Some(call) = purpose.call() {
         return match purpose {
-            Purpose::Allocate => {
-                let bytes = detail & ((1 << ALLOCATE_ALIGN_SHIFT) - 1);
-                let align = 1u64 << (detail >> ALLOCATE_ALIGN_SHIFT & 0x3f);
-                let zeroed = if detail >> 63 == 1 { "zeroed" } else { "not zeroed" };
-                format!("{call} of {bytes} bytes aligned to {align}, {zeroed}")
-            }
+            Purpose::Allocate => describe_allocation(detail),
+            Purpose::Split => describe_split(detail),
             Purpose::Join => format!("{call} with {detail} bytes of symmetric heap"),
             Purpose::Place => format!("{call} that ends at {detail:#x}"),
             Purpose::Release => format!("{call} of the buffer at {detail:#x}"),
@@ -137,7 +179,7 @@ fn describe([what, root, count, detail]: [u64; 4]) -> String {
         text += &format!(" of {count} elements");
     }
     if let Some(dtype) = DType::from_u8((what >> 8) as u8) {
-        text += &format!(" of {dtype}");
+        text += &format!(" of {}", dtype.rust_name());
     }
     if kind.reduces()
         && let Some(op) = ReduceOp::from_u8((what >> 16) as u8)
@@ -157,7 +199,7 @@ mod tests {
     #[test]
     fn description_names_every_part_of_the_call() {
         let words = [CollectiveKind::Reduce as u64 | (DType::F32 as u64) << 8 | (ReduceOp::Max as u64) << 16, 3, 17, 0];
-        assert_eq!(describe(words), "reduce of 17 elements of float by max with root 3");
+        assert_eq!(describe(words), "reduce of 17 elements of f32 by max with root 3");
         assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0]), "barrier");
     }
 }

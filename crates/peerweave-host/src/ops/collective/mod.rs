@@ -18,7 +18,7 @@ mod cross_memory;
 mod direct;
 mod staged;
 
-pub(crate) use agreement::{Purpose, allocation_detail};
+pub(crate) use agreement::{Purpose, allocation_detail, split_detail};
 
 use crate::memory::line::{self, Entry};
 use crate::ops::shared::{Shared, on_a_device};
@@ -80,8 +80,8 @@ impl<'a> CollectiveTask<'a> {
             wait_for_turn(shared, &step, limit)?;
         }
         let guard = EndOnPanic(&step);
-        let outcome = match team.failure() {
-            Some(error) => Err(error.clone().into()),
+        let outcome = match team.poisoned(call) {
+            Some(error) => Err(error.into()),
             None => {
                 let (op, purpose, detail) = (&*self.op, self.purpose, self.detail);
                 let run = Run { shared, step: &step, op, me: team.rank, n: team.size(), purpose, detail };
@@ -130,7 +130,7 @@ fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), S
     };
     let timeout = |waited| {
         let missing = shared.teams.missing(step.peers);
-        Error::Timeout(Box::new(Timeout { call: step.call, team: step.team.name(), waited, missing }))
+        Error::Timeout(Box::new(Timeout { call: step.call, team: step.team.name(), waited, missing, running: None }))
     };
     let stop = step.peers.waiter(limit).until(|| step.team.may_run(step.epoch).then_some(()), || Ok(()), timeout);
     if let Err(Stop::Failed(error)) = &stop {

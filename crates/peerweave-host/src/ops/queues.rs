@@ -1,0 +1,91 @@
+//! The streams of a PE together: the operations in their queues, and the failures that no call has
+//! returned yet.
+
+use peerweave_core::Error;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// How many failures are kept until a call returns them. Later ones are likely to follow from
+/// these.
+const KEPT_FAILURES: usize = 64;
+
+/// A failure of an operation in a queue. Operations that are skipped because of it share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: Error,
+    /// Whether a ticket, an event or a stream has returned it.
+    reported: Arc<AtomicBool>,
+}
+
+impl Failure {
+    /// A failure that no call has returned.
+    pub(crate) fn new(error: Error) -> Self {
+        Self { error, reported: Arc::default() }
+    }
+
+    /// The failure of an operation that did not run because of this one.
+    pub(crate) fn followed_by(&self, error: Error) -> Self {
+        Self { error, reported: Arc::clone(&self.reported) }
+    }
+
+    /// Returns the error to the caller.
+    pub(crate) fn report(&self) -> Error {
+        self.reported.store(true, Ordering::Release);
+        self.error.clone()
+    }
+
+    fn is_reported(&self) -> bool {
+        self.reported.load(Ordering::Acquire)
+    }
+}
+
+/// One queue of operations.
+pub(crate) trait Queue: fmt::Debug + Send + Sync {
+    /// The call that the queue runs, or runs next; `None` if it is empty.
+    fn pending_call(&self) -> Option<&'static str>;
+}
+
+/// All queues of a PE.
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    /// Operations in all queues.
+    pub(crate) queued: AtomicUsize,
+    all: Mutex<Vec<Weak<dyn Queue>>>,
+    unreported: Mutex<Vec<Failure>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code that holds one of these locks panics.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Queues {
+    /// Adds a queue, until it is dropped.
+    pub(crate) fn add(&self, queue: Weak<dyn Queue>) {
+        let mut all = lock(&self.all);
+        all.retain(|queue| queue.strong_count() > 0);
+        all.push(queue);
+    }
+
+    /// Notes the failure of an operation whose ticket may have been dropped.
+    pub(crate) fn note(&self, failure: Failure) {
+        let mut unreported = lock(&self.unreported);
+        unreported.retain(|failure| !failure.is_reported());
+        if unreported.len() < KEPT_FAILURES {
+            unreported.push(failure);
+        }
+    }
+
+    /// The first failure that no call has returned.
+    pub(crate) fn take_unreported(&self) -> Option<Error> {
+        let all = std::mem::take(&mut *lock(&self.unreported));
+        all.into_iter().find(|failure| !failure.is_reported()).map(|failure| failure.report())
+    }
+
+    /// A call that one of the queues still runs.
+    pub(crate) fn pending_call(&self) -> Option<&'static str> {
+        let all: Vec<_> = lock(&self.all).iter().filter_map(Weak::upgrade).collect();
+        all.iter().find_map(|queue| queue.pending_call())
+    }
+}

@@ -1,0 +1,71 @@
+//! Checks now and then that the targets of one-sided operations are alive.
+//!
+//! A one-sided operation waits for no PE: it accesses memory that stays mapped after its PE is
+//! gone. A program that spins on such operations, for example on a lock that a dead PE holds, must
+//! still end. So every [`CALLS_PER_CHECK`]th call of a thread asks whether its target is alive.
+
+use crate::sync::peers::Peers;
+use peerweave_core::backend::TeamId;
+use peerweave_core::{Error, PeerCause, TeamName};
+use std::cell::Cell;
+
+/// Calls of a thread between two checks. A prime, so that a loop of several calls does not check
+/// the same one of them each time. A check takes about 300 ns, a call at least 10 ns.
+const CALLS_PER_CHECK: u32 = 1021;
+
+thread_local! {
+    /// Calls until the next check. Each thread has its own count, so that threads share no cache
+    /// line.
+    static CALLS_LEFT: Cell<u32> = const { Cell::new(CALLS_PER_CHECK) };
+}
+
+/// Counts a call; returns whether it must check its target.
+#[inline]
+pub(crate) fn check_is_due() -> bool {
+    CALLS_LEFT.with(|left| match left.get().checked_sub(1) {
+        Some(rest) => {
+            left.set(rest);
+            false
+        }
+        None => true,
+    })
+}
+
+/// Notes that a check has found nothing wrong.
+pub(crate) fn checked() {
+    CALLS_LEFT.with(|left| left.set(CALLS_PER_CHECK));
+}
+
+impl Peers {
+    /// Fails if PE `target` is gone, and names the PE whose failure came first. Later calls of this
+    /// thread then check too, until one finds its target alive.
+    #[cold]
+    pub(crate) fn check_target(&self, call: &'static str, target: usize) -> Result<(), Error> {
+        match self.liveness.gone(target).filter(|_| target != self.me) {
+            Some(cause) => Err(self.target_gone(call, target, cause)),
+            None => {
+                checked();
+                Ok(())
+            }
+        }
+    }
+
+    /// Fails if a PE has died, for a call that completes the operations on all PEs. A PE that left
+    /// has not failed: others may go on without it.
+    #[cold]
+    pub(crate) fn check_targets(&self, call: &'static str) -> Result<(), Error> {
+        let died = |&pe: &usize| pe != self.me && self.liveness.gone(pe) == Some(PeerCause::Died);
+        match (0..self.n_pes()).find(died) {
+            Some(pe) => Err(self.target_gone(call, pe, PeerCause::Died)),
+            None => {
+                checked();
+                Ok(())
+            }
+        }
+    }
+
+    fn target_gone(&self, call: &'static str, target: usize, cause: PeerCause) -> Error {
+        let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
+        self.record_outcome(self.peer_error(call, team, target, cause, 0))
+    }
+}

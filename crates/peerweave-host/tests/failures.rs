@@ -1,0 +1,115 @@
+//! What later calls return after a failure: the calls of a failed team, and the end of the world
+//! after a failure that no call has returned.
+
+use peerweave_core::{Compare, Error, Pe, PeerCause, Rank, ReduceOp, World};
+use peerweave_host::{HostOptions, on_threads};
+use std::time::Duration;
+
+const SHORT: Duration = Duration::from_millis(100);
+
+fn with_deadline(n_pes: usize, deadline: Duration, program: impl Fn(World) + Sync) {
+    let mut options = HostOptions::default();
+    options.deadline = deadline;
+    on_threads(n_pes, &options, program).expect("shared memory");
+}
+
+/// Enqueues a wait for a word that no PE sets.
+fn wait_in_vain(world: &World) -> peerweave_core::Ticket<u64> {
+    let word = world.alloc_zeroed::<u64>(1).unwrap();
+    world.team().wait_until(&world.stream().unwrap(), &word.signal(0).unwrap(), Compare::Eq, 1).unwrap()
+}
+
+#[test]
+fn calls_after_a_failure_are_poisoned_and_name_the_pe() {
+    with_deadline(3, HostOptions::DEADLINE, |world| {
+        let (team, stream) = (world.team().clone(), world.stream().unwrap());
+        team.barrier_blocking().unwrap();
+        if world.my_pe().get() == 1 {
+            return;
+        }
+        let first = team.all_reduce_in_place_blocking(&mut [1f32], ReduceOp::Sum).unwrap_err();
+        assert!(matches!(&first, Error::Peer { pe, cause: PeerCause::Left, .. } if pe.get() == 1), "{first}");
+        let mut received = [0u8];
+        for (name, later) in [
+            ("barrier", team.barrier_blocking()),
+            ("send", team.send_blocking(&[1u8], Rank::new(1))),
+            ("recv", team.recv_blocking(&mut received, Rank::new(1))),
+            ("alloc", world.alloc::<u8>(1).map(drop)),
+            ("split", team.split(Some(0), 0).map(drop)),
+            ("sync", team.sync(&stream).and_then(|ticket| ticket.wait())),
+            ("finalize", world.finalize().map(drop)),
+        ] {
+            let error = later.unwrap_err();
+            let Error::Poisoned { call, because, .. } = &error else { panic!("{name}: {error}") };
+            assert_eq!((*call, because.to_string()), (name, first.to_string()));
+            assert_eq!(error.blamed(), [Pe::new(1)]);
+        }
+    });
+}
+
+#[test]
+fn failure_of_a_dropped_ticket_comes_out_of_finalize() {
+    with_deadline(1, SHORT, |world| {
+        drop(wait_in_vain(&world));
+        let buffer = world.alloc::<u8>(1).unwrap();
+        // Waits until the operation has failed.
+        buffer.release().unwrap();
+        let error = world.finalize().unwrap_err();
+        assert!(matches!(&error, Error::Timeout(timeout) if timeout.call == "wait_until"), "{error}");
+    });
+}
+
+#[test]
+fn failure_that_is_still_pending_comes_out_of_finalize() {
+    with_deadline(2, SHORT, |world| {
+        drop(wait_in_vain(&world));
+        let error = world.finalize().unwrap_err();
+        assert!(matches!(&error, Error::Timeout(timeout) if timeout.call == "wait_until"), "{error}");
+    });
+}
+
+#[test]
+fn failure_that_was_returned_is_not_returned_by_finalize() {
+    with_deadline(1, SHORT, |world| {
+        let ticket = wait_in_vain(&world);
+        assert!(matches!(ticket.wait_within(HostOptions::DEADLINE), Err(Error::Timeout(_))));
+        world.finalize().unwrap();
+    });
+    with_deadline(1, SHORT, |world| {
+        let (stream, word) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
+        drop(world.team().wait_until(&stream, &word.signal(0).unwrap(), Compare::Eq, 1).unwrap());
+        assert!(matches!(stream.synchronize_within(HostOptions::DEADLINE), Err(Error::Timeout(_))));
+        world.finalize().unwrap();
+    });
+    // By the ticket of an operation that was skipped, whose error contains it.
+    with_deadline(1, SHORT, |world| {
+        let (stream, word) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
+        drop(world.team().wait_until(&stream, &word.signal(0).unwrap(), Compare::Eq, 1).unwrap());
+        let skipped = stream.fill(&word, 1).unwrap().wait_within(HostOptions::DEADLINE);
+        assert!(matches!(skipped, Err(Error::Skipped { .. })));
+        world.finalize().unwrap();
+    });
+}
+
+#[test]
+fn finalize_names_the_call_that_still_runs() {
+    const WAIT: Duration = Duration::from_millis(1000);
+    with_deadline(2, 3 * WAIT / 2, |world| {
+        let (stream, words) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(2).unwrap());
+        let team = world.team().clone();
+        if world.my_pe().get() == 1 {
+            // Each wait of PE 0 is within its deadline, the two together are not.
+            for i in 0..2 {
+                std::thread::sleep(WAIT);
+                team.signal_blocking(words.signal(i).unwrap().set(1), Rank::new(0)).ok();
+            }
+            return;
+        }
+        for i in 0..2 {
+            drop(team.wait_until(&stream, &words.signal(i).unwrap(), Compare::Eq, 1).unwrap());
+        }
+        let text = world.finalize().unwrap_err().to_string();
+        assert!(text.starts_with("finalize on the world (2 PEs): timed out"), "{text}");
+        assert!(text.ends_with("a stream of this PE still runs wait_until"), "{text}");
+    });
+}

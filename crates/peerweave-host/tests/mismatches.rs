@@ -1,0 +1,72 @@
+//! Collective calls with arguments that differ among the PEs: every PE gets an error, and the world
+//! stays usable.
+
+use peerweave_core::{Error, Result, TeamShape, World};
+use peerweave_host::{HostOptions, on_threads};
+
+/// Makes `call` on three PEs, where PE 1 is odd; each of them says what PE 1 and another called.
+fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + Sync) {
+    on_threads(3, &HostOptions::default(), |world| {
+        let is_odd = world.my_pe().get() == 1;
+        for round in 0..3 {
+            let Err(Error::Mismatch(mismatch)) = call(&world, is_odd) else {
+                panic!("PE {}, round {round}: not a mismatch of {odd} and {others}", world.my_pe());
+            };
+            let (mine, theirs) = if is_odd { (odd, others) } else { (others, odd) };
+            assert_eq!((mismatch.mine.as_str(), mismatch.theirs.as_str()), (mine, theirs));
+        }
+        world.team().barrier_blocking().unwrap();
+        let all = world.team().split(Some(0), 0).unwrap().expect("a color was given");
+        all.barrier_blocking().unwrap();
+        world.alloc::<u8>(1).unwrap().release().unwrap();
+        all.destroy().unwrap();
+        world.finalize().unwrap();
+    })
+    .expect("shared memory");
+}
+
+#[test]
+fn strided_splits_into_other_shapes_mismatch() {
+    let split = |world: &World, start, stride, size| world.team().split_strided(TeamShape { start, stride, size }).map(drop);
+    differ("split_strided into 1 ranks from 0 at stride 1", "split_strided into 3 ranks from 0 at stride 1", |world, odd| {
+        split(world, 0, 1, if odd { 1 } else { 3 })
+    });
+    differ("split_strided into 3 ranks from 2 at stride -1", "split_strided into 3 ranks from 0 at stride 1", |world, odd| {
+        if odd { split(world, 2, -1, 3) } else { split(world, 0, 1, 3) }
+    });
+}
+
+#[test]
+fn splits_by_other_calls_or_row_lengths_mismatch() {
+    differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
+        world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
+    });
+    differ(
+        "local_team",
+        "split",
+        |world, odd| {
+            if odd { world.local_team().map(drop) } else { world.team().split(Some(0), 0).map(drop) }
+        },
+    );
+    differ("split", "split_strided into 2 ranks from 1 at stride 1", |world, odd| {
+        let shape = TeamShape { start: 1, stride: 1, size: 2 };
+        if odd { world.team().split(Some(0), 0).map(drop) } else { world.team().split_strided(shape).map(drop) }
+    });
+}
+
+#[test]
+fn allocations_of_other_types_mismatch() {
+    differ("alloc of 8 elements of f64 aligned to 64, not zeroed", "alloc of 16 elements of i32 aligned to 64, not zeroed", {
+        |world, odd| if odd { world.alloc::<f64>(8).map(drop) } else { world.alloc::<i32>(16).map(drop) }
+    });
+}
+
+#[test]
+fn stride_of_a_shape_of_one_rank_may_differ() {
+    on_threads(2, &HostOptions::default(), |world| {
+        let stride = world.my_pe().get() as i32 + 7;
+        let team = world.team().split_strided(TeamShape { start: 1, stride, size: 1 }).unwrap();
+        assert_eq!(team.map(|team| team.size()), (world.my_pe().get() == 1).then_some(1));
+    })
+    .expect("shared memory");
+}
