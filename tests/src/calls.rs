@@ -252,7 +252,7 @@ pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, r
         Form::ScatterInPlace => {
             one!(on, recv, |d| team.scatter_in_place_blocking(d, root), |q| team.scatter_in_place(q, d, root))
         }
-        other => panic!("{other:?} takes other arguments"),
+        other => panic!("{other:?} is not a movement"),
     }
 }
 

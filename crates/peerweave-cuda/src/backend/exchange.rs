@@ -147,7 +147,7 @@ impl Enqueue<'_> {
         Ok(Source::Collective(met))
     }
 
-    /// Meets the ranks of a team.
+    /// Synchronizes with the ranks of a team.
     fn meet(&mut self, ranks: &Ranks) -> Result<Arc<Slot>, Error> {
         match self.barrier(ranks.team)? {
             Source::Collective(slot) => Ok(slot),

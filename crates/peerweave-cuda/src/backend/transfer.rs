@@ -34,7 +34,7 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// The transfer of an operation, if it is one.
+    /// Returns the transfer of an operation; `None` for operations that transfer nothing.
     pub(super) fn of(op: &Op) -> Option<Self> {
         let Op::PointToPoint(op) = op else { return None };
         let bytes = op.count * op.dtype.size_bytes();

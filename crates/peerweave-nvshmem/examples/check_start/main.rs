@@ -190,7 +190,9 @@ fn by_id(file: &Path, place: &Place, device: &Arc<CudaContext>) -> Result<Contex
     let bytes = loop {
         match std::fs::read(&path) {
             Ok(bytes) => break bytes,
-            Err(error) if start.elapsed() > WAIT => return Err(format!("no id by {}: {error}", path.display()).into()),
+            Err(error) if start.elapsed() > WAIT => {
+                return Err(format!("cannot receive the id from {}: {error}", path.display()).into());
+            }
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
     };

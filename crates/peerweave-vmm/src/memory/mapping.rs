@@ -73,7 +73,7 @@ impl Mapping {
     }
 
     /// Returns the first address. It is valid while a handle of the mapping lives, for devices with
-    /// rights. Using it is `unsafe` elsewhere.
+    /// rights. An access through the address is `unsafe`.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
