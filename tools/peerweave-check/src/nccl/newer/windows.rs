@@ -65,6 +65,10 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
     if part.nccl().has("ncclWinGetUserPtr") {
         part.check(sending.user_address()? == send.address(), || "the address of a window".to_owned());
     }
+    // NCCL 2.28.9 gives wrong elements there.
+    let whole_words = |start: usize| (start * size_of::<T>()).is_multiple_of(4);
+    let parts_of_words = STARTS.into_iter().all(whole_words)
+        || part.is_since("parts of windows that begin at no multiple of 4 bytes", Version::new(2, 30, 7));
     let mut took = Duration::ZERO;
     for bytes in sizes {
         let slow = part.exchange(&[u8::from(took > SLOW)])?.contains(&vec![1]);
@@ -73,7 +77,8 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
             continue;
         }
         let (elements, began) = ((bytes / size_of::<T>()).max(1), Instant::now());
-        for start in STARTS.into_iter().filter(|start| *start == 0 || elements < most || most < MIB) {
+        let fits = |start: &usize| *start == 0 || elements < most || most < MIB;
+        for start in STARTS.into_iter().filter(|start| fits(start) && (whole_words(*start) || parts_of_words)) {
             part.step(&format!("{elements} elements of {} from index {start}", T::DTYPE));
             sized(part, comm, &mut send, &mut recv, elements, start)?;
         }
