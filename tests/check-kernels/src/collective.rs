@@ -161,12 +161,60 @@ scope!(moves_thread, reduces_thread, scatters_thread, thread: broadcast, fcollec
 scope!(moves_warp, reduces_warp, scatters_warp, warp: broadcast_warp, fcollect_warp, alltoall_warp, reduce_warp, reducescatter_warp);
 scope!(moves_block, reduces_block, scatters_block, block: broadcast_block, fcollect_block, alltoall_block, reduce_block, reducescatter_block);
 
-/// Defines one kernel for each element type: every function at each scope. On the host each kernel
-/// makes all reductions; on GPUs only `reduce_block` does, and the other functions compute sums.
-macro_rules! kernels {
-    ($($name:ident: $t:ty, $($operation:ident),*;)*) => {$(
-        #[doc = concat!("Checks collectives of `", stringify!($t), "`. `send` and `recv` have [`ELEMENTS`] elements for each member of `team`, at most eight.")]
-        /// One block.
+/// Calls a macro with the kernels of each element type: which operators it has, and their names at
+/// the scope of a thread, a warp and a block.
+#[macro_export]
+macro_rules! for_each_collective {
+    ($each:ident) => {
+        $each! {
+            i8, integer: check_collective_thread_i8, check_collective_warp_i8, check_collective_block_i8;
+            u8, integer: check_collective_thread_u8, check_collective_warp_u8, check_collective_block_u8;
+            i32, integer: check_collective_thread_i32, check_collective_warp_i32, check_collective_block_i32;
+            u32, integer: check_collective_thread_u32, check_collective_warp_u32, check_collective_block_u32;
+            i64, integer: check_collective_thread_i64, check_collective_warp_i64, check_collective_block_i64;
+            u64, integer: check_collective_thread_u64, check_collective_warp_u64, check_collective_block_u64;
+            f16, float: check_collective_thread_f16, check_collective_warp_f16, check_collective_block_f16;
+            bf16, float: check_collective_thread_bf16, check_collective_warp_bf16, check_collective_block_bf16;
+            f32, float: check_collective_thread_f32, check_collective_warp_f32, check_collective_block_f32;
+            f64, float: check_collective_thread_f64, check_collective_warp_f64, check_collective_block_f64;
+        }
+    };
+}
+
+/// Reductions with each operator that an element type has.
+macro_rules! each_operator {
+    (integer, $c:ident, $reduces:ident, $scatters:ident) => {
+        each_operator!($c, $reduces, $scatters: Sum, Prod, Min, Max, And, Or, Xor)
+    };
+    (float, $c:ident, $reduces:ident, $scatters:ident) => {
+        each_operator!($c, $reduces, $scatters: Sum, Prod, Min, Max)
+    };
+    ($c:ident, $reduces:ident, $scatters:ident: $($operator:ident),*) => {{
+        $(
+            $reduces($c, $operator, Fold::$operator)?;
+            $scatters($c, $operator, Fold::$operator)?;
+        )*
+        Ok::<(), Failed>(())
+    }};
+}
+
+/// Reductions by one thread or by a warp: with each operator on the host, and by sums on GPUs. The
+/// kernels of blocks call each of them there; a driver would take minutes for all.
+macro_rules! some_operators {
+    ($operators:ident, $c:ident, $reduces:ident, $scatters:ident) => {{
+        #[cfg(target_arch = "nvptx64")]
+        let outcome = each_operator!($c, $reduces, $scatters: Sum);
+        #[cfg(not(target_arch = "nvptx64"))]
+        let outcome = each_operator!($operators, $c, $reduces, $scatters);
+        outcome
+    }};
+}
+
+/// Defines one kernel.
+macro_rules! kernel {
+    ($name:ident, $t:ty, $scope:literal, |$c:ident| $check:expr) => {
+        #[doc = concat!("Checks collectives of `", stringify!($t), "` by ", $scope, ". `send` and `recv` have [`ELEMENTS`] elements for")]
+        /// each member of `team`, at most eight. One block.
         #[kernel]
         pub fn $name(
             ctx: &Context,
@@ -176,58 +224,31 @@ macro_rules! kernels {
             result: SymSlice<u64>,
         ) -> Result<(), Failed> {
             let (rank, size) = (ctx.team_my_pe(team).unwrap_or(0), ctx.team_n_pes(team));
-            let c = Collectives { check: Check::new(ctx, result), team, send, recv, rank, size };
-            moves_thread(&c)?;
-            moves_warp(&c)?;
-            moves_block(&c)?;
-            $(reduces_block(&c, $operation, Fold::$operation)?;)*
-            scatters_block(&c, Sum, Fold::Sum)?;
-            reduces_warp(&c, Sum, Fold::Sum)?;
-            scatters_warp(&c, Sum, Fold::Sum)?;
-            reduces_thread(&c, Sum, Fold::Sum)?;
-            scatters_thread(&c, Sum, Fold::Sum)?;
-            // Each operation in each call is another copy of the collective, which would take a
-            // GPU's driver minutes to compile.
-            #[cfg(not(target_arch = "nvptx64"))]
-            {
-                $(
-                    scatters_block(&c, $operation, Fold::$operation)?;
-                    reduces_warp(&c, $operation, Fold::$operation)?;
-                    scatters_warp(&c, $operation, Fold::$operation)?;
-                    reduces_thread(&c, $operation, Fold::$operation)?;
-                    scatters_thread(&c, $operation, Fold::$operation)?;
-                )*
-            }
-            c.check.finish();
+            let $c = &Collectives { check: Check::new(ctx, result), team, send, recv, rank, size };
+            $check?;
+            $c.check.finish();
             Ok(())
         }
+    };
+}
+
+/// Defines three kernels for each element type: one of them all would take an assembler several
+/// times as long.
+macro_rules! kernels {
+    ($($t:ty, $operators:ident: $thread:ident, $warp:ident, $block:ident;)*) => {$(
+        kernel!($thread, $t, "one thread", |c| {
+            moves_thread(c)?;
+            some_operators!($operators, c, reduces_thread, scatters_thread)
+        });
+        kernel!($warp, $t, "a warp", |c| {
+            moves_warp(c)?;
+            some_operators!($operators, c, reduces_warp, scatters_warp)
+        });
+        kernel!($block, $t, "a block", |c| {
+            moves_block(c)?;
+            each_operator!($operators, c, reduces_block, scatters_block)
+        });
     )*};
 }
 
-macro_rules! integers {
-    ($($name:ident: $t:ty;)*) => {
-        kernels! {$($name: $t, Sum, Prod, Min, Max, And, Or, Xor;)*}
-    };
-}
-
-macro_rules! floats {
-    ($($name:ident: $t:ty;)*) => {
-        kernels! {$($name: $t, Sum, Prod, Min, Max;)*}
-    };
-}
-
-integers! {
-    check_collective_i8: i8;
-    check_collective_u8: u8;
-    check_collective_i32: i32;
-    check_collective_u32: u32;
-    check_collective_i64: i64;
-    check_collective_u64: u64;
-}
-
-floats! {
-    check_collective_f16: f16;
-    check_collective_bf16: bf16;
-    check_collective_f32: f32;
-    check_collective_f64: f64;
-}
+for_each_collective!(kernels);

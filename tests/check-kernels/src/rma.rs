@@ -252,27 +252,29 @@ fn operands<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
     })
 }
 
-fn all<T: Sample>(
-    ctx: &Context,
-    send: SymSlice<T>,
-    recv: SymSlice<T>,
-    signal: SymSlice<u64>,
-    result: SymSlice<u64>,
-) -> Result<(), Failed> {
-    let mut rma = Rma { check: Check::new(ctx, result), send, recv, signal, round: 0 };
-    operands(&mut rma)?;
-    thread_scope(&mut rma)?;
-    warp_scope(&mut rma)?;
-    block_scope(&mut rma)?;
-    rma.check.finish();
-    Ok(())
+/// Calls a macro with the kernels of each element type: what they move, and their names at the
+/// scope of a thread, a warp and a block.
+#[macro_export]
+macro_rules! for_each_rma {
+    ($each:ident) => {
+        $each! {
+            u8: check_rma_thread_u8, check_rma_warp_u8, check_rma_block_u8;
+            u16: check_rma_thread_u16, check_rma_warp_u16, check_rma_block_u16;
+            u32: check_rma_thread_u32, check_rma_warp_u32, check_rma_block_u32;
+            u64: check_rma_thread_u64, check_rma_warp_u64, check_rma_block_u64;
+            u128: check_rma_thread_u128, check_rma_warp_u128, check_rma_block_u128;
+            f32: check_rma_thread_f32, check_rma_warp_f32, check_rma_block_f32;
+            f64: check_rma_thread_f64, check_rma_warp_f64, check_rma_block_f64;
+        }
+    };
 }
 
-/// Defines one kernel for each element type.
-macro_rules! kernels {
-    ($($name:ident: $t:ty, $words:literal;)*) => {$(
-        #[doc = concat!("Checks puts and gets of ", $words, ". `send` and `recv` have [`ELEMENTS`] elements, `signal` one word, 0 at first; the launch")]
-        /// gives each block 1024 bytes of dynamic shared memory. One block.
+/// Defines the kernels of one scope.
+macro_rules! kernel {
+    ($name:ident, $t:ty, $scope:literal, |$rma:ident| $check:expr) => {
+        #[doc = concat!("Checks puts and gets of `", stringify!($t), "` ", $scope, ". `send` and `recv` have [`ELEMENTS`] elements,")]
+        /// `signal` one word, 0 at first; the launch gives each block 1024 bytes of dynamic shared
+        /// memory. One block.
         #[kernel]
         pub fn $name(
             ctx: &Context,
@@ -281,17 +283,22 @@ macro_rules! kernels {
             signal: SymSlice<u64>,
             result: SymSlice<u64>,
         ) -> Result<(), Failed> {
-            all(ctx, send, recv, signal, result)
+            let $rma = &mut Rma { check: Check::new(ctx, result), send, recv, signal, round: 0 };
+            $check?;
+            $rma.check.finish();
+            Ok(())
         }
+    };
+}
+
+/// Defines three kernels for each element type: one of them all would take an assembler ten times
+/// as long.
+macro_rules! kernels {
+    ($($t:ty: $thread:ident, $warp:ident, $block:ident;)*) => {$(
+        kernel!($thread, $t, "of single elements and by one thread", |rma| operands(rma).and_then(|()| thread_scope(rma)));
+        kernel!($warp, $t, "by a warp", |rma| warp_scope(rma));
+        kernel!($block, $t, "by a block", |rma| block_scope(rma));
     )*};
 }
 
-kernels! {
-    check_rma_u8: u8, "elements of 1 byte";
-    check_rma_u16: u16, "elements of 2 bytes";
-    check_rma_u32: u32, "elements of 4 bytes";
-    check_rma_u64: u64, "elements of 8 bytes";
-    check_rma_u128: u128, "elements of 16 bytes";
-    check_rma_f32: f32, "`f32`";
-    check_rma_f64: f64, "`f64`";
-}
+for_each_rma!(kernels);

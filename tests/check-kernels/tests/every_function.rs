@@ -2,10 +2,11 @@
 //! on GPUs.
 
 use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
+use peerweave_check_kernels::{for_each_collective, for_each_rma};
 use peerweave_device::launch::Kernel;
 use peerweave_device::prelude::*;
 use peerweave_grid::{Job, Shape};
-use peerweave_types::{KernelArgs, KernelTeam};
+use peerweave_types::{KernelArgs, KernelTeam, bf16, f16};
 use std::time::Duration;
 
 /// Numbers of PEs and threads of a block: two warps at least, the last one not full.
@@ -51,26 +52,19 @@ fn check_on<A: KernelArgs>(
     }
 }
 
+/// One test for each kernel, with the kernel's name.
 macro_rules! rma {
-    ($($test:ident: $t:ty, $kernel:ident;)*) => {$(
+    ($($t:ty: $($kernel:ident),*;)*) => {$($(
         #[test]
-        fn $test() {
+        fn $kernel() {
             check(&rma::$kernel::KERNEL, 1, |job, result| {
                 (job.alloc::<$t>(rma::ELEMENTS), job.alloc::<$t>(rma::ELEMENTS), job.alloc::<u64>(1), result)
             });
         }
-    )*};
+    )*)*};
 }
 
-rma! {
-    rma_of_u8_is_exact: u8, check_rma_u8;
-    rma_of_u16_is_exact: u16, check_rma_u16;
-    rma_of_u32_is_exact: u32, check_rma_u32;
-    rma_of_u64_is_exact: u64, check_rma_u64;
-    rma_of_u128_is_exact: u128, check_rma_u128;
-    rma_of_f32_is_exact: f32, check_rma_f32;
-    rma_of_f64_is_exact: f64, check_rma_f64;
-}
+for_each_rma!(rma);
 
 #[test]
 fn signal_kernel_finds_no_difference() {
@@ -97,8 +91,8 @@ words! {
     atomics_of_u64_are_exact: atomic, u64, check_atomic_u64;
     atomics_of_f32_are_exact: atomic, f32, check_atomic_f32;
     atomics_of_f64_are_exact: atomic, f64, check_atomic_f64;
-    additions_to_f16_are_exact: atomic, peerweave_types::f16, check_atomic_f16;
-    additions_to_bf16_are_exact: atomic, peerweave_types::bf16, check_atomic_bf16;
+    additions_to_f16_are_exact: atomic, f16, check_atomic_f16;
+    additions_to_bf16_are_exact: atomic, bf16, check_atomic_bf16;
 }
 
 #[test]
@@ -111,37 +105,27 @@ fn barrier_kernel_of_a_team_finds_no_difference() {
     check(&team::check_team::KERNEL, 3, |job, result| (KernelTeam::WORLD, job.alloc::<u64>(3 * team::WORDS), result));
 }
 
+/// One test for each kernel, with the kernel's name.
 macro_rules! collectives {
-    ($($test:ident: $t:ty, $kernel:ident;)*) => {$(
+    ($($t:ty, $operators:ident: $($kernel:ident),*;)*) => {$($(
         #[test]
-        fn $test() {
+        fn $kernel() {
             check(&collective::$kernel::KERNEL, 1, |job, result| {
                 let elements = collective::ELEMENTS * job.n_pes() as usize;
                 (KernelTeam::WORLD, job.alloc::<$t>(elements), job.alloc::<$t>(elements), result)
             });
         }
-    )*};
+    )*)*};
 }
 
-collectives! {
-    collectives_of_i8_are_exact: i8, check_collective_i8;
-    collectives_of_u8_are_exact: u8, check_collective_u8;
-    collectives_of_i32_are_exact: i32, check_collective_i32;
-    collectives_of_u32_are_exact: u32, check_collective_u32;
-    collectives_of_i64_are_exact: i64, check_collective_i64;
-    collectives_of_u64_are_exact: u64, check_collective_u64;
-    collectives_of_f16_are_exact: peerweave_types::f16, check_collective_f16;
-    collectives_of_bf16_are_exact: peerweave_types::bf16, check_collective_bf16;
-    collectives_of_f32_are_exact: f32, check_collective_f32;
-    collectives_of_f64_are_exact: f64, check_collective_f64;
-}
+for_each_collective!(collectives);
 
 #[test]
 fn sample_elements_of_different_numbers_differ() {
     use peerweave_check_kernels::Sample;
     for number in 0..200u64 {
         assert_ne!(u8::of(number), u8::of(number + 1));
-        assert_ne!(peerweave_types::bf16::of(number), peerweave_types::bf16::of(number + 1));
+        assert_ne!(bf16::of(number), bf16::of(number + 1));
         assert_ne!(u128::of(number), u128::of(number + 1));
     }
 }

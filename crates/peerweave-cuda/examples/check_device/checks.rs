@@ -1,6 +1,7 @@
 //! Checks every function that kernels call, with the kernels of `peerweave-check-kernels`.
 
 use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
+use peerweave_check_kernels::{for_each_collective, for_each_rma};
 use peerweave_cuda::{Gpu, LaunchConfig, Symmetric};
 use peerweave_device::launch::Kernel;
 use peerweave_types::{KernelArgs, KernelTeam, bf16, f16};
@@ -40,7 +41,7 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symm
 pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
     let n = gpu.n_pes() as usize;
     macro_rules! rma {
-        ($($t:ty: $kernel:ident),*) => {$(
+        ($($t:ty: $($kernel:ident),*;)*) => {$($(
             table.check(stringify!($kernel), || {
                 let (send, recv) = (gpu.alloc::<$t>(rma::ELEMENTS)?, gpu.alloc::<$t>(rma::ELEMENTS)?);
                 let (signal, result) = (gpu.alloc::<u64>(1)?, gpu.alloc::<u64>(RESULT_WORDS)?);
@@ -50,7 +51,7 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
                 gpu.free(recv)?;
                 Ok(gpu.free(signal)?)
             });
-        )*};
+        )*)*};
     }
     macro_rules! words {
         ($($module:ident, $t:ty: $kernel:ident),*) => {$(
@@ -63,7 +64,7 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
         )*};
     }
     macro_rules! collectives {
-        ($($t:ty: $kernel:ident),*) => {$(
+        ($($t:ty, $operators:ident: $($kernel:ident),*;)*) => {$($(
             table.check(stringify!($kernel), || {
                 let elements = collective::ELEMENTS * n;
                 let (send, recv) = (gpu.alloc::<$t>(elements)?, gpu.alloc::<$t>(elements)?);
@@ -73,13 +74,14 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
                 gpu.free(send)?;
                 Ok(gpu.free(recv)?)
             });
-        )*};
+        )*)*};
     }
-    rma!(u8: check_rma_u8, u16: check_rma_u16, u32: check_rma_u32, u64: check_rma_u64, u128: check_rma_u128, f32: check_rma_f32, f64: check_rma_f64);
+    for_each_rma!(rma);
     words!(signal, u64: check_signal);
     words!(wait, i32: check_wait_i32, wait, u32: check_wait_u32, wait, i64: check_wait_i64, wait, u64: check_wait_u64);
     words!(atomic, i32: check_atomic_i32, atomic, u32: check_atomic_u32, atomic, i64: check_atomic_i64, atomic, u64: check_atomic_u64);
     words!(atomic, f32: check_atomic_f32, atomic, f64: check_atomic_f64);
+    words!(atomic, f16: check_atomic_f16, atomic, bf16: check_atomic_bf16);
     table.check("check_team_all", || {
         let (words, result) = (gpu.alloc::<u64>(3 * team::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
         let args = (words.slice(), result.slice());
@@ -92,7 +94,5 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
         check(gpu, &team::check_team::KERNEL, 3, result, args)?;
         Ok(gpu.free(words)?)
     });
-    collectives!(i8: check_collective_i8, u8: check_collective_u8, i32: check_collective_i32, u32: check_collective_u32);
-    collectives!(i64: check_collective_i64, u64: check_collective_u64, f16: check_collective_f16, bf16: check_collective_bf16);
-    collectives!(f32: check_collective_f32, f64: check_collective_f64);
+    for_each_collective!(collectives);
 }
