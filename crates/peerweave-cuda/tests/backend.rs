@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use peerweave_core::{Buffer, Compare, Error, Rank, ReduceOp, Strides, VectorCounts, World, bf16};
+use peerweave_core::{Buffer, Compare, Error, Rank, ReduceOp, Reduction, Strides, VectorCounts, World, bf16};
 use peerweave_cuda::GpuOptions;
 use peerweave_fakes::Fakes;
 
@@ -221,15 +221,36 @@ fn teams_meet_and_are_destroyed() {
 }
 
 #[test]
-fn collectives_that_are_not_built_are_refused_by_name() {
+fn reductions_give_every_rank_its_results() {
     fakes().run(|| {
-        worlds(2, options(), |world| {
-            let (team, x) = (world.team(), world.alloc_zeroed::<f32>(4).unwrap());
-            let error = team.all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err();
-            assert!(matches!(error, Error::Unsupported { call: "all_reduce", backend: "cuda", .. }), "{error}");
-            // Nothing was enqueued, and the team goes on.
-            team.barrier_blocking().unwrap();
-            x.release().unwrap();
+        worlds(3, options(), |world| {
+            let (team, stream, me) = (world.team(), world.stream().unwrap(), world.my_pe().get());
+            for len in [1, 300, 4000] {
+                let mine: Vec<f32> = (0..3 * len).map(|i| (i % 100) as f32 + me as f32).collect();
+                let sum = |i: usize| (3 * (i % 100) + 3) as f32;
+                let mut got = vec![0.0; 3 * len];
+                team.all_reduce_blocking(&mine, &mut got, ReduceOp::Sum).unwrap();
+                assert_eq!(got, (0..3 * len).map(sum).collect::<Vec<f32>>());
+                let (from, to) = (Buffer::from(mine.clone()), Buffer::zeroed(len));
+                team.reduce_scatter(&stream, &from, &to, ReduceOp::Sum).unwrap().wait().unwrap();
+                assert_eq!(to.to_vec(), (me as usize * len..(me as usize + 1) * len).map(sum).collect::<Vec<f32>>());
+                let x = world.alloc::<f32>(3 * len).unwrap();
+                x.copy_from(&mine).unwrap();
+                team.reduce_in_place_blocking(&x, ReduceOp::Max, Rank::new(1)).unwrap();
+                let expected = if me == 1 { (0..3 * len).map(|i| (i % 100) as f32 + 2.0).collect() } else { mine.clone() };
+                assert_eq!(x.to_vec().unwrap(), expected);
+                team.all_reduce_in_place(&stream, &x, Reduction::pre_mul_sum(if me == 1 { 2.0 } else { 0.0 }))
+                    .unwrap()
+                    .wait()
+                    .unwrap();
+                assert_eq!(x.load(0).unwrap(), 4.0);
+                x.release().unwrap();
+            }
+            let pair = world.team().split(Some(u64::from(me / 2)), 0).unwrap().unwrap();
+            let mut least = [me as i64, -(me as i64)];
+            pair.all_reduce_in_place_blocking(&mut least, ReduceOp::Min).unwrap();
+            assert_eq!(least, if me == 2 { [2, -2] } else { [0, -1] });
+            pair.destroy().unwrap();
         });
     });
 }

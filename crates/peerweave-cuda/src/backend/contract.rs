@@ -20,6 +20,9 @@ use super::transfer;
 use crate::error::CudaError;
 use crate::team::Team;
 
+/// Stands for the team of a PE that gets none.
+const NO_TEAM: TeamId = TeamId(u32::MAX);
+
 /// How long graphs that were destroyed may hold memory that is released.
 const GRAPHS: Duration = Duration::from_secs(2);
 
@@ -194,9 +197,17 @@ unsafe impl Backend for Cuda {
         }
         // No member sends before the mailboxes of all are empty.
         gpu.barrier(&format!("backend/split/{splits}")).map_err(state.portable(call))?;
+        // The number of the split makes it differ from those of earlier teams of this number.
+        let id = |team: &Team| TeamId(team.kernel_team().index() | *splits << 8);
+        if !state.bases.contains(&0) {
+            let members = made.as_ref().map_or(vec![state.job.my_pe], |team| team.members().to_vec());
+            // A PE that gets no team takes part with itself alone, and forgets it.
+            let team = made.as_ref().map_or(NO_TEAM, id);
+            state.make_collectives(call, &gpu, team, &members)?;
+            lock(&state.collectives).remove(&NO_TEAM.0);
+        }
         Ok(made.map(|team| {
-            // The number of the split makes it differ from those of earlier teams of this number.
-            let id = TeamId(team.kernel_team().index() | *splits << 8);
+            let id = id(&team);
             let members = team.members().to_vec();
             lock(&state.teams).insert(id.0, team);
             TeamRecord { id, members }
@@ -206,6 +217,8 @@ unsafe impl Backend for Cuda {
     fn team_destroy(&self, team: TeamId) -> Result<(), Error> {
         const CALL: &str = "destroy";
         self.drain(CALL)?;
+        // Its staging memory stays taken: freeing it would need all PEs.
+        lock(&self.state.collectives).remove(&team.0);
         let taken: Option<Team> = lock(&self.state.teams).remove(&team.0);
         let taken = taken.unwrap_or_else(|| panic!("peerweave-core bug: no team {team:?}"));
         taken.destroy().map_err(self.state.portable(CALL))

@@ -415,6 +415,7 @@ impl Enqueue<'_> {
         match op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(op.team),
             _ if team.size == 1 => self.alone(op),
+            kind if kind.reduces() => self.reduce(op),
             _ => self.exchange(op),
         }
     }
@@ -431,7 +432,7 @@ impl Enqueue<'_> {
     /// A collective of a team of one: its operand is its result.
     fn alone(&mut self, op: &Collective) -> Outcome<Source> {
         if op.kind.reduces() && op.op == ReduceOp::PreMulSum {
-            return Err(unsupported(op.kind.name(), "premultiplied sums are not built yet"));
+            return self.reduce(op);
         }
         let (Some(mut send), Some(mut recv)) = (op.send, op.recv) else { return Ok(Source::Copy) };
         let size = DType::size_bytes(op.dtype);

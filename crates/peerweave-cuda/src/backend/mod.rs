@@ -6,6 +6,7 @@
 //!    enqueue    one operation on a CUDA stream: copies, and kernels of peerweave-stream-kernels
 //!     exchange   collectives that move data
 //!     transfer   sends and receives
+//!     reduce     reductions
 //!     staging    memory of the host passes through pinned memory
 //!    ticket     how the outcome of an operation is read      slots   words for outcomes
 //!   devices    memory of other libraries as operands         event   events of the driver
@@ -24,6 +25,7 @@ mod error;
 mod event;
 mod exchange;
 mod queue;
+mod reduce;
 mod slots;
 mod staging;
 mod state;
@@ -36,9 +38,11 @@ use std::time::Duration;
 
 use peerweave_bootstrap::{Job, Options, Rendezvous};
 use peerweave_core::Error;
-use peerweave_core::backend::{AfterFailure, Caps, PrivateBuffers, StreamBackend};
+use peerweave_core::backend::{
+    AccumulatorType, AfterFailure, Caps, NanRule, PrivateBuffers, ReductionOrder, StreamBackend, TeamId,
+};
 use peerweave_driver::CudaStream;
-use peerweave_types::Pe;
+use peerweave_types::{DType, Pe};
 
 pub use devices::{of_cudarc, on_device};
 
@@ -53,8 +57,8 @@ const DEFAULT_HEAP_BYTES: usize = 1 << 30;
 ///
 /// A PE has one GPU. PEs are processes of one machine, or threads with a GPU each.
 ///
-/// Reductions in teams of several PEs are not built yet, nor splits of other teams than that of all
-/// PEs: they are [`Error::Unsupported`]. The README of this crate has the table.
+/// Splits of other teams than that of all PEs are [`Error::Unsupported`]. The README of this crate
+/// has the table of what is built.
 pub struct Cuda {
     state: Arc<State>,
 }
@@ -109,7 +113,8 @@ impl Cuda {
         let heap_bytes = options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES);
         let options = GpuOptions::new(heap_bytes).deadline(options.deadline);
         let teams = options.teams as usize + 1;
-        let options = GpuOptions { heap_bytes: heap_bytes + AREA_BYTES * teams, ..options };
+        let reductions = crate::collective::CollectivesOptions::default().heap_bytes() as usize;
+        let options = GpuOptions { heap_bytes: heap_bytes + AREA_BYTES * teams + reductions, ..options };
         let within = Options { deadline: options.deadline, ..Options::default() };
         let rendezvous = Arc::new(Rendezvous::join(job, within).map_err(|error| setup(error.into()))?);
         Self::new(Gpu::new(&rendezvous, &context, options).map_err(setup)?)
@@ -142,7 +147,20 @@ impl Cuda {
         let bytes = area_bytes(heap_bytes, max_teams);
         let area = gpu.alloc::<u8>(bytes).map_err(setup)?;
         caps.heap_bytes -= bytes;
-        Ok(Arc::new(Self { state: Arc::new(State::new(gpu, caps, heap_bytes, bases, area)) }))
+        caps.reductions = Caps::reductions_with(|reduction| {
+            reduction.order = ReductionOrder::Rank;
+            reduction.same_bits = true;
+            reduction.nan = NanRule::IgnoredByMinMax;
+            if matches!(reduction.dtype, DType::F16 | DType::BF16) {
+                reduction.accumulator = AccumulatorType::F32RoundedOnce;
+            }
+        });
+        let all: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
+        let state = State::new(gpu.clone(), caps, heap_bytes, bases, area);
+        if !state.bases.contains(&0) {
+            state.make_collectives("Cuda::new", &gpu, TeamId::WORLD, &all)?;
+        }
+        Ok(Arc::new(Self { state: Arc::new(state) }))
     }
 
     /// A stream of cudarc as a stream of this backend, for

@@ -16,6 +16,7 @@ use super::error::{NAME, driver, portable, unsupported, world};
 use super::event::Recorded;
 use super::queue::Queue;
 use super::slots::Pool;
+use crate::collective::{Collectives, CollectivesOptions};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::memory::Symmetric;
@@ -41,6 +42,8 @@ pub(super) struct State {
     pub(super) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
     /// By number of the portable API.
     pub(super) teams: Mutex<BTreeMap<u32, Team>>,
+    /// The reductions of each team that has room for them, by number of the portable API.
+    pub(super) collectives: Mutex<BTreeMap<u32, Arc<Collectives>>>,
     /// How many teams were made: it tells teams of one number apart.
     pub(super) splits: Mutex<u32>,
     /// The streams of the last collectives, by team number.
@@ -69,6 +72,18 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The staging memory of reductions: what is fastest for the team of all PEs where the heap has
+/// room, and little for other teams, since it stays taken when they are destroyed.
+fn reductions(heap_bytes: u64, is_world: bool) -> CollectivesOptions {
+    let options = CollectivesOptions::default();
+    if is_world && heap_bytes >= 4 * options.heap_bytes() {
+        return options;
+    }
+    let bank_bytes = (heap_bytes / 256).clamp(4096, 256 << 10) & !4095;
+    let max_blocks = (heap_bytes / (1 << 20)).clamp(1, 16) as u32;
+    CollectivesOptions { bank_bytes, slot_bytes: 4096, max_blocks, ..options }
+}
+
 impl State {
     pub(super) fn new(gpu: Gpu, caps: Caps, heap_bytes: u64, bases: Box<[u64]>, area: Symmetric<u8>) -> Self {
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
@@ -86,6 +101,7 @@ impl State {
             heap_bytes,
             allocations: Mutex::default(),
             teams: Mutex::default(),
+            collectives: Mutex::default(),
             splits: Mutex::default(),
             orders: (0..n_teams).map(|_| Mutex::default()).collect(),
             transfer_orders: (0..n_teams).map(|_| Mutex::default()).collect(),
@@ -169,6 +185,24 @@ impl State {
         move |error| portable(call, team, error)
     }
 
+    /// The reductions of a team, if it has room for them.
+    pub(super) fn collectives(&self, team: TeamId) -> Option<Arc<Collectives>> {
+        lock(&self.collectives).get(&team.0).map(Arc::clone)
+    }
+
+    /// Makes the reductions of a team. Collective over all PEs, each with the members of its own
+    /// team.
+    pub(super) fn make_collectives(&self, call: &'static str, gpu: &Gpu, team: TeamId, members: &[Pe]) -> Result<(), Error> {
+        let options = reductions(self.heap_bytes, team == TeamId::WORLD);
+        match Collectives::new(gpu, members, options) {
+            Ok(made) => drop(lock(&self.collectives).insert(team.0, Arc::new(made))),
+            // The heap has no room, on every PE alike.
+            Err(CudaError::Vmm(peerweave_vmm::VmmError::Misuse(peerweave_vmm::Misuse::Exhausted { .. }))) => {}
+            Err(error) => return Err(portable(call, self.world(), error)),
+        }
+        Ok(())
+    }
+
     // ---- streams of this backend ----
 
     /// A stream that no other operation uses.
@@ -189,6 +223,7 @@ impl State {
         lock(&self.idle).clear();
         self.orders.iter().chain(&self.transfer_orders).for_each(|order| *lock(order) = None);
         drop(lock(&self.area).take());
+        lock(&self.collectives).clear();
         *lock(&self.access) = None;
     }
 

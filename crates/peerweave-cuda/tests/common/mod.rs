@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, ServerOptions, Token};
+use peerweave_collectives::{Call, all_reduce};
 use peerweave_core::World;
 use peerweave_cuda::{Cuda, CudaError, Gpu, GpuOptions};
 use peerweave_device::launch::Kernel;
@@ -199,9 +200,106 @@ kernels! { register_stream_kernels of peerweave_stream_kernels:
     stream_fill(1: DeviceSlice<u8>, 2: u64, 3: u32, 4: u64);
 }
 
+/// Registers reductions, whose only argument after the context is a call.
+macro_rules! reductions {
+    ($($kernel:ident),* $(,)?) => {
+        fn register_reductions() {
+            $({
+                /// # Safety
+                /// `launch` is a launch of this kernel in progress.
+                unsafe extern "C" fn run(launch: *const FakeLaunch) {
+                    // SAFETY: the fake calls this for launches of this kernel, whose argument after
+                    // the context is a call.
+                    unsafe { on_cpu(&all_reduce::$kernel::KERNEL, launch, (argument::<Call>(launch, 1),)) }
+                }
+                register_one(stringify!($kernel), run);
+            })*
+        }
+    };
+}
+
+reductions! {
+    all_reduce_chunked_bf16_2,
+    all_reduce_chunked_bf16_4,
+    all_reduce_chunked_bf16_8,
+    all_reduce_chunked_f16_2,
+    all_reduce_chunked_f16_4,
+    all_reduce_chunked_f16_8,
+    all_reduce_chunked_f32_2,
+    all_reduce_chunked_f32_4,
+    all_reduce_chunked_f32_8,
+    all_reduce_chunked_f64_8,
+    all_reduce_chunked_i32_8,
+    all_reduce_chunked_i64_8,
+    all_reduce_chunked_i8_8,
+    all_reduce_chunked_u32_8,
+    all_reduce_chunked_u64_8,
+    all_reduce_chunked_u8_8,
+    all_reduce_one_shot_bf16_2,
+    all_reduce_one_shot_bf16_4,
+    all_reduce_one_shot_bf16_8,
+    all_reduce_one_shot_f16_2,
+    all_reduce_one_shot_f16_4,
+    all_reduce_one_shot_f16_8,
+    all_reduce_one_shot_f32_2,
+    all_reduce_one_shot_f32_4,
+    all_reduce_one_shot_f32_8,
+    all_reduce_one_shot_f64_8,
+    all_reduce_one_shot_i32_8,
+    all_reduce_one_shot_i64_8,
+    all_reduce_one_shot_i8_8,
+    all_reduce_one_shot_u32_8,
+    all_reduce_one_shot_u64_8,
+    all_reduce_one_shot_u8_8,
+    all_reduce_plain_chunked_bf16_2,
+    all_reduce_plain_chunked_bf16_4,
+    all_reduce_plain_chunked_bf16_8,
+    all_reduce_plain_chunked_f16_2,
+    all_reduce_plain_chunked_f16_4,
+    all_reduce_plain_chunked_f16_8,
+    all_reduce_plain_chunked_f32_2,
+    all_reduce_plain_chunked_f32_4,
+    all_reduce_plain_chunked_f32_8,
+    all_reduce_plain_one_shot_bf16_2,
+    all_reduce_plain_one_shot_bf16_4,
+    all_reduce_plain_one_shot_bf16_8,
+    all_reduce_plain_one_shot_f16_2,
+    all_reduce_plain_one_shot_f16_4,
+    all_reduce_plain_one_shot_f16_8,
+    all_reduce_plain_one_shot_f32_2,
+    all_reduce_plain_one_shot_f32_4,
+    all_reduce_plain_one_shot_f32_8,
+    all_reduce_plain_two_shot_bf16_2,
+    all_reduce_plain_two_shot_bf16_4,
+    all_reduce_plain_two_shot_bf16_8,
+    all_reduce_plain_two_shot_f16_2,
+    all_reduce_plain_two_shot_f16_4,
+    all_reduce_plain_two_shot_f16_8,
+    all_reduce_plain_two_shot_f32_2,
+    all_reduce_plain_two_shot_f32_4,
+    all_reduce_plain_two_shot_f32_8,
+    all_reduce_two_shot_bf16_2,
+    all_reduce_two_shot_bf16_4,
+    all_reduce_two_shot_bf16_8,
+    all_reduce_two_shot_f16_2,
+    all_reduce_two_shot_f16_4,
+    all_reduce_two_shot_f16_8,
+    all_reduce_two_shot_f32_2,
+    all_reduce_two_shot_f32_4,
+    all_reduce_two_shot_f32_8,
+    all_reduce_two_shot_f64_8,
+    all_reduce_two_shot_i32_8,
+    all_reduce_two_shot_i64_8,
+    all_reduce_two_shot_i8_8,
+    all_reduce_two_shot_u32_8,
+    all_reduce_two_shot_u64_8,
+    all_reduce_two_shot_u8_8,
+}
+
 pub(crate) fn register() {
     register_tests();
     register_stream_kernels();
+    register_reductions();
 }
 
 /// Runs the body as each of `n` PEs of a world on GPUs, which it ends; gives what they return.
