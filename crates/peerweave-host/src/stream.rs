@@ -8,7 +8,7 @@
 
 use crate::ops::queues::{Failure, Queue};
 use crate::ops::shared::Shared;
-use crate::ops::{self, Task};
+use crate::ops::{self, Task, call_name};
 use crate::sync::wait::{Limit, Stop};
 use peerweave_core::Error;
 use peerweave_core::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
@@ -81,31 +81,6 @@ impl Queue for Inner {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // No code that holds one of these locks panics.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// The name of the call that makes an operation.
-pub(crate) fn call_name(op: &Op) -> &'static str {
-    match op {
-        Op::Collective(op) => op.kind.name(),
-        Op::PointToPoint(op) => match op.direction {
-            peerweave_core::backend::Direction::Send => "send",
-            peerweave_core::backend::Direction::Receive => "recv",
-        },
-        Op::Group(_) => "group",
-        Op::Put(_) => "put",
-        Op::Get(_) => "get",
-        Op::Strided(_) => "put_strided",
-        Op::PutElement(_) => "p",
-        Op::GetElement(_) => "g",
-        Op::Copy(_) => "copy",
-        Op::Fill(_) => "fill",
-        Op::Signal(_) => "signal",
-        Op::Wait(_) => "wait_until",
-        Op::Atomic(_) => "atomic",
-        Op::Launch(launch) => launch.kernel.name(),
-        Op::Fence => "fence",
-        Op::Quiet => "quiet",
-    }
 }
 
 impl HostStream {

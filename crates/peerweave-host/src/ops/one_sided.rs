@@ -5,10 +5,10 @@
 //! fence orders them. Streaming stores end with a fence of their own. So a put is complete when it
 //! returns, `fence` is a release fence, and `quiet` is a full fence.
 
+use crate::ops::call_name;
 use crate::ops::shared::Shared;
 use crate::ops::tuning::STREAMING_COPY;
 use crate::simd;
-use crate::stream::call_name;
 use crate::sync::target;
 use peerweave_core::Error;
 use peerweave_core::backend::{
@@ -31,16 +31,6 @@ fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     }
 }
 
-/// Returns whether the operation takes much longer than a check of its target.
-#[inline]
-fn is_large(op: &Op) -> bool {
-    match op {
-        Op::Put(put) => put.bytes >= STREAMING_COPY,
-        Op::Get(get) => get.bytes >= STREAMING_COPY,
-        _ => false,
-    }
-}
-
 impl Shared {
     /// Runs an operation that waits for no PE.
     ///
@@ -48,15 +38,18 @@ impl Shared {
     /// [`Error::Peer`] if the operation checks its target and finds it gone.
     #[inline]
     pub(crate) fn run_one_sided(&self, op: &Op) -> Result<Outcome, Error> {
-        if target::check_is_due() || is_large(op) {
-            self.check_target_of(op)?;
-        }
-        Ok(self.access(op))
+        if target::check_is_due() { self.run_checked(op) } else { self.access::<false>(op) }
+    }
+
+    /// Runs an operation after a check of its target.
+    #[cold]
+    #[inline(never)]
+    fn run_checked(&self, op: &Op) -> Result<Outcome, Error> {
+        self.check_target_of(op)?;
+        self.access::<true>(op)
     }
 
     /// Checks the targets of an operation.
-    #[cold]
-    #[inline(never)]
     fn check_target_of(&self, op: &Op) -> Result<(), Error> {
         let pe = match op {
             Op::Put(put) => put.pe,
@@ -72,25 +65,29 @@ impl Shared {
         self.peers.check_target(call_name(op), pe.index())
     }
 
+    /// Runs an operation. One that takes much longer than a check is checked always.
     #[inline]
-    fn access(&self, op: &Op) -> Outcome {
+    fn access<const CHECKED: bool>(&self, op: &Op) -> Result<Outcome, Error> {
         match op {
+            Op::Put(Put { bytes: STREAMING_COPY.., .. }) | Op::Get(Get { bytes: STREAMING_COPY.., .. }) if !CHECKED => {
+                return self.run_checked(op);
+            }
             Op::Put(put) => self.put(put),
             Op::Get(get) => self.get(get),
             Op::Strided(strided) => self.strided(strided),
             Op::PutElement(put) => self.put_element(put),
-            Op::GetElement(get) => return self.get_element(get),
+            Op::GetElement(get) => return Ok(self.get_element(get)),
             Op::Copy(op) => copy(self.address(op.target), self.address(op.source), op.bytes),
             Op::Fill(fill) => self.fill(fill),
             Op::Signal(signal) => self.signal(signal),
-            Op::Atomic(atomic) => return self.atomic(atomic),
+            Op::Atomic(atomic) => return Ok(self.atomic(atomic)),
             Op::Fence => fence(Ordering::Release),
             Op::Quiet => fence(Ordering::SeqCst),
             Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_) => {
                 unreachable!("the operation may wait for other PEs")
             }
         }
-        Outcome::Done
+        Ok(Outcome::Done)
     }
 
     #[inline]
