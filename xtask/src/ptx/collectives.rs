@@ -18,6 +18,10 @@ const ARRIVED: &str = "ld.relaxed.sys.global.v2.b64";
 /// not copy one into the paths of a branch.
 const BARRIER: &str = "bar.red.or.pred";
 
+/// Reads of memory of the thread: a vector that the compiler has not kept in registers. Reductions
+/// have none, but for those of 8 bits, whose vectors have 16 elements.
+const LOCAL: &str = "ld.local.";
+
 /// What some stretch of a kernel must hold, for up to `ranks` ranks.
 fn expected(kernel: &str, ranks: usize) -> Vec<(&'static str, usize)> {
     if kernel.contains("_chunked_") {
@@ -49,6 +53,10 @@ pub(super) fn check(ptx: &str, _: Variant) -> Outcome {
         if barriers != wanted {
             outcome.faults.push(format!("{kernel} has {barriers} `{BARRIER}`, expected {wanted}"));
         }
+        let locals = text::instructions(body).filter(|found| text::operation(found).starts_with(LOCAL)).count();
+        if locals > 0 && kernel.contains("reduce") && !["_i8_", "_u8_"].iter().any(|bytes| kernel.contains(bytes)) {
+            outcome.faults.push(format!("{kernel} has {locals} `{LOCAL}`, expected none"));
+        }
         outcome.checked += 1;
     }
     outcome
@@ -71,6 +79,10 @@ mod tests {
         assert_eq!(found(4).faults, Vec::<String>::new());
         assert_eq!(found(3).faults.len(), 1);
         assert_eq!(check(&kernel("all_reduce", &[]), variant).faults.len(), 1);
+        let locals =
+            |name: &str| check(&kernel(name, &[(LOOK, 4), (PUSH, 1), (READ, 1), (WRITE, 1), ("ld.local.b64", 1)]), variant);
+        assert_eq!(locals("all_reduce_one_shot_f32_4").faults, ["all_reduce_one_shot_f32_4 has 1 `ld.local.`, expected none"]);
+        assert_eq!(locals("all_reduce_one_shot_u8_4").faults, Vec::<String>::new());
         let barriers =
             |n| check(&kernel("all_reduce_chunked_f32_2", &[(READ, 4), (WRITE, 4), (ARRIVED, 2), (BARRIER, n)]), variant);
         assert_eq!(barriers(2).faults, Vec::<String>::new());

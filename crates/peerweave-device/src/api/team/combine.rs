@@ -121,13 +121,14 @@ macro_rules! reducible {
 
             #[inline(always)]
             fn pack(lanes: [$wide; $n]) -> Vector {
-                let mut vector = [0; 2];
-                for (k, lane) in lanes.into_iter().enumerate() {
-                    let $x = Self::narrow(lane);
-                    let bits: $bits = $to_bits;
-                    vector[k * <$bits>::BITS as usize / 64] |= u64::from(bits) << (k * <$bits>::BITS as usize % 64);
-                }
-                vector
+                // By indices: the compiler keeps an iterator over an array in memory.
+                let bits = |k: usize| -> $bits {
+                    let $x = Self::narrow(lanes[k]);
+                    $to_bits
+                };
+                core::array::from_fn(|half| {
+                    (0..$n / 2).fold(0, |word, k| word | u64::from(bits(half * ($n / 2) + k)) << (k * <$bits>::BITS as usize))
+                })
             }
 
             #[inline(always)]
