@@ -103,7 +103,7 @@ impl KernelJob {
     /// Writes elements of this PE from index `first` on.
     ///
     /// # Errors
-    /// {Errors} If the range exceeds the memory; errors of the driver.
+    /// If the range exceeds the memory; errors of the driver.
     pub fn write<T: Element + Plain>(&self, memory: &Memory<T>, first: usize, values: &[T]) -> Outcome {
         match (self, memory) {
             (_, Memory::Host(memory)) => memory.slice(first..first + values.len())?.copy_from(values)?,
@@ -167,7 +167,7 @@ impl KernelJob {
     /// Finalizes the job on this PE. Collective.
     ///
     /// # Errors
-    /// {Errors} If a PE does not call this function before the deadline.
+    /// If a PE does not call this function before the deadline.
     pub fn finish(self) -> Outcome {
         match self {
             Self::Host { world, stream } => {

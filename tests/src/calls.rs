@@ -173,7 +173,7 @@ fn no_slice<R>() -> Result<Ticket<R>> {
 /// Waits for an enqueued call.
 ///
 /// # Errors
-/// {Errors} As for the call and the ticket.
+/// As for the call and the ticket.
 pub fn ended<R>(submitted: Result<Ticket<R>>) -> Result<R> {
     submitted?.wait()
 }
@@ -181,7 +181,7 @@ pub fn ended<R>(submitted: Result<Ticket<R>>) -> Result<R> {
 /// Makes a collective that reduces. In place, the buffer is `recv`.
 ///
 /// # Errors
-/// {Errors} As for the call.
+/// As for the call.
 pub fn reduction<T: Exact>(
     form: Form,
     team: &Team,
@@ -220,7 +220,7 @@ pub fn reduction<T: Exact>(
 /// Makes a collective that only moves elements, like [`reduction`].
 ///
 /// # Errors
-/// {Errors} As for the call.
+/// As for the call.
 pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, recv: &mut Mem<T>, root: Root) -> Result<()> {
     let (absent, root) = (root.others_pass_none && team.my_rank() != root.rank, root.rank);
     match form {
@@ -259,7 +259,7 @@ pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, r
 /// Makes an all-to-all-v; in place if `form` is.
 ///
 /// # Errors
-/// {Errors} As for the call.
+/// As for the call.
 pub fn vector<T: Sample>(
     form: Form,
     team: &Team,

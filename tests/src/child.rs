@@ -41,7 +41,7 @@ impl Running {
     /// Starts the processes of `job`.
     ///
     /// # Panics
-    /// {Panics} If a process cannot be started.
+    /// If a process cannot be started.
     pub fn start(job: &Job) -> Self {
         let token = Token::random().expect("random numbers");
         let endpoint = Endpoint::random_unix().expect("random numbers");
@@ -80,7 +80,7 @@ impl Running {
     /// Returns the next line of a PE.
     ///
     /// # Panics
-    /// {Panics} If the PE has ended, or wrote nothing within the job's time limit.
+    /// If the PE has ended, or wrote nothing within the job's time limit.
     pub fn line(&mut self, pe: usize) -> String {
         self.timed_line(pe).1
     }
@@ -125,7 +125,7 @@ impl Running {
     /// Sends a signal to a PE.
     ///
     /// # Panics
-    /// {Panics} If the PE was already reaped.
+    /// If the PE was already reaped.
     pub fn signal(&self, pe: usize, signal: Signal) {
         assert!(self.pes[pe].ended.is_none(), "PE {pe} has ended");
         // It may be a zombie by now, which accepts signals too.

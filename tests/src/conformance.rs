@@ -110,7 +110,7 @@ impl Bench<'_> {
     /// Runs a case that reduces.
     ///
     /// # Panics
-    /// {Panics} If the result differs from the oracle's, or a byte outside it changed.
+    /// If the result differs from the oracle's, or a byte outside it changed.
     pub fn reduction<T: Exact>(&self, case: &Case, arenas: &Arenas<T>) {
         let (rank, n) = self.me();
         let root = case.root(n);

@@ -33,7 +33,7 @@ macro_rules! named {
 /// Returns the program with this name.
 ///
 /// # Panics
-/// {Panics} If there is none.
+/// If there is none.
 pub fn program(name: &str) -> Program {
     let programs = PROGRAMS.get().expect("only under `harness::main`");
     programs.iter().find(|program| program.0 == name).unwrap_or_else(|| panic!("no program {name}")).1

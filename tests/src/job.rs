@@ -139,7 +139,7 @@ impl Job {
     /// attach; and, for one PE, on the backend without communication.
     ///
     /// # Panics
-    /// {Panics} If a PE fails in one of these runs.
+    /// If a PE fails in one of these runs.
     pub fn everywhere(&self) {
         if self.n_pes == 1 {
             let world =
@@ -194,7 +194,7 @@ impl Seat {
     /// Returns the argument at `index`; spaces separate arguments.
     ///
     /// # Panics
-    /// {Panics} If the argument is missing or has another type.
+    /// If the argument is missing or has another type.
     pub fn arg<T: std::str::FromStr>(&self, index: usize) -> T {
         let text = self.args.split(' ').nth(index).unwrap_or_else(|| panic!("no argument {index} in {:?}", self.args));
         text.parse().unwrap_or_else(|_| panic!("argument {index} in {:?}", self.args))

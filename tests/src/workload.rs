@@ -28,7 +28,7 @@ impl<'a> Workload<'a> {
     /// Makes one operation or a few related ones. Collective over the world.
     ///
     /// # Errors
-    /// {Errors} As for the operation.
+    /// As for the operation.
     ///
     /// # Panics
     /// If a result is wrong.

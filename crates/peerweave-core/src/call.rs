@@ -80,8 +80,8 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
 /// Enqueues the launch of a kernel, whose arguments no `Prepared` holds.
 ///
 /// # Safety
-/// {Safety} The memory to which the arguments of `op` refer is valid while the value that `keep`
-/// returned lives, or until this returns if the launch is complete then ([B6]).
+/// The memory to which the arguments of `op` refer is valid while the value that `keep` returned
+/// lives, or until this returns if the launch is complete then ([B6]).
 pub(crate) unsafe fn launch<R>(stream: &Stream, op: &Op, keep: &dyn Fn() -> Keep, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
     // SAFETY: the caller's promise.
     let submitted = unsafe { stream.inner.submit(op, keep) }?;

@@ -353,7 +353,7 @@ impl Team {
     /// same rank.
     ///
     /// # Shapes
-    /// {Shapes} As for [`Team::all_to_all_v`], with the same counts and offsets on both sides.
+    /// As for [`Team::all_to_all_v`], with the same counts and offsets on both sides.
     ///
     /// # Errors
     /// As for [`Team::all_to_all_v`]; [`Misuse`](crate::Misuse) if the two sides differ.

@@ -47,7 +47,7 @@ impl Stream {
     /// Sets all elements of `dest`, of this PE, to `value`.
     ///
     /// # Ordering
-    /// {Orderi} As for [`Stream::copy`].
+    /// As for [`Stream::copy`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the handle belongs to another world or has ended.

@@ -193,7 +193,7 @@ impl Team {
     /// `i` in `0..strides.count`. Both buffers must have these elements.
     ///
     /// # Ordering
-    /// {Orderi} As for [`Team::put`].
+    /// As for [`Team::put`].
     ///
     /// # Errors
     /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if a stride is 0 or exceeds a buffer.
@@ -229,10 +229,10 @@ impl Team {
     /// Copies elements of `source` of a rank at a stride to elements of `dest` at a stride.
     ///
     /// # Shapes
-    /// {Shapes} As for [`Team::put_strided`].
+    /// As for [`Team::put_strided`].
     ///
     /// # Ordering
-    /// {Orderi} As for [`Team::get`].
+    /// As for [`Team::get`].
     ///
     /// # Errors
     /// As for [`Team::put_strided`].
@@ -268,7 +268,7 @@ impl Team {
     /// Sets one element of a rank: `dest[index] = value` there.
     ///
     /// # Ordering
-    /// {Orderi} As for [`Team::put`].
+    /// As for [`Team::put`].
     ///
     /// # Errors
     /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
@@ -291,7 +291,7 @@ impl Team {
     /// Gets one element of a rank: `source[index]` there.
     ///
     /// # Ordering
-    /// {Orderi} As for [`Team::get`].
+    /// As for [`Team::get`].
     ///
     /// # Errors
     /// As for [`Team::get`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
@@ -318,7 +318,7 @@ impl Team {
     /// `source: n`, `dest: n` elements, which do not contain the word.
     ///
     /// # Ordering
-    /// {Orderi} As for [`Team::put`]. At the target, the word changes after the data is visible.
+    /// As for [`Team::put`]. At the target, the word changes after the data is visible.
     ///
     /// # Errors
     /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the word belongs to another world, was

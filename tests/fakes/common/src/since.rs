@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// begins a comment.
 ///
 /// # Panics
-/// {Panics} If a line has another form.
+/// If a line has another form.
 pub fn since<V: FromStr<Err: Debug>>(text: &'static str) -> HashMap<&'static str, V> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     lines

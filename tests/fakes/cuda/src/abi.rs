@@ -134,8 +134,8 @@ pub(crate) type StreamCallback = Option<unsafe extern "C" fn(CuStream, c_int, *m
 /// A pointer to which a function of the driver writes.
 ///
 /// # Invariants
-/// {Invari} Only a C caller creates it, and guarantees by the driver's interface that it is null or
-/// valid for one `T`.
+/// Only a C caller creates it, and guarantees by the driver's interface that it is null or valid
+/// for one `T`.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -207,8 +207,8 @@ impl<T> Out<T> {
 /// A pointer from which a function of the driver reads.
 ///
 /// # Invariants
-/// {Invari} Only a C caller creates it, and guarantees by the driver's interface that it is null or
-/// valid for the elements it counts.
+/// Only a C caller creates it, and guarantees by the driver's interface that it is null or valid
+/// for the elements it counts.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 

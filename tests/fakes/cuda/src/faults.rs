@@ -45,8 +45,7 @@ pub(crate) fn switch(name: &str) -> bool {
 /// Parses a decimal number.
 ///
 /// # Panics
-/// {Panics} If the variable is not a number: a test with a misspelled setting must not pass by
-/// accident.
+/// If the variable is not a number: a test with a misspelled setting must not pass by accident.
 pub(crate) fn number(name: &str) -> Option<u64> {
     setting(name).map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value:?}: expected a number")))
 }

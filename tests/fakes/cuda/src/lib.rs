@@ -10,9 +10,9 @@
 //! that a stale or foreign handle causes an error of the driver and not a crash.
 //!
 //! # Settings
-//! {Settin} All names begin with `PEERWEAVE_FAKE_CUDA_`, except `CUDA_VISIBLE_DEVICES`, which has
-//! the meaning of the driver (numbers only). Pairs and shared memory name devices by their index in
-//! the machine, whatever their ordinals are. `DEVICES` (8); `MEMORY_BYTES` of each device (4 GiB);
+//! All names begin with `PEERWEAVE_FAKE_CUDA_`, except `CUDA_VISIBLE_DEVICES`, which has the
+//! meaning of the driver (numbers only). Pairs and shared memory name devices by their index in the
+//! machine, whatever their ordinals are. `DEVICES` (8); `MEMORY_BYTES` of each device (4 GiB);
 //! `VERSION` (13000). `NO_VMM`, `NO_MULTICAST`, `NO_POOLS`: the driver reports that it lacks the
 //! feature. `NO_PEER=0-1,...`: pairs without peer access. `BROKEN_PEER=0-1,...`: pairs (from, to)
 //! with reported access, in which writes of device 0 to device 1 are lost. `FABRIC_DIR`: a
@@ -25,8 +25,8 @@
 //! that use one device have one budget each.
 //!
 //! # Where this is not the driver
-//! {Where } Binding memory to a multicast object, and mapping the object, wait until all devices
-//! were added, as in the driver, but only for `TEAM_WAIT_MS` (2000); then they fail with
+//! Binding memory to a multicast object, and mapping the object, wait until all devices were added,
+//! as in the driver, but only for `TEAM_WAIT_MS` (2000); then they fail with
 //! `CUDA_ERROR_SYSTEM_NOT_READY`. Memory that a process has bound is unbound when the process has
 //! neither a handle nor a mapping of the object left, or dies. These are errors here, although the
 //! manual leaves them undefined: stale handles, unbinding a range that was not bound as a whole,
@@ -34,7 +34,7 @@
 //! requires an offset of zero. Memory of pools cannot be shared or bound.
 //!
 //! # Functions of the fake only
-//! {Functi} `peerweave_fake_cuda_fail(text)`, `peerweave_fake_context_fail(code)`,
+//! `peerweave_fake_cuda_fail(text)`, `peerweave_fake_context_fail(code)`,
 //! `peerweave_fake_stream_block(stream)`, `peerweave_fake_stream_unblock(stream)`,
 //! `peerweave_fake_multicast_store(address, bytes, length_bytes)`, `peerweave_fake_kernel(name,
 //! function)`: PTX is loaded if every kernel in it has a registered host function; a launch calls

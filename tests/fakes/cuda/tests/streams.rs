@@ -14,7 +14,7 @@ fn fakes() -> Fakes {
 /// Enqueues a closure.
 fn host(stream: &CudaStream, run: impl FnOnce() + Send + 'static) {
     /// # Safety
-    /// {Safety} `data` is a box that contains a closure, passed to exactly one call.
+    /// `data` is a box that contains a closure, passed to exactly one call.
     unsafe extern "C" fn call(data: *mut core::ffi::c_void) {
         // SAFETY: the box below, given to exactly one call.
         let run = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };

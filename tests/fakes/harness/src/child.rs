@@ -51,7 +51,7 @@ pub fn child() -> Option<Child> {
 /// have not returned.
 ///
 /// # Panics
-/// {Panics} In a process that [`crate::Fakes`] did not start, or without a log.
+/// In a process that [`crate::Fakes`] did not start, or without a log.
 #[must_use]
 pub fn entered(function: &str) -> usize {
     let path = std::env::var_os(LOG).expect("a child of the harness");

@@ -9,7 +9,7 @@ use object::{Endianness, elf};
 /// export.
 ///
 /// # Panics
-/// {Panics} If the bytes are not a shared library.
+/// If the bytes are not a shared library.
 pub(crate) fn without(mut bytes: Vec<u8>, functions: &[String]) -> Vec<u8> {
     for place in places(&bytes, functions) {
         bytes[place] = b'~';

@@ -96,7 +96,7 @@ impl Fakes {
     /// version and lacks newer functions.
     ///
     /// # Panics
-    /// {Panics} If the version does not consist of three numbers.
+    /// If the version does not consist of three numbers.
     #[must_use]
     pub fn nvshmem_of(self, version: &str) -> Fakes {
         let wanted = numbers(version);

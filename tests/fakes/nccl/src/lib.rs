@@ -29,20 +29,19 @@
 //! - `ASYNC_ERROR=ncclAllReduce:2=6`: the same, and `ncclCommGetAsyncError` says 6 once it runs.
 //! - `SLOW=ncclAllReduce=50`: operations wait so many milliseconds on their stream before they
 //!   begin; other functions wait when they are called, before they look at anything.
-//! {Settin} - `INIT_STUCK=*` or a rank (of the parent if there is one): the communicators of that
-//! rank do not become ready until they are aborted.
+//! - `INIT_STUCK=*` or a rank (of the parent if there is one): the communicators of that rank do
+//!   not become ready until they are aborted.
 //! - `INIT_SLOW=100`: milliseconds before each initialisation.
-//! {Settin} - `NULL_WINDOW=1`: windows are registered with success, but the handle is null.
-//! {Settin} - `MULTIMEM=1`: reports multicast; the pointers that it returns fault if the host
-//! accesses them.
-//! {Settin} - `DEATH=hang` (as NCCL over shared memory; the default) or `error`: whether
-//! communicators that have received from a process report `ncclRemoteError` after its end.
+//! - `NULL_WINDOW=1`: windows are registered with success, but the handle is null.
+//! - `MULTIMEM=1`: reports multicast; the pointers that it returns fault if the host accesses them.
+//! - `DEATH=hang` (as NCCL over shared memory; the default) or `error`: whether communicators that
+//!   have received from a process report `ncclRemoteError` after its end.
 //! - `NOOP=1`: a collective, send, receive or put only counts: for the cost of a wrapper. On a
 //!   non-blocking communicator it is in progress until a thread has looked at it, as in NCCL from
 //!   2.23.4 on; with `NOOP=questions` until it was asked once, without a thread, which costs the
 //!   same each time.
-//! {Settin} - `CONNECT=1`: a communicator's first collective waits on the host until all ranks have
-//! issued theirs, as in NCCL, which connects them at that time.
+//! - `CONNECT=1`: a communicator's first collective waits on the host until all ranks have issued
+//!   theirs, as in NCCL, which connects them at that time.
 //! - `LOG=file`: a line `process function(name=value, ...) = code` per call;
 //!   `process config field=value ...` for each configuration that was read, with what had an
 //!   effect; `process collective config ...` for one of a call; `process mismatch ...` where ranks
@@ -55,20 +54,19 @@
 //! calling thread is in groups.
 //!
 //! # Where it is stricter or simpler than NCCL
-//! {Where } - A send completes when its receive completes, whatever its size. Calls are compared: a
-//! mismatch of kind, type, operator, root or count hangs.
-//! {Where } - Reductions are computed in rank order and rounded after each step. Averages of
-//! floating-point numbers multiply by the inverse first.
-//! {Where } - Two ranks of one process on one device are refused; ranks of different processes are
-//! not, because each may see other devices.
-//! {Where } - Ranks of different processes cannot access each other's windows by a pointer (they
-//! are in different LSA teams), only by puts.
-//! {Where } - If a communicator ends while a captured graph holds its operations, the process ends
-//! after five seconds; NCCL waits forever.
-//! {Where } - GIN, CFT and vendor options are not supported. Encryption settings are checked but
-//! have no effect.
-//! {Where } - The log of `NCCL_DEBUG` and `NCCL_DEBUG_FILE` contains only errors and
-//! initializations.
+//! - A send completes when its receive completes, whatever its size. Calls are compared: a mismatch
+//!   of kind, type, operator, root or count hangs.
+//! - Reductions are computed in rank order and rounded after each step. Averages of floating-point
+//!   numbers multiply by the inverse first.
+//! - Two ranks of one process on one device are refused; ranks of different processes are not,
+//!   because each may see other devices.
+//! - Ranks of different processes cannot access each other's windows by a pointer (they are in
+//!   different LSA teams), only by puts.
+//! - If a communicator ends while a captured graph holds its operations, the process ends after
+//!   five seconds; NCCL waits forever.
+//! - GIN, CFT and vendor options are not supported. Encryption settings are checked but have no
+//!   effect.
+//! - The log of `NCCL_DEBUG` and `NCCL_DEBUG_FILE` contains only errors and initializations.
 
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]

@@ -16,7 +16,7 @@ trait Atomic: Copy + PartialEq {
     /// Changes the value and returns the previous one.
     ///
     /// # Safety
-    /// {Safety} The address is that of a live, aligned value.
+    /// The address is that of a live, aligned value.
     unsafe fn change(address: *mut u8, change: impl FnMut(Self) -> Option<Self>) -> Self;
     fn sum(self, other: Self) -> Self;
     fn one() -> Self;

@@ -12,43 +12,39 @@
 //! with `fake nvshmem:`; waits that never end in NVSHMEM end at a limit here.
 //!
 //! # Settings
-//! {Settin} All names begin with `PEERWEAVE_FAKE_NVSHMEM_`. A rule is
-//! `function[@pe][:nth][=number]`; commas separate rules; `nth` counts the calls of the process
-//! from 1; without it, or with `*`, the rule applies to every call. An invalid setting ends the
-//! process.
+//! All names begin with `PEERWEAVE_FAKE_NVSHMEM_`. A rule is `function[@pe][:nth][=number]`; commas
+//! separate rules; `nth` counts the calls of the process from 1; without it, or with `*`, the rule
+//! applies to every call. An invalid setting ends the process.
 //!
-//! {Settin} - `VERSION=3.4.5`: the version that the library reports (3.3.24 to 3.8.0), and the
-//! version words that it accepts. `since.txt` lists newer functions; the harness removes their
-//! names from a copy of the library, and a call of one ends the process.
-//! {Settin} - `FAIL=nvshmem_malloc:2=7`: the second call has no effect: it returns the code (7 by
-//! default), null or zero, and prints a line.
+//! - `VERSION=3.4.5`: the version that the library reports (3.3.24 to 3.8.0), and the version words
+//!   that it accepts. `since.txt` lists newer functions; the harness removes their names from a
+//!   copy of the library, and a call of one ends the process.
+//! - `FAIL=nvshmem_malloc:2=7`: the second call has no effect: it returns the code (7 by default),
+//!   null or zero, and prints a line.
 //! - `ABORT=nvshmem_barrier_all:1`: the call prints a line and ends the process.
-//! {Settin} - `STUCK=nvshmemx_barrier_on_stream@1`: the call, or the operation that it enqueued,
-//! never ends.
-//! {Settin} - `SLOW=nvshmem_malloc=50`: the call or operation begins this many milliseconds later.
-//! {Settin} - `FULL=nvshmem_malloc@1:2`: the allocation fails on that PE only; the other PEs get
-//! memory, and the heaps differ.
-//! {Settin} - `WAIT_MS=30000`: time limit of any wait for another PE; at the limit the process
-//! ends.
-//! {Settin} - `NBI_DELAY_MS=2`: maximum delay of `nbi` transfers without a quiet.
-//! {Settin} - `NETWORK_DELAY_MS=2`: delay of puts of the host to PEs that only the network reaches,
-//! without a quiet of the host.
+//! - `STUCK=nvshmemx_barrier_on_stream@1`: the call, or the operation that it enqueued, never ends.
+//! - `SLOW=nvshmem_malloc=50`: the call or operation begins this many milliseconds later.
+//! - `FULL=nvshmem_malloc@1:2`: the allocation fails on that PE only; the other PEs get memory, and
+//!   the heaps differ.
+//! - `WAIT_MS=30000`: time limit of any wait for another PE; at the limit the process ends.
+//! - `NBI_DELAY_MS=2`: maximum delay of `nbi` transfers without a quiet.
+//! - `NETWORK_DELAY_MS=2`: delay of puts of the host to PEs that only the network reaches, without
+//!   a quiet of the host.
 //! - `HEAP_BYTES=4194304`: the size of the symmetric heap; otherwise `NVSHMEM_SYMMETRIC_SIZE`, or 1
 //!   GiB.
 //! - `SHARE_GPU=1`: PEs may share a GPU (status "limited"); otherwise their initialisation fails
 //!   with code 3.
-//! {Settin} - `MULTICAST=1`: `nvshmemx_mc_ptr` returns addresses, which fault when they are
-//! accessed, and team 6 exists.
-//! {Settin} - `ATOMICS=1`: atomics of the host have their effects; otherwise they behave as in
-//! every known release: "not implemented", and zero.
-//! {Settin} - `ANY_MODULE=1`: the version of modules is not checked.
-//! {Settin} - `NOOP=1`: stream-ordered calls are checked and counted, but have no effect; for
-//! measurements of a wrapper.
-//! {Settin} - `DIR=directory`: the directory in which PEs of a launcher connect (`PMI_RANK`,
-//! `PMI_SIZE`).
+//! - `MULTICAST=1`: `nvshmemx_mc_ptr` returns addresses, which fault when they are accessed, and
+//!   team 6 exists.
+//! - `ATOMICS=1`: atomics of the host have their effects; otherwise they behave as in every known
+//!   release: "not implemented", and zero.
+//! - `ANY_MODULE=1`: the version of modules is not checked.
+//! - `NOOP=1`: stream-ordered calls are checked and counted, but have no effect; for measurements
+//!   of a wrapper.
+//! - `DIR=directory`: the directory in which PEs of a launcher connect (`PMI_RANK`, `PMI_SIZE`).
 //! - `LOG=file`: a line `process function(name=value, ...) = result` per call.
 //!
-//! {Settin} The library reads these variables of NVSHMEM: `NVSHMEM_SYMMETRIC_SIZE`,
+//! The library reads these variables of NVSHMEM: `NVSHMEM_SYMMETRIC_SIZE`,
 //! `NVSHMEM_CUMEM_GRANULARITY`, `NVSHMEM_DISABLE_CUDA_VMM`, `NVSHMEM_MAX_TEAMS`,
 //! `NVSHMEM_DISABLE_P2P` (no pointers to other PEs), `NVSHMEM_REMOTE_TRANSPORT`,
 //! `NVSHMEM_DISABLE_NVLS`, and those that select the algorithms of collectives, which must be equal
@@ -60,21 +56,21 @@
 //! `collectives`, `left_behind`.
 //!
 //! # Where it is stricter or simpler than NVSHMEM
-//! {Where } - The heap never grows. If it is too small, the process ends, as with NVSHMEM when its
-//! heap cannot grow, unless `NVSHMEM_DISABLE_CUDA_VMM` requests a fixed size: then the allocation
-//! returns null. The same holds for other memory that cannot be registered as symmetric; its
-//! alignment is 2 MiB. The handle of a team is never reused.
-//! {Where } - Initialization that fails after the PEs have connected returns 0, as NVSHMEM's does,
-//! and sets the status to 1.
-//! {Where } - Two pending collectives of a team in one process (the predefined teams count as one)
-//! end the process, even if their streams happen to order them; so does a setup call of a team with
-//! a pending collective (allocation is a setup call of all PEs).
-//! {Where } - Fence and flush have the effect of quiet. `nbi` transfers complete in order.
-//! {Where } - Sources and targets of collectives must have the same offset on all members.
-//! Reductions are computed in rank order and rounded after each step.
-//! {Where } - At most 32 PEs. Initialization by MPI and SHMEM fails with code 3. Cooperative
-//! launches fail with code 6.
-//! {Where } - `nvshmemid_*` and the data symbols, which no program should use, are not exported.
+//! - The heap never grows. If it is too small, the process ends, as with NVSHMEM when its heap
+//!   cannot grow, unless `NVSHMEM_DISABLE_CUDA_VMM` requests a fixed size: then the allocation
+//!   returns null. The same holds for other memory that cannot be registered as symmetric; its
+//!   alignment is 2 MiB. The handle of a team is never reused.
+//! - Initialization that fails after the PEs have connected returns 0, as NVSHMEM's does, and sets
+//!   the status to 1.
+//! - Two pending collectives of a team in one process (the predefined teams count as one) end the
+//!   process, even if their streams happen to order them; so does a setup call of a team with a
+//!   pending collective (allocation is a setup call of all PEs).
+//! - Fence and flush have the effect of quiet. `nbi` transfers complete in order.
+//! - Sources and targets of collectives must have the same offset on all members. Reductions are
+//!   computed in rank order and rounded after each step.
+//! - At most 32 PEs. Initialization by MPI and SHMEM fails with code 3. Cooperative launches fail
+//!   with code 6.
+//! - `nvshmemid_*` and the data symbols, which no program should use, are not exported.
 
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]

@@ -51,7 +51,7 @@ pub(crate) trait Word: Copy + PartialOrd + Send + Sync + 'static {
     /// Reads the word atomically.
     ///
     /// # Safety
-    /// {Safety} The address is that of a live, aligned word.
+    /// The address is that of a live, aligned word.
     unsafe fn load(address: *const u8) -> Self;
 }
 

@@ -61,7 +61,7 @@ pub(crate) enum Local {
 /// Copies bytes; copies aligned words atomically, because other threads may read them as flags.
 ///
 /// # Safety
-/// {Safety} Both sides have this many bytes.
+/// Both sides have this many bytes.
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     let alike = |size: usize| bytes == size && from.addr().is_multiple_of(size) && to.addr().is_multiple_of(size);
     // SAFETY: the caller's promise, and the alignment was looked at.

@@ -203,8 +203,7 @@ pub(super) trait Kernel {
     /// Does the work.
     ///
     /// # Safety
-    /// {Safety} [`Arch::enter`] of `A` calls this; and the requirements of the kernel's fields
-    /// hold.
+    /// [`Arch::enter`] of `A` calls this; and the requirements of the kernel's fields hold.
     unsafe fn run<A: Arch>(self);
 }
 
@@ -307,7 +306,7 @@ impl Isa {
     /// Runs a kernel compiled for this instruction set.
     ///
     /// # Safety
-    /// {Safety} As for the kernel.
+    /// As for the kernel.
     #[inline]
     pub(super) unsafe fn enter<K: Kernel>(self, kernel: K) {
         match self.0 {

@@ -17,8 +17,8 @@ const LEN: usize = 100_003;
 /// Copies between addresses that this rank's device can access, and waits.
 ///
 /// # Safety
-/// {Safety} Both ranges are mapped for the device until the copy is complete; meanwhile no other
-/// access writes `from` or reads `to`.
+/// Both ranges are mapped for the device until the copy is complete; meanwhile no other access
+/// writes `from` or reads `to`.
 unsafe fn copy(part: &Part<'_>, stream: &Arc<CudaStream>, to: u64, from: u64, len: usize) -> Outcome {
     bind(&part.all.context)?;
     // SAFETY: the caller's promise.
