@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn other_entries_are_left_out() {
-        let text = ".version 8.4\n.func f(\n)\n{\n\tret;\n}\n.visible .entry a(\n)\n{\n{ call f; }\n}\n                    .visible .entry a_b(\n)\n{\n\tret;\n}\n.extern .shared .align 128 .b8 s[];\n";
-        let expected = ".version 8.4\n.func f(\n)\n{\n\tret;\n}\n.visible .entry a(\n)\n{\n{ call f; }\n}\n                        .extern .shared .align 128 .b8 s[];\n";
+        let text = ".version 8.4\n.func f(\n)\n{\n\tret;\n}\n.visible .entry a(\n)\n{\n{ call f; }\n}\n.visible .entry a_b(\n)\n{\n\tret;\n}\n.extern .shared .align 128 .b8 s[];\n";
+        let expected = ".version 8.4\n.func f(\n)\n{\n\tret;\n}\n.visible .entry a(\n)\n{\n{ call f; }\n}\n.extern .shared .align 128 .b8 s[];\n";
         assert_eq!(only(text, "a"), expected);
     }
 }
