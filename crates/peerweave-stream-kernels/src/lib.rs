@@ -1,6 +1,6 @@
 //! The kernels of stream-ordered operations: signals, waits, atomics, barriers, elements.
 //!
-//! Each is launched with one thread, except for [`stream_barrier`] and [`stream_fill`]. What a
+//! Each is launched with one thread, except for [`stream_barrier()`] and [`stream_fill()`]. What a
 //! kernel returns goes to `outcome`, a few words that the host reads after the kernel has ended:
 //! word 0 is [`OUTCOME_DONE`] if the operation succeeded. Invariant: word 0 is written last, and
 //! only after success.
@@ -21,7 +21,7 @@ pub const OUTCOME_NOT_YET: u64 = 2;
 /// The first word of the bits of a wait for several words: bit `i` says that word `i` satisfied it.
 pub const OUTCOME_BITS: usize = 2;
 
-/// The conditions of [`stream_wait`].
+/// The conditions of [`stream_wait()`].
 pub mod until {
     /// All words satisfy the comparison. Word 1 of the outcome is the value of the last one.
     pub const ALL: u32 = 0;
@@ -31,7 +31,7 @@ pub mod until {
     pub const SOME: u32 = 2;
 }
 
-/// The operations of [`stream_atomic`]. Those that fetch write the old value to word 1.
+/// The operations of [`stream_atomic()`]. Those that fetch write the old value to word 1.
 pub mod atomic {
     /// Reads.
     pub const FETCH: u32 = 0;
