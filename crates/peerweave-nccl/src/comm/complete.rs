@@ -230,8 +230,15 @@ pub(crate) fn complete_all(
     if !members.is_empty() {
         // NCCL would launch the work later, with memory that is only borrowed until this call
         // returns. Aborting forbids that first of all.
-        let closed = |inner: &&Arc<Inner>| inner.gate.close(State::Aborted).is_ok();
-        let late: Vec<Arc<Inner>> = members.iter().map(|(inner, _)| *inner).filter(closed).map(Arc::clone).collect();
+        let mut late = Vec::new();
+        for (inner, _) in &members {
+            if inner.gate.close(State::Aborted).is_ok() {
+                late.push(Arc::clone(inner));
+            } else if inner.gate.is_closed() {
+                // Another thread, such as the watchdog, has begun the abort since the loop looked.
+                cut_off.push(inner);
+            }
+        }
         if let Some((inner, _)) = members.first() {
             first_error.get_or_insert_with(|| stopped.unwrap_or_else(|| expired(inner, start.elapsed()).of_call(call)));
         }
