@@ -113,6 +113,10 @@ impl Inner {
                 inside.leave_blocking();
                 keep_failure(self);
                 drop(inside);
+                // A call that an abort cut off returns when NCCL no longer uses its memory.
+                if self.gate.is_closed() {
+                    Abort::wait(self);
+                }
                 Err(root_cause(self, failure))
             }
         }
@@ -214,6 +218,10 @@ pub(crate) fn complete_all(
                     failed.get_or_insert(inner);
                     // What was revoked meanwhile, which ends calls too, is still good for children.
                     let _ = inner.gate.change(State::Live, State::Failed);
+                    // The failure may be that of an abort which began since the gate was looked at.
+                    if inner.gate.is_closed() {
+                        cut_off.push(inner);
+                    }
                     drop(members.swap_remove(index));
                 }
                 Err(error) => {
