@@ -13,7 +13,7 @@ const SLOT_BYTES: usize = 2 << 10;
 const MAX_BLOCKS: u32 = 4;
 const SENTINEL: [u64; 2] = [0x5eed_0123_4567_89ab, 0xc0de_fedc_ba98_7655];
 
-/// What a call is given.
+/// The arguments of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Given {
     pub(crate) algorithm: Algorithm,

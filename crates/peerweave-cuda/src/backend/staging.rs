@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use peerweave_driver::launch::MappedWords;
 use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, DriverError, bind};
 
-/// Who copies between the memory of the caller and pinned memory.
+/// Where the copy between the memory of the caller and pinned memory runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copier {
     /// The calling thread: before the operation is enqueued, and after it has ended.

@@ -229,7 +229,7 @@ impl Collectives {
         dtype: DType,
         op: ReduceOp,
     ) -> Result<(), CudaError> {
-        let route = route::all_reduce(dtype, count, &self.staging.limits);
+        let route = self.all_reduce_route(count, dtype);
         // SAFETY: the caller's promise.
         unsafe { self.all_reduce_by(route, stream, send, recv, count, dtype, op) }
     }
@@ -251,7 +251,7 @@ impl Collectives {
         dtype: DType,
         scalar: u64,
     ) -> Result<(), CudaError> {
-        let route = route::all_reduce(dtype, count, &self.staging.limits);
+        let route = self.all_reduce_route(count, dtype);
         let operands = Operands { send, recv, count, dtype, op: ReduceOp::PreMulSum, scalar };
         // SAFETY: the caller's promise.
         unsafe { self.reduce_by(route, stream, &operands) }
