@@ -8,7 +8,7 @@
 
 use crate::ops::queues::{Failure, Queue};
 use crate::ops::shared::Shared;
-use crate::ops::{self, Task, call_name};
+use crate::ops::{self, Task};
 use crate::sync::wait::{Limit, Stop};
 use peerweave_core::Error;
 use peerweave_core::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
@@ -115,7 +115,7 @@ unsafe impl StreamBackend for HostStream {
             let _release = Release(&inner.busy);
             return shared.run_one_sided(op).map(Submitted::Complete);
         }
-        let call = call_name(op);
+        let call = op.call_name();
         // Taking a place in the team and one in the queue is one step: of the operations of two
         // threads, the first in the team is the first in the queue.
         let mut queue = lock(&inner.queue);

@@ -85,6 +85,34 @@ pub enum Op {
     Quiet,
 }
 
+impl Op {
+    /// Returns the name of the call that makes this operation.
+    #[inline]
+    pub fn call_name(&self) -> &'static str {
+        match self {
+            Self::Collective(op) => op.kind.name(),
+            Self::PointToPoint(op) => match op.direction {
+                Direction::Send => "send",
+                Direction::Receive => "recv",
+            },
+            Self::Group(_) => "group",
+            Self::Put(_) => "put",
+            Self::Get(_) => "get",
+            Self::Strided(_) => "put_strided",
+            Self::PutElement(_) => "p",
+            Self::GetElement(_) => "g",
+            Self::Copy(_) => "copy",
+            Self::Fill(_) => "fill",
+            Self::Signal(_) => "signal",
+            Self::Wait(_) => "wait_until",
+            Self::Atomic(_) => "atomic",
+            Self::Launch(launch) => launch.kernel.name(),
+            Self::Fence => "fence",
+            Self::Quiet => "quiet",
+        }
+    }
+}
+
 /// The collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]

@@ -54,23 +54,9 @@ struct Held {
 /// The call that makes an operation.
 pub(super) fn call_name(op: &Op) -> &'static str {
     match op {
-        Op::Collective(op) => op.kind.name(),
         Op::PointToPoint(_) => "send",
-        Op::Group(_) => "group",
         Op::Put(put) if put.signal.is_some() => "put_signal",
-        Op::Put(_) => "put",
-        Op::Get(_) => "get",
-        Op::Strided(_) => "put_strided",
-        Op::PutElement(_) => "p",
-        Op::GetElement(_) => "g",
-        Op::Copy(_) => "copy",
-        Op::Fill(_) => "fill",
-        Op::Signal(_) => "signal",
-        Op::Wait(_) => "wait_until",
-        Op::Atomic(_) => "atomic",
-        Op::Launch(launch) => launch.kernel.name(),
-        Op::Fence => "fence",
-        Op::Quiet => "quiet",
+        op => op.call_name(),
     }
 }
 

@@ -17,7 +17,7 @@ mod wait_until;
 
 use collective::CollectiveTask;
 use peerweave_core::Error;
-use peerweave_core::backend::{Direction, Launch, Op, Outcome, WaitUntil};
+use peerweave_core::backend::{Launch, Op, Outcome, WaitUntil};
 use point_to_point::Transfers;
 use shared::Shared;
 use std::borrow::Cow;
@@ -126,31 +126,6 @@ impl<'a> Task<'a> {
             Self::Group(tasks, _) => tasks.iter_mut().for_each(|task| task.skip(shared, because)),
             Self::Wait(_) | Self::Launch(_) | Self::OneSided(_) => {}
         }
-    }
-}
-
-/// The name of the call that makes an operation.
-pub(crate) fn call_name(op: &Op) -> &'static str {
-    match op {
-        Op::Collective(op) => op.kind.name(),
-        Op::PointToPoint(op) => match op.direction {
-            Direction::Send => "send",
-            Direction::Receive => "recv",
-        },
-        Op::Group(_) => "group",
-        Op::Put(_) => "put",
-        Op::Get(_) => "get",
-        Op::Strided(_) => "put_strided",
-        Op::PutElement(_) => "p",
-        Op::GetElement(_) => "g",
-        Op::Copy(_) => "copy",
-        Op::Fill(_) => "fill",
-        Op::Signal(_) => "signal",
-        Op::Wait(_) => "wait_until",
-        Op::Atomic(_) => "atomic",
-        Op::Launch(launch) => launch.kernel.name(),
-        Op::Fence => "fence",
-        Op::Quiet => "quiet",
     }
 }
 

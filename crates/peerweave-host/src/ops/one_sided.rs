@@ -5,7 +5,6 @@
 //! fence orders them. Streaming stores end with a fence of their own. So a put is complete when it
 //! returns, `fence` is a release fence, and `quiet` is a full fence.
 
-use crate::ops::call_name;
 use crate::ops::shared::Shared;
 use crate::ops::tuning::STREAMING_COPY;
 use crate::simd;
@@ -59,10 +58,10 @@ impl Shared {
             Op::GetElement(get) => get.pe,
             Op::Signal(signal) => signal.pe,
             Op::Atomic(atomic) => atomic.pe,
-            Op::Quiet => return self.peers.check_targets(call_name(op)),
+            Op::Quiet => return self.peers.check_targets(op.call_name()),
             _ => return Ok(()),
         };
-        self.peers.check_target(call_name(op), pe.index())
+        self.peers.check_target(op.call_name(), pe.index())
     }
 
     /// Runs an operation. One that takes much longer than a check is checked always.
