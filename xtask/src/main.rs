@@ -126,7 +126,7 @@ fn run(check: &Check) -> Result<Findings, Unable> {
     match check {
         Check::Layers => {
             let workspace = layers::Workspace::read(&metadata, |path| tree::read(path.as_std_path()))?;
-            let (drawn, rooms) = rooms::check(&members(&metadata), &tree::tracked(root)?, rooms::UNDRAWN);
+            let (drawn, rooms) = rooms::check(&members(&metadata), &tree::tracked(root)?);
             let faults = [display(&workspace.faults(&layers::RULES)), display(&rooms)].concat();
             Ok(Findings { summary: workspace.picture() + &drawn, faults })
         }

@@ -13,16 +13,11 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use crate::tree::File;
 
-/// Crates with folders and without a table.
-pub(crate) const UNDRAWN: &[&str] = &["tools/peerweave-cli"];
-
 /// A fault in the rooms of a crate.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     #[error("{directory}/src has folders; expected a table under `## Rooms` in {directory}/README.md")]
     NoTable { directory: String },
-    #[error("{directory}/README.md has a table of rooms; remove {directory} from the list of crates without one")]
-    Drawn { directory: String },
     #[error("{directory}/README.md lacks the room `{room}`; expected a row: | `{room}` | what is in it | {uses} |")]
     Unlisted { directory: String, room: String, uses: String },
     #[error("{directory}/README.md has the room `{room}`, which {directory}/src lacks")]
@@ -49,20 +44,18 @@ struct Row {
 }
 
 /// Checks the rooms of the crates in these directories. Also returns the list of checked crates.
-pub(crate) fn check(directories: &[String], files: &[File], undrawn: &[&str]) -> (String, Vec<Fault>) {
+pub(crate) fn check(directories: &[String], files: &[File]) -> (String, Vec<Fault>) {
     let (mut drawn, mut faults) = (Vec::new(), Vec::new());
     for directory in directories {
         let rooms = Rooms::read(directory, files);
         let readme = files.iter().find(|file| file.path == format!("{directory}/README.md"));
         let table = readme.and_then(|file| table(&file.text));
-        let is_listed = undrawn.contains(&directory.as_str());
         match table {
-            Some(_) if is_listed => faults.push(Fault::Drawn { directory: directory.clone() }),
             Some(table) => {
                 drawn.push(directory.rsplit('/').next().unwrap_or(directory).to_owned());
                 compare(directory, &rooms, &table, &mut faults);
             }
-            None if rooms.has_folders && !is_listed => faults.push(Fault::NoTable { directory: directory.clone() }),
+            None if rooms.has_folders => faults.push(Fault::NoTable { directory: directory.clone() }),
             None => {}
         }
     }

@@ -4,15 +4,14 @@
 //! valid values.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
-use std::time::Duration;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::bench::config::BenchArgs;
-use crate::bench::p2p::P2pArgs;
 use crate::exit;
-use crate::size::parse_duration;
+use crate::info::InfoArgs;
+use crate::p2p::P2pArgs;
+use crate::run::args::RunArgs;
+use crate::workload::args::BenchArgs;
 
 /// Starts programs as PEs of a job, measures communication, and reports what this machine supports.
 #[derive(Debug, Parser)]
@@ -46,91 +45,16 @@ pub enum Command {
     Guard,
 }
 
-/// The arguments of `peerweave run`.
-#[derive(Args, Debug)]
-#[command(after_help = RUN_HELP)]
-pub struct RunArgs {
-    /// Number of PEs on this machine; default: the number of CPUs that this process may use. Also
-    /// `-np N`
-    #[arg(short, long, visible_aliases = ["np", "nproc-per-node"], alias = "nproc_per_node", value_name = "N", value_parser = parse_pes)]
-    pub n: Option<usize>,
-    /// Stop the job after this time, such as 30, 500ms or 2m, with exit code 124
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    pub timeout: Option<Duration>,
-    /// Put `[PE]` before every line of output; default with two or more PEs
-    #[arg(long, overrides_with = "no_tag")]
-    pub tag: bool,
-    /// Do not put `[PE]` before lines of output
-    #[arg(long, overrides_with = "tag")]
-    pub no_tag: bool,
-    /// Number of machines that run this command with the same --n
-    #[arg(long, value_name = "M", default_value_t = 1, value_parser = parse_machines)]
-    pub nnodes: usize,
-    /// Index of this machine, counted from 0
-    #[arg(long, value_name = "R", default_value_t = 0, requires = "nnodes")]
-    pub node_rank: usize,
-    /// Address of machine 0 that all machines can reach
-    #[arg(long, value_name = "HOST:PORT")]
-    pub rendezvous: Option<String>,
-    /// The program and its arguments
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
-    pub program: Vec<OsString>,
-}
-
-const RUN_HELP: &str = "\
-PROGRAM without a slash is searched in PATH, then in the directory of the peerweave command, then in its \
-`examples` directory.
-
-PE 0 reads standard input. Signals (INT, TERM, HUP, USR1, USR2) are forwarded to all PEs; a second INT or TERM, \
-at least 100 ms later, kills them.
-
-The launcher sets PEERWEAVE_PE and the other variables of a PE and, for PyTorch and similar programs, RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, \
-MASTER_ADDR and MASTER_PORT.
-
-When a PE fails, the others are notified at once. Those still running after 2.5 s get SIGTERM, then SIGKILL.
-
-With several machines, PEERWEAVE_TOKEN (64 hexadecimal digits, the same on all) is the secret of the job. If it \
-is unset, the command derives a token from --rendezvous and warns: this prevents accidental connections, but not \
-attacks. PEERWEAVE_REQUIRE_TOKEN=1 makes an unset token an error.";
-
-/// The arguments of `peerweave info`.
-#[derive(Args, Debug)]
-pub struct InfoArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Maximum number of PEs that one launcher starts; a larger number is most likely a typing error.
-pub const MAX_LOCAL_PES: usize = 4096;
-
-/// Parses a number of PEs.
-pub(crate) fn parse_pes(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n) if (1..=MAX_LOCAL_PES).contains(&n) => Ok(n),
-        _ => Err(format!("{text:?} is not a valid number of PEs, expected 1 to {MAX_LOCAL_PES}")),
-    }
-}
-
-/// Parses the file name of a plot; only SVG is supported.
-pub(crate) fn parse_picture(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    match path.extension() {
-        Some(extension) if extension != "svg" => Err("expected a file name that ends with .svg".to_owned()),
-        _ => Ok(path),
-    }
-}
-
-fn parse_machines(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n) if (1..=65536).contains(&n) => Ok(n),
-        _ => Err(format!("{text:?} is not a valid number of machines, expected 1 to 65536")),
+impl Cli {
+    /// Parses the command line of this process. Exits after `--help`, `--version` or an error.
+    pub fn of_this_process() -> Self {
+        Self::parse_from(with_long_np(with_p2p_as_one_word(std::env::args_os().collect())))
     }
 }
 
 /// Replaces `-np`, as other launchers name it, by `--np`, because clap has no short options of two
 /// letters. Changes only arguments of `run` and `bench`, not those of the program that is started.
-pub fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
+fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let command = Cli::command();
     let Some(command) = arguments.get(1).and_then(|name| command.find_subcommand(name)) else { return arguments };
     let takes_value = |option: &str| {
@@ -155,7 +79,26 @@ pub fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Returns the default number of PEs: the number of CPUs that this process may use.
-pub fn default_pes() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(MAX_LOCAL_PES)
+/// Joins the words `bench p2p` to `bench-p2p`, a separate subcommand with its own options.
+fn with_p2p_as_one_word(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    if arguments.get(1).is_some_and(|word| word == "bench") && arguments.get(2).is_some_and(|word| word == "p2p") {
+        arguments.splice(1..3, [OsString::from("bench-p2p")]);
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<OsString> {
+        with_p2p_as_one_word(words.iter().map(OsString::from).collect())
+    }
+
+    #[test]
+    fn bench_p2p_becomes_one_word_and_other_arguments_stay() {
+        assert_eq!(words(&["peerweave", "bench", "p2p", "--iters", "3"]), ["peerweave", "bench-p2p", "--iters", "3"]);
+        assert_eq!(words(&["peerweave", "bench", "put"]), ["peerweave", "bench", "put"]);
+        assert_eq!(words(&["peerweave"]), ["peerweave"]);
+    }
 }

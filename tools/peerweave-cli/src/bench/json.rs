@@ -9,9 +9,10 @@ use std::ffi::OsString;
 use peerweave_types::ReduceOp;
 use serde_json::{Value, json};
 
-use super::config::{BenchArgs, Config};
 use super::report::{Cell, Collector, Row};
-use crate::info::machine::Machine;
+use crate::machine::Machine;
+use crate::workload::args::BenchArgs;
+use crate::workload::config::Config;
 
 /// The version of nccl-tests' file format that this follows.
 const FILE_VERSION: u32 = 3;
@@ -142,10 +143,10 @@ fn truth(value: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::geometry::Placement;
-    use super::super::op::BenchOp;
-    use super::super::report::testing::*;
     use super::*;
+    use crate::bench::report::testing::*;
+    use crate::workload::geometry::Placement;
+    use crate::workload::op::BenchOp;
     use clap::Parser;
 
     #[derive(Parser)]

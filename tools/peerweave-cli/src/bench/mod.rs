@@ -1,58 +1,36 @@
 //! `peerweave bench`: measures an operation, and checks every element of its result.
 //!
+//! The command starts its PEs through [`crate::launch`], as `peerweave run` does, and reads their
+//! measurements from their standard output. [`crate::workload`] has the plan of both.
+//!
 //! ```text
-//!   config.rs      options, and the plan that follows
-//!   op.rs          sizes, counts, bandwidths
-//!   backends.rs    options that each backend supports
-//!   pe.rs          a PE of the host backend: runs the plan
-//!   measure.rs     one case: check, time, check
-//!   calls.rs       the calls that are timed
-//!   geometry.rs    layout of the buffers
-//!   pattern.rs     inputs with exact results
-//!   memory.rs      filling and comparing
-//!   types.rs       element types from their codes
-//!   record.rs      the output of a PE
-//!   report.rs      combines the output of all PEs
-//!   table.rs, json.rs, plot.rs the forms of the result
-//!   p2p.rs         options and report of `bench p2p`
+//!   report.rs    combines the records of all PEs
+//!   table.rs     the result as text
+//!   json.rs      the result as JSON
+//!   plot.rs      the result as SVG
 //! ```
-//! PEs on GPUs are in `crate::cuda`. The command starts its PEs through [`crate::launch`], as
-//! `peerweave run` does, and reads their measurements from their standard output.
 
-mod backends;
-pub mod calls;
-pub mod config;
-pub mod geometry;
 pub mod json;
-pub mod measure;
-pub mod memory;
-pub mod op;
-pub mod operands;
-pub mod p2p;
-pub mod pattern;
-pub mod pe;
 pub mod plot;
-pub mod record;
 pub mod report;
 pub mod table;
-pub(crate) mod types;
 
 use std::io::IsTerminal;
-use std::path::Path;
 use std::time::SystemTime;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cuda;
 use crate::exit;
-use crate::info::machine::Machine;
+use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
 use crate::launch::{self, Launch, Observer, Output, Source, Stdin, Target};
-use crate::rendezvous::{JobRendezvous, Place};
-use crate::run::refuse_inside_a_job;
+use crate::machine::Machine;
+use crate::output::{check_writable, print_line, tell, write_file};
+use crate::workload::args::{BackendName, BenchArgs};
+use crate::workload::config::Config;
+use crate::workload::record::{Record, monotonic_ns};
 
-use config::{BackendName, BenchArgs, Config};
 use json::Circumstances;
-use record::{Record, monotonic_ns};
 use report::{Collector, News};
 
 /// Runs the command and returns its exit code.
@@ -60,7 +38,7 @@ pub fn main(args: &BenchArgs) -> u8 {
     match start(args) {
         Ok(code) => code,
         Err((code, message)) => {
-            crate::tell(&format!("peerweave bench: {message}"));
+            tell(&format!("peerweave bench: {message}"));
             code
         }
     }
@@ -73,7 +51,7 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
     enough_devices(&config).map_err(|message| (exit::USAGE, message))?;
     // Checked now instead of after the measurement.
-    args.json.iter().chain(&args.plot).try_for_each(|path| can_be_written(path))?;
+    args.json.iter().chain(&args.plot).try_for_each(|path| check_writable(path))?;
     let start_time = now();
     let machine = Machine::look();
     let program = std::env::current_exe().map_err(|error| launcher(&error))?;
@@ -104,7 +82,7 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     if ending.exit_code() != exit::OK {
         return Ok(ending.exit_code());
     }
-    table::footer(&collector, &config).iter().for_each(|line| crate::print_line(line));
+    table::footer(&collector, &config).iter().for_each(|line| print_line(line));
     let first_barrier_ms = collector.ready().iter().map(|ready| ready.passed_at_ns).max();
     let around = Circumstances {
         config: &config,
@@ -114,26 +92,16 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
         machine: &machine,
         first_barrier_ms: first_barrier_ms.map(|at| at.saturating_sub(started_at_ns) as f64 / 1e6),
     };
-    let write = |path: &Path, text: String| {
-        std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))
-    };
     if let Some(path) = &args.json {
         let document = json::document(&collector, &around, std::env::vars_os());
         let text = serde_json::to_string_pretty(&document).map_err(|error| launcher(&error))?;
-        write(path, text + "\n")?;
+        write_file(path, &(text + "\n"))?;
     }
     if let Some(path) = &args.plot {
         let subtitle = subtitle(&config, &machine, &collector);
-        write(path, plot::svg(collector.rows(), &config, &subtitle).map_err(|error| launcher(&error))?)?;
+        write_file(path, &plot::svg(collector.rows(), &config, &subtitle).map_err(|error| launcher(&error))?)?;
     }
     Ok(if collector.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
-}
-
-/// Checks that a file can be written. Creates it if it does not exist; does not change it
-/// otherwise.
-fn can_be_written(path: &Path) -> Result<(), (u8, String)> {
-    let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
-    opened.map(drop).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))
 }
 
 /// Returns an error if there are fewer GPUs than PEs. A missing driver is reported by the PEs.
@@ -195,7 +163,7 @@ impl<'a> Reporter<'a> {
         if self.bar.is_hidden() {
             output.line(Target::Stdout, b"", line.as_bytes());
         } else {
-            self.bar.suspend(|| crate::print_line(line));
+            self.bar.suspend(|| print_line(line));
         }
     }
 }

@@ -4,9 +4,9 @@ use peerweave_types::ReduceOp;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::config::Config;
 use super::report::{Cell, Row};
-use crate::size::format_size;
+use crate::parse::format_size;
+use crate::workload::config::Config;
 
 const SIZE: (u32, u32) = (900, 1000);
 
@@ -223,11 +223,11 @@ fn plain(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::geometry::Placement;
-    use super::super::op::BenchOp;
-    use super::super::report::Collector;
-    use super::super::report::testing::*;
     use super::*;
+    use crate::bench::report::Collector;
+    use crate::bench::report::testing::*;
+    use crate::workload::geometry::Placement;
+    use crate::workload::op::BenchOp;
 
     fn rows(sizes: &[usize]) -> (Vec<Row>, Config) {
         let config = config(BenchOp::AllReduce, 2, sizes);

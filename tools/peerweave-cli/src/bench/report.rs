@@ -3,9 +3,9 @@
 //!
 //! Invariant: a line of the table is complete when every PE has reported every placement.
 
-use super::config::{Case, Config};
-use super::geometry::Placement;
-use super::record::{Measured, Ready, Record};
+use crate::workload::config::{Case, Config};
+use crate::workload::geometry::Placement;
+use crate::workload::record::{Measured, Ready, Record};
 
 /// One placement of one line of the table.
 #[derive(Clone, Debug, PartialEq)]
@@ -164,9 +164,10 @@ pub fn median(values: &[f64]) -> Option<f64> {
 /// Code shared by the tests of reports.
 #[cfg(test)]
 pub(crate) mod testing {
-    use super::super::config::{BackendName, Buffers, Clock, Config};
-    use super::super::op::BenchOp;
     use super::*;
+    use crate::workload::args::{BackendName, Buffers, Clock};
+    use crate::workload::binding::Bind;
+    use crate::workload::op::BenchOp;
     use peerweave_types::{DType, ReduceOp};
 
     pub(crate) fn config(op: BenchOp, n_pes: usize, sizes: &[usize]) -> Config {
@@ -186,7 +187,7 @@ pub(crate) mod testing {
             buffers: Buffers::Symmetric,
             threads: false,
             stream: false,
-            bind: crate::bench::config::Bind::None,
+            bind: Bind::None,
             backend: BackendName::Host,
             graph: None,
             window: false,
@@ -214,9 +215,9 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use super::super::op::BenchOp;
     use super::testing::*;
     use super::*;
+    use crate::workload::op::BenchOp;
 
     #[test]
     fn time_is_the_median_of_the_slowest_and_errors_add_up() {

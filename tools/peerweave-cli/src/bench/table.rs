@@ -4,9 +4,10 @@
 
 use peerweave_types::ReduceOp;
 
-use super::config::{BenchArgs, Config};
-use super::record::Ready;
 use super::report::{Cell, Collector, Row};
+use crate::workload::args::BenchArgs;
+use crate::workload::config::Config;
+use crate::workload::record::Ready;
 
 /// Returns the lines of the header.
 pub fn header(config: &Config, args: &BenchArgs, ready: &[Ready], host: &str) -> Vec<String> {
@@ -141,11 +142,11 @@ fn six_digits(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::geometry::Placement;
-    use super::super::op::BenchOp;
-    use super::super::report::News;
-    use super::super::report::testing::*;
     use super::*;
+    use crate::bench::report::News;
+    use crate::bench::report::testing::*;
+    use crate::workload::geometry::Placement;
+    use crate::workload::op::BenchOp;
 
     fn row(op: BenchOp, bytes: usize, out_of_place: f64, in_place: f64) -> Row {
         let mut collector = Collector::new(config(op, 1, &[bytes]));
@@ -189,7 +190,7 @@ mod tests {
         }
         let args = Wrapper::parse_from(["bench", "all-reduce", "-n", "2"]).bench;
         let ready = [ready(0), ready(1)].map(|record| match record {
-            super::super::record::Record::Ready(ready) => ready,
+            crate::workload::record::Record::Ready(ready) => ready,
             other => panic!("{other:?}"),
         });
         let lines = header(&config(BenchOp::AllReduce, 2, &[8]), &args, &ready, "machine");

@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use peerweave_bootstrap::Rendezvous;
 
-use super::nccl::Failure;
+use super::Failure;
 
 /// Number of calls in the trial that estimates the time of a call, and minimum number of calls in a
 /// batch.

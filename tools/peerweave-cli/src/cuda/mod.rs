@@ -1,32 +1,69 @@
-//! All that uses CUDA: the PEs of `bench` on GPUs, `bench p2p`, and what `info` finds.
-//!
-//! This is the only module of the command that names a crate of NVIDIA's libraries. Without the
-//! feature `cuda`, `no_cuda.rs` stands in its place with the same functions.
+//! PEs of `bench` on GPUs, with NCCL or NVSHMEM. Without the feature `cuda`, each function returns
+//! an error that says so.
 //!
 //! ```text
 //!   nccl.rs       a PE with NCCL         nccl_calls.rs     its calls
 //!   nvshmem.rs    a PE with NVSHMEM      nvshmem_calls.rs  its calls
-//!   agreement.rs   barriers and agreement of PEs
-//!   p2p.rs        bandwidth and latency between GPUs
-//!   libraries.rs  NVIDIA's libraries     peers.rs          peer access between GPUs
+//!   agreement.rs  barriers and agreement of PEs
 //! ```
 
+#[cfg(feature = "cuda")]
 mod agreement;
-mod libraries;
+#[cfg(feature = "cuda")]
 mod nccl;
+#[cfg(feature = "cuda")]
 mod nccl_calls;
+#[cfg(feature = "cuda")]
 mod nvshmem;
+#[cfg(feature = "cuda")]
 mod nvshmem_calls;
-mod p2p;
-mod peers;
 
-pub(crate) use libraries::{look as libraries, multicast};
-pub(crate) use nccl::run as nccl_pe;
-pub(crate) use nvshmem::run as nvshmem_pe;
-pub(crate) use p2p::run as measure_p2p;
-pub(crate) use peers::look as peers;
+use crate::workload::config::Config;
 
-/// Returns the number of GPUs; `None` if the driver does not tell.
+/// An error that ends the measurement of a PE.
+pub(crate) type Failure = Box<dyn std::error::Error>;
+
+/// Advice for machines without a driver.
+#[cfg(feature = "cuda")]
+pub(crate) const NO_DRIVER: &str =
+    "install NVIDIA's GPU driver, which contains it (the CUDA toolkit does not); a container needs access to the host's driver";
+
+/// Message of a command without the feature `cuda`.
+#[cfg(not(feature = "cuda"))]
+pub(crate) const NOT_BUILT_IN: &str = "this command was built without support for GPUs; build it with `--features cuda`";
+
+/// Runs the PEs of this process with NCCL.
+#[cfg(feature = "cuda")]
+pub(crate) fn nccl_pe(config: &Config) -> Result<(), Failure> {
+    nccl::run(config)
+}
+
+/// Runs the PE of this process with NVSHMEM.
+#[cfg(feature = "cuda")]
+pub(crate) fn nvshmem_pe(config: &Config) -> Result<(), Failure> {
+    nvshmem::run(config)
+}
+
+/// Returns the number of GPUs; `None` if the driver does not report it.
+#[cfg(feature = "cuda")]
 pub(crate) fn device_count() -> Result<Option<usize>, String> {
     Ok(peerweave_driver::Driver::get().and_then(peerweave_driver::Driver::device_count).ok())
+}
+
+/// Refuses a PE on a GPU.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn nccl_pe(_: &Config) -> Result<(), Failure> {
+    Err(NOT_BUILT_IN.into())
+}
+
+/// Refuses a PE on a GPU.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn nvshmem_pe(_: &Config) -> Result<(), Failure> {
+    Err(NOT_BUILT_IN.into())
+}
+
+/// Refuses a backend that needs GPUs.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn device_count() -> Result<Option<usize>, String> {
+    Err(NOT_BUILT_IN.to_owned())
 }

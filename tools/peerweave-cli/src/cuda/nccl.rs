@@ -13,23 +13,21 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCa
 use peerweave_driver::{CudaError, CudaStream, DeviceMemory, DriverError, local_context};
 use peerweave_nccl::{Communicator, Nccl, NcclMem, Window, WindowKind};
 
+use super::Failure;
 use super::agreement::{Agreement, FEWEST_CALLS};
 use super::nccl_calls::{Elements, Operation, Setting, enqueue, operation};
-use crate::bench::config::{Bind, Buffers, Case, Config};
-use crate::bench::geometry::{self, Placement, Tile, View};
-use crate::bench::memory::GUARD;
-use crate::bench::pattern::{PERIOD, input_tile, moved_tile, poison, reduced_tile};
-use crate::bench::pe::{bind, placements, say};
-use crate::bench::record::{Measured, Ready, Record, monotonic_ns};
-use crate::bench::types::with_element_type;
-
-/// An error that ends the measurement.
-pub(super) type Failure = Box<dyn std::error::Error>;
+use crate::workload::args::Buffers;
+use crate::workload::binding::{Bind, bind};
+use crate::workload::config::{Case, Config};
+use crate::workload::geometry::{self, GUARD, Placement, Tile, View};
+use crate::workload::pattern::{PERIOD, input_tile, moved_tile, poison, reduced_tile};
+use crate::workload::record::{Measured, Ready, Record, monotonic_ns, say};
+use crate::workload::types::with_element_type;
 
 /// Deadline of a wait.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Runs the PEs of this process.
-pub(crate) fn run(config: &Config) -> Result<(), Failure> {
+pub(super) fn run(config: &Config) -> Result<(), Failure> {
     if !config.threads {
         return one_pe(config, &Job::from_env()?);
     }
@@ -111,7 +109,7 @@ impl Session<'_> {
         // The largest length of all PEs, because windows have the same length everywhere.
         let most = |part: fn((usize, usize)) -> usize| {
             let of_case =
-                |case| placements(self.config).flat_map(move |placement| (0..n_pes).map(move |rank| (rank, case, placement)));
+                |case| self.config.placements().flat_map(move |placement| (0..n_pes).map(move |rank| (rank, case, placement)));
             let all = cases.iter().flat_map(|(_, case)| of_case(case));
             all.map(|(rank, case, placement)| part(geometry::lengths(&view_of(rank, case, placement)))).max().unwrap_or(0)
         };
@@ -128,7 +126,7 @@ impl Session<'_> {
         let windows = if self.config.window { vec![self.window(&send)?, self.window(&recv)?] } else { Vec::new() };
         for (row, case) in cases {
             let mut records = Vec::new();
-            for placement in placements(self.config) {
+            for placement in self.config.placements() {
                 let view = view(case, placement);
                 let (send_len, recv_len) = geometry::lengths(&view);
                 let (send, recv, guarded) =

@@ -6,9 +6,9 @@ use peerweave_driver::{CudaStream, DeviceMemory};
 use peerweave_nccl::{Communicator, Group, NcclError, PreMulSum};
 use peerweave_types::{F8E4M3, F8E5M2, Rank, ReduceOp, bf16, f16};
 
-use crate::bench::geometry::{self, Placement, View};
-use crate::bench::op::BenchOp;
-use crate::bench::pattern::{Sample, scalar};
+use crate::workload::geometry::{self, Placement, View};
+use crate::workload::op::BenchOp;
+use crate::workload::pattern::{Sample, scalar};
 
 /// Element types. Those of eight bits are moved but not reduced; the plan contains no such
 /// reduction.

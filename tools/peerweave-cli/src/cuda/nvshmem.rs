@@ -13,19 +13,18 @@ use peerweave_driver::cudarc::driver::{CudaEvent, CudaGraph};
 use peerweave_driver::{CudaError, CudaStream, DriverError, local_context};
 use peerweave_nvshmem::{Context, Settings, SymmetricBuffer, Team};
 
+use super::Failure;
 use super::agreement::{Agreement, FEWEST_CALLS};
-use super::nccl::{Failure, launch};
+use super::nccl::launch;
 use super::nvshmem_calls::{Calls, Memory, Reduced, device};
-use crate::bench::calls::G_DUE;
-use crate::bench::config::{Bind, Buffers, Case, Clock, Config};
-use crate::bench::geometry::{self, Placement, Tile, View};
-use crate::bench::measure::ROUNDS_LATE;
-use crate::bench::memory::GUARD;
-use crate::bench::op::BenchOp;
-use crate::bench::pattern::{PERIOD, Sample, input_tile, moved_tile, poison, reduced_tile};
-use crate::bench::pe::{bind, placements, say};
-use crate::bench::record::{Measured, Ready, Record, monotonic_ns};
-use crate::bench::types::with_element_type;
+use crate::workload::args::{Buffers, Clock};
+use crate::workload::binding::{Bind, bind};
+use crate::workload::config::{Case, Config};
+use crate::workload::geometry::{self, GUARD, Placement, Tile, View};
+use crate::workload::op::{BenchOp, ROUNDS_LATE};
+use crate::workload::pattern::{G_DUE, PERIOD, Sample, input_tile, moved_tile, poison, reduced_tile};
+use crate::workload::record::{Measured, Ready, Record, monotonic_ns, say};
+use crate::workload::types::with_element_type;
 
 /// Deadline of a wait.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -45,7 +44,7 @@ struct Late {
 }
 
 /// Runs the PE of this process.
-pub(crate) fn run(config: &Config) -> Result<(), Failure> {
+pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let job = Job::from_env()?;
     let rendezvous = Arc::new(Rendezvous::join(&job, Options { deadline: DEADLINE, ..Options::default() })?);
     let pe = rendezvous.pe().index();
@@ -160,7 +159,7 @@ impl Session<'_> {
         let (target, word) = (self.context.alloc::<T>(target)?, self.context.alloc_zeroed::<u64>(1)?);
         for (row, case) in cases {
             let mut records = Vec::new();
-            for placement in placements(self.config) {
+            for placement in self.config.placements() {
                 let view = View {
                     op: self.config.op,
                     counts: case.counts,

@@ -11,10 +11,10 @@ use peerweave_nvshmem::{Context, NvshmemError, Signal, SymmetricBuffer, Team};
 use peerweave_types::{Compare, F8E4M3, F8E5M2, Pe, Rank, ReduceOp, SignalOp, bf16, f16};
 
 use super::nccl_calls::Elements;
-use crate::bench::calls::G_DUE;
-use crate::bench::geometry::{Placement, View};
-use crate::bench::op::BenchOp;
-use crate::bench::pattern::Sample;
+use crate::workload::geometry::{Placement, View};
+use crate::workload::op::BenchOp;
+use crate::workload::pattern::G_DUE;
+use crate::workload::pattern::Sample;
 
 /// Element types. Those of eight bits are moved but not reduced; the plan contains no such
 /// reduction.

@@ -1,4 +1,4 @@
-//! NVIDIA's libraries as the report shows them; `crate::cuda` finds them.
+//! NVIDIA's libraries as the report shows them; `cuda.rs` finds them.
 
 use serde::Serialize;
 

@@ -4,24 +4,33 @@
 //! Where possible it tries a feature instead of concluding from settings: it starts two PEs that
 //! connect to each other.
 
+#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
+mod cuda;
 mod environment;
-pub(crate) mod libraries;
-pub mod machine;
-pub(crate) mod peers;
+mod libraries;
+mod peers;
 mod system;
 mod trial;
 
+use clap::Args;
 use serde::Serialize;
 
-use crate::cli::InfoArgs;
-use crate::cuda;
 use crate::exit;
+use crate::machine::{Machine, NumaNode};
+use crate::output::{print_line, tell};
 use environment::{Backend, Launcher, Variable};
 use libraries::{Library, Multicast};
-use machine::{Machine, NumaNode};
 use peers::Peers;
 use system::System;
 use trial::Trial;
+
+/// The arguments of `peerweave info`.
+#[derive(Args, Debug)]
+pub struct InfoArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// The whole report.
 #[derive(Debug, Serialize)]
@@ -56,14 +65,14 @@ pub fn main(args: &InfoArgs) -> u8 {
         match serde_json::to_string_pretty(&info) {
             Ok(text) => text,
             Err(error) => {
-                crate::tell(&format!("peerweave info: {error}"));
+                tell(&format!("peerweave info: {error}"));
                 return exit::LAUNCHER;
             }
         }
     } else {
         text(&info)
     };
-    crate::print_line(text.trim_end());
+    print_line(text.trim_end());
     exit::OK
 }
 

@@ -1,4 +1,4 @@
-//! Peer access between GPUs as the report shows it; `crate::cuda` asks the driver.
+//! Peer access between GPUs as the report shows it; `cuda.rs` asks the driver.
 
 use serde::Serialize;
 

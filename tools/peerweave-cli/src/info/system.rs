@@ -6,7 +6,7 @@ use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use serde::Serialize;
 
 use super::gib;
-use super::machine::{meminfo, read};
+use crate::machine::{meminfo, read};
 
 /// Whether a feature is available, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -5,11 +5,13 @@ use std::time::Duration;
 use peerweave::environment::names;
 use serde::Serialize;
 
-use crate::bench::config::{BackendName, Buffers, Clock, Config};
-use crate::bench::op::BenchOp;
-use crate::bench::record::{Ready, Record, monotonic_ns};
+use crate::launch::rendezvous::{JobRendezvous, Place};
 use crate::launch::{self, Launch, Observer, Output, Source, Stdin};
-use crate::rendezvous::{JobRendezvous, Place};
+use crate::workload::args::{BackendName, Buffers, Clock};
+use crate::workload::binding::Bind;
+use crate::workload::config::Config;
+use crate::workload::op::BenchOp;
+use crate::workload::record::{Ready, Record, monotonic_ns};
 
 /// Outcome of the trial.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -92,7 +94,7 @@ fn start(output: &mut TrialOutput) -> Result<u8, String> {
         buffers: Buffers::Symmetric,
         threads: false,
         stream: false,
-        bind: crate::bench::config::Bind::None,
+        bind: Bind::None,
         backend: BackendName::Host,
         graph: None,
         window: false,

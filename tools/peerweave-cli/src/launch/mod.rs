@@ -14,6 +14,7 @@ mod last_line;
 mod lines;
 pub mod output;
 pub mod program;
+pub mod rendezvous;
 mod signals;
 mod spawn;
 mod supervise;

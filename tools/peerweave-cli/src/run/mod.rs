@@ -4,15 +4,18 @@
 //! Invariant: no process is started before the command line, the program and the rendezvous have
 //! been checked.
 
+pub(crate) mod args;
 mod tag;
 
 use peerweave_bootstrap::Endpoint;
 
-use crate::cli::{RunArgs, default_pes};
 use crate::exit;
+use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
 use crate::launch::{self, Launch, Stdin, program};
-use crate::rendezvous::{JobRendezvous, Place};
+use crate::output::tell;
+use crate::parse::default_pes;
 
+use args::RunArgs;
 use tag::Tagger;
 
 /// Runs the command and returns its exit code.
@@ -20,7 +23,7 @@ pub fn main(args: &RunArgs) -> u8 {
     match start(args) {
         Ok(code) => code,
         Err((code, message)) => {
-            crate::tell(&format!("peerweave run: {message}"));
+            tell(&format!("peerweave run: {message}"));
             code
         }
     }
@@ -93,20 +96,5 @@ fn master(place: &Place) -> std::io::Result<(String, u16)> {
             let host = host.trim_start_matches('[').trim_end_matches(']');
             Ok((host.to_owned(), if port < u16::MAX { port + 1 } else { port - 1 }))
         }
-    }
-}
-
-/// Refuses to start a job inside a job: its PEs would inherit the identity of this PE and connect
-/// to the outer rendezvous.
-pub(crate) fn refuse_inside_a_job(command: &str) -> Result<(), (u8, String)> {
-    match std::env::var_os("PEERWEAVE_PE") {
-        None => Ok(()),
-        Some(pe) => Err((
-            exit::USAGE,
-            format!(
-                "this process is already PE {} of a job (PEERWEAVE_PE is set); to start another job inside it, run: env -u PEERWEAVE_PE peerweave {command} ...",
-                pe.to_string_lossy()
-            ),
-        )),
     }
 }

@@ -1,7 +1,7 @@
 //! Prefixes lines of output with their PE and queues them.
 
+use crate::launch::rendezvous::JobRendezvous;
 use crate::launch::{Observer, Output, Source, Target};
-use crate::rendezvous::JobRendezvous;
 
 /// Forwards the lines of PEs, optionally prefixed with `[PE] `.
 #[derive(Debug)]

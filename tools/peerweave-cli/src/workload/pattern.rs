@@ -16,6 +16,9 @@ use peerweave_types::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
 /// Number of elements after which inputs repeat; a prime.
 pub const PERIOD: usize = 4093;
 
+/// The value that `g` must return; it is in the memory of PE 1 from the start.
+pub const G_DUE: u64 = 0x0123_4567_89ab_cdef;
+
 /// An element type whose bits can be set and read.
 pub trait Sample: Element {
     /// Returns the element whose bits are the low bits of `bits`.

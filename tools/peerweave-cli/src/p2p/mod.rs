@@ -1,21 +1,19 @@
 //! `peerweave bench p2p`: measures the bandwidth between every two GPUs of this machine and the
 //! latency of a flag.
-//!
-//! `crate::cuda` measures; this module has the options and prints the results.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::parse_picture;
-use crate::cuda;
 use crate::exit;
-use crate::size::{format_size, parse_duration, parse_size};
+use crate::output::{check_writable, print_line, tell, write_file};
+use crate::parse::{format_size, parse_duration, parse_picture, parse_size};
 
 mod picture;
-pub(crate) mod report;
+mod report;
+#[cfg(feature = "cuda")]
+mod survey;
 
 use report::Report;
 
@@ -48,61 +46,43 @@ Rows are the GPUs that copy, columns the GPUs whose memory they access. Bandwidt
 of one direction, even if both directions run at once. Latency is half the round trip of a flag, in microseconds. \
 The first and last words of the copied data are checked; the exit code is 1 if any is wrong.";
 
-/// Joins the words `bench p2p` to `bench-p2p`, a separate subcommand with its own options.
-pub(crate) fn joined(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut arguments: Vec<OsString> = arguments.collect();
-    if arguments.get(1).is_some_and(|word| word == "bench") && arguments.get(2).is_some_and(|word| word == "p2p") {
-        arguments.splice(1..3, [OsString::from("bench-p2p")]);
-    }
-    arguments
-}
-
 /// Runs the command and returns its exit code.
 pub fn main(args: &P2pArgs) -> u8 {
     match start(args) {
         Ok(0) => exit::OK,
         Ok(_) => exit::WRONG_VALUES,
         Err((code, message)) => {
-            crate::tell(&format!("peerweave bench p2p: {message}"));
+            tell(&format!("peerweave bench p2p: {message}"));
             code
         }
     }
 }
 
 fn start(args: &P2pArgs) -> Result<usize, (u8, String)> {
-    args.json.iter().chain(&args.plot).try_for_each(|path| super::can_be_written(path))?;
-    let report = cuda::measure_p2p(args).map_err(|message| (exit::OPERATION_FAILED, message))?;
-    crate::print_line(report.text().trim_end());
-    let write = |path: &PathBuf, text: String| {
-        std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))
-    };
+    args.json.iter().chain(&args.plot).try_for_each(|path| check_writable(path))?;
+    let report = measure(args).map_err(|message| (exit::OPERATION_FAILED, message))?;
+    print_line(report.text().trim_end());
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&report).map_err(|error| (exit::LAUNCHER, error.to_string()))?;
-        write(path, text + "\n")?;
+        write_file(path, &(text + "\n"))?;
     }
     if let Some(path) = &args.plot {
-        write(path, picture::svg(&report).map_err(|error| (exit::LAUNCHER, error))?)?;
+        write_file(path, &picture::svg(&report).map_err(|error| (exit::LAUNCHER, error))?)?;
     }
     Ok(report.wrong)
+}
+
+#[cfg(feature = "cuda")]
+fn measure(args: &P2pArgs) -> Result<Report, String> {
+    survey::run(args)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn measure(_: &P2pArgs) -> Result<Report, String> {
+    Err(crate::cuda::NOT_BUILT_IN.to_owned())
 }
 
 /// Describes the options of the measurement.
 fn asked(report: &Report) -> String {
     format!("{} x {} each, CUDA {}, peerweave {}", report.iters, format_size(report.bytes), report.cuda, report.version)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn words(words: &[&str]) -> Vec<OsString> {
-        joined(words.iter().map(OsString::from))
-    }
-
-    #[test]
-    fn bench_p2p_becomes_one_word_and_other_arguments_stay() {
-        assert_eq!(words(&["peerweave", "bench", "p2p", "--iters", "3"]), ["peerweave", "bench-p2p", "--iters", "3"]);
-        assert_eq!(words(&["peerweave", "bench", "put"]), ["peerweave", "bench", "put"]);
-        assert_eq!(words(&["peerweave"]), ["peerweave"]);
-    }
 }

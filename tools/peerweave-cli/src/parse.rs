@@ -1,7 +1,8 @@
-//! Parses and formats sizes and durations of the command line.
+//! Parses the values of options: sizes, durations, numbers of PEs and machines, file names.
 //!
 //! Invariant: `1K` is 1024 bytes, as in nccl-tests; a value that does not fit its type is an error.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Parses a number of bytes: digits, an optional suffix `K`, `M`, `G` or `T` (powers of 1024,
@@ -11,7 +12,7 @@ use std::time::Duration;
 /// A message with the text and what was expected.
 ///
 /// ```
-/// use peerweave_cli::size::parse_size;
+/// use peerweave_cli::parse::parse_size;
 ///
 /// assert_eq!(parse_size("64M"), Ok(64 << 20));
 /// assert!(parse_size("64X").is_err());
@@ -54,7 +55,7 @@ pub fn format_size(bytes: usize) -> String {
 /// stop the job at once.
 ///
 /// ```
-/// use peerweave_cli::size::parse_duration;
+/// use peerweave_cli::parse::parse_duration;
 /// use std::time::Duration;
 ///
 /// assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));
@@ -78,6 +79,39 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let number: f64 = number.parse().map_err(|_| wrong())?;
     let duration = Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())?;
     if duration.is_zero() { Err(wrong()) } else { Ok(duration) }
+}
+
+/// Maximum number of PEs that one launcher starts; a larger number is most likely a typing error.
+const MAX_LOCAL_PES: usize = 4096;
+
+/// Parses a number of PEs.
+pub(crate) fn parse_pes(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=MAX_LOCAL_PES).contains(&n) => Ok(n),
+        _ => Err(format!("{text:?} is not a valid number of PEs, expected 1 to {MAX_LOCAL_PES}")),
+    }
+}
+
+/// Parses the file name of a plot; only SVG is supported.
+pub(crate) fn parse_picture(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.extension() {
+        Some(extension) if extension != "svg" => Err("expected a file name that ends with .svg".to_owned()),
+        _ => Ok(path),
+    }
+}
+
+/// Parses a number of machines.
+pub(crate) fn parse_machines(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=65536).contains(&n) => Ok(n),
+        _ => Err(format!("{text:?} is not a valid number of machines, expected 1 to 65536")),
+    }
+}
+
+/// Returns the default number of PEs: the number of CPUs that this process may use.
+pub fn default_pes() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(MAX_LOCAL_PES)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ macro_rules! with_type_of {
                 type $T = $t;
                 $call
             })*
-            other => unreachable!("bench does not support {other}; add it to `bench/types.rs`"),
+            other => unreachable!("bench does not support {other}; add it to `workload/types.rs`"),
         }
     };
 }
@@ -19,7 +19,7 @@ macro_rules! with_type_of {
 #[cfg(feature = "cuda")]
 macro_rules! with_element_type {
     ($dtype:expr, $T:ident => $call:expr) => {
-        $crate::bench::types::with_type_of!($dtype, $T => $call;
+        $crate::workload::types::with_type_of!($dtype, $T => $call;
             I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64, F16 ::peerweave_types::f16, BF16 ::peerweave_types::bf16,
             F32 f32, F64 f64, F8E4M3 ::peerweave_types::F8E4M3, F8E5M2 ::peerweave_types::F8E5M2)
     };
@@ -28,7 +28,7 @@ macro_rules! with_element_type {
 /// Evaluates an expression with `$T` as the element type of that code, which can be reduced.
 macro_rules! with_number_type {
     ($dtype:expr, $T:ident => $call:expr) => {
-        $crate::bench::types::with_type_of!($dtype, $T => $call;
+        $crate::workload::types::with_type_of!($dtype, $T => $call;
             I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64, F16 ::peerweave_types::f16, BF16 ::peerweave_types::bf16,
             F32 f32, F64 f64)
     };
@@ -37,7 +37,7 @@ macro_rules! with_number_type {
 /// Evaluates an expression with `$T` as the type that [`moved_as`] returns.
 macro_rules! with_moved_type {
     ($dtype:expr, $T:ident => $call:expr) => {
-        $crate::bench::types::with_type_of!($crate::bench::types::moved_as($dtype), $T => $call;
+        $crate::workload::types::with_type_of!($crate::workload::types::moved_as($dtype), $T => $call;
             U8 u8, F16 ::peerweave_types::f16, U32 u32, U64 u64)
     };
 }

@@ -4,7 +4,7 @@
 
 use peerweave_types::ReduceOp;
 
-use super::config::{BackendName, BenchArgs, Buffers, Clock};
+use super::args::{BackendName, BenchArgs, Buffers, Clock};
 use super::op::BenchOp;
 
 /// Returns an error for options that the backend, or this command with it, does not support.

@@ -7,11 +7,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use peerweave::{Buffer, Element, Result, Symmetric};
 
-use super::geometry::Part;
-use super::pattern::{PERIOD, Sample, poison};
-
-/// Number of elements behind a result that must stay unchanged.
-pub const GUARD: usize = 64;
+use crate::workload::geometry::Part;
+use crate::workload::pattern::{PERIOD, Sample, poison};
 
 const CACHE_LINE_BYTES: usize = 64;
 
@@ -123,9 +120,9 @@ pub fn rewrite<T: Element>(memory: &impl Memory<T>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::geometry::Tile;
-    use super::super::pattern::{input_tile, moved_tile, reduced_tile};
     use super::*;
+    use crate::workload::geometry::{GUARD, Tile};
+    use crate::workload::pattern::{input_tile, moved_tile, reduced_tile};
     use peerweave::ReduceOp;
 
     const PART: Part = Part { at: 5, len: 2 * PERIOD + 100, of: Tile::Reduced, from: PERIOD - 3 };

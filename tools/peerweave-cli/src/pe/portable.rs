@@ -1,71 +1,26 @@
-//! A PE of `bench`: joins the job, runs the plan, sends its measurements to the command.
-
-use std::io::Write;
+//! PEs with the portable API, on the host or on GPUs.
 
 use peerweave::{Buffer, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, on_threads};
 
-use super::config::{BackendName, Bind, Buffers as BufferKind, Case, Config};
-use super::geometry::{self, Placement, View};
 use super::measure::measure;
-use super::memory::{GUARD, Memory};
+use super::memory::Memory;
 use super::operands::{Buffers, Moving, Reducing, Typed, Work};
-use super::pattern::Sample;
-use super::record::{Measured, Ready, Record, monotonic_ns};
-use super::types::{with_moved_type, with_number_type};
-use crate::cuda;
-use crate::exit;
+use crate::workload::args::Buffers as BufferKind;
+use crate::workload::binding::{Bind, bind};
+use crate::workload::config::{Case, Config};
+use crate::workload::geometry::{self, GUARD, View};
+use crate::workload::pattern::Sample;
+use crate::workload::record::{Measured, Ready, Record, monotonic_ns, say};
+use crate::workload::types::{with_moved_type, with_number_type};
 
-/// Entry point of the PE; returns its exit code.
-pub fn main(config: &str) -> u8 {
-    let config: Config = match serde_json::from_str(config) {
-        Ok(config) => config,
-        Err(error) => {
-            crate::tell(&format!(
-                "peerweave bench-pe: invalid configuration: {error}; run `peerweave bench` instead, which starts this command"
-            ));
-            return exit::USAGE;
-        }
-    };
-    let result: std::result::Result<(), Box<dyn std::error::Error>> = match config.backend {
-        BackendName::Nccl => cuda::nccl_pe(&config),
-        BackendName::Nvshmem => cuda::nvshmem_pe(&config),
-        BackendName::Host if config.threads => run_on_threads(&config).map_err(Into::into),
-        // The launcher has set PEERWEAVE_BACKEND.
-        BackendName::Host | BackendName::Cuda => run_in_job(&config).map_err(Into::into),
-    };
-    match result {
-        Ok(()) => exit::OK,
-        Err(error) => {
-            crate::tell(&error.to_string());
-            exit::OPERATION_FAILED
-        }
-    }
-}
-
-fn run_in_job(config: &Config) -> Result<()> {
+/// Runs the PE of this process.
+pub(super) fn run_in_job(config: &Config) -> Result<()> {
     run(World::from_env()?, config)
 }
 
-fn run_on_threads(config: &Config) -> Result<()> {
+/// Runs all PEs as threads of this process.
+pub(super) fn run_on_threads(config: &Config) -> Result<()> {
     on_threads(config.n_pes, |world| run(world, config))?.into_iter().collect()
-}
-
-/// Binds this thread to one of the processors that it may use, chosen by index, if there are enough
-/// for all PEs. Other launchers do the same: the system may otherwise run two PEs that wait for
-/// each other on one processor.
-pub(crate) fn bind(index: usize, n_pes: usize) {
-    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
-    let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
-    if (allowed.count() as usize) < n_pes {
-        return;
-    }
-    if let Some(processor) = processors.nth(index) {
-        let mut own = rustix::thread::CpuSet::new();
-        own.set(processor);
-        if let Err(error) = rustix::thread::sched_setaffinity(None, &own) {
-            tracing::debug!(%error, processor, "not bound");
-        }
-    }
 }
 
 /// Runs one PE.
@@ -110,7 +65,7 @@ impl Plan<'_> {
     fn run<T: Sample, W: Work<T>>(&self) -> Result<()> {
         let (mut send_len, mut recv_len) = (0, 0);
         for (_, case) in self.cases {
-            for placement in placements(self.config) {
+            for placement in self.config.placements() {
                 let view = View {
                     op: self.config.op,
                     counts: case.counts,
@@ -161,7 +116,7 @@ impl Plan<'_> {
             // Sent after both placements, so that the command does not compete for a CPU in
             // between.
             let mut records = Vec::new();
-            for placement in placements(self.config) {
+            for placement in self.config.placements() {
                 let operands = Typed::<T, M, W>::new(self.world, self.stream, self.config, case, placement, buffers)?;
                 let outcome = measure(self.world, self.stream, self.config, &operands)?;
                 records.push(Record::Measured(Measured {
@@ -177,17 +132,4 @@ impl Plan<'_> {
         }
         Ok(())
     }
-}
-
-pub(crate) fn placements(config: &Config) -> impl Iterator<Item = Placement> + use<> {
-    let in_place = config.has_in_place().then_some(Placement::InPlace);
-    std::iter::once(Placement::OutOfPlace).chain(in_place)
-}
-
-/// Prints a record as one line, in one write because PEs may be threads.
-pub(crate) fn say(record: &Record) {
-    let mut line = serde_json::to_string(record).expect("the keys of all maps in a record are text");
-    line.push('\n');
-    // If the command has died, this process is killed with it.
-    let _ = std::io::stdout().lock().write_all(line.as_bytes());
 }

@@ -8,10 +8,10 @@ use std::ops::Range;
 use peerweave::{MaybeDest, MaybeSource, Number, ReduceOp, Result, Stream, StreamDest, StreamSource, Symmetric, World};
 
 use super::calls::{self, Calls, Setting, Words};
-use super::config::{Case, Config};
-use super::geometry::{self, Part, Placement, Tile, View};
 use super::memory::{self, Memory};
-use super::pattern::{Sample, input_tile, moved_tile, reduced_tile};
+use crate::workload::config::{Case, Config};
+use crate::workload::geometry::{self, Part, Placement, Tile, View};
+use crate::workload::pattern::{Sample, input_tile, moved_tile, reduced_tile};
 
 /// The memory of a PE, large enough for the largest case of its type.
 pub struct Buffers<T, M> {

@@ -8,18 +8,16 @@ use std::time::{Duration, Instant};
 
 use peerweave::{Result, Stream, World};
 
-use super::calls::{Calls, G_DUE, is_signal_alone};
-use super::config::Config;
-use super::geometry::{self, Placement, View};
-use super::memory::GUARD;
-use super::op::BenchOp;
+use super::calls::{Calls, is_signal_alone};
 use super::operands::{Operands, Side};
+use crate::workload::config::Config;
+use crate::workload::geometry::{self, GUARD, Placement, View};
+use crate::workload::op::{BenchOp, ROUNDS_LATE};
+use crate::workload::pattern::G_DUE;
+use crate::workload::record::monotonic_ns;
 
 /// Minimum duration of the trial that estimates the time of a call.
 const TRIAL: Duration = Duration::from_millis(2);
-/// How often each PE arrives late at a barrier that is checked. More than once, because a PE that
-/// leaves early is not seen where the system stops it for as long as the other is late.
-pub(crate) const ROUNDS_LATE: usize = 8;
 const FEWEST_CALLS: u64 = 3;
 const MOST_CALLS: u64 = 1 << 30;
 
@@ -215,14 +213,14 @@ impl Bench<'_> {
             if rank == late {
                 std::thread::sleep(LATE);
             }
-            let came = super::record::monotonic_ns();
+            let came = monotonic_ns();
             match (self.stream, self.view().op) {
                 (None, BenchOp::Sync) => world.team().sync_blocking()?,
                 (None, _) => world.team().barrier_blocking()?,
                 (Some(stream), BenchOp::Sync) => world.team().sync(stream)?.wait()?,
                 (Some(stream), _) => world.team().barrier(stream)?.wait()?,
             }
-            let left = super::record::monotonic_ns();
+            let left = monotonic_ns();
             let mut last = [if rank == late { came } else { 0 }];
             world.team().all_reduce_in_place_blocking(&mut last, peerweave::ReduceOp::Max)?;
             early += u64::from(left < last[0]);

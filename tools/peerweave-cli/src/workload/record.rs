@@ -3,6 +3,8 @@
 //! Results are not sent through the library under test, so that a library that moves wrong data
 //! cannot hide it.
 
+use std::io::Write;
+
 use serde::{Deserialize, Serialize};
 
 use super::geometry::Placement;
@@ -55,4 +57,12 @@ pub struct Measured {
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Prints a record as one line, in one write because PEs may be threads.
+pub(crate) fn say(record: &Record) {
+    let mut line = serde_json::to_string(record).expect("the keys of all maps in a record are text");
+    line.push('\n');
+    // If the command has died, this process is killed with it.
+    let _ = std::io::stdout().lock().write_all(line.as_bytes());
 }

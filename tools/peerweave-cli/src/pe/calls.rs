@@ -14,9 +14,9 @@ use peerweave::{
     StreamSource, Symmetric, Team, Ticket, VectorCounts, World,
 };
 
-use super::geometry::{Placement, View, vector_receives, vector_sends};
-use super::op::BenchOp;
-use super::pattern::{Sample, scalar};
+use crate::workload::geometry::{Placement, View, vector_receives, vector_sends};
+use crate::workload::op::BenchOp;
+use crate::workload::pattern::{G_DUE, Sample, scalar};
 
 /// Makes the given number of calls.
 pub type Calls<'a> = Box<dyn FnMut(u64) -> Result<()> + 'a>;
@@ -276,9 +276,6 @@ fn last_of<'a, R: 'a>(
         Ok(())
     })
 }
-
-/// The value that `g` must return; it is in the memory of PE 1 from the start.
-pub const G_DUE: u64 = 0x0123_4567_89ab_cdef;
 
 fn first_signal(word: &Symmetric<u64>) -> peerweave::Signal {
     word.signal(0).expect("the buffer of words has one element")

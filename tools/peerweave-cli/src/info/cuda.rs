@@ -1,18 +1,20 @@
-//! Finds NVIDIA's libraries and lists the functions that each lacks. Calls only their version
-//! functions.
+//! What `info` finds of GPUs: NVIDIA's libraries, the functions that each lacks, and peer access.
+//!
+//! Creates no context and allocates no memory. Without the feature `cuda`, `no_cuda.rs` stands in
+//! its place with the same functions.
 
 use peerweave_driver::{Driver, DriverError, multicast_switch};
 use peerweave_nccl::{Nccl, NcclError};
 use peerweave_nvshmem::{Nvshmem, NvshmemError};
+use peerweave_vmm::PeerMatrix;
+use peerweave_vmm::peer::{DeviceInfo, PairInfo};
 
-use crate::info::libraries::{Function, Library, Multicast};
-
-/// Advice for machines without a driver.
-pub(super) const NO_DRIVER: &str =
-    "install NVIDIA's GPU driver, which contains it (the CUDA toolkit does not); a container needs access to the host's driver";
+use super::libraries::{Function, Library, Multicast};
+use super::peers::{Gpu, Pair, Peers};
+use crate::cuda::NO_DRIVER;
 
 /// Looks for all libraries.
-pub(crate) fn look() -> Vec<Library> {
+pub(super) fn libraries() -> Vec<Library> {
     let later = "the commands of this version do not use it";
     vec![
         driver(),
@@ -23,10 +25,43 @@ pub(crate) fn look() -> Vec<Library> {
     ]
 }
 
-/// Whether multicast objects are allowed.
-pub(crate) fn multicast() -> Multicast {
+/// Returns whether multicast objects are allowed.
+pub(super) fn multicast() -> Multicast {
     let why = multicast_switch().err().map(|error| error.to_string());
     Multicast { allowed: why.is_none(), why }
+}
+
+/// Returns the GPUs and the access between them, as the driver reports both.
+pub(super) fn peers() -> Peers {
+    let matrix = match PeerMatrix::look() {
+        Ok(matrix) => matrix,
+        // Only the first line; the paths tried are shown with the libraries.
+        Err(error) => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            return Peers::none(line.trim_end_matches("; tried:").to_owned());
+        }
+    };
+    let gpu = |device: &DeviceInfo| Gpu {
+        name: device.name.clone(),
+        pci_address: device.pci_address.clone(),
+        vmm: device.vmm,
+        file_descriptor: device.exportable.file_descriptor,
+        fabric: device.exportable.fabric,
+        multicast: device.multicast,
+    };
+    let pair = |pair: &Option<PairInfo>| {
+        pair.map(|pair| Pair {
+            access: pair.access,
+            native_atomics: pair.native_atomics,
+            performance_rank: pair.performance_rank,
+        })
+    };
+    Peers {
+        missing: None,
+        gpus: matrix.devices.iter().map(gpu).collect(),
+        pairs: matrix.pairs.iter().map(|row| row.iter().map(pair).collect()).collect(),
+    }
 }
 
 fn function(name: &impl ToString, since: &impl ToString) -> Function {
@@ -100,7 +135,7 @@ mod tests {
 
     #[test]
     fn library_has_a_path_or_a_reason() {
-        for library in look() {
+        for library in libraries() {
             assert_eq!(library.path.is_some(), library.why.is_empty(), "{library:?}");
             assert_eq!(library.path.is_some(), library.state == "found", "{library:?}");
         }

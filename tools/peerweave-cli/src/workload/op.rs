@@ -7,6 +7,10 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+/// How often each PE arrives late at a barrier that is checked. More than once, because a PE that
+/// leaves early is not seen where the system stops it for as long as the other is late.
+pub(crate) const ROUNDS_LATE: usize = 8;
+
 /// An operation.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]

@@ -11,12 +11,12 @@ use peerweave_vmm::peer::DeviceInfo;
 use peerweave_vmm::probe::{Method, Moved, Probe};
 use peerweave_vmm::{PeerMatrix, VmmError};
 
-use super::libraries::NO_DRIVER;
-use crate::bench::p2p::P2pArgs;
-use crate::bench::p2p::report::{Everybody, Gpu, Report, Table};
+use super::P2pArgs;
+use super::report::{Everybody, Gpu, Report, Table};
+use crate::cuda::NO_DRIVER;
 
 /// Measures every pair of GPUs.
-pub(crate) fn run(args: &P2pArgs) -> Result<Report, String> {
+pub(super) fn run(args: &P2pArgs) -> Result<Report, String> {
     measure(args).map_err(|error| match Driver::get() {
         Err(DriverError::Load(_)) => format!("{error}\n{NO_DRIVER}"),
         _ => error.to_string(),

@@ -5,6 +5,9 @@
 
 use super::op::{BenchOp, Counts, vector_count};
 
+/// Number of elements behind a result that must stay unchanged.
+pub const GUARD: usize = 64;
+
 /// Whether the result has a separate buffer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -11,6 +11,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use peerweave_bootstrap::env::names;
 use peerweave_bootstrap::{BootstrapError, Endpoint, Loss, Pe, Server, ServerOptions, Token, warn_of_public_token};
 
+use crate::exit;
+
 /// The machines of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -118,6 +120,21 @@ impl JobRendezvous {
             Loss::GaveUp { missing } => missing.first().copied().unwrap_or(pe).index(),
             _ => pe.index(),
         })
+    }
+}
+
+/// Refuses to start a job inside a job: its PEs would inherit the identity of this PE and connect
+/// to the outer rendezvous.
+pub(crate) fn refuse_inside_a_job(command: &str) -> Result<(), (u8, String)> {
+    match std::env::var_os("PEERWEAVE_PE") {
+        None => Ok(()),
+        Some(pe) => Err((
+            exit::USAGE,
+            format!(
+                "this process is already PE {} of a job (PEERWEAVE_PE is set); to start another job inside it, run: env -u PEERWEAVE_PE peerweave {command} ...",
+                pe.to_string_lossy()
+            ),
+        )),
     }
 }
 

@@ -1,0 +1,49 @@
+//! A PE of `bench`: joins the job, runs the plan, sends its measurements to the command.
+//!
+//! ```text
+//!   portable.rs    a PE with the portable API: runs the plan
+//!   measure.rs     one case: check, time, check
+//!   operands.rs    buffers of one case, by their types
+//!   calls.rs       the calls that are timed
+//!   memory.rs      filling and comparing
+//! ```
+//! `crate::cuda` has the PEs that use NCCL or NVSHMEM directly.
+
+pub mod calls;
+pub mod measure;
+pub mod memory;
+pub mod operands;
+mod portable;
+
+use crate::cuda::{self, Failure};
+use crate::exit;
+use crate::output::tell;
+use crate::workload::args::BackendName;
+use crate::workload::config::Config;
+
+/// Entry point of the PE; returns its exit code.
+pub fn main(config: &str) -> u8 {
+    let config: Config = match serde_json::from_str(config) {
+        Ok(config) => config,
+        Err(error) => {
+            tell(&format!(
+                "peerweave bench-pe: invalid configuration: {error}; run `peerweave bench` instead, which starts this command"
+            ));
+            return exit::USAGE;
+        }
+    };
+    let result: Result<(), Failure> = match config.backend {
+        BackendName::Nccl => cuda::nccl_pe(&config),
+        BackendName::Nvshmem => cuda::nvshmem_pe(&config),
+        BackendName::Host if config.threads => portable::run_on_threads(&config).map_err(Into::into),
+        // The launcher has set PEERWEAVE_BACKEND.
+        BackendName::Host | BackendName::Cuda => portable::run_in_job(&config).map_err(Into::into),
+    };
+    match result {
+        Ok(()) => exit::OK,
+        Err(error) => {
+            tell(&error.to_string());
+            exit::OPERATION_FAILED
+        }
+    }
+}

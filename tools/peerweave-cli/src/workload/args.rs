@@ -1,0 +1,232 @@
+//! Options of `peerweave bench`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use peerweave_types::{DType, ReduceOp};
+use serde::{Deserialize, Serialize};
+
+use super::binding::Bind;
+use super::op::BenchOp;
+use crate::parse::{parse_duration, parse_pes, parse_picture, parse_size};
+
+/// The arguments of `peerweave bench`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = BENCH_HELP)]
+pub struct BenchArgs {
+    /// Operation to measure
+    #[arg(value_enum)]
+    pub op: BenchOp,
+    /// Number of PEs; default: the number of CPUs that this process may use, at least as many as OP
+    /// needs
+    #[arg(short, long, visible_aliases = ["np", "nproc-per-node"], value_name = "N", value_parser = parse_pes)]
+    pub n: Option<usize>,
+    /// Smallest size in bytes of the larger buffer of a PE
+    #[arg(short = 'b', long, value_name = "MIN", value_parser = parse_size, default_value = "8")]
+    pub min_bytes: usize,
+    /// Largest size; default: 64M, or MIN if that is larger
+    #[arg(short = 'e', long, value_name = "MAX", value_parser = parse_size)]
+    pub max_bytes: Option<usize>,
+    /// Factor from one size to the next
+    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = parse_factor)]
+    pub step_factor: u32,
+    /// Difference from one size to the next, in bytes
+    #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_size, conflicts_with = "step_factor")]
+    pub step_bytes: Option<usize>,
+    /// Element type, with the names of nccl-tests, or all
+    #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_dtypes, default_value = "float")]
+    pub datatype: DTypes,
+    /// Reduction: sum, prod, min, max, avg, mulsum, and, or, xor, or all
+    #[arg(short = 'o', long = "redop", value_name = "REDOP", value_parser = parse_redops, default_value = "sum")]
+    pub redop: ReduceOps,
+    /// Root: a rank, or all
+    #[arg(short = 'r', long, value_name = "R", value_parser = parse_root, default_value = "0")]
+    pub root: Root,
+    /// Calls per batch; default: as many as take the time of --batch-ms, at least 3
+    #[arg(long, value_name = "I", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub iters: Option<u64>,
+    /// Approximate duration of a batch in milliseconds, if --iters is not given
+    #[arg(long, value_name = "MS", default_value_t = 10, conflicts_with = "iters", value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub batch_ms: u32,
+    /// Number of batches, whose median is reported; default: 7, or 1 with --iters
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub batches: Option<u32>,
+    /// Warm-up calls before the measurement
+    #[arg(short = 'w', long, value_name = "W", default_value_t = 5)]
+    pub warmup: u64,
+    /// Rewrite every input before each call and time each call separately
+    #[arg(long)]
+    pub dirty: bool,
+    /// Check every element of the results (1) or not (0)
+    #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub check: u8,
+    /// Same as --check 0
+    #[arg(long, conflicts_with = "check")]
+    pub no_check: bool,
+    /// Memory passed to the calls
+    #[arg(long, value_enum, default_value_t = Buffers::Symmetric)]
+    pub buffers: Buffers,
+    /// Backend to measure
+    #[arg(long, value_enum, default_value_t = BackendName::Host)]
+    pub backend: BackendName,
+    /// Run the PEs as threads of one process
+    #[arg(long)]
+    pub threads: bool,
+    /// Capture this many calls into a CUDA graph and time its replays; not with --backend host
+    #[arg(short = 'G', long, value_name = "CALLS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub graph: Option<u32>,
+    /// Register the buffers as symmetric windows, which NCCL's kernels access directly; only with
+    /// --backend nccl
+    #[arg(long)]
+    pub window: bool,
+    /// Use nbi puts and gets, completed by a quiet at the end of each batch; only with --backend
+    /// nvshmem
+    #[arg(long)]
+    pub nbi: bool,
+    /// Time each call or graph separately and wait for it before the next one; only with --backend
+    /// nvshmem
+    #[arg(long)]
+    pub each: bool,
+    /// Clock; default: events with --backend nvshmem, otherwise wall
+    #[arg(long, value_enum)]
+    pub clock: Option<Clock>,
+    /// Time stream-ordered calls: enqueue all calls of a batch, then wait for them
+    #[arg(long, conflicts_with = "dirty")]
+    pub stream: bool,
+    /// Whether to bind each PE to its own processor, if there are enough
+    #[arg(long, value_enum, default_value_t = Bind::Processor)]
+    pub bind: Bind,
+    /// Write the result as JSON, with the keys of nccl-tests
+    #[arg(short = 'J', long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Plot bandwidth and time against size
+    #[arg(long, value_name = "FILE.svg", value_parser = parse_picture)]
+    pub plot: Option<PathBuf>,
+    /// Stop after this time, with exit code 124
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
+}
+
+const BENCH_HELP: &str = "\
+`peerweave bench p2p` measures bandwidth and latency between GPUs; see `peerweave bench p2p --help` for its options.
+
+The time is that of the slowest PE, per call, as the median over the batches. busbw is algbw times the factor of \
+nccl-tests. \
+In put, get, put-signal, p, g and atomics PE 0 works on the memory of PE 1, and each call completes at its \
+target before the next one. For ping-pong, the time is half a round trip. N/A marks operations without an \
+in-place form. \
+Inputs are chosen so that every result is exact. The exit code is 1 if any element is wrong.
+
+With --backend nvshmem, PE i is a process on GPU i and makes stream calls. A batch is timed by two CUDA events \
+on the stream. The W warm-up calls (for a collective, a barrier) keep the GPU busy while the first timed calls \
+are enqueued.
+- put, get, put-signal, p: only PE 0 makes calls, in stream order, as in `latency` of NVSHMEM's perftest; with \
+--nbi a quiet completes them, and the host waits for it before the second event, as in perftest's `bw`.
+- g: the host waits for each call.
+- barrier, sync: as in perftest's `barrier_on_stream` and `sync_on_stream`.
+- all-reduce, all-gather (fcollect), all-to-all, broadcast, reduce-scatter: with --each as in perftest's tests \
+of that name, which wait for each call; with -G as with their --cudagraph.
+
+perftest reports the time of PE 0, this command that of the slowest PE; the JSON has PE 0 as pe0_times_us. Every \
+PE that has results checks them before and after.";
+
+/// Memory passed to the calls.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Buffers {
+    /// Symmetric memory; with NCCL, memory of NCCL's allocator
+    Symmetric,
+    /// Ordinary memory of the process; with NCCL, memory of the CUDA driver
+    Private,
+}
+
+/// Backend to measure.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendName {
+    /// The shared memory of one machine
+    Host,
+    /// The portable API on GPUs, one for each PE
+    Cuda,
+    /// NCCL, one GPU for each PE; always stream-ordered
+    Nccl,
+    /// NVSHMEM, one GPU for each PE; always stream-ordered, except g
+    Nvshmem,
+}
+
+/// Clock for the measurement.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Clock {
+    /// Two CUDA events around the calls, on their stream
+    Events,
+    /// The clock of the host, from before the first call until the last has completed
+    Wall,
+}
+
+/// Element types, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DTypes(pub Vec<DType>);
+
+/// Reductions, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReduceOps(pub Vec<ReduceOp>);
+
+/// The roots to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Root {
+    /// This rank.
+    One(usize),
+    /// Every rank in turn.
+    All,
+}
+
+fn parse_dtypes(text: &str) -> Result<DTypes, String> {
+    let alias = |dtype: DType| match dtype {
+        DType::I8 => "i8",
+        DType::U8 => "u8",
+        DType::I32 => "i32",
+        DType::U32 => "u32",
+        DType::I64 => "i64",
+        DType::U64 => "u64",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+        _ => "",
+    };
+    if text == "all" {
+        return Ok(DTypes(DType::ALL.to_vec()));
+    }
+    match DType::ALL.into_iter().find(|dtype| dtype.name() == text || alias(*dtype) == text && !text.is_empty()) {
+        Some(dtype) => Ok(DTypes(vec![dtype])),
+        None => {
+            Err(format!("{text:?} is not an element type, expected all or one of {}", DType::ALL.map(DType::name).join(", ")))
+        }
+    }
+}
+
+fn parse_redops(text: &str) -> Result<ReduceOps, String> {
+    if text == "all" {
+        return Ok(ReduceOps(ReduceOp::ALL.to_vec()));
+    }
+    match ReduceOp::ALL.into_iter().find(|op| op.name() == text) {
+        Some(op) => Ok(ReduceOps(vec![op])),
+        None => {
+            Err(format!("{text:?} is not a reduction, expected all or one of {}", ReduceOp::ALL.map(ReduceOp::name).join(", ")))
+        }
+    }
+}
+
+fn parse_factor(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|factor| *factor >= 2).ok_or_else(|| "expected an integer of at least 2".to_owned())
+}
+
+fn parse_root(text: &str) -> Result<Root, String> {
+    match (text, text.parse()) {
+        ("all", _) => Ok(Root::All),
+        (_, Ok(root)) => Ok(Root::One(root)),
+        _ => Err(format!("{text:?} is not a root, expected all or a rank")),
+    }
+}

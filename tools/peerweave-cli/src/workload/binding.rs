@@ -1,0 +1,32 @@
+//! Binding of PEs to processors.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// Binding of PEs to processors.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bind {
+    /// Bind each PE to its own processor, if there are enough.
+    Processor,
+    /// Do not bind PEs.
+    None,
+}
+
+/// Binds this thread to one of the processors that it may use, chosen by index, if there are enough
+/// for all PEs. Other launchers do the same: the system may otherwise run two PEs that wait for
+/// each other on one processor.
+pub(crate) fn bind(index: usize, n_pes: usize) {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
+    if (allowed.count() as usize) < n_pes {
+        return;
+    }
+    if let Some(processor) = processors.nth(index) {
+        let mut own = rustix::thread::CpuSet::new();
+        own.set(processor);
+        if let Err(error) = rustix::thread::sched_setaffinity(None, &own) {
+            tracing::debug!(%error, processor, "not bound");
+        }
+    }
+}
