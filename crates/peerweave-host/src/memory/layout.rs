@@ -217,12 +217,14 @@ impl Segments {
         unsafe { &*self.at(pe, 0).cast::<PePage>() }
     }
 
+    #[inline]
     fn team_block(&self, pe: usize, slot: usize) -> *mut u8 {
         assert!(slot < MAX_TEAMS && pe < self.layout.n_pes, "team slot {slot}, PE {pe}: outside the layout");
         self.at(pe, PAGE + self.layout.team_block_bytes * slot)
     }
 
     /// Returns the words of a PE in the team of a slot.
+    #[inline]
     pub(crate) fn team_words(&self, pe: usize, slot: usize) -> &TeamWords {
         // SAFETY: [L1] inside the mapping (asserted), aligned to a page, zeros are a valid
         // `TeamWords`, and [L2] all of it is atomic.

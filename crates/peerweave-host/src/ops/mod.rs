@@ -44,9 +44,7 @@ impl<'a> Task<'a> {
     #[inline]
     pub(crate) fn start(shared: &'a Shared, op: &'a Op) -> Result<Self, Error> {
         Ok(match op {
-            Op::Collective(op) => {
-                Self::Collective(CollectiveTask::start(shared.teams.get(op.kind.name(), op.team)?, Cow::Borrowed(op)))
-            }
+            Op::Collective(op) => Self::Collective(CollectiveTask::start(shared, op)?),
             Op::PointToPoint(op) => Self::Transfers(Transfers::start(shared, [op.clone()])?),
             Op::Group(ops) => Self::start_group(shared, ops)?,
             Op::Wait(wait) => Self::Wait(Cow::Borrowed(wait)),
@@ -111,10 +109,7 @@ impl<'a> Task<'a> {
                 failed.take().map_or(Ok(Outcome::Done), |error| Err(error.into()))
             }
         };
-        match outcome {
-            Err(Stop::Failed(error)) => Err(shared.peers.record_outcome(*error).into()),
-            outcome => outcome,
-        }
+        outcome.map_err(|stop| shared.peers.record_stop(stop))
     }
 
     /// Ends the task without running it, after `because`. Its peers cannot know, so its team fails
@@ -142,5 +137,13 @@ pub(crate) fn run(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
     if !waits(op) {
         return shared.run_one_sided(op);
     }
-    Task::start(shared, op)?.drive(shared, Limit::Deadline(shared.peers.deadline)).map_err(Stop::into_error)
+    let limit = Limit::Deadline(shared.peers.deadline);
+    // A collective is run without a `Task`, which would be moved and dropped in each call.
+    if let Op::Collective(op) = op {
+        return match CollectiveTask::start(shared, op)?.drive(shared, limit) {
+            Ok(()) => Ok(Outcome::Done),
+            Err(stop) => Err(shared.peers.record_stop(stop).into_error()),
+        };
+    }
+    Task::start(shared, op)?.drive(shared, limit).map_err(Stop::into_error)
 }

@@ -27,7 +27,7 @@ pub(super) trait Number: Copy {
 }
 
 macro_rules! float {
-    ($($t:ty, $nan:literal);*) => {$(
+    ($($t:ty, $bits:ty, $signed:ty, $nan:literal);*) => {$(
         impl Number for $t {
             type Divisor = Self;
 
@@ -70,14 +70,17 @@ macro_rules! float {
 
             #[inline(always)]
             fn canonical(self) -> Self {
-                if self.is_nan() { Self::from_bits($nan) } else { self }
+                // All ones if this is a NaN, else zero.
+                let magnitude = (self.to_bits() & (<$bits>::MAX >> 1)) as $signed;
+                let nan = ((Self::INFINITY.to_bits() as $signed - magnitude) >> (<$bits>::BITS - 1)) as $bits;
+                Self::from_bits(self.to_bits() & !nan | $nan & nan)
             }
         }
     )*};
 }
 
 // Positive, quiet, no payload. Spelled out, because `NAN` is not promised to be any particular one.
-float!(f32, 0x7fc0_0000; f64, 0x7ff8_0000_0000_0000);
+float!(f32, u32, i32, 0x7fc0_0000; f64, u64, i64, 0x7ff8_0000_0000_0000);
 
 /// Division by a count known beforehand, as a multiplication: Granlund and Montgomery, "Division by
 /// Invariant Integers using Multiplication" (PLDI 1994), figure 4.1. Exact for every dividend;

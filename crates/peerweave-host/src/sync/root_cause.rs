@@ -6,6 +6,7 @@
 //! writes it once for each page and once for each team that uses a slot.
 
 use crate::sync::peers::Peers;
+use crate::sync::wait::Stop;
 use peerweave_core::backend::TeamId;
 use peerweave_core::{Error, PeerCause, TeamName};
 use peerweave_types::Pe;
@@ -70,6 +71,15 @@ impl Peers {
             self.record_failure(first);
         }
         error
+    }
+
+    /// Like [`Peers::record_outcome`], of an operation that has stopped.
+    #[cold]
+    pub(crate) fn record_stop(&self, stop: Stop) -> Stop {
+        match stop {
+            Stop::Failed(error) => self.record_outcome(*error).into(),
+            Stop::BudgetSpent => stop,
+        }
     }
 
     /// Returns the error for a peer that has left, died or failed: it names the PE whose failure

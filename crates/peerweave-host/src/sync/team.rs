@@ -151,9 +151,14 @@ impl TeamState {
     }
 
     /// The error of a call that does not run, because the team has failed; `None` while it runs.
+    #[inline]
     pub(crate) fn poisoned(&self, call: &'static str) -> Option<Error> {
-        let because = Arc::new(self.failure()?.clone());
-        Some(Error::Poisoned { call, team: self.name(), because })
+        self.failure().map(|failure| self.poisoned_by(failure, call))
+    }
+
+    #[cold]
+    fn poisoned_by(&self, failure: &Error, call: &'static str) -> Error {
+        Error::Poisoned { call, team: self.name(), because: Arc::new(failure.clone()) }
     }
 
     /// Ends the collectives of the team on this PE, and publishes the failure to the other members.

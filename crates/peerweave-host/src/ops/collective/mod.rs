@@ -51,9 +51,13 @@ pub(crate) struct CollectiveTask<'a> {
 
 impl<'a> CollectiveTask<'a> {
     /// Takes the next epoch of the team. The task must be driven to its end.
+    ///
+    /// # Errors
+    /// If the team does not exist.
     #[inline]
-    pub(crate) fn start(team: TeamRef<'a>, op: Cow<'a, Collective>) -> Self {
-        Self::start_internal(team, op, Purpose::User, 0)
+    pub(crate) fn start(shared: &'a Shared, op: &'a Collective) -> Result<Self, Error> {
+        let team = shared.teams.get(op.kind.name(), op.team)?;
+        Ok(Self::start_internal(team, Cow::Borrowed(op), Purpose::User, 0))
     }
 
     /// Starts a collective of the backend itself.
