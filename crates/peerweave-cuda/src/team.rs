@@ -58,6 +58,17 @@ impl Part {
     }
 }
 
+/// Gives the bytes of this PE in a step of a split, and returns those of all PEs that take part.
+pub(crate) type Exchange<'a> = dyn Fn(&str, &[u8]) -> Result<Vec<Vec<u8>>, CudaError> + 'a;
+
+/// The PEs that split into teams, and how they exchange bytes.
+pub(crate) struct Parent<'a> {
+    /// In the order of their ranks.
+    pub(crate) pes: &'a [Pe],
+    /// Returns what each of them gave, in their order. The steps of a split have different names.
+    pub(crate) exchange: &'a Exchange<'a>,
+}
+
 impl Gpu {
     /// Splits all PEs into teams. PEs that pass the same color form a team, ordered by key, then by
     /// PE. A PE that passes `None` gets `None`.
@@ -81,7 +92,7 @@ impl Gpu {
     /// [`CudaError::PeFailed`] if the call failed on another PE. Those of NVSHMEM if the heap is
     /// NVSHMEM's.
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>, CudaError> {
-        self.split_as("Gpu::split", String::new(), color, key)
+        self.split_all("Gpu::split", String::new(), color, key)
     }
 
     /// Creates a team of the PEs of `shape`, in its order. Returns `None` on PEs outside of it.
@@ -98,14 +109,32 @@ impl Gpu {
             return Err(misuse(CALL, "the shape", format!("{shape:?}"), &format!("each of {} PEs at most once", self.n_pes())));
         }
         let index = (0..shape.size).find(|index| shape.member(*index) == Some(self.pe().get()));
-        self.split_as(CALL, format!("{shape:?}"), index.map(|_| 0), index.map_or(0, i64::from))
+        self.split_all(CALL, format!("{shape:?}"), index.map(|_| 0), index.map_or(0, i64::from))
     }
 
-    fn split_as(&self, call: &'static str, arguments: String, color: Option<u64>, key: i64) -> Result<Option<Team>, CudaError> {
+    fn split_all(&self, call: &'static str, arguments: String, color: Option<u64>, key: i64) -> Result<Option<Team>, CudaError> {
         let inner = &*self.0;
         let mut splits = inner.teams.splits.lock().unwrap_or_else(PoisonError::into_inner);
         let label = format!("peerweave-cuda/split/{splits}");
         *splits += 1;
+        let pes: Vec<Pe> = (0..self.n_pes()).map(Pe::new).collect();
+        let exchange = |step: &str, blob: &[u8]| Ok(inner.rendezvous.exchange(&format!("{label}{step}"), blob)?);
+        self.split_among(&Parent { pes: &pes, exchange: &exchange }, call, &arguments, color, key)
+    }
+
+    /// Splits the PEs of `parent`, which this PE is one of. Collective over them.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    pub(crate) fn split_among(
+        &self,
+        parent: &Parent<'_>,
+        call: &'static str,
+        arguments: &str,
+        color: Option<u64>,
+        key: i64,
+    ) -> Result<Option<Team>, CudaError> {
+        let inner = &*self.0;
         // All come to both exchanges, whatever happens to one between them.
         let id = inner.heap.nvshmem().map(|nvshmem| nvshmem.team_id()).transpose();
         let own = Part {
@@ -115,12 +144,17 @@ impl Gpu {
             id: id.as_ref().map_or(0, |id| id.map_or(0, TeamId::to_u64)),
             call: format!("{call} {arguments}"),
         };
-        let all = inner.rendezvous.exchange(&label, &own.to_bytes())?;
+        let all = (parent.exchange)("", &own.to_bytes())?;
         let parts = all.iter().map(|bytes| Part::from_bytes(bytes)).collect::<Option<Vec<Part>>>();
         let parts =
             parts.ok_or_else(|| misuse(call, "the call of another PE", "none of this version", "the same version everywhere"))?;
         if let Some(pe) = parts.iter().position(|part| part.call != own.call) {
-            return Err(misuse(call, "the call of this PE", &own.call, &format!("that of PE {pe}: {}", parts[pe].call)));
+            return Err(misuse(
+                call,
+                "the call of this PE",
+                &own.call,
+                &format!("that of {}: {}", parent.pes[pe], parts[pe].call),
+            ));
         }
         let free = parts.iter().fold(u64::MAX, |bits, part| bits & part.free);
         if free == 0 {
@@ -131,15 +165,15 @@ impl Gpu {
         }
         let number = free.trailing_zeros();
         let made = id.map_err(CudaError::from).and_then(|_| match color {
-            Some(color) => self.make(number, color, &parts).map(Some),
+            Some(color) => self.make(number, color, parent.pes, &parts).map(Some),
             None => Ok(None),
         });
         let text = made.as_ref().err().map(CudaError::to_string).unwrap_or_default();
-        let outcomes = inner.rendezvous.exchange(&format!("{label}/made"), text.as_bytes())?;
+        let outcomes = (parent.exchange)("/made", text.as_bytes())?;
         let made = made?;
         if let Some(pe) = outcomes.iter().position(|text| !text.is_empty()) {
             let message = String::from_utf8_lossy(&outcomes[pe]).into_owned();
-            return Err(CudaError::PeFailed { call, pe: Pe::new(pe as u32), message });
+            return Err(CudaError::PeFailed { call, pe: parent.pes[pe], message });
         }
         Ok(made.map(|members| {
             inner.teams.set(number, Number::Live(Arc::clone(&members)));
@@ -148,15 +182,16 @@ impl Gpu {
     }
 
     /// Sets up this PE's lines and tables of a team.
-    fn make(&self, number: u32, color: u64, parts: &[Part]) -> Result<Arc<Members>, CudaError> {
+    fn make(&self, number: u32, color: u64, parents: &[Pe], parts: &[Part]) -> Result<Arc<Members>, CudaError> {
         let inner = &*self.0;
-        let mut pes: Vec<u32> = (0..).zip(parts).filter(|(_, part)| part.color == Some(color)).map(|(pe, _)| pe).collect();
-        pes.sort_by_key(|pe| (parts[*pe as usize].key, *pe));
-        let rank = pes.iter().position(|pe| *pe == self.pe().get()).expect("this PE gave the color");
-        let members: Vec<Pe> = pes.iter().copied().map(Pe::new).collect();
+        let mut ranks: Vec<usize> = (0..parts.len()).filter(|rank| parts[*rank].color == Some(color)).collect();
+        ranks.sort_by_key(|rank| (parts[*rank].key, *rank));
+        let members: Vec<Pe> = ranks.iter().map(|rank| parents[*rank]).collect();
+        let pes: Vec<u32> = members.iter().map(|pe| pe.get()).collect();
+        let rank = members.iter().position(|pe| *pe == self.pe()).expect("this PE gave the color");
         let nvshmem = match inner.heap.nvshmem() {
             Some(nvshmem) => {
-                let id = TeamId::from_u64(parts[pes[0] as usize].id);
+                let id = TeamId::from_u64(parts[ranks[0]].id);
                 Some(nvshmem.team_of(id, &members, peerweave_nvshmem::TeamConfig::default())?)
             }
             None => None,

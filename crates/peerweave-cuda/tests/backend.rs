@@ -212,7 +212,19 @@ fn teams_meet_and_are_destroyed() {
                 .unwrap();
                 assert_eq!(theirs, [other.get() as u8; 4]);
             }
-            assert!(matches!(pair.split(None, 0), Err(Error::Unsupported { call: "split", backend: "cuda", .. })));
+            // A team splits without the PEs that are not in it, into more teams than there is room
+            // for if their numbers were not reused.
+            for _ in 0..16 {
+                let alone = pair.split(Some(pair.my_rank().get().into()), 0).unwrap().expect("a color was given");
+                assert_eq!((alone.size(), alone.members()), (1, &[world.my_pe()][..]));
+                alone.barrier(&stream).unwrap().wait().unwrap();
+                alone.destroy().unwrap();
+                let first = pair.split((pair.my_rank().get() == 0).then_some(3), 0).unwrap();
+                assert_eq!(first.is_some(), pair.my_rank().get() == 0);
+                if let Some(first) = first {
+                    first.destroy().unwrap();
+                }
+            }
             pair.destroy().unwrap();
             assert!(world.team().split(None, 0).unwrap().is_none());
             x.release().unwrap();

@@ -7,7 +7,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use peerweave_core::{Compare, Error, FailureKind, KernelOp, Pe, PeerCause, Rank, World};
-use peerweave_cuda::{Cuda, GpuOptions};
+use peerweave_cuda::{Cuda, CudaError, GpuOptions};
 use peerweave_fakes::Fakes;
 
 use common::worlds;
@@ -84,4 +84,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     words.copy_from(&[7]).unwrap();
     assert_eq!(words.load(0).unwrap(), 7);
     drop((words, world));
+    let (ended, took) = gpu.end();
+    assert!(matches!(ended, Err(CudaError::PeLost { pe, .. }) if pe == Pe::new(2)), "{ended:?}");
+    assert!(took < Duration::from_secs(5), "the dead PE is not waited for: {took:?}");
 }

@@ -330,6 +330,24 @@ impl SplitCall {
     }
 }
 
+/// The call with the arguments that all ranks must pass alike, for errors.
+impl fmt::Display for SplitCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            // The stride of a shape of one rank has no meaning.
+            Self::Strided(TeamShape { start, size: 1, .. }) => write!(f, " into 1 ranks from {start} at stride 1"),
+            Self::Strided(TeamShape { start, stride, size }) => {
+                write!(f, " into {size} ranks from {start} at stride {stride}")
+            }
+            Self::TwoD { x_range, columns } => {
+                write!(f, " with x_range {x_range}, into {}", if *columns { "columns" } else { "rows" })
+            }
+            Self::Colors | Self::Local => Ok(()),
+        }
+    }
+}
+
 /// A request for symmetric memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -341,4 +359,13 @@ pub struct Allocation {
     pub align: usize,
     /// Whether the memory of this PE is set to zero before the call of any PE returns.
     pub zeroed: bool,
+}
+
+/// The call, for errors.
+impl fmt::Display for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (elements, dtype) = (self.bytes / self.dtype.size_bytes(), self.dtype.rust_name());
+        let zeroed = if self.zeroed { "zeroed" } else { "not zeroed" };
+        write!(f, "alloc of {elements} elements of {dtype} aligned to {}, {zeroed}", self.align)
+    }
 }

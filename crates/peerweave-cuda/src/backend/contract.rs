@@ -1,6 +1,7 @@
 //! Implements the contract of `peerweave-core`.
 
 use std::any::Any;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,15 +14,16 @@ use peerweave_driver::{PrivateStream, deadline_after, wait_until};
 use peerweave_types::{HeapGeometry, KernelTeam, SymOffset};
 
 use super::Cuda;
-use super::error::{NAME, driver, portable, unsupported};
+use super::agreement::exchange_of;
+use super::error::{NAME, driver, portable};
 use super::queue::{CudaQueue, run};
-use super::state::{State, lock};
+use super::state::lock;
+use super::teams::{self, TeamOf};
 use super::transfer;
+use crate::collective::random;
 use crate::error::CudaError;
-use crate::team::Team;
-
-/// Stands for the team of a PE that gets none.
-const NO_TEAM: TeamId = TeamId(u32::MAX);
+use crate::gpu::Gpu;
+use crate::team::{Parent, Team};
 
 /// How long graphs that were destroyed may hold memory that is released.
 const GRAPHS: Duration = Duration::from_secs(2);
@@ -37,6 +39,20 @@ impl KeptMemory for Nothing {
     ) -> Result<(), Error> {
         Ok(())
     }
+}
+
+/// What a rank tells in a split: how many teams it has seen made, and a sentinel.
+fn split_told(told: &[u8]) -> (u32, [u64; 2]) {
+    let word = |at: usize| told.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
+    (word(0) as u32, [word(4), word(12)])
+}
+
+/// The name on the host of the team of a color, made by the split of a parent that follows so many
+/// of its calls. It has the same length however deep teams are split.
+fn path_of(parent: &str, calls: u64, color: u64) -> String {
+    let mut hasher = DefaultHasher::new();
+    (parent, calls, color).hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
 }
 
 impl Cuda {
@@ -55,12 +71,28 @@ impl Cuda {
 
     /// Sets the words of the mailboxes of a new team to zero.
     fn empty_mailboxes(&self, call: &'static str, team: &Team) -> Result<(), Error> {
-        let number = team.kernel_team().index();
-        lock(&self.state.chunks[number as usize]).clear();
-        let words = transfer::words(&self.state, TeamId(number), team.size());
+        let words = transfer::words(&self.state, TeamId(team.kernel_team().index()), team.size());
         let zeros = vec![0u8; (words.end - words.start) as usize];
         let deadline = self.state.deadline;
         self.access(call, SymOffset(words.start), zeros.len(), |stream, block, at| block.write(stream, at, &zeros, deadline))
+    }
+
+    /// Makes what the operations of a new team need, the `count`th that its members have seen made.
+    /// `sentinel` is that of its first member.
+    fn team_of(
+        &self,
+        call: &'static str,
+        gpu: &Gpu,
+        team: Team,
+        path: String,
+        count: u32,
+        sentinel: [u64; 2],
+    ) -> Result<TeamOf, Error> {
+        self.empty_mailboxes(call, &team)?;
+        let number = team.kernel_team();
+        let collectives = self.state.collectives_of(gpu, number, team.members(), sentinel).map_err(self.state.portable(call))?;
+        let (members, me) = (team.members().to_vec(), team.rank().index());
+        Ok(TeamOf::new(teams::id(number, count), &members, me, path, collectives, Some(team)))
     }
 
     /// Runs what accesses symmetric memory from the host, on the stream for that.
@@ -127,6 +159,8 @@ unsafe impl Backend for Cuda {
         const CALL: &str = "alloc";
         // The heap gives zeros, and an empty allocation an offset of its own.
         let gpu = self.state.gpu(CALL)?;
+        let world = self.state.team(CALL, TeamId::WORLD)?;
+        self.state.agree(gpu.rendezvous(), &world, CALL, &request.to_string())?;
         let memory = gpu.alloc_aligned(request.bytes.max(1), request.align).map_err(self.state.portable(CALL))?;
         let at = memory.offset();
         lock(&self.state.allocations).insert(at.0, memory);
@@ -135,8 +169,9 @@ unsafe impl Backend for Cuda {
 
     fn release(&self, at: SymOffset) -> Result<(), Error> {
         const CALL: &str = "release";
+        let (gpu, world) = (self.state.gpu(CALL)?, self.state.team(CALL, TeamId::WORLD)?);
+        self.state.agree(gpu.rendezvous(), &world, CALL, &format!("release of the buffer at {:#x}", at.0))?;
         self.drain(CALL)?;
-        let gpu = self.state.gpu(CALL)?;
         let memory = lock(&self.state.allocations).remove(&at.0);
         let memory = memory.unwrap_or_else(|| panic!("peerweave-core bug: nothing is allocated at {at:?}"));
         // A graph that was destroyed lets go of its memory a moment later, on another thread.
@@ -177,55 +212,66 @@ unsafe impl Backend for Cuda {
     }
 
     fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {
-        let call = call.name();
-        let state = &*self.state;
-        if parent != TeamId::WORLD {
-            return Err(unsupported(call, "only the team of all PEs can be split on GPUs: split it with other colors"));
-        }
-        let gpu = state.gpu(call)?;
+        let (state, name) = (&*self.state, call.name());
+        let (gpu, parent) = (state.gpu(name)?, state.team(name, parent)?);
+        let rendezvous = gpu.rendezvous();
+        // One split at a time: each takes a number that is free.
         let mut splits = lock(&state.splits);
-        *splits += 1;
-        let made = gpu.split(part.map(|part| part.color), part.map_or(0, |part| part.key));
-        let made = made.map_err(|error| match error {
+        let sentinel = random().map_err(state.portable(name))?;
+        let told: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
+        let told = state.agree_and_tell(rendezvous, &parent, name, &call.to_string(), &told)?;
+        let told: Vec<(u32, [u64; 2])> = told.iter().map(|told| split_told(told)).collect();
+        *splits = told.iter().map(|(count, _)| count + 1).max().unwrap_or(1);
+        let sentinel_of = |team: &Team| {
+            let first = parent.members.iter().position(|pe| Some(pe) == team.members().first());
+            told[first.unwrap_or(parent.me)].1
+        };
+        let made = lock(&parent.agreements).to_owned();
+        let label = format!("peerweave/{}/split/{made}", parent.path);
+        let exchange = exchange_of(rendezvous, &parent, label);
+        let of = Parent { pes: &parent.members, exchange: &exchange };
+        let split = gpu.split_among(&of, name, "", part.map(|part| part.color), part.map_or(0, |part| part.key));
+        let split = split.map_err(|error| match error {
             CudaError::Misuse { what: "the number of teams", .. } => {
-                Error::TooManyTeams { call, max_teams: state.caps.max_teams }
+                Error::TooManyTeams { call: name, max_teams: state.caps.max_teams }
             }
-            error => portable(call, state.world(), error),
+            error => portable(name, parent.name(), error),
         })?;
-        if let Some(team) = &made {
-            self.empty_mailboxes(call, team)?;
+        let path = path_of(&parent.path, made, part.map_or(0, |part| part.color));
+        let team = split.map(|team| {
+            let sentinel = sentinel_of(&team);
+            self.team_of(name, &gpu, team, path, *splits, sentinel)
+        });
+        let team = team.transpose();
+        // No member makes a call before the memory of all is ready.
+        let failed = team.as_ref().err().map(Error::to_string).unwrap_or_default();
+        let all = exchange("/ready", failed.as_bytes()).map_err(|error| portable(name, parent.name(), error))?;
+        let team = team?;
+        if let Some(rank) = all.iter().position(|text| !text.is_empty()) {
+            let message = String::from_utf8_lossy(&all[rank]).into_owned();
+            return Err(portable(name, parent.name(), CudaError::PeFailed { call: name, pe: parent.members[rank], message }));
         }
-        // No member sends before the mailboxes of all are empty.
-        gpu.barrier(&format!("backend/split/{splits}")).map_err(state.portable(call))?;
-        // The number of the split makes it differ from those of earlier teams of this number.
-        let id = |team: &Team| TeamId(team.kernel_team().index() | *splits << 8);
-        if !state.bases.contains(&0) {
-            let members = made.as_ref().map_or(vec![state.job.my_pe], |team| team.members().to_vec());
-            // A PE that gets no team takes part with itself alone, and forgets it.
-            let team = made.as_ref().map_or(NO_TEAM, id);
-            state.make_collectives(call, &gpu, team, &members)?;
-            lock(&state.collectives).remove(&NO_TEAM.0);
-        }
-        Ok(made.map(|team| {
-            let id = id(&team);
-            let members = team.members().to_vec();
-            lock(&state.teams).insert(id.0, team);
-            TeamRecord { id, members }
+        Ok(team.map(|team| {
+            let record = TeamRecord { id: team.id, members: team.members.to_vec() };
+            state.teams.add(team);
+            record
         }))
     }
 
     fn team_destroy(&self, team: TeamId) -> Result<(), Error> {
         const CALL: &str = "destroy";
+        let state = &*self.state;
+        let (gpu, of) = (state.gpu(CALL)?, state.team(CALL, team)?);
+        state.agree(gpu.rendezvous(), &of, CALL, CALL)?;
         self.drain(CALL)?;
-        // Its staging memory stays taken: freeing it would need all PEs.
-        lock(&self.state.collectives).remove(&team.0);
-        let taken: Option<Team> = lock(&self.state.teams).remove(&team.0);
-        let taken = taken.unwrap_or_else(|| panic!("peerweave-core bug: no team {team:?}"));
-        taken.destroy().map_err(self.state.portable(CALL))
+        state.teams.remove(team);
+        let entry = of.take_entry().unwrap_or_else(|| panic!("peerweave-core bug: {team:?} has ended"));
+        drop(of);
+        entry.destroy().map_err(state.portable(CALL))
     }
 
     fn kernel_team(&self, team: TeamId) -> KernelTeam {
-        State::kernel_team(team)
+        teams::number(team)
     }
 
     fn team_failure(&self, _: TeamId) -> Option<Error> {
@@ -253,7 +299,6 @@ unsafe impl Backend for Cuda {
         let drained = self.drain(CALL);
         state.drop_streams();
         lock(&state.allocations).clear();
-        lock(&state.teams).clear();
         let Some(gpu) = state.take_gpu() else { return Ok(()) };
         let is_known = state.failure().is_some();
         let ended = match gpu.end().map_err(state.portable(CALL)) {

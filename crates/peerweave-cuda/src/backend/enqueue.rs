@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use peerweave_core::Error;
 use peerweave_core::backend::{
-    Atomic, AtomicKind, Collective, CollectiveKind, Direction, Fill, Get, Launch, Op, Place, Put, Signal, Strided, TeamId, Until,
+    Atomic, AtomicKind, Collective, CollectiveKind, Direction, Fill, Get, Launch, Op, Place, Put, Signal, Strided, Until,
     WaitMode, WaitUntil,
 };
 use peerweave_device::launch::Kernel;
@@ -26,6 +26,7 @@ use super::exchange::order;
 use super::slots::Slot;
 use super::staging::{Copier, Staged};
 use super::state::State;
+use super::teams::TeamOf;
 use super::ticket::Source;
 use super::transfer::Transfer;
 use crate::error::CudaError as GpuError;
@@ -405,34 +406,34 @@ impl Enqueue<'_> {
     // ---- collectives ----
 
     fn collective(&mut self, op: &Collective) -> Outcome<Source> {
-        let (state, team) = (self.state, self.state.team_name(op.team));
-        state.poisoned(self.call, team)?;
-        let number = State::kernel_team(op.team).index() as usize;
-        if op.kind == CollectiveKind::AllToAllV && team.size > 1 {
-            return self.all_to_all_v(op);
+        let team = &*self.state.team(self.call, op.team)?;
+        self.state.poisoned(self.call, team.name())?;
+        let alone = team.members.len() == 1;
+        if op.kind == CollectiveKind::AllToAllV && !alone {
+            return self.all_to_all_v(team, op);
         }
-        let _order = order(&state.orders[number], self.call, self.stream, self.capturing)?;
+        let _order = order(&team.order, self.call, self.stream, self.capturing)?;
         match op.kind {
-            CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(op.team),
-            _ if team.size == 1 => self.alone(op),
-            kind if kind.reduces() => self.reduce(op),
-            _ => self.exchange(op),
+            CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(team),
+            _ if alone => self.alone(team, op),
+            kind if kind.reduces() => self.reduce(team, op),
+            _ => self.exchange(team, op),
         }
     }
 
     /// Meets the members of a team.
-    pub(super) fn barrier(&mut self, team: TeamId) -> Outcome<Source> {
+    pub(super) fn barrier(&mut self, team: &TeamOf) -> Outcome<Source> {
         const THREADS: u32 = 32;
         let slot = self.slot(1)?;
-        let arguments = (State::kernel_team(team), slot.view(0, 1));
+        let arguments = (team.number(), slot.view(0, 1));
         self.launch_kernel(&stream_barrier::KERNEL, LaunchConfig::new(1, THREADS), arguments)?;
         Ok(Source::Collective(slot))
     }
 
     /// A collective of a team of one: its operand is its result.
-    fn alone(&mut self, op: &Collective) -> Outcome<Source> {
+    fn alone(&mut self, team: &TeamOf, op: &Collective) -> Outcome<Source> {
         if op.kind.reduces() && op.op == ReduceOp::PreMulSum {
-            return self.reduce(op);
+            return self.reduce(team, op);
         }
         let (Some(mut send), Some(mut recv)) = (op.send, op.recv) else { return Ok(Source::Copy) };
         let size = DType::size_bytes(op.dtype);

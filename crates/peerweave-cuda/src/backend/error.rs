@@ -25,7 +25,7 @@ fn cause(loss: &Loss) -> PeerCause {
     }
 }
 
-fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> Error {
+pub(super) fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> Error {
     Error::Mismatch(Box::new(Mismatch { team, pe, mine, theirs }))
 }
 

@@ -9,22 +9,17 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use peerweave_core::Error;
-use peerweave_core::backend::{Collective, CollectiveKind, TeamId};
+use peerweave_core::backend::{Collective, CollectiveKind};
 use peerweave_driver::{CudaStream, is_capturing, join};
-use peerweave_types::{Pe, SymOffset};
+use peerweave_types::SymOffset;
 
 use super::enqueue::Enqueue;
-use super::error::{driver, unsupported};
+use super::error::{driver, portable, unsupported};
 use super::slots::Slot;
-use super::state::{State, lock};
+use super::state::lock;
+use super::teams::TeamOf;
 use super::ticket::Source;
-
-/// A team, as its collectives need it.
-pub(super) struct Ranks {
-    pub(super) team: TeamId,
-    pub(super) members: Vec<Pe>,
-    pub(super) me: usize,
-}
+use crate::error::CudaError;
 
 /// The parts of a call, in bytes from the start of the operand and of the result; `None` where
 /// there is none. All parts of a call have the same length.
@@ -36,7 +31,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(op: &Collective, ranks: &Ranks, bytes: u64) -> Option<Self> {
+    fn of(op: &Collective, ranks: &TeamOf, bytes: u64) -> Option<Self> {
         let (n, root) = (ranks.members.len(), op.root.index());
         // The same bytes for all, and a part for each.
         let (all, each) = (|| vec![Some(0); n], || (0..n as u64).map(|rank| Some(rank * bytes)).collect::<Vec<_>>());
@@ -57,20 +52,6 @@ impl Parts {
     /// The end of the last part, in bytes.
     fn end(parts: &[Option<u64>], bytes: u64) -> usize {
         parts.iter().flatten().max().map_or(0, |last| (last + bytes) as usize)
-    }
-}
-
-impl State {
-    /// A team of this PE.
-    pub(super) fn ranks(&self, team: TeamId) -> Ranks {
-        let (members, me) = if team == TeamId::WORLD {
-            ((0..self.job.n_pes as u32).map(Pe::new).collect(), self.me())
-        } else {
-            let teams = lock(&self.teams);
-            let found = teams.get(&team.0).unwrap_or_else(|| panic!("peerweave-core bug: no team {team:?}"));
-            (found.members().to_vec(), found.rank().index())
-        };
-        Ranks { team, members, me }
     }
 }
 
@@ -100,15 +81,17 @@ pub(super) fn order<'a>(
 
 impl Enqueue<'_> {
     /// Enqueues a collective that moves data among the ranks of a team.
-    pub(super) fn exchange(&mut self, op: &Collective) -> Result<Source, Error> {
+    pub(super) fn exchange(&mut self, ranks: &TeamOf, op: &Collective) -> Result<Source, Error> {
         let (state, call) = (self.state, op.kind.name());
-        let ranks = state.ranks(op.team);
         let bytes = (op.count * op.dtype.size_bytes()) as u64;
-        let Some(parts) = Parts::of(op, &ranks, bytes) else {
+        let Some(parts) = Parts::of(op, ranks, bytes) else {
             return Err(unsupported(call, "it is not built yet for teams of several GPUs: use puts, signals and barriers"));
         };
         if ranks.members.iter().any(|pe| state.bases[pe.index()] == 0) {
             return Err(unsupported(call, "a rank is on another machine, and its memory is not mapped"));
+        }
+        if let Some(source) = self.exchange_by_kernel(ranks, op, bytes)? {
+            return Ok(source);
         }
         let Range { start: area, end } = state.area(op.team);
         let slot_bytes = ((end - area) / ranks.members.len() as u64) & !255;
@@ -124,11 +107,11 @@ impl Enqueue<'_> {
         self.note(SymOffset(area), (end - area) as usize);
         let mine = state.bases[state.me()] + area;
         let slot_of = |rank: usize| rank as u64 * slot_bytes;
-        let mut met = self.meet(&ranks)?;
+        let mut met = self.meet(ranks)?;
         for done in (0..bytes).step_by(slot_bytes as usize) {
             let now = slot_bytes.min(bytes - done) as usize;
             if done > 0 {
-                self.meet(&ranks)?;
+                self.meet(ranks)?;
             }
             for (rank, at) in parts.sent.iter().enumerate() {
                 if let Some(at) = at {
@@ -136,7 +119,7 @@ impl Enqueue<'_> {
                     self.copy(theirs + slot_of(ranks.me), from + at + done, now)?;
                 }
             }
-            met = self.meet(&ranks)?;
+            met = self.meet(ranks)?;
             for (rank, at) in parts.received.iter().enumerate() {
                 if let Some(at) = at {
                     self.copy(to + at + done, mine + slot_of(rank), now)?;
@@ -147,9 +130,47 @@ impl Enqueue<'_> {
         Ok(Source::Collective(met))
     }
 
+    /// Enqueues the kernel of a call, if there is one and its staging memory holds parts of `bytes`
+    /// bytes: the ranks of a team have the same, so that all take it.
+    fn exchange_by_kernel(&mut self, team: &TeamOf, op: &Collective, bytes: u64) -> Result<Option<Source>, Error> {
+        let is_gather = match op.kind {
+            CollectiveKind::AllGather => true,
+            CollectiveKind::AllToAll => false,
+            _ => return Ok(None),
+        };
+        let (Some(send), Some(recv)) = (op.send, op.recv) else { return Ok(None) };
+        let Some(collectives) = &team.collectives else { return Ok(None) };
+        if bytes > collectives.most_part_bytes() {
+            return Ok(None);
+        }
+        let all = bytes as usize * collectives.members().len();
+        let from = self.reading(send, if is_gather { bytes as usize } else { all })?;
+        let (to, staged) = self.writing(recv, all)?;
+        let enqueued = match is_gather {
+            // SAFETY: the ranges have a part, and a part of each rank, which stay allocated until
+            // the stream has passed the call: they are noted or held. The core has checked that
+            // they do not overlap but for forms in place.
+            true => unsafe { collectives.all_gather(self.stream, from, to, bytes) },
+            // SAFETY: as above, with a part of each rank in both.
+            false => unsafe { collectives.all_to_all(self.stream, from, to, bytes) },
+        };
+        self.enqueued(team, enqueued)?;
+        self.written(staged)?;
+        Ok(Some(Source::Kernel))
+    }
+
+    /// The error of a collective that was not enqueued.
+    pub(super) fn enqueued(&self, team: &TeamOf, enqueued: Result<(), CudaError>) -> Result<(), Error> {
+        let (call, team) = (self.call, team.name());
+        enqueued.map_err(|error| match self.state.poisoned(call, team) {
+            Err(poisoned) => poisoned,
+            Ok(()) => portable(call, team, error),
+        })
+    }
+
     /// Synchronizes with the ranks of a team.
-    fn meet(&mut self, ranks: &Ranks) -> Result<Arc<Slot>, Error> {
-        match self.barrier(ranks.team)? {
+    fn meet(&mut self, ranks: &TeamOf) -> Result<Arc<Slot>, Error> {
+        match self.barrier(ranks)? {
             Source::Collective(slot) => Ok(slot),
             other => panic!("peerweave-cuda bug: the outcome of a barrier is {other:?}"),
         }

@@ -10,7 +10,8 @@
 //!     staging    memory of the host passes through pinned memory
 //!    ticket     how the outcome of an operation is read      slots   words for outcomes
 //!   devices    memory of other libraries as operands         event   events of the driver
-//!  state      what all of these share
+//!  agreement  calls that PEs make together on the host
+//!  state      what all of these share      teams   the teams of this PE
 //! ```
 //!
 //! Copies are made by copy engines, in the order of their stream. Signals, waits, atomics, barriers
@@ -18,6 +19,7 @@
 //! put is ordered by the stream: the copy has ended when the kernel starts, which then releases at
 //! the scope of the system.
 
+mod agreement;
 mod contract;
 mod devices;
 mod enqueue;
@@ -29,6 +31,7 @@ mod reduce;
 mod slots;
 mod staging;
 mod state;
+mod teams;
 mod ticket;
 mod transfer;
 
@@ -37,28 +40,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_collectives::MAX_RANKS;
 use peerweave_core::Error;
 use peerweave_core::backend::{
     AccumulatorType, AfterFailure, Caps, NanRule, PrivateBuffers, ReductionOrder, StreamBackend, TeamId,
 };
 use peerweave_driver::CudaStream;
 use peerweave_types::{DType, Pe};
+use peerweave_vmm::{Misuse, VmmError};
 
 pub use devices::{of_cudarc, on_device};
 
+use crate::collective::{Collectives, CollectivesOptions};
 use crate::gpu::{Gpu, GpuOptions};
+use crate::memory::Symmetric;
 use queue::CudaQueue;
-use state::State;
+use state::{Memory, State};
+use teams::TeamOf;
 
 /// Bytes of the symmetric heap of each PE where nothing else is asked for.
 const DEFAULT_HEAP_BYTES: usize = 1 << 30;
 
 /// The backend for GPUs, as one PE holds it: `World::new(Cuda::new(gpu)?)`.
 ///
-/// A PE has one GPU. PEs are processes of one machine, or threads with a GPU each.
-///
-/// Splits of other teams than that of all PEs are [`Error::Unsupported`]. The README of this crate
-/// has the table of what is built.
+/// A PE has one GPU. PEs are processes of one machine, or threads with a GPU each. The README of
+/// this crate has the table of what is built.
 pub struct Cuda {
     state: Arc<State>,
 }
@@ -96,6 +102,28 @@ fn area_bytes(heap_bytes: u64, teams: usize) -> usize {
     AREA_BYTES.min(heap_bytes as usize / 4 / teams).next_multiple_of(256) * teams
 }
 
+/// The collectives of all PEs, the staging memory of other teams, and how each of these uses it.
+type TeamsMemory = (Option<Collectives>, Option<Symmetric<u8>>, CollectivesOptions);
+
+/// The collectives of all PEs, and staging memory for those of `teams` other teams; none where the
+/// heap has no room for it.
+fn teams_memory(gpu: &Gpu, heap_bytes: u64, teams: u64) -> Result<TeamsMemory, crate::CudaError> {
+    /// `None` where the heap has no room, as on every PE alike.
+    fn room<T>(made: Result<T, crate::CudaError>) -> Result<Option<T>, crate::CudaError> {
+        match made {
+            Err(crate::CudaError::Vmm(VmmError::Misuse(Misuse::Exhausted { .. }))) => Ok(None),
+            made => made.map(Some),
+        }
+    }
+    let options = teams::options_of_others(heap_bytes, teams);
+    let world = match gpu.n_pes() as usize <= MAX_RANKS {
+        true => room(Collectives::world(gpu, teams::options_of_world(heap_bytes)))?,
+        false => None,
+    };
+    let rooms = if teams == 0 { None } else { room(gpu.alloc((teams * options.heap_bytes()) as usize))? };
+    Ok((world, rooms, options))
+}
+
 impl Cuda {
     /// Joins a job whose PEs take the GPUs of the machine in order: PE `i` of a machine takes
     /// device `i` that its process can see, or device 0 where each process sees one.
@@ -113,8 +141,10 @@ impl Cuda {
         let heap_bytes = options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES);
         let options = GpuOptions::new(heap_bytes).deadline(options.deadline);
         let teams = options.teams as usize + 1;
-        let reductions = crate::collective::CollectivesOptions::default().heap_bytes() as usize;
-        let options = GpuOptions { heap_bytes: heap_bytes + AREA_BYTES * teams + reductions, ..options };
+        let world = CollectivesOptions::default().heap_bytes() as usize;
+        let others = teams::options_of_others(heap_bytes as u64, options.teams.into()).heap_bytes() as usize;
+        let heap_bytes = heap_bytes + AREA_BYTES * teams + world + others * options.teams as usize;
+        let options = GpuOptions { heap_bytes, ..options };
         let within = Options { deadline: options.deadline, ..Options::default() };
         let rendezvous = Arc::new(Rendezvous::join(job, within).map_err(|error| setup(error.into()))?);
         Self::new(Gpu::new(&rendezvous, &context, options).map_err(setup)?)
@@ -155,11 +185,15 @@ impl Cuda {
                 reduction.accumulator = AccumulatorType::F32RoundedOnce;
             }
         });
+        let is_mapped = !bases.contains(&0);
+        let (made, rooms, rooms_options) = match is_mapped {
+            true => teams_memory(&gpu, heap_bytes, max_teams as u64 - 1).map_err(setup)?,
+            false => (None, None, CollectivesOptions::default()),
+        };
         let all: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
-        let state = State::new(gpu.clone(), caps, heap_bytes, bases, area);
-        if !state.bases.contains(&0) {
-            state.make_collectives("Cuda::new", &gpu, TeamId::WORLD, &all)?;
-        }
+        let world = TeamOf::new(TeamId::WORLD, &all, me.index(), "all".to_owned(), made, None);
+        let memory = Memory { area, rooms, rooms_options };
+        let state = State::new(gpu, caps, heap_bytes, bases, world, memory);
         Ok(Arc::new(Self { state: Arc::new(state) }))
     }
 

@@ -51,15 +51,6 @@ struct Held {
     _kept: (Keep, Vec<peerweave_driver::Keep>),
 }
 
-/// The call that makes an operation.
-pub(super) fn call_name(op: &Op) -> &'static str {
-    match op {
-        Op::PointToPoint(_) => "send",
-        Op::Put(put) if put.signal.is_some() => "put_signal",
-        op => op.call_name(),
-    }
-}
-
 /// The team of an operation; that of all PEs for operations that have none.
 pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     match op {
@@ -146,7 +137,7 @@ impl Queue {
 // is captured. [B8] the owners of memory of devices are notified around `Enqueue::op`.
 unsafe impl StreamBackend for CudaQueue {
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
-        let (queue, call) = (&*self.0, call_name(op));
+        let (queue, call) = (&*self.0, op.call_name());
         let (state, stream) = (&queue.state, queue.cuda());
         let gpu = state.gpu(call)?;
         let kept = keep();
@@ -275,7 +266,7 @@ impl EventBackend for CudaEvent {
 /// # Safety
 /// As `Backend::run`.
 pub(super) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
-    let call = call_name(op);
+    let call = op.call_name();
     let gpu = state.gpu(call)?;
     let kept = keep();
     kept.device_owners(&mut |owner| owner.before(None))?;

@@ -7,25 +7,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
+use peerweave_collectives::MAX_RANKS;
 use peerweave_core::backend::{Caps, JobShape, Place, TeamId};
 use peerweave_core::{Error, TeamName, Timeout};
-use peerweave_driver::{CudaContext, CudaStream, PrivateStream, deadline_after, wait_until};
+use peerweave_driver::{CudaContext, PrivateStream, deadline_after, wait_until};
 use peerweave_types::{KernelTeam, Pe, SymOffset};
 
 use super::error::{NAME, driver, portable, unsupported, world};
 use super::event::Recorded;
 use super::queue::Queue;
 use super::slots::Pool;
-use crate::collective::{Collectives, CollectivesOptions};
+use super::teams::{self, TeamOf, Teams};
+use crate::collective::{Collectives, CollectivesOptions, Room};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::memory::Symmetric;
-use crate::team::Team;
 
 /// How often the rendezvous is asked for losses while an event is waited for.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long work may end after its own waits have reached their deadline.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
+
+/// The symmetric memory through which collectives move data.
+pub(super) struct Memory {
+    pub(super) area: Symmetric<u8>,
+    /// `None` where the heap has no room for it, or other PEs are not mapped.
+    pub(super) rooms: Option<Symmetric<u8>>,
+    pub(super) rooms_options: CollectivesOptions,
+}
 
 /// The state of one PE.
 pub(super) struct State {
@@ -40,18 +49,13 @@ pub(super) struct State {
     pub(super) bases: Box<[u64]>,
     pub(super) heap_bytes: u64,
     pub(super) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
-    /// By number of the portable API.
-    pub(super) teams: Mutex<BTreeMap<u32, Team>>,
-    /// The reductions of each team that has room for them, by number of the portable API.
-    pub(super) collectives: Mutex<BTreeMap<u32, Arc<Collectives>>>,
-    /// How many teams were made: it tells teams of one number apart.
+    pub(super) teams: Teams,
+    /// How many teams the PEs of any team of this PE have made: it tells teams of one number apart.
     pub(super) splits: Mutex<u32>,
-    /// The streams of the last collectives, by team number.
-    pub(super) orders: Box<[Mutex<Option<Arc<CudaStream>>>]>,
-    /// The same for sends and receives.
-    pub(super) transfer_orders: Box<[Mutex<Option<Arc<CudaStream>>>]>,
-    /// How many chunks were sent to and received from each rank, by team number.
-    pub(super) chunks: Box<[Mutex<Vec<[u64; 2]>>]>,
+    /// The staging memory of the teams other than that of all PEs, one after the other.
+    rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
+    /// How each of them is used.
+    rooms_options: CollectivesOptions,
     /// Through which collectives and transfers move data: a part for each team number.
     area: Mutex<Option<Symmetric<u8>>>,
     area_at: u64,
@@ -72,43 +76,30 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The staging memory of reductions: what is fastest for the team of all PEs where the heap has
-/// room, and little for other teams, since it stays taken when they are destroyed.
-fn reductions(heap_bytes: u64, is_world: bool) -> CollectivesOptions {
-    let options = CollectivesOptions::default();
-    if is_world && heap_bytes >= 4 * options.heap_bytes() {
-        return options;
-    }
-    let bank_bytes = (heap_bytes / 256).clamp(4096, 256 << 10) & !4095;
-    let max_blocks = (heap_bytes / (1 << 20)).clamp(1, 16) as u32;
-    CollectivesOptions { bank_bytes, slot_bytes: 4096, max_blocks, ..options }
-}
-
 impl State {
-    pub(super) fn new(gpu: Gpu, caps: Caps, heap_bytes: u64, bases: Box<[u64]>, area: Symmetric<u8>) -> Self {
+    /// The state of a PE whose team of all PEs is `world`, with the memory of its collectives.
+    pub(super) fn new(gpu: Gpu, caps: Caps, heap_bytes: u64, bases: Box<[u64]>, world: TeamOf, memory: Memory) -> Self {
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
         let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
         let job = JobShape { my_pe: gpu.pe(), n_pes: bases.len(), local: mapped.collect() };
-        let n_teams = caps.max_teams;
+        let Memory { area, rooms, rooms_options } = memory;
         Self {
             deadline: gpu.deadline(),
             gpu: RwLock::new(Some(gpu)),
             context,
             rendezvous: Mutex::new(Some(rendezvous)),
             job,
-            caps,
             bases,
             heap_bytes,
             allocations: Mutex::default(),
-            teams: Mutex::default(),
-            collectives: Mutex::default(),
+            teams: Teams::new(world),
             splits: Mutex::default(),
-            orders: (0..n_teams).map(|_| Mutex::default()).collect(),
-            transfer_orders: (0..n_teams).map(|_| Mutex::default()).collect(),
-            chunks: (0..n_teams).map(|_| Mutex::default()).collect(),
+            rooms: Mutex::new(rooms.map(Arc::new)),
+            rooms_options,
             area_at: area.offset().0,
-            area_bytes: ((area.len() / n_teams) as u64) & !255,
+            area_bytes: ((area.len() / caps.max_teams) as u64) & !255,
             area: Mutex::new(Some(area)),
+            caps,
             access: Mutex::default(),
             idle: Mutex::default(),
             slots: Arc::default(),
@@ -136,14 +127,17 @@ impl State {
         world(self.job.n_pes)
     }
 
-    pub(super) fn team_name(&self, team: TeamId) -> TeamName {
-        let size = if team == TeamId::WORLD { Some(self.job.n_pes) } else { lock(&self.teams).get(&team.0).map(Team::size) };
-        TeamName { id: team, size: size.unwrap_or(0) }
+    /// A live team of this PE.
+    pub(super) fn team(&self, call: &'static str, team: TeamId) -> Result<Arc<TeamOf>, Error> {
+        self.teams.find(team).ok_or_else(|| unsupported(call, "the world was finalized, or the team destroyed"))
     }
 
-    /// The number of a team in the tables of kernels.
-    pub(super) fn kernel_team(team: TeamId) -> KernelTeam {
-        KernelTeam::new(team.0 & 0xff)
+    pub(super) fn team_name(&self, team: TeamId) -> TeamName {
+        if team == TeamId::WORLD {
+            self.world()
+        } else {
+            self.teams.find(team).map_or(TeamName { id: team, size: 0 }, |team| team.name())
+        }
     }
 
     /// The address of memory of this PE for its device.
@@ -165,7 +159,7 @@ impl State {
 
     /// The bytes of the heap through which a team moves data.
     fn part(&self, team: TeamId) -> Range<u64> {
-        let start = self.area_at + u64::from(Self::kernel_team(team).index()) * self.area_bytes;
+        let start = self.area_at + u64::from(teams::number(team).index()) * self.area_bytes;
         start..start + self.area_bytes
     }
 
@@ -185,22 +179,20 @@ impl State {
         move |error| portable(call, team, error)
     }
 
-    /// The reductions of a team, if it has room for them.
-    pub(super) fn collectives(&self, team: TeamId) -> Option<Arc<Collectives>> {
-        lock(&self.collectives).get(&team.0).map(Arc::clone)
-    }
-
-    /// Makes the reductions of a team. Collective over all PEs, each with the members of its own
-    /// team.
-    pub(super) fn make_collectives(&self, call: &'static str, gpu: &Gpu, team: TeamId, members: &[Pe]) -> Result<(), Error> {
-        let options = reductions(self.heap_bytes, team == TeamId::WORLD);
-        match Collectives::new(gpu, members, options) {
-            Ok(made) => drop(lock(&self.collectives).insert(team.0, Arc::new(made))),
-            // The heap has no room, on every PE alike.
-            Err(CudaError::Vmm(peerweave_vmm::VmmError::Misuse(peerweave_vmm::Misuse::Exhausted { .. }))) => {}
-            Err(error) => return Err(portable(call, self.world(), error)),
-        }
-        Ok(())
+    /// The kernels of the collectives of a new team other than that of all PEs, with the sentinel
+    /// of its first member. `None` where there is no staging memory for it.
+    pub(super) fn collectives_of(
+        &self,
+        gpu: &Gpu,
+        number: KernelTeam,
+        members: &[Pe],
+        sentinel: [u64; 2],
+    ) -> Result<Option<Collectives>, CudaError> {
+        let rooms = lock(&self.rooms).clone();
+        let is_served = members.len() <= MAX_RANKS && members.iter().all(|pe| self.bases[pe.index()] != 0);
+        let Some(memory) = rooms.filter(|_| is_served) else { return Ok(None) };
+        let start = (number.index() as usize - 1) * self.rooms_options.heap_bytes() as usize;
+        Collectives::in_room(gpu, members, self.rooms_options, sentinel, Room { memory, start }).map(Some)
     }
 
     // ---- streams of this backend ----
@@ -221,9 +213,8 @@ impl State {
     /// Drops the streams that have no work, and the memory of collectives.
     pub(super) fn drop_streams(&self) {
         lock(&self.idle).clear();
-        self.orders.iter().chain(&self.transfer_orders).for_each(|order| *lock(order) = None);
-        drop(lock(&self.area).take());
-        lock(&self.collectives).clear();
+        self.teams.clear();
+        drop((lock(&self.area).take(), lock(&self.rooms).take()));
         *lock(&self.access) = None;
     }
 

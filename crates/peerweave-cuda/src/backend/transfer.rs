@@ -18,9 +18,10 @@ use peerweave_types::{Compare, Rank, SignalOp, SymOffset};
 
 use super::enqueue::Enqueue;
 use super::error::unsupported;
-use super::exchange::{Ranks, order};
+use super::exchange::order;
 use super::staging::Staged;
 use super::state::{State, lock};
+use super::teams::TeamOf;
 use super::ticket::Source;
 
 /// One send or receive.
@@ -68,15 +69,13 @@ impl Enqueue<'_> {
             return Err(unsupported(call, "sends and receives cannot be captured into a graph: use puts with signals"));
         }
         let state = self.state;
-        state.poisoned(call, state.team_name(team))?;
-        let ranks = state.ranks(team);
-        let number = State::kernel_team(team).index() as usize;
-        let _order = order(&state.transfer_orders[number], call, self.stream, false)?;
-        let layout = Layout::new(state, &ranks);
+        let ranks = &*state.team(call, team)?;
+        state.poisoned(call, ranks.name())?;
+        let _order = order(&ranks.transfer_order, call, self.stream, false)?;
+        let layout = Layout::new(state, ranks);
         let (mut queues, results) = self.queues(transfers, &layout)?;
         self.note(SymOffset(layout.words.start), (layout.end - layout.words.start) as usize);
-        let mut counts = lock(&state.chunks[number]);
-        counts.resize(ranks.members.len(), [0; 2]);
+        let mut counts = lock(&ranks.chunks);
         let mut source = Source::Copy;
         while queues.iter().any(|queue| !queue.chunks.is_empty()) {
             // All sends of a round before its receives: no rank waits for one that waits for it.
@@ -85,7 +84,7 @@ impl Enqueue<'_> {
                     let Some((at, bytes)) = queue.chunks.pop() else { continue };
                     let count = &mut counts[queue.peer][usize::from(!send)];
                     *count += 1;
-                    source = self.chunk(&ranks, &layout, queue, *count, at, bytes)?;
+                    source = self.chunk(ranks, &layout, queue, *count, at, bytes)?;
                 }
             }
         }
@@ -124,7 +123,7 @@ impl Enqueue<'_> {
     /// Sends or receives the chunk of a number.
     fn chunk(
         &mut self,
-        ranks: &Ranks,
+        ranks: &TeamOf,
         layout: &Layout,
         queue: &Queue,
         count: u64,
@@ -154,7 +153,7 @@ impl Enqueue<'_> {
     }
 
     /// An all-to-all-v: a send and a receive for each rank.
-    pub(super) fn all_to_all_v(&mut self, op: &Collective) -> Result<Source, Error> {
+    pub(super) fn all_to_all_v(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         let (Some(send), Some(recv), Some(counts)) = (op.send, op.recv, &op.counts) else {
             panic!("peerweave-core bug: an all-to-all-v without buffers or counts");
         };
@@ -171,7 +170,7 @@ impl Enqueue<'_> {
         };
         let part = |direction, at: Place, offset: usize, count: usize, peer| Transfer {
             direction,
-            team: op.team,
+            team: team.id,
             peer: Rank::new(peer),
             at: at.plus(offset * size),
             bytes: count * size,
@@ -194,9 +193,9 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(state: &State, ranks: &Ranks) -> Self {
-        let (n, end) = (ranks.members.len(), state.mailboxes(ranks.team).end);
-        let words = words(state, ranks.team, n);
+    fn new(state: &State, ranks: &TeamOf) -> Self {
+        let (n, end) = (ranks.members.len(), state.mailboxes(ranks.id).end);
+        let words = words(state, ranks.id, n);
         let slot_bytes = (((end - words.end) / n as u64) & !255) as usize;
         Self { words, end, n: n as u64, slot_bytes }
     }

@@ -25,6 +25,8 @@ use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 use staging::{Staging, rank_of};
 
+pub(crate) use staging::Room;
+
 pub use route::Route;
 
 /// How the collectives of a team are set up: the same on all PEs.
@@ -162,14 +164,45 @@ impl Collectives {
         }
         let first = &all[members[0].get() as usize];
         let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes"));
-        let staging = Staging::new(gpu, members, rank, [word(0), word(8)], &options)?;
+        let room = Room { memory: Arc::new(gpu.alloc(options.heap_bytes() as usize)?), start: 0 };
+        let made_here = Self::with(gpu, members, rank, options, [word(0), word(8)], room)?;
         // Nobody writes into an area before it is filled.
         inner.rendezvous.barrier(&format!("peerweave-cuda/collectives/{made}/ready"))?;
+        Ok(made_here)
+    }
+
+    /// Sets up the collectives of a team in memory that all PEs have allocated before, so that its
+    /// members alone take part. Nothing is exchanged: `options` and `sentinel` are the same on all
+    /// members, and none makes a call before this has returned on all.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn in_room(
+        gpu: &Gpu,
+        members: &[Pe],
+        options: CollectivesOptions,
+        sentinel: [u64; 2],
+        room: Room,
+    ) -> Result<Self, CudaError> {
+        const CALL: &str = "Collectives::in_room";
+        options.check(CALL)?;
+        let rank = rank_of(CALL, gpu, members)?;
+        Self::with(gpu, members, rank, options, sentinel, room)
+    }
+
+    fn with(
+        gpu: &Gpu,
+        members: &[Pe],
+        rank: Rank,
+        options: CollectivesOptions,
+        sentinel: [u64; 2],
+        room: Room,
+    ) -> Result<Self, CudaError> {
         Ok(Self {
             gpu: gpu.clone(),
             members: members.to_vec(),
             rank,
-            staging,
+            staging: Staging::new(gpu, members, rank, sentinel, &options, room)?,
             options,
             kernels: Default::default(),
             scatters: Default::default(),
@@ -314,13 +347,13 @@ impl Collectives {
     }
 
     /// Enqueues the reduction of part `r` of all inputs, which rank `r` gets. A part has `count`
-    /// elements; `send` has one for each rank.
+    /// elements; `send` has one for each rank. `recv` may be this rank's part of `send`.
     ///
     /// # Collective
     /// All ranks, with the same count, type and reduction.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); the operands do not overlap.
+    /// As [`all_reduce`](Self::all_reduce).
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
@@ -338,11 +371,13 @@ impl Collectives {
             return Err(misuse(CALL, "op", op, &format!("a reduction of {} without a scalar", dtype.rust_name())));
         }
         let (ranks, size) = (u64::from(self.staging.limits.ranks), dtype.size_bytes() as u64);
-        let bytes = check_parts(CALL, [(send, ranks), (recv, 1)], count, size)?;
+        // In place, a thread reads its lines of this rank's part before it writes them.
+        let own = send.checked_add(count.saturating_mul(size).saturating_mul(u64::from(self.rank.get())));
+        let operands = if own == Some(recv) { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, 1)] };
+        let bytes = check_parts(CALL, operands, count, size)?;
         let is_plain = op == ReduceOp::Sum && (send | recv | bytes).is_multiple_of(LINE_BYTES as u64);
         let kernel = self.scatter_kernel(dtype, is_plain)?;
-        // In pieces of a part that the banks hold for every rank.
-        let most = self.staging.limits.bank_bytes / ranks / LINE_BYTES as u64 * LINE_BYTES as u64 / size;
+        let most = self.most_part_bytes() / size;
         if count > most {
             return Err(misuse(CALL, "count", count, &format!("at most {most}, which the banks hold: see CollectivesOptions")));
         }
@@ -377,20 +412,22 @@ impl Collectives {
     }
 
     /// Enqueues the exchange of parts, `bytes` long: part `r` of `send` becomes this rank's part of
-    /// `recv` on rank `r`.
+    /// `recv` on rank `r`. `send` may be `recv`.
     ///
     /// # Collective
     /// All ranks, with the same length.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); the operands do not overlap.
+    /// As [`all_reduce`](Self::all_reduce).
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
     pub unsafe fn all_to_all(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
         const CALL: &str = "all_to_all";
         let ranks = u64::from(self.staging.limits.ranks);
-        check_parts(CALL, [(send, ranks), (recv, ranks)], bytes, 1)?;
+        // In place, a thread sends its lines of all parts before it writes them.
+        let operands = if send == recv { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, ranks)] };
+        check_parts(CALL, operands, bytes, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes) }
     }
@@ -407,7 +444,7 @@ impl Collectives {
         bytes: u64,
     ) -> Result<(), CudaError> {
         let limits = &self.staging.limits;
-        let most = limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64;
+        let most = self.most_part_bytes();
         if bytes > most {
             return Err(misuse(name, "bytes", bytes, &format!("at most {most}, which the banks hold: see CollectivesOptions")));
         }
@@ -420,6 +457,12 @@ impl Collectives {
         let call = Call { send, recv, count: bytes, ..self.staging.banks };
         // SAFETY: the caller's promise for the operands; the areas are those of this team.
         unsafe { self.enqueue(name, stream, kernel, route::parts(bytes, limits), call, bytes * u64::from(limits.ranks)) }
+    }
+
+    /// Length of the longest parts that the banks hold for every rank.
+    pub(crate) fn most_part_bytes(&self) -> u64 {
+        let limits = &self.staging.limits;
+        limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64
     }
 
     /// The kernel of all_reduce for an algorithm and a type.
@@ -588,7 +631,7 @@ fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: u64, size: 
 }
 
 /// 16 random bytes.
-fn random() -> Result<[u8; 16], CudaError> {
+pub(crate) fn random() -> Result<[u8; 16], CudaError> {
     let hex = peerweave_bootstrap::Token::random()?.to_hex();
     let mut bytes = [0; 16];
     for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {

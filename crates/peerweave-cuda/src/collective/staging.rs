@@ -16,9 +16,17 @@ use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 use crate::memory::{Local, Symmetric};
 
+/// Symmetric memory for the area of one team: a part of an allocation, which other teams may share.
+#[derive(Clone)]
+pub(crate) struct Room {
+    pub(crate) memory: Arc<Symmetric<u8>>,
+    /// Where the area starts, in bytes from the start of the allocation: a multiple of 256.
+    pub(crate) start: usize,
+}
+
 /// The staging memory of one team.
 pub(super) struct Staging {
-    area: Symmetric<u8>,
+    room: Room,
     /// The count of launches, then one word for each block of the rings.
     counters: Local<u64>,
     /// What is the same in all calls that use banks.
@@ -26,6 +34,7 @@ pub(super) struct Staging {
     /// What is the same in all calls that use rings.
     pub(super) rings: Call,
     pub(super) limits: Limits,
+    bytes: usize,
 }
 
 /// Bytes of flags and rings start at a multiple of it.
@@ -37,17 +46,18 @@ pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
 }
 
 impl Staging {
-    /// Allocates and fills the memory. Collective over all PEs of the GPU; `members` are those of
-    /// this PE's team, which it is in.
+    /// Fills the memory of a team of `members`, which this PE is in. Every member has its room at
+    /// the same place, of [`area_bytes`].
     pub(super) fn new(
         gpu: &Gpu,
         members: &[Pe],
         rank: Rank,
         sentinel: [u64; 2],
         options: &CollectivesOptions,
+        room: Room,
     ) -> Result<Self, CudaError> {
         let bank_bytes = options.bank_bytes.next_multiple_of(ALIGNMENT);
-        let area = gpu.alloc::<u8>(area_bytes(options) as usize)?;
+        let start = room.memory.offset().0 + room.start as u64;
         let counters = gpu.alloc_local::<u64>(1 + options.max_blocks as usize)?;
         let (ranks, me) = (members.len(), rank.get() as usize);
         let mut banks = Call {
@@ -67,7 +77,7 @@ impl Staging {
         };
         for k in 0..ranks {
             let pe = members[(me + k) % ranks];
-            banks.areas[k] = gpu.0.base_of(pe)?.saturating_add(area.slice().offset().0);
+            banks.areas[k] = gpu.0.base_of(pe)?.saturating_add(start);
             banks.pes[k] = pe.get();
         }
         let rings_at = 2 * bank_bytes;
@@ -78,7 +88,7 @@ impl Staging {
             ..banks
         };
         let limits = Limits { ranks: ranks as u32, bank_bytes, max_blocks: options.max_blocks };
-        let staging = Self { area, counters, banks, rings, limits };
+        let staging = Self { room, counters, banks, rings, limits, bytes: area_bytes(options) as usize };
         staging.fill(gpu)?;
         Ok(staging)
     }
@@ -89,12 +99,12 @@ impl Staging {
         /// Bytes that are copied at a time.
         const PIECE: usize = 4 << 20;
         let stream = &gpu.0.stream;
-        self.area.zero(stream)?;
+        self.room.memory.zero_range(stream, self.room.start..self.room.start + self.bytes)?;
         let [low, high] = self.banks.sentinel.map(u64::to_le_bytes);
         let all = 2 * self.banks.bank_bytes as usize;
         let piece: Vec<u8> = low.into_iter().chain(high).cycle().take(PIECE.min(all)).collect();
         for start in (0..all).step_by(PIECE) {
-            self.area.write(stream, start, &piece[..PIECE.min(all - start)])?;
+            self.room.memory.write(stream, self.room.start + start, &piece[..PIECE.min(all - start)])?;
         }
         self.counters.write(stream, &vec![0; self.counters.len()])?;
         gpu.wait(stream)
@@ -102,18 +112,18 @@ impl Staging {
 
     /// Notes that work which uses the memory is about to be enqueued.
     pub(super) fn note(&self, stream: &Arc<CudaStream>) {
-        self.area.note(stream);
+        self.room.memory.note(stream);
         self.counters.note(stream);
     }
 
     /// What a graph keeps.
     pub(super) fn keep(&self) -> impl Iterator<Item = Keep> {
-        self.area.keep().into_iter().chain(self.counters.keep())
+        self.room.memory.keep().into_iter().chain(self.counters.keep())
     }
 
-    /// Gives the symmetric memory back. Collective.
+    /// Gives the symmetric memory back, unless it belongs to others too. Collective.
     pub(super) fn free(self, gpu: &Gpu) -> Result<(), CudaError> {
-        gpu.free(self.area)
+        Arc::into_inner(self.room.memory).map_or(Ok(()), |memory| gpu.free(memory))
     }
 }
 

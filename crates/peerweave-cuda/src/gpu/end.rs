@@ -113,8 +113,12 @@ impl Inner {
         drop((modules, tables, report));
         let ended = match &met {
             Ok(()) => heap.free(sync).and_then(|()| heap.end()),
-            // Without the others nothing collective is possible: it goes locally.
-            Err(_) => Ok(None),
+            // Without the others nothing collective is possible: this PE's part ends alone, and
+            // before the wait below, which is for it too.
+            Err(_) => {
+                drop((sync, heap));
+                Ok(None)
+            }
         };
         let ended = ended.map(|question| gone.0.extend(question));
         drop((stream, rendezvous));

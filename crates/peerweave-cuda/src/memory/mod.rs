@@ -130,6 +130,11 @@ impl<T: Plain> Symmetric<T> {
         self.block.zero(stream)
     }
 
+    /// Enqueues filling a range of bytes of this PE's memory with zeros.
+    pub(crate) fn zero_range(&self, stream: &Arc<CudaStream>, bytes: std::ops::Range<usize>) -> Result<(), CudaError> {
+        self.block.zero_range(stream, bytes)
+    }
+
     /// Returns whether nothing else has a handle of the memory.
     pub(crate) fn is_only_handle(&self) -> bool {
         Arc::strong_count(&self.block) == 1 && self.block.is_only_handle()

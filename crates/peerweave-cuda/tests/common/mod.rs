@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, ServerOptions, Token};
-use peerweave_collectives::{Call, all_reduce};
+use peerweave_collectives::{Call, all_reduce, exchange, reduce_scatter};
 use peerweave_core::World;
 use peerweave_cuda::{Cuda, CudaError, Gpu, GpuOptions};
 use peerweave_device::launch::Kernel;
@@ -73,6 +73,19 @@ pub(crate) struct ProcessGpu {
     rendezvous: Option<Arc<Rendezvous>>,
 }
 
+impl ProcessGpu {
+    /// Ends the GPU, then leaves the job. Returns the outcome of the first, and its time.
+    pub(crate) fn end(mut self) -> (Result<(), CudaError>, Duration) {
+        let start = std::time::Instant::now();
+        let ended = self.gpu.take().expect("it was not ended").end();
+        let took = start.elapsed();
+        if let Some(rendezvous) = self.rendezvous.take().and_then(Arc::into_inner) {
+            let _ = rendezvous.leave();
+        }
+        (ended, took)
+    }
+}
+
 impl std::ops::Deref for ProcessGpu {
     type Target = Gpu;
 
@@ -89,7 +102,8 @@ impl Drop for ProcessGpu {
             return;
         }
         // NVSHMEM holds the rendezvous until it ends.
-        let ended = gpu.map_or(Ok(()), Gpu::end);
+        let Some(gpu) = gpu else { return };
+        let ended = gpu.end();
         if let Some(rendezvous) = rendezvous.and_then(Arc::into_inner) {
             let _ = rendezvous.leave();
         } else {
@@ -200,106 +214,146 @@ kernels! { register_stream_kernels of peerweave_stream_kernels:
     stream_fill(1: DeviceSlice<u8>, 2: u64, 3: u32, 4: u64);
 }
 
-/// Registers reductions, whose only argument after the context is a call.
-macro_rules! reductions {
-    ($($kernel:ident),* $(,)?) => {
-        fn register_reductions() {
-            $({
+/// Registers collectives by their room: their only argument after the context is a call.
+macro_rules! collectives {
+    ($($room:ident: $($kernel:ident),*;)*) => {
+        fn register_collectives() {
+            $($({
                 /// # Safety
                 /// `launch` is a launch of this kernel in progress.
                 unsafe extern "C" fn run(launch: *const FakeLaunch) {
                     // SAFETY: the fake calls this for launches of this kernel, whose argument after
                     // the context is a call.
-                    unsafe { on_cpu(&all_reduce::$kernel::KERNEL, launch, (argument::<Call>(launch, 1),)) }
+                    unsafe { on_cpu(&$room::$kernel::KERNEL, launch, (argument::<Call>(launch, 1),)) }
                 }
                 register_one(stringify!($kernel), run);
-            })*
+            })*)*
         }
     };
 }
 
-reductions! {
-    all_reduce_chunked_bf16_2,
-    all_reduce_chunked_bf16_4,
-    all_reduce_chunked_bf16_8,
-    all_reduce_chunked_f16_2,
-    all_reduce_chunked_f16_4,
-    all_reduce_chunked_f16_8,
-    all_reduce_chunked_f32_2,
-    all_reduce_chunked_f32_4,
-    all_reduce_chunked_f32_8,
-    all_reduce_chunked_f64_8,
-    all_reduce_chunked_i32_8,
-    all_reduce_chunked_i64_8,
-    all_reduce_chunked_i8_8,
-    all_reduce_chunked_u32_8,
-    all_reduce_chunked_u64_8,
-    all_reduce_chunked_u8_8,
-    all_reduce_one_shot_bf16_2,
-    all_reduce_one_shot_bf16_4,
-    all_reduce_one_shot_bf16_8,
-    all_reduce_one_shot_f16_2,
-    all_reduce_one_shot_f16_4,
-    all_reduce_one_shot_f16_8,
-    all_reduce_one_shot_f32_2,
-    all_reduce_one_shot_f32_4,
-    all_reduce_one_shot_f32_8,
-    all_reduce_one_shot_f64_8,
-    all_reduce_one_shot_i32_8,
-    all_reduce_one_shot_i64_8,
-    all_reduce_one_shot_i8_8,
-    all_reduce_one_shot_u32_8,
-    all_reduce_one_shot_u64_8,
-    all_reduce_one_shot_u8_8,
-    all_reduce_plain_chunked_bf16_2,
-    all_reduce_plain_chunked_bf16_4,
-    all_reduce_plain_chunked_bf16_8,
-    all_reduce_plain_chunked_f16_2,
-    all_reduce_plain_chunked_f16_4,
-    all_reduce_plain_chunked_f16_8,
-    all_reduce_plain_chunked_f32_2,
-    all_reduce_plain_chunked_f32_4,
-    all_reduce_plain_chunked_f32_8,
-    all_reduce_plain_one_shot_bf16_2,
-    all_reduce_plain_one_shot_bf16_4,
-    all_reduce_plain_one_shot_bf16_8,
-    all_reduce_plain_one_shot_f16_2,
-    all_reduce_plain_one_shot_f16_4,
-    all_reduce_plain_one_shot_f16_8,
-    all_reduce_plain_one_shot_f32_2,
-    all_reduce_plain_one_shot_f32_4,
-    all_reduce_plain_one_shot_f32_8,
-    all_reduce_plain_two_shot_bf16_2,
-    all_reduce_plain_two_shot_bf16_4,
-    all_reduce_plain_two_shot_bf16_8,
-    all_reduce_plain_two_shot_f16_2,
-    all_reduce_plain_two_shot_f16_4,
-    all_reduce_plain_two_shot_f16_8,
-    all_reduce_plain_two_shot_f32_2,
-    all_reduce_plain_two_shot_f32_4,
-    all_reduce_plain_two_shot_f32_8,
-    all_reduce_two_shot_bf16_2,
-    all_reduce_two_shot_bf16_4,
-    all_reduce_two_shot_bf16_8,
-    all_reduce_two_shot_f16_2,
-    all_reduce_two_shot_f16_4,
-    all_reduce_two_shot_f16_8,
-    all_reduce_two_shot_f32_2,
-    all_reduce_two_shot_f32_4,
-    all_reduce_two_shot_f32_8,
-    all_reduce_two_shot_f64_8,
-    all_reduce_two_shot_i32_8,
-    all_reduce_two_shot_i64_8,
-    all_reduce_two_shot_i8_8,
-    all_reduce_two_shot_u32_8,
-    all_reduce_two_shot_u64_8,
-    all_reduce_two_shot_u8_8,
+collectives! {
+    all_reduce:
+        all_reduce_chunked_bf16_2,
+        all_reduce_chunked_bf16_4,
+        all_reduce_chunked_bf16_8,
+        all_reduce_chunked_f16_2,
+        all_reduce_chunked_f16_4,
+        all_reduce_chunked_f16_8,
+        all_reduce_chunked_f32_2,
+        all_reduce_chunked_f32_4,
+        all_reduce_chunked_f32_8,
+        all_reduce_chunked_f64_8,
+        all_reduce_chunked_i32_8,
+        all_reduce_chunked_i64_8,
+        all_reduce_chunked_i8_8,
+        all_reduce_chunked_u32_8,
+        all_reduce_chunked_u64_8,
+        all_reduce_chunked_u8_8,
+        all_reduce_one_shot_bf16_2,
+        all_reduce_one_shot_bf16_4,
+        all_reduce_one_shot_bf16_8,
+        all_reduce_one_shot_f16_2,
+        all_reduce_one_shot_f16_4,
+        all_reduce_one_shot_f16_8,
+        all_reduce_one_shot_f32_2,
+        all_reduce_one_shot_f32_4,
+        all_reduce_one_shot_f32_8,
+        all_reduce_one_shot_f64_8,
+        all_reduce_one_shot_i32_8,
+        all_reduce_one_shot_i64_8,
+        all_reduce_one_shot_i8_8,
+        all_reduce_one_shot_u32_8,
+        all_reduce_one_shot_u64_8,
+        all_reduce_one_shot_u8_8,
+        all_reduce_plain_chunked_bf16_2,
+        all_reduce_plain_chunked_bf16_4,
+        all_reduce_plain_chunked_bf16_8,
+        all_reduce_plain_chunked_f16_2,
+        all_reduce_plain_chunked_f16_4,
+        all_reduce_plain_chunked_f16_8,
+        all_reduce_plain_chunked_f32_2,
+        all_reduce_plain_chunked_f32_4,
+        all_reduce_plain_chunked_f32_8,
+        all_reduce_plain_one_shot_bf16_2,
+        all_reduce_plain_one_shot_bf16_4,
+        all_reduce_plain_one_shot_bf16_8,
+        all_reduce_plain_one_shot_f16_2,
+        all_reduce_plain_one_shot_f16_4,
+        all_reduce_plain_one_shot_f16_8,
+        all_reduce_plain_one_shot_f32_2,
+        all_reduce_plain_one_shot_f32_4,
+        all_reduce_plain_one_shot_f32_8,
+        all_reduce_plain_two_shot_bf16_2,
+        all_reduce_plain_two_shot_bf16_4,
+        all_reduce_plain_two_shot_bf16_8,
+        all_reduce_plain_two_shot_f16_2,
+        all_reduce_plain_two_shot_f16_4,
+        all_reduce_plain_two_shot_f16_8,
+        all_reduce_plain_two_shot_f32_2,
+        all_reduce_plain_two_shot_f32_4,
+        all_reduce_plain_two_shot_f32_8,
+        all_reduce_two_shot_bf16_2,
+        all_reduce_two_shot_bf16_4,
+        all_reduce_two_shot_bf16_8,
+        all_reduce_two_shot_f16_2,
+        all_reduce_two_shot_f16_4,
+        all_reduce_two_shot_f16_8,
+        all_reduce_two_shot_f32_2,
+        all_reduce_two_shot_f32_4,
+        all_reduce_two_shot_f32_8,
+        all_reduce_two_shot_f64_8,
+        all_reduce_two_shot_i32_8,
+        all_reduce_two_shot_i64_8,
+        all_reduce_two_shot_i8_8,
+        all_reduce_two_shot_u32_8,
+        all_reduce_two_shot_u64_8,
+        all_reduce_two_shot_u8_8;
+    exchange:
+        all_gather_plain_2,
+        all_gather_2,
+        all_gather_plain_4,
+        all_gather_4,
+        all_gather_plain_8,
+        all_gather_8,
+        all_to_all_plain_2,
+        all_to_all_2,
+        all_to_all_plain_4,
+        all_to_all_4,
+        all_to_all_plain_8,
+        all_to_all_8;
+    reduce_scatter:
+        reduce_scatter_f16_2,
+        reduce_scatter_f16_4,
+        reduce_scatter_f16_8,
+        reduce_scatter_bf16_2,
+        reduce_scatter_bf16_4,
+        reduce_scatter_bf16_8,
+        reduce_scatter_f32_2,
+        reduce_scatter_f32_4,
+        reduce_scatter_f32_8,
+        reduce_scatter_i8_8,
+        reduce_scatter_u8_8,
+        reduce_scatter_i32_8,
+        reduce_scatter_u32_8,
+        reduce_scatter_i64_8,
+        reduce_scatter_u64_8,
+        reduce_scatter_f64_8,
+        reduce_scatter_plain_f16_2,
+        reduce_scatter_plain_f16_4,
+        reduce_scatter_plain_f16_8,
+        reduce_scatter_plain_bf16_2,
+        reduce_scatter_plain_bf16_4,
+        reduce_scatter_plain_bf16_8,
+        reduce_scatter_plain_f32_2,
+        reduce_scatter_plain_f32_4,
+        reduce_scatter_plain_f32_8;
 }
 
 pub(crate) fn register() {
     register_tests();
     register_stream_kernels();
-    register_reductions();
+    register_collectives();
 }
 
 /// Runs the body as each of `n` PEs of a world on GPUs, which it ends; gives what they return.

@@ -54,13 +54,13 @@ pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
 const ALLOCATE_DTYPE_SHIFT: u32 = 48;
 const ALLOCATE_ALIGN_SHIFT: u32 = 56;
 
-fn describe_allocation(detail: u64) -> String {
-    let bytes = detail & ((1 << ALLOCATE_DTYPE_SHIFT) - 1);
-    let dtype = DType::from_u8((detail >> ALLOCATE_DTYPE_SHIFT) as u8).unwrap_or(DType::U8);
-    let align = 1u64 << (detail >> ALLOCATE_ALIGN_SHIFT & 0x3f);
-    let zeroed = if detail >> 63 == 1 { "zeroed" } else { "not zeroed" };
-    let elements = bytes / dtype.size_bytes() as u64;
-    format!("alloc of {elements} elements of {} aligned to {align}, {zeroed}", dtype.rust_name())
+fn allocation(detail: u64) -> Allocation {
+    Allocation {
+        bytes: (detail & ((1 << ALLOCATE_DTYPE_SHIFT) - 1)) as usize,
+        dtype: DType::from_u8((detail >> ALLOCATE_DTYPE_SHIFT) as u8).unwrap_or(DType::U8),
+        align: 1 << (detail >> ALLOCATE_ALIGN_SHIFT & 0x3f),
+        zeroed: detail >> 63 == 1,
+    }
 }
 
 /// The arguments of a split in one word, which all ranks must agree on, and its step: the exchange
@@ -83,18 +83,16 @@ pub(crate) fn split_detail(call: SplitCall, claimed: bool) -> u64 {
 
 const SPLIT_KIND_SHIFT: u32 = 60;
 
-fn describe_split(detail: u64) -> String {
+fn split(detail: u64) -> SplitCall {
     match detail >> SPLIT_KIND_SHIFT & 7 {
-        1 => {
-            let (start, stride, size) = (detail >> 32 & 0xfff, detail as u32 as i32, detail >> 44 & 0x1fff);
-            format!("split_strided into {size} ranks from {start} at stride {stride}")
-        }
-        2 => {
-            let axis = if detail >> 32 & 1 == 1 { "columns" } else { "rows" };
-            format!("split_2d with x_range {}, into {axis}", detail as u32)
-        }
-        3 => "local_team".to_owned(),
-        _ => "split".to_owned(),
+        1 => SplitCall::Strided(TeamShape {
+            start: (detail >> 32 & 0xfff) as u32,
+            stride: detail as u32 as i32,
+            size: (detail >> 44 & 0x1fff) as u32,
+        }),
+        2 => SplitCall::TwoD { x_range: detail as u32 as usize, columns: detail >> 32 & 1 == 1 },
+        3 => SplitCall::Local,
+        _ => SplitCall::Colors,
     }
 }
 
@@ -162,8 +160,8 @@ fn describe([what, root, count, detail]: [u64; 4]) -> String {
     let purpose = Purpose::ALL.get((what >> 24 & 0xff) as usize).copied().unwrap_or(Purpose::User);
     if let Some(call) = purpose.call() {
         return match purpose {
-            Purpose::Allocate => describe_allocation(detail),
-            Purpose::Split => describe_split(detail),
+            Purpose::Allocate => allocation(detail).to_string(),
+            Purpose::Split => split(detail).to_string(),
             Purpose::Join => format!("{call} with {detail} bytes of symmetric heap"),
             Purpose::Place => format!("{call} that ends at {detail:#x}"),
             Purpose::Release => format!("{call} of the buffer at {detail:#x}"),

@@ -1,0 +1,116 @@
+//! Calls that the members of a team make together on the host: allocations, releases, splits.
+//!
+//! Before such a call does anything, its members exchange what they call. So a difference is an
+//! error on each of them, and leaves nothing half done.
+
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{BootstrapError, Rendezvous};
+use peerweave_core::Error;
+
+use super::error::{mismatch, portable};
+use super::state::{State, lock};
+use super::teams::TeamOf;
+use crate::error::CudaError;
+
+/// How often a value is asked for after a PE of another team is lost.
+const ASK_AGAIN: Duration = Duration::from_millis(1);
+
+impl State {
+    /// Compares the calls of all members of a team; each gives its own in a message.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] with the first member whose call is another one; those of the rendezvous.
+    pub(super) fn agree(&self, rendezvous: &Rendezvous, team: &TeamOf, call: &'static str, mine: &str) -> Result<(), Error> {
+        self.agree_and_tell(rendezvous, team, call, mine, &[]).map(drop)
+    }
+
+    /// As [`agree`](Self::agree); each member also gives bytes. Returns those of all members.
+    pub(super) fn agree_and_tell(
+        &self,
+        rendezvous: &Rendezvous,
+        team: &TeamOf,
+        call: &'static str,
+        mine: &str,
+        told: &[u8],
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        let mut agreements = lock(&team.agreements);
+        let label = format!("peerweave/{}/{agreements}", team.path);
+        *agreements += 1;
+        let mut blob = (mine.len() as u32).to_le_bytes().to_vec();
+        blob.extend_from_slice(mine.as_bytes());
+        blob.extend_from_slice(told);
+        let all = exchange(rendezvous, team, &label, &blob).map_err(|error| portable(call, team.name(), error.into()))?;
+        let parts = |blob: &[u8]| {
+            let (len, rest) = blob.split_first_chunk()?;
+            let (text, told) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+            Some((String::from_utf8_lossy(text).into_owned(), told.to_vec()))
+        };
+        let mut everything = Vec::with_capacity(all.len());
+        for (rank, blob) in all.iter().enumerate() {
+            let (theirs, told) = parts(blob).unwrap_or_default();
+            if theirs != mine {
+                return Err(mismatch(team.name(), team.members[rank], mine.to_owned(), theirs));
+            }
+            everything.push(told);
+        }
+        Ok(everything)
+    }
+}
+
+/// Exchanges bytes among the members of a team, by a label that no other exchange has.
+pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    if team.members.len() == rendezvous.n_pes() as usize {
+        return rendezvous.exchange(label, blob);
+    }
+    if let [_] = *team.members {
+        return Ok(vec![blob.to_vec()]);
+    }
+    let key = |rank: usize| format!("{label}/{rank}");
+    rendezvous.put(&key(team.me), blob)?;
+    let all = (0..team.members.len())
+        .map(|rank| if rank == team.me { Ok(blob.to_vec()) } else { value_of(rendezvous, team, &key(rank), rank) })
+        .collect::<Result<Vec<_>, _>>()?;
+    // All have stored the values of this exchange, so all have read those of the one before.
+    let mut stored = lock(&team.stored);
+    stored.push_back(key(team.me));
+    if stored.len() > 1
+        && let Some(read) = stored.pop_front()
+    {
+        rendezvous.remove(&read)?;
+    }
+    Ok(all)
+}
+
+/// The value of a member, which may not have stored it yet. The loss of a PE that is no member does
+/// not matter.
+fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> Result<Vec<u8>, BootstrapError> {
+    let start = Instant::now();
+    loop {
+        match rendezvous.get(key) {
+            Err(BootstrapError::PeLost { pe, .. }) if !team.members.contains(&pe) => {}
+            // A later loss is reported as that of the first PE: whether it is a member is known.
+            other => return other,
+        }
+        if let Some(value) = rendezvous.try_get(key)? {
+            return Ok(value);
+        }
+        if let Some((pe, cause)) = rendezvous.losses().into_iter().find(|(pe, _)| team.members.contains(pe)) {
+            return Err(BootstrapError::PeLost { call: format!("get({key:?})"), pe, cause });
+        }
+        if start.elapsed() >= rendezvous.deadline() {
+            let missing = vec![team.members[rank]];
+            return Err(BootstrapError::Timeout { call: format!("get({key:?})"), waited: start.elapsed(), missing });
+        }
+        std::thread::sleep(ASK_AGAIN);
+    }
+}
+
+/// As [`exchange`], for the functions of the GPU crates.
+pub(super) fn exchange_of<'a>(
+    rendezvous: &'a Rendezvous,
+    team: &'a TeamOf,
+    label: String,
+) -> impl Fn(&str, &[u8]) -> Result<Vec<Vec<u8>>, CudaError> + 'a {
+    move |step, blob| Ok(exchange(rendezvous, team, &format!("{label}{step}"), blob)?)
+}

@@ -1,0 +1,168 @@
+//! The teams of one PE, as its operations need them.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use peerweave_core::TeamName;
+use peerweave_core::backend::TeamId;
+use peerweave_driver::CudaStream;
+use peerweave_types::{KernelTeam, Pe};
+
+use super::state::lock;
+use crate::collective::{Collectives, CollectivesOptions};
+use crate::team::Team;
+
+/// A team that this PE is in.
+pub(super) struct TeamOf {
+    pub(super) id: TeamId,
+    /// The PEs in the order of ranks.
+    pub(super) members: Box<[Pe]>,
+    /// The rank of this PE.
+    pub(super) me: usize,
+    /// Its name on the host: the same on all members, and of no other team of the job.
+    pub(super) path: String,
+    /// How many calls of the host its members have made together.
+    pub(super) agreements: Mutex<u64>,
+    /// The keys under which the rendezvous may still have values of this PE.
+    pub(super) stored: Mutex<VecDeque<String>>,
+    /// The kernels of its collectives; `None` where not all members are mapped, or the heap has no
+    /// room for their staging memory.
+    pub(super) collectives: Option<Collectives>,
+    /// The stream of the last collective.
+    pub(super) order: Mutex<Option<Arc<CudaStream>>>,
+    /// The stream of the last send or receive.
+    pub(super) transfer_order: Mutex<Option<Arc<CudaStream>>>,
+    /// How many chunks were sent to and received from each rank.
+    pub(super) chunks: Mutex<Vec<[u64; 2]>>,
+    /// Its entry in the tables of kernels; `None` for the team of all PEs.
+    team: Mutex<Option<Team>>,
+}
+
+impl TeamOf {
+    pub(super) fn new(
+        id: TeamId,
+        members: &[Pe],
+        me: usize,
+        path: String,
+        collectives: Option<Collectives>,
+        team: Option<Team>,
+    ) -> Self {
+        Self {
+            id,
+            members: members.into(),
+            me,
+            path,
+            agreements: Mutex::default(),
+            stored: Mutex::default(),
+            collectives,
+            order: Mutex::default(),
+            transfer_order: Mutex::default(),
+            chunks: Mutex::new(vec![[0; 2]; members.len()]),
+            team: Mutex::new(team),
+        }
+    }
+
+    pub(super) fn name(&self) -> TeamName {
+        TeamName { id: self.id, size: self.members.len() }
+    }
+
+    /// Its number in the tables of kernels.
+    pub(super) fn number(&self) -> KernelTeam {
+        number(self.id)
+    }
+
+    /// Takes its entry in the tables, to destroy it.
+    pub(super) fn take_entry(&self) -> Option<Team> {
+        lock(&self.team).take()
+    }
+}
+
+/// The number of a team in the tables of kernels.
+pub(super) fn number(team: TeamId) -> KernelTeam {
+    KernelTeam::new(team.0 & 0xff)
+}
+
+/// The id of a team with a number, the `count`th that its members made.
+pub(super) fn id(number: KernelTeam, count: u32) -> TeamId {
+    TeamId(number.index() | (count << 8))
+}
+
+/// The teams of one PE.
+pub(super) struct Teams {
+    world: RwLock<Option<Arc<TeamOf>>>,
+    others: RwLock<Vec<Arc<TeamOf>>>,
+}
+
+impl Teams {
+    pub(super) fn new(world: TeamOf) -> Self {
+        Self { world: RwLock::new(Some(Arc::new(world))), others: RwLock::default() }
+    }
+
+    /// The team of an id; `None` after it was destroyed, and for all teams after finalize.
+    pub(super) fn find(&self, team: TeamId) -> Option<Arc<TeamOf>> {
+        if team == TeamId::WORLD {
+            return self.world.read().unwrap_or_else(PoisonError::into_inner).clone();
+        }
+        let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
+        others.iter().find(|other| other.id == team).map(Arc::clone)
+    }
+
+    pub(super) fn add(&self, team: TeamOf) {
+        self.others.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(team));
+    }
+
+    pub(super) fn remove(&self, team: TeamId) -> Option<Arc<TeamOf>> {
+        let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
+        let at = others.iter().position(|other| other.id == team)?;
+        Some(others.swap_remove(at))
+    }
+
+    /// Removes all teams: they hold memory of the GPU.
+    pub(super) fn clear(&self) {
+        let world = self.world.write().unwrap_or_else(PoisonError::into_inner).take();
+        let others = std::mem::take(&mut *self.others.write().unwrap_or_else(PoisonError::into_inner));
+        drop((world, others));
+    }
+}
+
+/// The staging memory of the team of all PEs: what is fastest, where the heap has room.
+pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
+    let options = CollectivesOptions::default();
+    if heap_bytes >= 4 * options.heap_bytes() {
+        return options;
+    }
+    let bank_bytes = (heap_bytes / 256).clamp(4096, 256 << 10) & !4095;
+    let max_blocks = (heap_bytes / (1 << 20)).clamp(1, 16) as u32;
+    CollectivesOptions { bank_bytes, slot_bytes: 4096, max_blocks, ..options }
+}
+
+/// The staging memory of one of `teams` other teams: all of them take at most an eighth of the
+/// heap, where that is enough.
+pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptions {
+    const KIB: u64 = 1 << 10;
+    let share = heap_bytes / 8 / teams.max(1);
+    let (max_blocks, slot_bytes) = match share / KIB {
+        8192.. => (32, 16 * KIB),
+        1024.. => (16, 4 * KIB),
+        128.. => (4, KIB),
+        _ => (1, KIB),
+    };
+    let rings = CollectivesOptions { bank_bytes: 0, slot_bytes, max_blocks, ..CollectivesOptions::default() }.heap_bytes();
+    let bank_bytes = ((share.saturating_sub(rings) / 2) & !4095).clamp(4096, 2048 * KIB);
+    CollectivesOptions { bank_bytes, slot_bytes, max_blocks, ..CollectivesOptions::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn teams_take_an_eighth_of_a_large_heap_at_most() {
+        for heap_bytes in [8 << 20, 64 << 20, 1 << 30, 1 << 40] {
+            let options = options_of_others(heap_bytes, 15);
+            assert!(15 * options.heap_bytes() <= heap_bytes / 8, "{heap_bytes}: {options:?}");
+        }
+        assert_eq!(options_of_others(1 << 30, 15).bank_bytes, 2 << 20);
+        assert!(15 * options_of_others(1 << 20, 15).heap_bytes() < 1 << 18);
+    }
+}
