@@ -65,7 +65,7 @@ fn fields(op: Collective) -> Fields {
 }
 
 #[test]
-fn collective_ops_have_their_counts_and_addresses() {
+fn collective_call_becomes_op_with_counts_and_addresses() {
     use CollectiveKind::*;
     use ReduceOp::{Max, Sum};
     let s = Scene::new();
@@ -127,7 +127,7 @@ fn barrier_and_sync_have_no_operands() {
 }
 
 #[test]
-fn vector_counts_are_passed_on_without_a_copy() {
+fn vector_counts_reach_the_backend_without_a_copy() {
     let s = Scene::new();
     let counts = Arc::new(VectorCounts::packed([1, 2, 3], [0, 2, 4]));
     s.team.all_to_all_v_blocking(&s.x, &s.y, counts.clone()).unwrap();
@@ -297,7 +297,7 @@ fn group_whose_closure_fails_makes_no_call() {
 }
 
 #[test]
-fn splits_give_colors_and_keys() {
+fn split_reaches_the_backend_with_color_and_key() {
     let s = Scene::new();
     let split = || match s.noop.take_calls()[..] {
         [Call::Split { parent, call, part }] => (parent, call, part.map(|SplitPart { color, key }| (color, key))),
@@ -328,7 +328,7 @@ fn splits_give_colors_and_keys() {
 }
 
 #[test]
-fn teams_translate_ranks() {
+fn rank_is_translated_between_teams() {
     let s = Scene::new();
     let (world, team) = (s.world.team(), &s.team);
     assert_eq!((team.size(), team.my_rank()), (3, ME));
@@ -354,7 +354,7 @@ fn local_team_is_created_once() {
 }
 
 #[test]
-fn allocations_request_sizes_in_bytes() {
+fn allocation_reaches_the_backend_in_bytes() {
     let s = Scene::new();
     s.world.alloc::<f64>(3).unwrap();
     s.world.alloc_zeroed::<u8>(0).unwrap();
@@ -372,7 +372,7 @@ fn allocations_request_sizes_in_bytes() {
 }
 
 #[test]
-fn the_backend_can_be_had_by_its_type() {
+fn backend_is_returned_by_its_type() {
     let s = Scene::new();
     assert!(std::ptr::eq(s.world.backend::<Noop>().unwrap(), &*s.noop));
     assert_eq!(s.world.backend_name(), "noop");

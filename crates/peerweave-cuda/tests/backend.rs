@@ -27,7 +27,7 @@ fn neighbors(world: &World) -> (Rank, Rank) {
 }
 
 #[test]
-fn put_with_signal_carries_data_to_the_waiter() {
+fn put_with_signal_delivers_data_before_the_signal() {
     fakes().run(|| {
         worlds(3, options(), |world| {
             let (team, (right, left)) = (world.team(), neighbors(world));
@@ -96,7 +96,7 @@ fn elements_of_every_size_are_put_and_got() {
 }
 
 #[test]
-fn fills_and_strided_copies_touch_their_elements_alone() {
+fn fill_and_strided_copy_change_only_their_elements() {
     fakes().run(|| {
         worlds(2, options(), |world| {
             let (team, stream, (other, _)) = (world.team(), world.stream().unwrap(), neighbors(world));
@@ -159,7 +159,7 @@ fn atomics_change_elements_of_other_gpus() {
 }
 
 #[test]
-fn waits_for_several_words_give_their_indices() {
+fn wait_for_several_words_returns_their_indices() {
     fakes().run(|| {
         worlds(1, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));
@@ -187,7 +187,7 @@ fn waits_for_several_words_give_their_indices() {
 }
 
 #[test]
-fn teams_meet_and_are_destroyed() {
+fn split_team_communicates_until_it_is_destroyed() {
     fakes().run(|| {
         worlds(3, options(), |world| {
             let color = world.my_pe().get() / 2;
@@ -233,7 +233,7 @@ fn teams_meet_and_are_destroyed() {
 }
 
 #[test]
-fn reductions_give_every_rank_its_results() {
+fn reduction_is_right_on_every_rank() {
     fakes().run(|| {
         worlds(3, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), world.my_pe().get());
@@ -335,7 +335,7 @@ fn all_to_all_v_moves_parts_of_any_length() {
 }
 
 #[test]
-fn collectives_that_move_data_give_each_rank_its_parts() {
+fn collective_that_moves_data_delivers_each_ranks_part() {
     fakes().run(|| {
         // A heap in which a part takes several rounds.
         worlds(3, options(), |world| {
@@ -397,7 +397,7 @@ fn collectives_of_one_team_on_two_streams_run_in_order() {
 }
 
 #[test]
-fn one_gpu_alone_runs_collectives() {
+fn collectives_run_on_a_single_gpu() {
     fakes().run(|| {
         worlds(1, options(), |world| {
             let (team, stream) = (world.team(), world.stream().unwrap());
@@ -441,7 +441,7 @@ fn events_order_streams_and_measure_time() {
 }
 
 #[test]
-fn tickets_are_waited_for_from_another_thread() {
+fn tickets_can_be_waited_for_on_another_thread() {
     fakes().run(|| {
         worlds(1, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));

@@ -17,10 +17,10 @@ pub(super) struct Recorded {
 struct Handle(CUevent);
 
 // SAFETY: shared: a handle of the driver, which synchronises calls with it from any thread. Would
-// be caught by: `tickets_are_waited_for_from_another_thread` in tests/backend.rs.
+// be caught by: `tickets_can_be_waited_for_on_another_thread` in tests/backend.rs.
 unsafe impl Send for Handle {}
 // SAFETY: shared: the same handle, and the driver synchronises calls with it. Would be caught by:
-// `tickets_are_waited_for_from_another_thread` in tests/backend.rs.
+// `tickets_can_be_waited_for_on_another_thread` in tests/backend.rs.
 unsafe impl Sync for Handle {}
 
 impl Recorded {

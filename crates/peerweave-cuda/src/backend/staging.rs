@@ -33,10 +33,10 @@ struct Address(*mut u8);
 
 // SAFETY: shared: the memory behind the address. Synchronised: by [G2], one thread at a time uses
 // it, and the stream orders that thread with the one that enqueued. Would be caught by:
-// `put_with_signal_carries_data_to_the_waiter` in tests/backend.rs.
+// `put_with_signal_delivers_data_before_the_signal` in tests/backend.rs.
 unsafe impl Send for Address {}
 // SAFETY: shared: the same memory, synchronised as above. Would be caught by:
-// `put_with_signal_carries_data_to_the_waiter` in tests/backend.rs.
+// `put_with_signal_delivers_data_before_the_signal` in tests/backend.rs.
 unsafe impl Sync for Address {}
 
 impl Staged {

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_become_their_words() {
+    fn entry_is_encoded_in_its_words() {
         let entry = PeerEntry { base: 0x1234, node_pe: 5, transport: 1 };
         // SAFETY: the entry is `repr(C)` of fields that fill it.
         assert_eq!(unsafe { words(&entry) }, [0x1234, 5 | 1 << 32]);
