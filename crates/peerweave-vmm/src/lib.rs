@@ -8,7 +8,6 @@ mod heap;
 mod memory;
 pub mod multicast;
 pub mod peer;
-pub mod probe;
 mod raw;
 mod share;
 

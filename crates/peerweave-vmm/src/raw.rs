@@ -4,12 +4,11 @@
 //! is built, and the driver's do not. Invariant: each struct has the size and layout of its
 //! counterpart in the driver's header, checked below against cudarc's.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use peerweave_driver::cudarc::driver::sys::{
-    CUdevice, CUevent, CUfunction, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmodule,
-    CUmulticastObjectProp, CUstream,
+    CUdevice, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmulticastObjectProp,
 };
 use peerweave_driver::{Api, CudaCode, CudaError, Driver, DriverError};
 use peerweave_dylib::MissingSymbol;
@@ -24,19 +23,6 @@ peerweave_dylib::bindings! {
         "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
         /// An attribute of a device.
         "2.0" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> CudaCode;
-        /// Milliseconds from one event to another.
-        "2.0" fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CudaCode;
-        /// Loads a module from its text or image.
-        "2.0" fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CudaCode;
-        /// Unloads a module.
-        "2.0" fn cuModuleUnload(module: CUmodule) -> CudaCode;
-        /// Returns a kernel of a module.
-        "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CudaCode;
-        /// Launches a kernel on a stream.
-        "4.0" fn cuLaunchKernel(
-            function: CUfunction, blocks_x: c_uint, blocks_y: c_uint, blocks_z: c_uint, threads_x: c_uint, threads_y: c_uint,
-            threads_z: c_uint, shared_bytes: c_uint, stream: CUstream, arguments: *mut *mut c_void, more: *mut *mut c_void,
-        ) -> CudaCode;
     }
 }
 

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use common::{Calls, context, fail, settle, soon};
 use peerweave_driver::CudaContext;
 use peerweave_fakes::Fakes;
-use peerweave_vmm::probe::{Method, Probe};
-use peerweave_vmm::{IpcMemory, Misuse, PeerMatrix, VmmError, peer};
+use peerweave_vmm::{IpcMemory, PeerMatrix, VmmError, peer};
 
 fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
     (0..n).map(context).collect()
@@ -101,66 +100,5 @@ fn peer_access_can_be_enabled_twice_or_is_refused_with_reason() {
         let error = peer::enable(&contexts[0], &contexts[2]).expect_err("no way");
         assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
         assert!(IpcMemory::alloc(&contexts[0], 5).is_err(), "not a whole step");
-    });
-}
-
-#[test]
-fn probe_copies_and_reports_missing_kernels() {
-    Fakes::new().cuda().run(|| {
-        let contexts = contexts(3);
-        let probe = Probe::new(&contexts, 3 << 20, soon()).expect("room");
-        assert_eq!(probe.bytes(), 4 << 20);
-        let reason = probe.kernels().expect_err("the fake runs no kernels").to_string();
-        assert!(reason.contains("cuModuleLoadData"), "{reason}");
-        let ways = [(0, 1), (1, 2), (2, 0)];
-        let moved = probe.bandwidth(Method::CopyEngine, &ways, 2, (1, 32), soon()).expect("copies work");
-        assert!(moved.iter().all(|moved| moved.wrong == 0 && moved.bytes == 8 << 20 && moved.seconds > 0.0), "{moved:?}");
-        assert!(probe.bandwidth(Method::Stores, &ways, 1, (1, 32), soon()).is_err());
-        assert!(probe.latency(0, 1, 10, soon()).is_err());
-        for wrong in [&[][..], &[(0, 3)], &[(0, 1), (0, 2)], &[(0, 2), (1, 2)]] {
-            let result = probe.bandwidth(Method::CopyEngine, wrong, 1, (1, 32), soon());
-            assert!(matches!(result, Err(VmmError::Misuse(Misuse::Value { what: "paths", .. }))), "{wrong:?}");
-        }
-        drop(probe);
-        settle();
-        Calls::now().assert_balanced("after the probe");
-    });
-}
-
-#[test]
-fn probe_counts_lost_words() {
-    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
-        let probe = Probe::new(&contexts(2), 2 << 20, soon()).expect("room");
-        let moved = probe.bandwidth(Method::CopyEngine, &[(0, 1), (1, 0)], 1, (1, 32), soon()).expect("it claims to work");
-        assert!(moved[0].wrong > 0 && moved[1].wrong == 0, "{moved:?}");
-    });
-}
-
-#[test]
-fn probe_names_pairs_without_access_and_measures_the_others() {
-    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
-        let probe = Probe::new(&contexts(3), 2 << 20, soon()).expect("the other pairs can be measured");
-        let error = probe.access(0, 2).expect_err("there is none");
-        assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
-        assert!(error.to_string().contains("access of device 0 to the memory of device 2"), "{error}");
-        for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)] {
-            probe.access(from, to).expect("there is one");
-            let moved = probe.bandwidth(Method::CopyEngine, &[(from, to)], 1, (1, 32), soon()).expect("copies work");
-            assert_eq!(moved[0].wrong, 0, "{from} to {to}");
-        }
-        let refused = probe.bandwidth(Method::CopyEngine, &[(1, 0), (0, 2)], 1, (1, 32), soon()).expect_err("no way");
-        assert_eq!(refused.to_string(), error.to_string());
-        assert_eq!(probe.latency(2, 0, 1, soon()).expect_err("no way back").to_string(), error.to_string());
-    });
-}
-
-#[test]
-fn large_probe_is_filled_on_the_device_and_compared_at_ends() {
-    Fakes::new().cuda().run(|| {
-        let probe = Probe::new(&contexts(2), 33 << 20, soon()).expect("room");
-        let from_host = Calls::now().good("cuMemcpyHtoDAsync_v2");
-        assert!(from_host <= 8, "{from_host} copies from the host");
-        let moved = probe.bandwidth(Method::CopyEngine, &[(0, 1), (1, 0)], 1, (1, 32), soon()).expect("copies work");
-        assert!(moved.iter().all(|moved| moved.wrong == 0), "{moved:?}");
     });
 }

@@ -13,7 +13,7 @@ use crate::Failure;
 /// Set in the processes that [`processes`] starts.
 const PE: &str = "PEERWEAVE_CHECK_PE";
 
-/// Starts a thread that ends this process after `longest`, whatever the other threads do.
+/// Returns whether this process is a PE that [`processes`] started.
 pub(crate) fn is_pe() -> bool {
     std::env::var_os(PE).is_some()
 }

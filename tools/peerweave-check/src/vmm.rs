@@ -16,7 +16,6 @@ use clap::Args;
 use peerweave_bootstrap::{Job, Options, Rendezvous};
 use peerweave_driver::{CudaContext, CudaStream, Driver};
 use peerweave_types::Pe;
-use peerweave_vmm::probe::{Method, Moved, Probe};
 use peerweave_vmm::{
     Exportable, Granularity, HeapOptions, HeapTransport, Misuse, PeerMatrix, PhysicalMemory, Reservation, Rights, Sharing,
     SymmetricHeap, SymmetricMemory, VmmError, peer,
@@ -432,39 +431,6 @@ fn pairs(pes: &Pes, devices: usize) -> Result<(), Failure> {
         }
     }
     pes.say(&format!("{tried} pairs of devices tried from one process: {:.1?}", start.elapsed()));
-    probe(pes, &contexts)
-}
-
-/// Measures kernels and copy engines from the first device to the last, and in a ring of all
-/// devices.
-fn probe(pes: &Pes, contexts: &[Arc<CudaContext>]) -> Result<(), Failure> {
-    let last = contexts.len() - 1;
-    if last == 0 {
-        return Ok(());
-    }
-    let probe = Probe::new(contexts, 64 * MIB, soon())?;
-    let mut methods = Method::ALL.to_vec();
-    match probe.kernels() {
-        Ok(()) => {
-            pes.say(&format!("a flag from device 0 to device {last}: {:.2} us", probe.latency(0, last, 5000, soon())? * 1e6))
-        }
-        Err(error) => {
-            pes.say(&format!("kernels were not measured: {error}"));
-            methods.retain(|method| *method == Method::CopyEngine);
-        }
-    }
-    let ring: Vec<_> = (0..contexts.len()).map(|from| (from, (from + 1) % contexts.len())).collect();
-    for method in methods {
-        let run = |paths: &[(usize, usize)]| probe.bandwidth(method, paths, 10, (132, 512), soon());
-        let (pair, all) = (run(&[(0, last)])?, run(&ring)?);
-        let least = all.iter().map(Moved::gigabytes_per_second).fold(f64::INFINITY, f64::min);
-        let one = pair[0].gigabytes_per_second();
-        pes.say(&format!("{}: {one:.0} GB/s from device 0 to device {last}, {least:.0} GB/s in a ring", method.name()));
-        let wrong: usize = pair.iter().chain(&all).map(|moved| moved.wrong).sum();
-        if wrong > 0 {
-            return Err(format!("{}: {wrong} wrong words", method.name()).into());
-        }
-    }
     Ok(())
 }
 

@@ -261,8 +261,7 @@ impl Layout {
 }
 
 /// The driver's codes for a device without access to the memory of another.
-pub(crate) const PEER_REFUSED: &[CudaCode] =
-    &[CudaCode::INVALID_DEVICE, CudaCode::NOT_SUPPORTED, CudaCode::PEER_ACCESS_UNSUPPORTED];
+const PEER_REFUSED: &[CudaCode] = &[CudaCode::INVALID_DEVICE, CudaCode::NOT_SUPPORTED, CudaCode::PEER_ACCESS_UNSUPPORTED];
 
 fn gone(call: &str, pe: Pe) -> VmmError {
     VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("has closed its memory".into()) }

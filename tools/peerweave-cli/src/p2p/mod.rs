@@ -1,5 +1,12 @@
 //! `peerweave bench p2p`: measures the bandwidth between every two GPUs of this machine and the
 //! latency of a flag.
+//!
+//! ```text
+//!   survey.rs     chooses the measurements
+//!   probe.rs      one measurement        kernels.rs, kernels.ptx  its kernels
+//!   report.rs     the results as text and JSON
+//!   picture.rs    the results as SVG
+//! ```
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +17,11 @@ use crate::exit;
 use crate::output::{check_writable, print_line, tell, write_file};
 use crate::parse::{format_size, parse_duration, parse_picture, parse_size};
 
+#[cfg(feature = "cuda")]
+mod kernels;
 mod picture;
+#[cfg(feature = "cuda")]
+pub mod probe;
 mod report;
 #[cfg(feature = "cuda")]
 mod survey;

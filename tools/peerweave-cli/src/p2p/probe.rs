@@ -1,36 +1,26 @@
 //! Measures the path between two devices: bandwidth by stores, by loads and by copy engine, and the
 //! latency of a flag.
 //!
-//! Prints nothing; `peerweave bench p2p` prints the results. The kernels are PTX text
-//! (`kernels.ptx`), which the driver compiles when it is loaded. Invariant: every wait has a
-//! deadline, a time on the host and a count in a kernel, and transferred data is compared.
+//! Prints nothing. The kernels are PTX text (`kernels.ptx`), which the driver compiles when it is
+//! loaded. Invariant: every wait has a deadline, a time on the host and a count in a kernel, and
+//! transferred data is compared.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use peerweave_driver::{CudaContext, DeviceBuffer, PrivateStream};
+use peerweave_driver::cudarc::driver::CudaEvent;
+use peerweave_driver::cudarc::driver::sys::CUevent_flags;
+use peerweave_driver::{CudaContext, CudaError, DeviceBuffer, DriverError, PrivateStream};
+use peerweave_vmm::{
+    Exportable, Granularity, MappedMemory, Mapping, Misuse, PhysicalMemory, Reservation, Rights, VmmError, peer,
+};
 
-use crate::error::VmmError;
-use crate::heap::chunk::PEER_REFUSED;
-use crate::memory::access::Rights;
-use crate::memory::buffer::wrong_value;
-use crate::memory::mapping::{MappedMemory, Mapping};
-use crate::memory::physical::{Exportable, Granularity, PhysicalMemory};
-use crate::memory::reservation::Reservation;
-use crate::memory::streams::wait_for;
-use crate::peer::pattern_word;
-
-mod kernels;
-mod mark;
-
-use kernels::Kernels;
-use mark::Mark;
+use super::kernels::{Kernels, Ping};
 
 /// A method of transferring data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Method {
     /// A kernel of the first device reads its own memory and writes that of the second.
     Stores,
@@ -76,7 +66,6 @@ struct Station {
 
 /// The result of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct Moved {
     /// Time from the first to the last repetition, on the device's clock.
     pub seconds: f64,
@@ -154,7 +143,7 @@ impl Probe {
     /// `shape` is the number of blocks and threads of the kernels.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) for invalid paths; [`VmmError::Timeout`]; the errors
+    /// [`Misuse::Value`] for invalid paths; [`VmmError::Timeout`]; the errors
     /// of [`kernels`](Self::kernels) and [`access`](Self::access); errors of the driver.
     pub fn bandwidth(
         &self,
@@ -181,29 +170,27 @@ impl Probe {
         for (from, to) in paths {
             let into = if method == Method::Loads { from } else { to };
             let station = &self.stations[*into];
-            crate::zero(&station.stream, &mut station.target.memory::<u64>(station.context.ordinal())?)?;
-            wait_for(&station.stream, call, Instant::now(), deadline)?;
+            peerweave_vmm::zero(&station.stream, &mut station.target.memory::<u64>(station.context.ordinal())?)?;
+            station.wait(call, deadline)?;
         }
         // A warm-up: the first use of a mapping or a kernel is slow.
         for path in paths {
             self.enqueue(method, *path, 1, shape)?;
         }
         for (from, _) in paths {
-            wait_for(&self.stations[*from].stream, call, Instant::now(), deadline)?;
+            self.stations[*from].wait(call, deadline)?;
         }
         let mut events = Vec::new();
         for path in paths {
             let station = &self.stations[path.0];
-            let (start, end) = (Mark::new(&station.context)?, Mark::new(&station.context)?);
-            start.record(&station.stream)?;
+            let start = station.mark()?;
             self.enqueue(method, *path, repeats, shape)?;
-            end.record(&station.stream)?;
-            events.push((start, end));
+            events.push((start, station.mark()?));
         }
         let mut moved = Vec::new();
         for (path, (start, end)) in paths.iter().zip(&events) {
-            wait_for(&self.stations[path.0].stream, call, Instant::now(), deadline)?;
-            let seconds = start.seconds_to(end)?;
+            self.stations[path.0].wait(call, deadline)?;
+            let seconds = seconds(start, end)?;
             moved.push(Moved { seconds, bytes: self.bytes as u64 * u64::from(repeats), wrong: 0 });
         }
         for (path, moved) in paths.iter().zip(&mut moved) {
@@ -233,8 +220,8 @@ impl Probe {
         pair.iter().try_for_each(|(from, to)| self.access(*from, *to)).map_err(Clone::clone)?;
         for (at, _) in pair {
             let station = &self.stations[at];
-            crate::zero(&station.stream, &mut station.flags.memory::<u32>(station.context.ordinal())?)?;
-            wait_for(&station.stream, call, Instant::now(), deadline)?;
+            peerweave_vmm::zero(&station.stream, &mut station.flags.memory::<u32>(station.context.ordinal())?)?;
+            station.wait(call, deadline)?;
         }
         let mut events = Vec::new();
         // Zero rounds first: a kernel that is loaded while another waits could block both.
@@ -242,23 +229,24 @@ impl Probe {
             events.clear();
             for (at, peer) in pair {
                 let station = &self.stations[at];
-                let (start, end) = (Mark::new(&station.context)?, Mark::new(&station.context)?);
-                let (mine, theirs) = (station.flags.address(), self.stations[peer].flags.address());
-                start.record(&station.stream)?;
-                self.stations[peer].flags.note(&station.stream);
-                station.flags.note(&station.stream);
-                self.kernels_of(at)?.ping(&station.stream, mine, theirs, at == one, rounds, MOST_LOOKS, mine + LINE_BYTES)?;
-                end.record(&station.stream)?;
-                events.push((start, end));
+                let (ordinal, stream) = (station.context.ordinal(), &station.stream);
+                let mine = station.flags.access(ordinal, stream)?.address();
+                let theirs = self.stations[peer].flags.access(ordinal, stream)?.address();
+                let ping = Ping { mine, theirs, failed: mine + LINE_BYTES, is_first: at == one, rounds, most_looks: MOST_LOOKS };
+                let start = station.mark()?;
+                // SAFETY: the device may access both flags, which stay mapped until the stream has
+                // completed, and only this kernel and the one of the peer use them.
+                unsafe { self.kernels_of(at)?.ping(stream, &ping)? };
+                events.push((start, station.mark()?));
             }
             for (at, _) in pair {
-                wait_for(&self.stations[at].stream, call, Instant::now(), deadline)?;
+                self.stations[at].wait(call, deadline)?;
             }
         }
         for (at, peer) in pair {
             let station = &self.stations[at];
             let words = station.flags.memory::<u32>(station.context.ordinal())?.slice(0..64)?;
-            let failed = crate::read(&station.stream, &words, deadline)?[LINE_BYTES as usize / 4];
+            let failed = peerweave_vmm::read(&station.stream, &words, deadline)?[LINE_BYTES as usize / 4];
             if failed != 0 {
                 return Err(VmmError::BrokenPeer {
                     from: format!("device {}", self.stations[peer].context.ordinal()),
@@ -267,8 +255,7 @@ impl Probe {
                 });
             }
         }
-        let seconds = events[0].0.seconds_to(&events[0].1)?;
-        Ok(seconds / f64::from(rounds) / 2.0)
+        Ok(seconds(&events[0].0, &events[0].1)? / f64::from(rounds) / 2.0)
     }
 
     fn kernels_of(&self, at: usize) -> Result<&Kernels, VmmError> {
@@ -288,10 +275,13 @@ impl Probe {
         };
         for _ in 0..repeats {
             if method == Method::CopyEngine {
-                crate::copy(&near.stream, &mut target.clone(), &source)?;
+                peerweave_vmm::copy(&near.stream, &mut target.clone(), &source)?;
             } else {
                 let (read, write) = (source.read(&near.stream)?, target.read(&near.stream)?);
-                self.kernels_of(from)?.copy(&near.stream, write.address(), read.address(), self.bytes as u64 / 16, shape)?;
+                let pieces = self.bytes as u64 / 16;
+                // SAFETY: both ranges have that many pieces, the device may access them, they stay
+                // mapped until the stream has completed, and no other work writes the target.
+                unsafe { self.kernels_of(from)?.copy(&near.stream, write.address(), read.address(), pieces, shape)? };
             }
         }
         Ok(())
@@ -305,7 +295,7 @@ impl Probe {
         let seed = 1 + self.stations[source].context.ordinal() as u64;
         let mut wrong = 0;
         for range in ends(memory.len()) {
-            let found = crate::read(&station.stream, &memory.slice(range.clone())?, deadline)?;
+            let found = peerweave_vmm::read(&station.stream, &memory.slice(range.clone())?, deadline)?;
             wrong += found.iter().zip(range).filter(|(found, at)| **found != pattern_word(seed, *at)).count();
         }
         Ok(wrong)
@@ -313,6 +303,24 @@ impl Probe {
 }
 
 impl Station {
+    /// Records an event at the present end of the stream.
+    fn mark(&self) -> Result<CudaEvent, VmmError> {
+        let event = self.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+        let event = event.map_err(CudaError::of("cuEventCreate")).map_err(DriverError::from)?;
+        event.record(&self.stream).map_err(CudaError::of("cuEventRecord")).map_err(DriverError::from)?;
+        Ok(event)
+    }
+
+    /// Waits until the stream has completed its work.
+    fn wait(&self, call: &str, deadline: Instant) -> Result<(), VmmError> {
+        let start = Instant::now();
+        if peerweave_driver::wait(&self.stream, deadline)? {
+            return Ok(());
+        }
+        let call = format!("{call}: waiting for a stream of device {}", self.context.ordinal());
+        Err(VmmError::Timeout { call, waited: start.elapsed(), missing: Vec::new() })
+    }
+
     /// Fills the source: both ends with different words, which are compared; the rest with copies
     /// of the first end, made by the device.
     fn fill(&self, deadline: Instant) -> Result<(), VmmError> {
@@ -320,18 +328,33 @@ impl Station {
         let write = |range: Range<usize>| {
             let seed = 1 + self.context.ordinal() as u64;
             let values: Vec<u64> = range.clone().map(|at| pattern_word(seed, at)).collect();
-            crate::write(&self.stream, &mut memory.slice(range)?, &values, deadline)
+            peerweave_vmm::write(&self.stream, &mut memory.slice(range)?, &values, deadline)
         };
         let [first, last] = ends(memory.len());
         let mut filled = first.len();
         write(first)?;
         while filled < memory.len() {
             let more = filled.min(memory.len() - filled);
-            crate::copy(&self.stream, &mut memory.slice(filled..filled + more)?, &memory.slice(0..more)?)?;
+            peerweave_vmm::copy(&self.stream, &mut memory.slice(filled..filled + more)?, &memory.slice(0..more)?)?;
             filled += more;
         }
         write(last)
     }
+}
+
+/// Returns the seconds between two events that the stream has passed.
+fn seconds(start: &CudaEvent, end: &CudaEvent) -> Result<f64, VmmError> {
+    let milliseconds = start.elapsed_ms(end).map_err(CudaError::of("cuEventElapsedTime")).map_err(DriverError::from)?;
+    Ok(f64::from(milliseconds) / 1e3)
+}
+
+/// Returns the word at `index` of the source with this seed.
+fn pattern_word(seed: u64, index: usize) -> u64 {
+    (seed << 48 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn wrong_value(call: &'static str, what: &'static str, value: impl std::fmt::Display, expected: &str) -> VmmError {
+    Misuse::Value { call, what, value: value.to_string(), expected: expected.to_owned() }.into()
 }
 
 /// Returns the two compared ranges of a source; they overlap in a short one.
@@ -353,20 +376,16 @@ fn shared(
     let mapping = Reservation::new(context, bytes, alignment)?.map(0, &memory, bytes)?;
     mapping.allow(&[context.ordinal()], Rights::ReadWrite)?;
     for (from, other) in contexts.iter().enumerate().filter(|(from, _)| *from != at) {
-        let error = match mapping.allow(&[other.ordinal()], Rights::ReadWrite) {
-            Ok(()) => continue,
-            Err(error) if error.is_code(PEER_REFUSED) => error,
-            Err(error) => return Err(error),
-        };
+        if peer::pair(other.ordinal(), context.ordinal())?.access {
+            mapping.allow(&[other.ordinal()], Rights::ReadWrite)?;
+            continue;
+        }
         let needs = format!("access of device {} to the memory of device {}", other.ordinal(), context.ordinal());
-        let found = error.to_string();
-        no_access.entry((from, at)).or_insert(VmmError::Unsupported { feature: "peer access", needs, found });
+        let found = "cuDeviceCanAccessPeer returns 0".to_owned();
+        no_access.insert((from, at), VmmError::Unsupported { feature: "peer access", needs, found });
     }
     Ok(mapping)
 }
-
-/// Default time limit of one measurement.
-pub const USUAL_WAIT: Duration = Duration::from_secs(10);
 
 impl std::fmt::Debug for Probe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

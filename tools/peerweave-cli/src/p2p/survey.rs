@@ -8,10 +8,10 @@ use std::sync::Arc;
 use peerweave_driver::cudarc::driver::sys::CUdevice_attribute;
 use peerweave_driver::{CudaContext, Driver, DriverError, deadline_after};
 use peerweave_vmm::peer::DeviceInfo;
-use peerweave_vmm::probe::{Method, Moved, Probe};
 use peerweave_vmm::{PeerMatrix, VmmError};
 
 use super::P2pArgs;
+use super::probe::{Method, Moved, Probe};
 use super::report::{Everybody, Gpu, Report, Table};
 use crate::cuda::NO_DRIVER;
 
