@@ -1,14 +1,13 @@
-//! Measures the CPU time of a call beyond the bare call of C: in a loop, with the fake library in
-//! its mode without work.
+//! Measures the CPU time that this crate adds to a bare call of NCCL's C function: in a loop, with
+//! the fake library in its mode without work.
 //!
 //! Both calls use the same communicator: first a blocking one, then a non-blocking one. On a
 //! non-blocking communicator NCCL starts a thread for each call, and a caller in C polls until that
-//! thread is done, so the bare calls poll too. The overhead of this crate is measured with a
-//! library that starts no thread and is in progress for one query; its share beside a thread, with
-//! a library that starts one. Each wrapped call queries the driver twice, for the current context
-//! and for whether the stream is being captured. The two queries are also measured separately. They
-//! use the fake driver, whose time is close to that of the real one. The results do not apply to
-//! GPUs: see `examples/call_cost.rs`.
+//! thread is done, so the bare calls poll too. The overhead is measured with a library that starts
+//! no thread and is in progress for one query, and again with a library that starts a thread. Each
+//! wrapped call queries the driver twice, for the current context and for whether the stream is
+//! being captured. The two queries are also measured separately. They use the fake driver, which is
+//! about as fast as the real one. The results do not apply to GPUs: see `examples/call_cost.rs`.
 //!
 //! Fails if a call did not reach the library, or if the communicator counted another number of
 //! calls. The variable `ONLY` selects the rows whose names contain its value.
@@ -62,7 +61,7 @@ fn main() -> ExitCode {
     );
     for mode in ["1", QUESTIONS] {
         let fakes = Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env(MODE, mode);
-        // The harness has the driver log its calls, which costs more than they do.
+        // Disables the fake driver's log, which takes longer than the calls.
         let fakes = fakes.env_remove("PEERWEAVE_FAKE_CUDA_LOG");
         let output = fakes.limit(Duration::from_secs(300)).run_child("main");
         print!("{}", output.stdout);
@@ -80,7 +79,7 @@ fn main() -> ExitCode {
 /// `F` is the type of a pointer to the function.
 unsafe fn function<F: Copy>(library: &str, name: &CStr) -> F {
     let library = std::ffi::CString::new(library).expect("no zero byte");
-    // SAFETY: both names end with zero; the library is loaded already, and stays.
+    // SAFETY: both names end with zero; the library is already loaded, and stays loaded.
     let function = unsafe { libc::dlsym(libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
     assert!(!function.is_null(), "{name:?}");
     assert_eq!(size_of::<F>(), size_of::<Handle>());
@@ -197,7 +196,7 @@ fn bench_thread(bench: &Bench<'_>, memory: &mut Memory) {
 
 /// Binds this thread to its current processor.
 fn on_one_processor() {
-    // SAFETY: the set is a live one, whose size is given.
+    // SAFETY: the pointer is to a live set, whose size is passed.
     unsafe {
         let mut one: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(libc::sched_getcpu().unsigned_abs() as usize, &mut one);

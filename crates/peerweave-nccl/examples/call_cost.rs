@@ -63,7 +63,7 @@ enum Kind {
     /// A call of C, followed by the driver query that this crate makes after a call: whether the
     /// stream is being captured.
     Question,
-    /// A call of C, with an uncontended lock and unlock.
+    /// A call of C, after locking and unlocking an uncontended mutex.
     Turn,
     /// A call of this crate.
     Ours,
@@ -112,7 +112,7 @@ fn all(arguments: &Arguments) -> Result<(), String> {
     let there = Driver::get().and_then(Driver::device_count).map_err(text)?;
     let devices = arguments.devices.unwrap_or(there);
     if devices > there {
-        return Err(format!("{devices} devices were requested, but there are {there}"));
+        return Err(format!("--devices is {devices}, expected at most {there} (the number of GPUs)"));
     }
     if !arguments.json {
         println!(
@@ -165,7 +165,10 @@ fn of_mode(nccl: Nccl, devices: usize, blocking: Switch, arguments: &Arguments) 
         };
         let threads: Vec<_> = contexts.into_iter().enumerate().map(start).collect();
         let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<Measured, String>>)| {
-            thread.join().unwrap_or_else(|_| Err("it panicked".to_owned())).map_err(|error| format!("rank {rank}: {error}"))
+            thread
+                .join()
+                .unwrap_or_else(|_| Err("the thread panicked".to_owned()))
+                .map_err(|error| format!("rank {rank}: {error}"))
         };
         // All are joined before the first error is returned.
         threads.into_iter().enumerate().map(join).collect::<Vec<_>>().into_iter().collect()

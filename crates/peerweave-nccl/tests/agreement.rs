@@ -39,7 +39,7 @@ fn lengths_that_differ_within_a_group_are_refused() {
             "all_reduce_in_place: rank 1 calls all_reduce_in_place of 8 f32 elements by sum, \
              rank 0 of the same group calls all_reduce_in_place of 4 f32 elements by sum",
         );
-        // The communicators are as good as before.
+        // The communicators can still be used.
         let mut long = long.slice(0..4).expect("it is inside");
         let issued = one.nccl().group(|group| {
             group.all_reduce_in_place(one, first, &mut short, ReduceOp::Sum)?;
@@ -52,7 +52,7 @@ fn lengths_that_differ_within_a_group_are_refused() {
 }
 
 #[test]
-fn types_roots_and_calls_that_differ_are_refused() {
+fn different_types_roots_or_calls_in_a_group_are_refused() {
     fakes(2).run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -100,7 +100,7 @@ fn types_roots_and_calls_that_differ_are_refused() {
 }
 
 #[test]
-fn sends_and_receives_of_other_lengths_are_refused() {
+fn send_and_receive_of_different_lengths_are_refused() {
     fakes(2).run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -143,7 +143,8 @@ fn unrelated_calls_are_not_compared() {
         let ((one, first), (two, second)) = (&all[0], &all[1]);
         let (mut four, eight) = (floats(first, &[1.0; 4]), floats(first, &[1.0; 8]));
         let (mut four_of_two, mut eight_of_two) = (floats(second, &[2.0; 4]), floats(second, &[2.0; 8]));
-        // Rank 0's first collective and send come alone, and rank 1's with what rank 0 does second.
+        // Rank 0 issues its first collective and send alone. Rank 1 issues its own in one group
+        // with rank 0's second ones.
         one.all_reduce_in_place(first, &mut four, ReduceOp::Sum).expect("it is enqueued");
         one.send(first, &four, Rank::new(1)).expect("it is enqueued");
         let issued = one.nccl().group(|group| {
@@ -151,7 +152,7 @@ fn unrelated_calls_are_not_compared() {
             Ok(())
         });
         issued.expect("it meets the first");
-        // Another type of as many bytes is moved all the same.
+        // Another type with the same number of bytes can be transferred too.
         let mut bytes = DeviceMemory::from_slice(second, &[0u8; 16]).expect("memory of the fake");
         let issued = one.nccl().group(|group| {
             group.recv(two, second, &mut bytes, Rank::new(0))?;
@@ -190,8 +191,8 @@ fn call_without_a_group_names_the_omitted_rank() {
         assert_eq!(
             text,
             format!(
-                "all_reduce_in_place: rank 1 of this process was not in the group of call 1 on {}, and the thread that waits for it was the last to use \
-                 that rank; a thread that has several ranks issues their calls in one Nccl::group",
+                "all_reduce_in_place: rank 1 of this process was not in the group of call 1 on {}, and the thread that waits for the call was the last to use \
+                 that rank; issue the calls of all ranks of a thread in one Nccl::group",
                 one.name()
             )
         );
@@ -218,7 +219,7 @@ fn rank_omitted_from_a_group_is_named_within_seconds() {
 }
 
 #[test]
-fn call_that_connects_names_the_omitted_rank() {
+fn blocked_first_collective_names_the_omitted_rank() {
     // The first collective waits inside the call until all ranks have come.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
@@ -232,7 +233,7 @@ fn call_that_connects_names_the_omitted_rank() {
 }
 
 #[test]
-fn rank_of_another_thread_is_waited_for() {
+fn rank_of_another_thread_is_not_reported_as_omitted() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             sum(&comm, &stream).expect("both come");
@@ -249,7 +250,7 @@ fn rank_of_another_thread_is_waited_for() {
 }
 
 #[test]
-fn timeout_names_ranks_of_other_threads_that_are_behind() {
+fn timeout_names_late_ranks_of_other_threads() {
     fakes(3).run(|| {
         let is_over = std::sync::Barrier::new(3);
         ranks(3, &Config::new(), |comm, stream| {

@@ -36,14 +36,14 @@ fn some_types(check: &mut Check<'_>) -> Result<(), NcclError> {
 }
 
 #[test]
-fn init_all_works_with_one_two_and_three_ranks() {
+fn init_all_on_up_to_three_ranks_has_expected_results() {
     for devices in [1, 2, 3] {
         fakes(devices).run(|| in_one_process(devices, |check| check.all(13)));
     }
 }
 
 #[test]
-fn init_all_works_with_eight_ranks() {
+fn init_all_on_eight_ranks_has_expected_results() {
     fakes(8).run(|| in_one_process(8, some_types));
 }
 

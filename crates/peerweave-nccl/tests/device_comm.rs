@@ -51,8 +51,8 @@ fn on_every_rank_of(config: &Config, body: impl Fn(Communicator) + Sync) {
     });
 }
 
-/// Returns the first words of a device communicator since 2.30.3: mark, version, rank, number of
-/// ranks.
+/// Returns the first words of a device communicator since 2.30.3: magic number, version, rank,
+/// number of ranks.
 fn head(device: &DeviceCommunicator) -> [u32; 4] {
     std::array::from_fn(|word| u32::from_ne_bytes(device.as_bytes()[4 * word..][..4].try_into().expect("four bytes")))
 }
@@ -92,7 +92,7 @@ fn device_communicator_of_2_30_has_the_known_size() {
 }
 
 #[test]
-fn requested_older_version_gets_its_layout() {
+fn requested_older_version_has_its_own_layout() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let requirements = DeviceCommRequirements::new().layout(DeviceCommLayout::Version(Version::new(2, 30, 4)));
@@ -152,7 +152,7 @@ fn foreign_team_is_refused_before_nccl_is_called() {
                 let error = DeviceCommunicator::create(&communicator, &requirements).expect_err("it is not this one's");
                 assert!(error.misuse_kind().is_some(), "{error}");
             }
-            // No rank waited for it.
+            // No rank waited for the refused call.
             DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect("all ask for the same");
         });
     });
@@ -180,7 +180,7 @@ fn differing_requirements_fail_on_every_rank() {
 }
 
 #[test]
-fn teams_of_one_machine_are_all_ranks_and_this_rank() {
+fn lsa_team_on_one_machine_has_all_ranks_and_rail_team_one() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let rank = communicator.rank();
@@ -210,7 +210,7 @@ fn threads_share_a_device_communicator() {
 }
 
 #[test]
-fn device_communicator_keeps_its_communicator() {
+fn device_communicator_keeps_its_communicator_alive() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let device = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect("all ask for the same");
@@ -219,7 +219,7 @@ fn device_communicator_keeps_its_communicator() {
                 DeviceCommunicator::create(device.communicator(), &DeviceCommRequirements::new()).expect_err("it was aborted");
             assert!(matches!(again, NcclError::Dead { .. }), "{again}");
             // SAFETY: no kernel was started.
-            let error = unsafe { device.destroy() }.expect_err("its communicator took it along");
+            let error = unsafe { device.destroy() }.expect_err("the communicator freed it");
             assert!(matches!(error, NcclError::Dead { .. }), "{error}");
         });
     });

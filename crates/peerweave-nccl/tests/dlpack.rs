@@ -83,7 +83,7 @@ fn dlpack_tensor_is_a_buffer_of_a_collective() {
 }
 
 #[test]
-fn graph_keeps_a_dlpack_tensor() {
+fn graph_keeps_a_dlpack_tensor_alive() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = floats(&stream, &[5.0; 4]);

@@ -166,7 +166,7 @@ fn revoked_communicator_can_only_be_split_and_shrunk() {
             let waiter = std::thread::spawn(move || waiting.wait_with(&waited, DEADLINE, OnExpiry::LeaveAlone));
             std::thread::sleep(Duration::from_millis(50));
             comm.revoke().expect("it is revoked");
-            // The stream is idle now, and the results are no results.
+            // The stream is idle now, but its results are invalid.
             assert_eq!(state_of(waiter.join().expect("no panic")), DeadState::Revoked);
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
             assert_eq!(state_of(comm.suspend()), DeadState::Revoked);
@@ -243,7 +243,7 @@ fn wait_for_work_aborted_by_shrink_is_an_error() {
 }
 
 #[test]
-fn late_call_is_not_launched_when_the_others_arrive() {
+fn timed_out_call_is_not_launched_when_others_arrive() {
     // NCCL's first collective waits on the host for all ranks.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
@@ -293,8 +293,8 @@ fn refused_revocation_leaves_the_communicator_unchanged() {
 
 #[test]
 fn abort_waits_for_a_call_that_returns_by_itself() {
-    // Each communicator asks for four statistics; the fake ends the process if it is freed before
-    // the first of them looks at it.
+    // Each communicator queries four statistics. The fake ends the process if the communicator is
+    // freed during the first, slow query.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats:1=100,ncclCommMemStats:5=100").run(|| {
         for (comm, _) in all(1).into_iter().chain(all_blocking(1)) {
             let asking = comm.clone();
@@ -358,7 +358,8 @@ fn call_with_a_slow_abort_keeps_its_memory_until_the_end() {
         let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("nobody comes");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
         assert_eq!(counted("communicators"), 1, "NCCL was done with the memory");
-        // The call of the other rank would let the first one's go on, if NCCL still had it.
+        // If NCCL still had the first rank's call, this call of the other rank would let it
+        // continue.
         let mut theirs = floats(second, &[2.0; 4]);
         late.set_deadline(Duration::from_millis(100));
         let _ = late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum);

@@ -30,7 +30,7 @@ fn timed_out_wait_aborts_only_its_own_communicator() {
         assert_eq!(timeout.communicator.as_deref(), Some(comm.name()));
         assert!(error.to_string().starts_with("all_reduce_in_place (call 3) on communicator #1 (rank 0 of 1): timed out after "));
         assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
-        // The stream goes on, and the other communicator.
+        // The stream and the other communicator continue.
         assert!(peerweave_driver::wait(&stream, Instant::now() + DEADLINE).is_ok());
         assert_eq!(sum(&bystander, &stream).expect("nobody has ended it"), 1.0);
         drop((comm, bystander, buffer, stream));
@@ -81,7 +81,7 @@ fn timed_out_wait_aborts_all_ranks_of_its_communicator() {
 
 #[test]
 fn asynchronous_error_ends_the_wait_at_once() {
-    // Slow, so that the error comes when the call has returned.
+    // The collective is slow, so that the error arrives after the call has returned.
     let fakes = fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclAllReduce=100");
     fakes.env("PEERWEAVE_FAKE_NCCL_ASYNC_ERROR", "ncclAllReduce:1=6").run(|| {
         let (comm, stream) = alone();
@@ -103,7 +103,7 @@ fn asynchronous_error_ends_the_wait_at_once() {
 }
 
 #[test]
-fn failed_call_carries_nccl_text_and_the_next_call_works() {
+fn failed_call_returns_nccl_text_and_the_next_succeeds() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:2=4").run(|| {
         let config = Config::new().blocking(Switch::On);
         let comm = Communicator::builder()
@@ -132,7 +132,7 @@ fn failed_call_carries_nccl_text_and_the_next_call_works() {
 
 #[test]
 fn failed_call_ends_a_non_blocking_communicator() {
-    // NCCL keeps the error with it, and every later call would only find that.
+    // NCCL keeps the error with the communicator, and every later call would only return it.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:1=4,ncclAllReduce:1=4").run(|| {
         let (comm, stream) = alone_non_blocking();
         let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
@@ -167,7 +167,7 @@ fn abort_from_another_thread_ends_a_wait() {
 #[test]
 fn killed_rank_is_named_and_the_others_continue_without_it() {
     for death in ["hang", "error"] {
-        // Shrinking takes longer than the dead rank is waited for by other calls.
+        // Shrinking takes longer than other calls wait for the dead rank.
         let fakes = fakes(3).env("PEERWEAVE_FAKE_NCCL_DEATH", death).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommShrink=1500");
         fakes.run_many(3, |child| match child.rank {
             1 => victim(&child),
@@ -185,7 +185,7 @@ fn victim(child: &peerweave_fakes::Child) {
         let (comm, rendezvous) = join(child);
         reduce(&comm).expect("the first works");
         rendezvous.barrier("the first is over").expect("all come");
-        // SAFETY: of no memory concern: the process ends.
+        // SAFETY: the call accesses no memory, and ends the process.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     }
     let mut status = 0;
@@ -212,7 +212,7 @@ fn reduce(comm: &Communicator) -> Result<f32, NcclError> {
 
 /// Creates a communicator of ranks 0 and 2.
 fn anew(comm: &Communicator, rendezvous: &peerweave_bootstrap::Rendezvous) -> Communicator {
-    const KEY: &str = "the id of those that are left";
+    const KEY: &str = "the id of the remaining ranks";
     if comm.rank() == Rank::new(0) {
         rendezvous.put(KEY, comm.nccl().unique_id().expect("an id").as_bytes()).expect("the server lives");
     }
@@ -243,7 +243,7 @@ fn survivor(child: &peerweave_fakes::Child) {
     comm.set_deadline(DEADLINE);
     let fewer = match comm.shrink(&[Rank::new(1)], ShrinkMode::Abort) {
         Ok(fewer) => fewer,
-        // NCCL noticed the loss, and makes no children then.
+        // NCCL detected the loss, and then creates no children.
         Err(error) => {
             assert_eq!(error.code(), Some(ResultCode::REMOTE_ERROR), "{error}");
             anew(&comm, &rendezvous)
@@ -257,7 +257,7 @@ fn survivor(child: &peerweave_fakes::Child) {
 
 #[test]
 fn dropped_memory_is_reused() {
-    // Two of them do not fit, and what is dropped is freed by another thread.
+    // The device has no room for two allocations, and another thread frees dropped memory.
     fakes(1).env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (64usize << 20).to_string()).run(|| {
         let (nccl, context) = (Nccl::load().expect("the fake is there"), contexts(1).remove(0));
         for round in 0..50 {
@@ -273,7 +273,7 @@ fn dropped_memory_is_reused() {
 fn failed_stream_query_does_not_abort() {
     fakes(1).run(|| {
         let ((comm, stream), (other, beside)) = (alone(), alone());
-        // What is wrong with parameters, contexts, handles and captures says nothing of the work.
+        // Errors of parameters, contexts, handles and captures say nothing about the work.
         for code in [1, 3, 4, 200, 201, 400, 401].into_iter().chain(900..=908) {
             fail_driver(&format!("cuStreamQuery:1={code}"));
             let result = comm.wait(&stream, DEADLINE);
@@ -284,7 +284,7 @@ fn failed_stream_query_does_not_abort() {
         }
         assert_eq!(sum(&comm, &stream).expect("it lives"), 1.0);
         assert_eq!(sum(&other, &beside).expect("it lives"), 1.0);
-        // Of the work this says that it has failed.
+        // This code says that the work has failed.
         fail_driver("cuStreamQuery:1=719");
         let result = comm.wait(&stream, DEADLINE);
         assert!(matches!(&result, Err(NcclError::Cuda(DriverError::Cuda(error))) if error.code == 719), "{result:?}");

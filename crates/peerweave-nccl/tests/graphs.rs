@@ -47,8 +47,8 @@ fn slice_whose_event_was_captured_elsewhere_is_refused() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (own, capturing) = (comm.context().new_stream().expect("a stream"), comm.context().new_stream().expect("a stream"));
-        // Nothing has used it yet, so that the capture need not wait for anything outside of it.
-        // SAFETY: its elements are never read.
+        // The slice has not been used yet, so the capture does not depend on work outside of it.
+        // SAFETY: the elements are never read.
         let mut values = unsafe { own.alloc::<f32>(4) }.expect("memory");
         own.synchronize().expect("it is allocated");
         capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
@@ -88,14 +88,14 @@ fn graph_keeps_its_memory_and_its_communicator() {
         assert_eq!(value(&result, &stream), 42.0);
         assert_eq!(counted("communicators"), 1, "the graph keeps it");
         drop((graph, result, stream));
-        // What the graph used is let go of some time after: that is waited for.
+        // The driver releases the graph's resources some time later; `finalize` waits for that.
         other.finalize(DEADLINE).expect("the graph is gone");
         nothing_is_left();
     });
 }
 
 #[test]
-fn group_is_captured_as_one() {
+fn every_call_of_a_captured_group_is_replayed() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (send, mut recv, mut sum) = (floats(&stream, &[5.0]), floats(&stream, &[0.0]), floats(&stream, &[7.0]));
@@ -130,7 +130,7 @@ fn borrowed_memory_is_refused_in_a_capture() {
             );
             let error = comm.wait(&stream, DEADLINE).expect_err("it is being captured").to_string();
             assert_eq!(error, "wait: the stream is being captured, so it has no running work to wait for; end the capture first");
-            // Neither spoiled the capture, nor ended the communicator.
+            // The refused calls neither invalidated the capture nor ended the communicator.
             comm.all_reduce_in_place(&stream, &mut kept, ReduceOp::Sum)
         });
         graph.launch().expect("it is replayed");
@@ -195,8 +195,8 @@ fn memory_and_communicators_are_created_during_a_capture() {
             let mut kept = floats(&stream, &[1.0]);
             let capturing = context.new_stream().expect("a stream");
             capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it captures");
-            // What allocates or synchronises would spoil the capture of this mode, whichever thread
-            // does it.
+            // A capture of this mode is invalidated by an allocation or a synchronisation on any
+            // thread.
             let memory = NcclMem::from_slice(nccl, &stream, &[1.0f32; 8]);
             let registered = memory.as_ref().map(|memory| comm.register(memory));
             let window = memory.as_ref().map(|memory| Window::register(&comm, memory, WindowKind::DEFAULT));
@@ -318,7 +318,7 @@ fn capture_begun_while_finalize_waits_is_an_error() {
 /// Borrowed memory on whose stream a capture begins when a call acquires it.
 struct Capturing(DeviceMemory<f32>);
 
-// SAFETY: all of it is that of the memory, but that no graph is given it.
+// SAFETY: all methods are those of the memory, except that no graph keeps it.
 unsafe impl DeviceBuffer<f32> for Capturing {
     fn len(&self) -> usize {
         DeviceBuffer::len(&self.0)
@@ -403,8 +403,8 @@ fn refused_meanwhile(
 const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
-fn capture_that_begins_during_a_call_keeps_its_memory() {
-    // NCCL's query, so that the call is captured; and the one after it, so that the call has run.
+fn capture_begun_during_a_call_keeps_the_calls_memory() {
+    // Delaying NCCL's query makes the call captured; delaying the query after it lets the call run.
     for question in ["1", "2"] {
         fakes(1).env("QUESTION", question).run(|| {
             let question = std::env::var("QUESTION").expect("it was set");
@@ -448,7 +448,7 @@ fn capture_begun_during_a_call_on_borrowed_memory_fails() {
 #[test]
 fn capture_that_begins_during_a_call_yields_no_graph() {
     fakes(1).run(|| {
-        // From the first capture on, calls ask before they are issued too.
+        // From the first capture on, calls also query before they are issued.
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
@@ -471,7 +471,7 @@ fn capture_that_begins_during_a_slow_call_yields_no_graph() {
 #[test]
 fn capture_begun_during_a_configured_call_yields_no_graph() {
     fakes(1).run(|| {
-        // The slow path asks again before it calls.
+        // The slow path queries again before it calls NCCL.
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
             comm.with(&CollConfig::new()).all_reduce_in_place(stream, values, ReduceOp::Sum)
         });
@@ -511,12 +511,12 @@ fn capture_that_ends_during_a_call_leaks_its_memory() {
 }
 
 #[test]
-fn captured_call_refused_by_the_graph_breaks_the_capture() {
+fn call_refused_by_a_graph_invalidates_the_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
-        // NCCL makes one of its own.
+        // NCCL creates the first user object itself.
         fail_driver("cuUserObjectCreate:2=2");
         let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the graph keeps nothing");
         assert!(error.to_string().contains("cuUserObjectCreate"), "{error}");

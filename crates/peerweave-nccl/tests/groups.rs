@@ -152,8 +152,8 @@ fn error_inside_a_group_aborts_the_issued_part() {
 }
 
 #[test]
-fn in_progress_part_of_a_failed_group_is_not_waited_for() {
-    // The first rank's collective waits for the second's, which does not come.
+fn failed_group_does_not_wait_for_its_issued_part() {
+    // The first rank's collective waits for the second rank's, which is never issued.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -162,8 +162,8 @@ fn in_progress_part_of_a_failed_group_is_not_waited_for() {
             for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
             }
-            // The last one's context is current: each is made current once before NCCL is asked,
-            // and once for its call.
+            // The last rank's context is current. Each rank's context is made current once before
+            // NCCL is called, and once for its own call.
             fail_driver("cuCtxSetCurrent:4=709");
             Ok(())
         });
@@ -187,7 +187,8 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
             while second.sequence() == 0 {
                 std::thread::yield_now();
             }
-            // A thread that seems to be blocked in NCCL is given up after half a second.
+            // An abort stops waiting for a thread that seems to be blocked in NCCL after half a
+            // second.
             second.abort(DEADLINE)
         });
         let result = all[0].0.nccl().group(|group| {
@@ -204,7 +205,7 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
 }
 
 #[test]
-fn own_error_during_simulation_aborts_nothing() {
+fn error_of_this_crate_in_a_simulation_aborts_nothing() {
     fakes(2).without("ncclReduce").run(|| {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
@@ -238,8 +239,8 @@ fn registration_error_aborts_the_communicator() {
             all.iter().map(|(comm, _)| NcclMem::<u8>::alloc(comm.nccl(), comm.context(), 64).expect("memory")).collect();
         let members: Vec<(&Communicator, &dyn DeviceBuffer<u8>)> =
             all.iter().zip(&memories).map(|((comm, _), memory)| (comm, memory as _)).collect();
-        // The last one's context is current: each is made current once before NCCL is asked, and
-        // once for its call.
+        // The last rank's context is current. Each rank's context is made current once before NCCL
+        // is called, and once for its own call.
         fail_driver("cuCtxSetCurrent:4=709");
         let start = std::time::Instant::now();
         let error = Window::register_all(&members, WindowKind::DEFAULT).expect_err("the second rank cannot register");
@@ -349,8 +350,8 @@ fn groups_that_lock_in_opposite_order_do_not_deadlock() {
                         if thread == 1 {
                             members.reverse();
                         }
-                        // Alone on its communicator each: the order between threads does not matter
-                        // then.
+                        // Each communicator has one rank, so the order between threads does not
+                        // matter.
                         nccl.group(|group| {
                             for (comm, stream, buffer) in &mut members {
                                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Max)?;
@@ -424,12 +425,12 @@ fn held_up(blocking: Switch) {
         for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
             group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
         }
-        // Each rank's context is made current before NCCL is asked, and again for its call: the
-        // second rank's call is held up.
+        // Each rank's context is made current before NCCL is called, and again for its own call:
+        // the second rank's call is delayed.
         fail_driver("cuCtxSetCurrent:4=900ms");
         Ok(())
     });
-    // The fake ends the process where the end of a group uses a rank that was freed.
+    // The fake ends the process if the end of a group uses a freed rank.
     assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
     aborting.join().expect("no panic").expect("it is aborted");
     drop((all, buffers));
@@ -437,11 +438,11 @@ fn held_up(blocking: Switch) {
 }
 
 #[test]
-fn aborted_rank_of_a_delayed_group_is_freed_after_it() {
+fn rank_aborted_in_a_blocking_group_is_freed_after_the_group() {
     fakes(2).run(|| held_up(Switch::On));
 }
 
 #[test]
-fn aborted_rank_of_a_slow_group_is_freed_after_it() {
+fn rank_aborted_in_a_non_blocking_group_is_freed_after_it_ends() {
     fakes(2).run(|| held_up(Switch::Off));
 }

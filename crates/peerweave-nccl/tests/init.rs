@@ -61,7 +61,7 @@ fn scalable_init_accepts_several_ids() {
             }
         });
         for id in &ids {
-            // Each has gathered its share of the ranks, so none can be used again.
+            // Each id has already connected its share of the ranks, so none can be used again.
             let again = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank(&device(0), 1, id, Rank::new(0));
             assert_eq!(again.expect_err("it was used").code().map(|code| code.get()), Some(6));
         }
@@ -143,8 +143,7 @@ fn failed_init_is_an_error_and_leaks_nothing() {
 fn init_error_waits_only_for_ranks_that_have_started() {
     fakes(2).run(|| {
         let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(2));
-        // Both contexts are tried before NCCL is asked, and each is made current again for its
-        // rank.
+        // Both contexts are made current before NCCL is called, and each again for its own rank.
         fail_driver("cuCtxSetCurrent:4=709");
         let start = Instant::now();
         let error =

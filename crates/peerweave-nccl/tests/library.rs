@@ -81,7 +81,7 @@ lacks! {
 
 #[test]
 fn library_before_2_19_is_refused() {
-    // An abort crashes inside of it.
+    // An abort crashes inside this version.
     Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_VERSION", "21806").run(|| {
         let Err(NcclError::Unsupported(error)) = Nccl::load() else { panic!("it is too old") };
         assert_eq!((error.since, error.found), (Some(Version::new(2, 19, 1)), Version::new(2, 18, 6)));
@@ -89,7 +89,7 @@ fn library_before_2_19_is_refused() {
 }
 
 #[test]
-fn missing_function_is_an_error_of_its_call_only() {
+fn missing_function_fails_only_the_call_that_needs_it() {
     Fakes::new().nccl().without("ncclGetUniqueId").run(|| {
         let nccl = Nccl::load().expect("it is there");
         let Err(NcclError::Unsupported(error)) = nccl.unique_id() else { panic!("it has none") };
@@ -122,7 +122,7 @@ fn failure_has_code_version_and_nccl_text() {
 }
 
 #[test]
-fn parameters_are_a_map() {
+fn params_returns_names_and_values() {
     Fakes::new().nccl().env("NCCL_DEBUG_LEVELS", "WARN").run(|| {
         let nccl = Nccl::load().expect("it is there");
         let params = nccl.params().expect("2.32 has parameters");
@@ -230,7 +230,7 @@ fn already_mapped_library_is_reported() {
 }
 
 #[test]
-fn library_without_a_working_driver_refuses_devices_only() {
+fn library_loads_without_a_working_driver() {
     Fakes::new().cuda().nccl().without("cuInit").run(|| {
         let nccl = Nccl::load().expect("it is there");
         assert!(nccl.unique_id().is_ok());
@@ -255,7 +255,7 @@ fn forked_process_gets_errors_instead_of_a_hang() {
                 && forked(nccl.last_error().map(drop))
                 && forked(nccl.params().map(drop))
                 && forked(Nccl::load().map(drop));
-            // SAFETY: it ends the process.
+            // SAFETY: the call only ends the process.
             unsafe { libc::_exit(if all { 17 } else { 18 }) };
         }
         let mut status = 0;

@@ -46,11 +46,11 @@ fn ranks_of_one_thread_split_together() {
 }
 
 #[test]
-fn raw_handle_is_available_only_while_alive() {
+fn raw_handle_needs_a_live_communicator() {
     fakes(2).run(|| {
         let all = all(2);
         let count = function_of(all[0].0.nccl().path(), c"ncclCommUserRank");
-        // SAFETY: that is its signature.
+        // SAFETY: the function has this signature.
         let user_rank =
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int>(count) };
         for (comm, _) in &all {
@@ -80,7 +80,7 @@ fn shrink_excludes_ranks() {
 }
 
 #[test]
-fn reduction_is_destroyed_once_when_nothing_uses_it() {
+fn unused_reduction_is_destroyed_once() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[2.0]);
@@ -189,7 +189,7 @@ fn parent_with_an_unfinished_split_is_unusable() {
         let error = Communicator::split_all(&members, None).expect_err("the second rank cannot start");
         assert!(matches!(error, NcclError::Cuda(_)), "{error}");
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        // The first one's part will never be met.
+        // The other rank never joins the first rank's split.
         assert_eq!(state_of(all[0].0.split(Some(0), 0)), DeadState::Failed);
         for (comm, _) in &all {
             comm.abort(DEADLINE).expect("it ends");
@@ -213,8 +213,8 @@ fn forked_child_gets_errors() {
         // holds a lock of, and ends at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // So a real driver answers in a fork (seen on H200), and no call may come as far as
-            // that.
+            // A real driver returns this error in a forked process (observed on H200). No call may
+            // reach the driver.
             fail_driver("cuCtxSetCurrent:*=3,cuCtxGetCurrent:*=3,cuEventCreate:*=3");
             let (context, config, requirements) = (comm.context(), Config::new(), DeviceCommRequirements::new());
             let results: [(&str, Result<(), NcclError>); 33] = [
@@ -288,7 +288,7 @@ fn forked_child_gets_errors() {
                 }
             }
             wrong += i32::from(!matches!(Communicator::abort_all(DEADLINE), Ok(0)));
-            // Destructors leave NCCL and the driver alone, too.
+            // Destructors do not call NCCL or the driver either.
             drop((scaled, memory, values, send, comm));
             // SAFETY: ends the child without running what the parent registered.
             unsafe { libc::_exit(wrong) };

@@ -137,7 +137,7 @@ fn child_process_inherits_the_debug_log_settings() {
         assert!(child.status().expect("there is a shell").success());
         assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "what nobody may lose");
         comes(&lines, Level::WARN, "from a child");
-        // Nor does the child's end close the pipe.
+        // The pipe stays open after the child has ended.
         drop(alone());
         comes(&lines, Level::INFO, "Init START");
     });

@@ -99,7 +99,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.shrink(&[Rank::new(1), Rank::new(1)], ShrinkMode::Default),
-            "shrink: an excluded rank is 1, expected each rank once",
+            "shrink: an excluded rank is 1, expected a rank that the list does not repeat",
         );
         says(
             comm.shrink(&[Rank::new(0)], ShrinkMode::Abort),
@@ -146,14 +146,15 @@ fn gather_checks_receive_buffers_of_ranks_other_than_root() {
         let ((comm, stream), (_, other_stream)) = (&all[0], &all[1]);
         let memory = floats(stream, &[0.0; 6]);
         let (send, mut shared) = (memory.slice(0..2).expect("inside"), memory.slice(1..5).expect("inside"));
-        // As long as the root's, so that it is given to NCCL, which may write by its place.
+        // This receive buffer has the root's length, so it is passed to NCCL, which may use its
+        // offset.
         let error = comm.gather(stream, &send, Some(&mut shared), Rank::new(1)).expect_err("element 1 is read and written");
         assert!(error.to_string().contains("overlap at"), "{error}");
         says(
             comm.gather(stream, &send, Some(&mut floats(other_stream, &[0.0; 4])), Rank::new(1)),
             "gather: the receive buffer is on device 1, expected device 0",
         );
-        // Of another length, it is not used.
+        // A receive buffer of another length is not used.
         let mut longer = memory.slice(0..5).expect("inside");
         comm.gather(stream, &send, Some(&mut longer), Rank::new(1)).expect("it is not looked at");
         comm.abort(DEADLINE).expect("it ends");
@@ -199,7 +200,7 @@ fn stream_of_another_context_is_misuse() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         let other = context_beside(comm.context()).new_stream().expect("a stream");
-        let why = "the stream: it belongs to another context than the communicator, expected the primary context for both";
+        let why = "the stream: found another context than the communicator's, expected the primary context for both";
         says(comm.all_reduce_in_place(&other, &mut values, ReduceOp::Sum), &format!("all_reduce_in_place: {why}"));
         says(comm.wait(&other, DEADLINE), &format!("wait: {why}"));
         let grouped = comm.nccl().group(|group| group.all_reduce_in_place(&comm, &other, &mut values, ReduceOp::Sum));
@@ -247,7 +248,7 @@ fn per_thread_streams_are_refused_by_every_call() {
 }
 
 #[test]
-fn pending_context_errors_of_others_are_not_reported() {
+fn pending_cudarc_context_errors_are_not_reported() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         // A failing destructor of cudarc leaves its error for the next call of cudarc on any
@@ -271,7 +272,7 @@ fn pending_context_errors_of_others_are_not_reported() {
 }
 
 #[test]
-fn wrong_ranks_and_devices_are_misuse() {
+fn invalid_ranks_and_devices_are_misuse() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (contexts, id, config) = (contexts(2), nccl.unique_id().expect("an id"), Config::new());
@@ -283,7 +284,7 @@ fn wrong_ranks_and_devices_are_misuse() {
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&twice),
-            "init_all: the device is 0, expected each device once",
+            "init_all: the device is 0, expected a device that the list does not repeat",
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank(
@@ -297,7 +298,7 @@ fn wrong_ranks_and_devices_are_misuse() {
         let members = [0, 1].map(|ordinal| (Arc::clone(&contexts[ordinal]), Rank::new(1)));
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_ranks(&members, 2, &id),
-            "init_ranks: the rank is 1, expected each rank once",
+            "init_ranks: the rank is 1, expected a rank that the list does not repeat",
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank_scalable(

@@ -65,8 +65,8 @@ fn revoked_state_survives_a_failed_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0; 4]);
-        // NCCL's own thread is slow before it launches, and then fails, as one whose communicator
-        // was revoked.
+        // NCCL's own thread is slow before it launches. It then fails, as it does after a
+        // revocation.
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         fail_driver("cuStreamIsCapturing:2=400ms,cuLaunchHostFunc:1=999");
         let other = comm.clone();
@@ -85,7 +85,7 @@ fn revoked_state_survives_a_failed_call() {
 }
 
 #[test]
-fn looping_caller_leaves_before_the_free() {
+fn abort_frees_only_after_a_looping_caller_has_left() {
     fakes(1).run(|| {
         let start = Instant::now();
         for round in 0.. {

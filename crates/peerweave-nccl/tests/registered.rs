@@ -18,14 +18,14 @@ fn deregister_local_needs_no_other_rank() {
             let registration = comm.register(&buffer).expect("it is registered");
             comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
             if comm.rank() == Rank::new(0) {
-                // Rank 1 keeps its own until its communicator ends.
+                // Rank 1 keeps its registration until its communicator ends.
                 registration.deregister_local(DEADLINE).expect("rank 0 gives it back alone");
             }
             assert_eq!(value(&buffer, &stream), 2.0);
             comm.finalize(DEADLINE).expect("all end");
         });
         nothing_is_left();
-        // Rank 1's was forgotten with its communicator.
+        // Rank 1's registration was dropped with its communicator.
         assert_eq!(counted("left_behind"), 1);
     });
 }

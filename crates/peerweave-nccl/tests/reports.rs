@@ -37,7 +37,7 @@ fn ranks_report_their_positions_to_each_other() {
         comm.broadcast_in_place(&stream, &mut buffer, Rank::new(0)).expect("it is enqueued");
         comm.wait(&stream, DEADLINE).expect("it completes");
         if child.rank == 2 {
-            // Never comes to the all-reduce, but says where it is.
+            // Rank 1 never calls the all-reduce, but reports its position.
             comm.report().expect("the rendezvous is there");
             rendezvous.barrier("the others have given up").expect("they come");
         } else {
@@ -75,7 +75,7 @@ fn late_rank_is_not_missing_in_the_next_call() {
         comm.wait_with(&stream, DEADLINE, OnExpiry::LeaveAlone).expect("rank 1 came after all");
         comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
         rendezvous.barrier("both have issued it").expect("all come");
-        // What rank 1 said before is still there when rank 0 looks for the first time.
+        // Rank 1's earlier report is still stored when rank 0 first looks.
         let patience = Duration::from_millis(100 + 250 * child.rank as u64);
         let second = timeout(comm.wait_with(&stream, patience, OnExpiry::LeaveAlone));
         assert_eq!((second.sequence, second.missing.as_slice()), (Some(2), &[][..]), "{second}");
@@ -123,7 +123,7 @@ fn rank_that_dies_during_creation_is_named() {
 
 #[test]
 fn loss_detected_first_by_nccl_names_the_rank() {
-    // NCCL's connection to the dead rank is cut before the rendezvous knows.
+    // NCCL loses its connection to the dead rank before the rendezvous detects the loss.
     let fakes = fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:1=6");
     fakes.run_many(2, |child| dies_while_the_others_make_it(&child, DEADLINE));
 }
@@ -136,7 +136,7 @@ fn dies_while_the_others_make_it(child: &Child, deadline: Duration) {
         if pid == 0 {
             let rendezvous = rendezvous(child);
             rendezvous.exchange("peerweave-nccl/unique-id", b"").expect("both exchange");
-            // SAFETY: of no memory concern: the process ends.
+            // SAFETY: the call accesses no memory, and ends the process.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
         // SAFETY: a null status is allowed.

@@ -14,7 +14,7 @@ use peerweave_nccl::{
 };
 
 #[test]
-fn handles_are_shared_by_threads() {
+fn communicator_types_are_send_and_sync() {
     fn shared<T: Send + Sync + 'static>() {}
     shared::<(Nccl, UniqueId, Config, CollConfig, Communicator, NcclError)>();
     shared::<(PreMulSum<f32>, NcclMem<f32>, Window<f32>, peerweave_nccl::Registration, DeviceCommunicator)>();
@@ -93,7 +93,7 @@ fn tracing_subscriber_may_use_communicators() {
 
 #[test]
 fn waiter_enters_before_a_caller_in_a_loop() {
-    // A call asks for four statistics, and the next one comes at once.
+    // A call queries four statistics, and the next call follows at once.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=5").run(|| {
         let (comm, _) = alone();
         let (calls, is_done) = (AtomicU32::new(0), AtomicBool::new(false));
@@ -116,7 +116,7 @@ fn waiter_enters_before_a_caller_in_a_loop() {
             }
             is_done.store(true, Ordering::Release);
         });
-        // But for once or twice, when the system had this thread wait.
+        // Ignores one or two rounds in which the system suspended this thread.
         passed.sort_unstable();
         assert!(passed[passed.len() - 3] <= 3, "{passed:?} calls came before who waited: one each, or two");
     });

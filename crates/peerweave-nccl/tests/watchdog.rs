@@ -153,8 +153,9 @@ fn stuck_query_ends_at_the_deadline() {
 }
 
 #[test]
-fn successive_calls_are_not_one_stuck_call() {
-    // A call asks for four statistics, and the next one comes at once: NCCL is called all the time.
+fn successive_calls_do_not_count_as_one_stuck_call() {
+    // A call queries four statistics, and the next call follows at once, so a thread is nearly
+    // always in NCCL.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=10").run(|| {
         let (comm, stream) = alone();
         comm.set_deadline(PATIENT);
@@ -196,7 +197,7 @@ fn late_work_ends_at_its_own_deadline() {
         comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the first completes");
         let start = Instant::now();
         comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the second is enqueued");
-        // Without this crate, and without a deadline.
+        // The driver's own wait, which has no deadline.
         stream.synchronize().expect("the stream goes on");
         assert!((SHORT / 2..LATE).contains(&start.elapsed()), "{:?}", start.elapsed());
         let error = comm.wait(&stream, DEADLINE).expect_err("it was cut off");
@@ -210,14 +211,14 @@ fn late_work_ends_at_its_own_deadline() {
 }
 
 #[test]
-fn stream_that_is_always_busy_is_not_late() {
+fn always_busy_stream_is_not_reported_as_late() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclAllReduce=5").run(|| {
         let (comm, stream) = alone();
         comm.set_work_deadline(PATIENT);
         let mut values = floats(&stream, &[1.0]);
         let start = Instant::now();
         while start.elapsed() < 2 * PATIENT {
-            // Some calls ahead of the device, always.
+            // The host is always several calls ahead of the device.
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -254,7 +255,7 @@ fn killed_rank_is_named_by_a_call_that_waits_for_it() {
                 let (nccl, context) = (Nccl::load().expect("the fake is there"), device(1));
                 let made = builder(nccl).from_rendezvous(&context, &rendezvous);
                 let _comm = made.expect("all come");
-                // SAFETY: of no memory concern: the process ends.
+                // SAFETY: the call accesses no memory, and ends the process.
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             }
             // SAFETY: a null status is allowed.

@@ -57,11 +57,11 @@ fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync
 }
 
 #[test]
-fn parts_of_a_window_are_found_by_rank_and_by_index() {
+fn window_addresses_are_found_by_rank_and_by_index() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
-            // NCCL maps all ranks' memory again, this rank's too: only that there is an address can
-            // be said.
+            // NCCL maps the memory of all ranks again, including this rank's, so the address itself
+            // is unknown.
             window.peer_pointer(communicator.rank(), 0).expect("it is alive").expect("a rank reaches itself");
             let team = communicator.lsa_team().expect("it is alive").expect("the fake reaches all");
             let mut addresses = Vec::new();
@@ -118,7 +118,7 @@ fn multicast_address_is_returned_if_there_is_one() {
 }
 
 #[test]
-fn hardware_without_multicast_has_none() {
+fn hardware_without_multicast_has_no_multicast_address() {
     with_multicast("2.32.3").env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "0").run(|| {
         with_windows(|_, _, window| assert_eq!(window.lsa_multimem_pointer(0).expect("it is allowed"), None));
     });
@@ -137,7 +137,7 @@ fn disabled_multicast_address_is_not_queried() {
 }
 
 #[test]
-fn fabric_names_need_a_fabric_and_2_31() {
+fn logical_endpoints_need_a_fabric_and_nccl_2_31() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
             assert!(matches!(window.peer_endpoint(Rank::new(0), 0), Err(NcclError::Nccl(_))), "the fake has no fabric");

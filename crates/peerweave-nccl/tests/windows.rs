@@ -52,7 +52,7 @@ fn dropped_registration_keeps_memory_until_finalize() {
             peerweave_driver::settle(Instant::now() + DEADLINE);
             (counted("allocations"), counted("windows"), counted("registrations"))
         };
-        // Each of them alone has to keep what it registered.
+        // The window and the registration must each keep their memory alive.
         drop(Window::register(&comm, &memory(), WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows"));
         assert_eq!(completed(), (1, 1, 0), "peers may still put into the window");
         drop(comm.register(&memory()).expect("it is registered"));
@@ -84,7 +84,7 @@ fn windows_of_different_lengths_need_2_30_7() {
 }
 
 #[test]
-fn put_beyond_the_own_window_is_misuse() {
+fn put_offset_beyond_this_ranks_window_is_misuse() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let memory = |len: usize| NcclMem::from_slice(comm.nccl(), &stream, &vec![1.0f32; len]).expect("memory");
@@ -92,7 +92,7 @@ fn put_beyond_the_own_window_is_misuse() {
             let window = Window::register(&comm, &target, WindowKind::SYMMETRIC).expect("all register").expect("a window");
             if comm.rank() == Rank::new(0) {
                 let put = |offset| comm.put_signal(&stream, &target, Rank::new(1), &window, offset, Signal::default());
-                // Inside of the peer's window each time.
+                // Both puts are inside the peer's window.
                 put(7).expect("it begins inside the own window");
                 let before = counted("collectives");
                 for offset in [8, 56] {
@@ -133,7 +133,7 @@ fn null_window_is_none_on_every_rank() {
 }
 
 #[test]
-fn deregister_on_a_stuck_stream_meets_its_deadline() {
+fn deregister_on_a_stuck_stream_ends_at_its_deadline() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory");
@@ -157,7 +157,7 @@ fn deregister_on_a_stuck_stream_meets_its_deadline() {
 }
 
 #[test]
-fn signals_are_counted_by_sender_and_by_number() {
+fn signals_are_counted_by_sender_and_index() {
     fakes(2).run(|| {
         ranks(2, &Config::new().num_rma_sig(2), |comm, stream| {
             let (rank, peer) = (comm.rank().index(), 1 - comm.rank().index());
@@ -165,7 +165,7 @@ fn signals_are_counted_by_sender_and_by_number() {
             let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("all register").expect("a window");
             let signal = Signal { index: 1, context: 0 };
             if rank == 0 {
-                // Two at once, and a third by itself.
+                // Waits for two signals together, and for a third one separately.
                 comm.nccl()
                     .group(|group| {
                         group.signal(&comm, &stream, Rank::new(peer as u32), signal)?;
@@ -179,7 +179,7 @@ fn signals_are_counted_by_sender_and_by_number() {
             }
             comm.wait(&stream, DEADLINE).expect("it completes");
             if rank == 1 {
-                // None is left of them, and none came to the other number.
+                // No signal remains, and none arrived at the other index.
                 for (signal, count) in [(signal, 1), (Signal::default(), 1)] {
                     let other = comm.context().new_stream().expect("a stream");
                     comm.wait_signal(&other, &[SignalWait { peer: Rank::new(peer as u32), signal, count }])
@@ -203,15 +203,15 @@ fn registered_buffers_of_rooted_calls_are_used_on_all_ranks() {
             let (send, mut recv) = (floats(&stream, &[comm.rank().get() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));
             let registrations =
                 [comm.register(&send).expect("it is registered"), comm.register(&recv).expect("it is registered")];
-            // A rank that is not the root gives nothing, and NCCL still has to find something
-            // registered.
+            // A rank other than the root passes no buffer, but NCCL must still find a registered
+            // address.
             let given = (comm.rank() == Rank::new(1)).then_some(&send as &dyn DeviceBuffer<f32>);
             comm.broadcast(&stream, given, &mut recv.slice(0..2).expect("it is inside"), Rank::new(1)).expect("it is enqueued");
             assert_eq!(recv.to_vec(&stream).expect("it can be read")[..2], [2.0, 2.0]);
             comm.all_gather_v(&stream, &send, &mut recv, &[2, 2, 2]).expect("it is enqueued");
             assert_eq!(recv.to_vec(&stream).expect("it can be read"), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
             recv.copy_from(&stream, &[0.0; 6]).expect("it is enqueued");
-            // What the others give is not written, whether it is as long as the root's or not.
+            // Receive buffers of other ranks are not written, whatever their length.
             let mut given = recv.slice(0..if comm.rank() == Rank::new(2) { 5 } else { 6 }).expect("it is inside");
             comm.gather(&stream, &send, Some(&mut given as &mut dyn DeviceBufferMut<f32>), Rank::new(1)).expect("it is enqueued");
             let all = recv.clone();
@@ -248,7 +248,7 @@ fn registered_buffer_is_unregistered() {
 }
 
 #[test]
-fn window_releases_streams_without_owners() {
+fn window_does_not_keep_every_stream_that_used_it() {
     fakes(1).run(|| {
         let (comm, _) = alone();
         let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 64).expect("memory");
@@ -274,7 +274,7 @@ fn timed_out_wait_for_a_put_unregisters_nothing() {
         let before = comm.sequence();
         let error = window.deregister(&stream, Duration::from_millis(100)).expect_err("the put does not end");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
-        // The ranks have not met, and the stream is not stuck behind the one of the put.
+        // The ranks have not synchronised, and the stream does not wait for the stream of the put.
         assert_eq!(comm.sequence(), before);
         peerweave_driver::wait(&stream, Instant::now() + DEADLINE).expect("it is idle");
         comm.abort(DEADLINE).expect("it ends");

@@ -1,10 +1,10 @@
-//! Measures the CPU time of a call beyond the bare call of C: in a loop, with the fake library in
-//! its mode without work.
+//! Measures the CPU time that this crate adds to a bare call of NVSHMEM's C function: in a loop,
+//! with the fake library in its mode without work.
 //!
 //! Before each call the driver is queried twice: for the current context, and for whether the
 //! stream is being captured. The two queries are also measured separately. They use the fake
-//! driver, whose time is close to that of the real one. The results do not apply to GPUs. Fails if
-//! a call did not reach the library. The variable `ONLY` selects the rows whose names contain its
+//! driver, which is about as fast as the real one. The results do not apply to GPUs. Fails if a
+//! call did not reach the library. The variable `ONLY` selects the rows whose names contain its
 //! value.
 
 use std::ffi::{CString, c_int, c_void};
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let fakes = Fakes::new().cuda().nvshmem().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env("PEERWEAVE_FAKE_NVSHMEM_NOOP", "1");
-    // The harness has the driver log its calls, which costs more than they do.
+    // Disables the fake driver's log, which takes longer than the calls.
     let fakes = fakes.env("PEERWEAVE_MULTICAST", "off").env_remove("PEERWEAVE_FAKE_CUDA_LOG");
     let output = fakes.limit(Duration::from_secs(300)).run_child("main");
     print!("{}", output.stdout);

@@ -40,8 +40,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     let (pe, n_pes) = (nvshmem.pe().get(), nvshmem.n_pes());
     let (next, previous) = (Pe::new((pe + 1) % n_pes), Pe::new((pe + n_pes - 1) % n_pes));
 
-    // Symmetric: every PE has both, and this PE's handle of `target` names the next PE's in the put
-    // below.
+    // Symmetric memory: every PE has both buffers. In the put below, this PE's handle of `target`
+    // stands for the next PE's memory.
     let source = nvshmem.alloc::<f32>(COUNT)?;
     let target = nvshmem.alloc::<f32>(COUNT)?;
     let stream = nvshmem.stream();

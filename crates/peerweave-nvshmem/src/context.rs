@@ -39,7 +39,7 @@ pub(crate) struct Running {
 /// The kind of bootstrap, and a number that identifies it.
 pub(crate) type BootstrapKey = (&'static str, u64);
 
-/// The arguments of an initialisation, with which those of a second one are compared.
+/// The arguments of an initialisation. The arguments of a second one are compared with them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arguments {
     /// The kind of bootstrap: a rendezvous, an id, MPI, a launcher.
@@ -62,7 +62,7 @@ impl Arguments {
 pub(crate) enum ProcessState {
     /// Not started.
     Idle,
-    /// A thread is initialising it, with this kind of bootstrap.
+    /// A thread is initialising NVSHMEM, with this kind of bootstrap.
     Starting(BootstrapKey),
     /// Running.
     Live(Arc<Running>),
@@ -185,7 +185,7 @@ impl Context {
     /// [`NvshmemError::Dead`], [`NvshmemError::Timeout`].
     pub fn global_exit(&self, status: i32) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_global_exit";
-        // SAFETY: it takes any status, and ends the job.
+        // SAFETY: the function accepts any status, and ends the job.
         self.comm.block(CALL, move |api, _| unsafe { api.nvshmem_global_exit(status) })?;
         Ok(())
     }

@@ -13,7 +13,7 @@ use peerweave_types::Pe;
 const A_WHILE: Duration = Duration::from_millis(200);
 
 #[test]
-fn setup_calls_in_different_orders_are_errors_on_all() {
+fn setup_calls_in_different_orders_are_errors_on_all_pes() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, Duration::from_secs(3));
         let here = start_at(meeting, &child, settings(Duration::from_secs(1)));
@@ -31,7 +31,7 @@ fn setup_calls_in_different_orders_are_errors_on_all() {
             assert!(waited, "{outcome:?}");
         }
         child.meet("over");
-        // Nobody was inside NVSHMEM, which goes on.
+        // No PE was inside NVSHMEM, so it can still be used.
         world.barrier_blocking().expect("all come");
         context.free(context.alloc::<u8>(8).expect("memory")).expect("freed");
         here.context
@@ -55,7 +55,7 @@ fn setup_calls_in_the_same_order_wait_for_each_other() {
         let (one, other) = (make(), make());
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The other PE comes later.
+                // The other PE calls later.
                 std::thread::sleep(A_WHILE * 2 * child.rank as u32);
                 one.split_strided(0, 1, 1, TeamConfig::default()).expect("split");
             });
@@ -91,7 +91,7 @@ fn timed_out_wait_for_a_turn_leaves_the_other_call_intact() {
 }
 
 #[test]
-fn pe_that_cannot_enter_after_agreeing_blocks_no_other() {
+fn pe_that_times_out_after_agreeing_blocks_no_other_pe() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
         let here = start_within(&child, Duration::from_secs(3));
         let memory = here.context.alloc::<u32>(128).expect("memory");
@@ -99,7 +99,7 @@ fn pe_that_cannot_enter_after_agreeing_blocks_no_other() {
         let outcome = std::thread::scope(|scope| {
             if child.rank == 0 {
                 for _ in 0..4 {
-                    // Each of them is well within its own deadline, or says that it is not.
+                    // Each of these calls returns well within its own deadline, or with an error.
                     scope.spawn(|| (0..2).for_each(|_| drop(here.context.put_blocking(&target, &source, here.context.pe()))));
                 }
                 std::thread::sleep(Duration::from_millis(50));
@@ -140,7 +140,7 @@ fn teams_after_a_restart_do_not_read_earlier_keys() {
         for life in 0..2 {
             let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("it starts");
             let node = context.node().expect("the team");
-            // PE 1 comes later, with the same arguments, which are others in each life.
+            // PE 1 calls later, with the same arguments. They differ in each start of NVSHMEM.
             if child.rank == 1 {
                 std::thread::sleep(A_WHILE);
             }
@@ -187,7 +187,7 @@ fn two_threads_that_create_ids_restore_the_environment() {
 }
 
 #[test]
-fn pes_that_allocate_other_types_disagree() {
+fn pes_that_allocate_different_types_get_an_error() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let error = match child.rank {
@@ -211,9 +211,9 @@ fn late_pe_does_not_call_nvshmem_alone() {
             std::thread::sleep(Duration::from_millis(3500));
         }
         let error = node.split_strided(0, 1, 2, TeamConfig::default()).expect_err("the other did not come in time");
-        // NVSHMEM was called by nobody, so that it can still be used.
+        // No PE called NVSHMEM, so it can still be used.
         let alive = context.quiet_blocking();
-        // PE 0 stays until then: it has the server.
+        // PE 0 stays until then, because it runs the server of the rendezvous.
         std::fs::write(child.directory.join(child.rank.to_string()), "done").expect("a file");
         child.wait_for_file("0");
         child.wait_for_file("1");
@@ -270,7 +270,7 @@ fn bad_settings_of_one_pe_are_an_error_on_all() {
             _ => assert!(matches!(error, NvshmemError::Misuse(_)), "{error}"),
         }
         assert!(began.elapsed() < DEADLINE / 2, "it took {:?}", began.elapsed());
-        // Nobody called NVSHMEM.
+        // No PE called NVSHMEM.
         let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("all are in step");
         context.finalize().expect("it ends");
     });

@@ -41,7 +41,7 @@ fn blocking_barrier_completes_puts_of_the_host() {
 }
 
 #[test]
-fn barrier_of_all_completes_puts_of_the_host() {
+fn barrier_all_completes_puts_of_the_host() {
     slow_network().run_many(2, |child| {
         put_is_seen_after(&child, |context| context.barrier_all_blocking().expect("all come"));
     });
@@ -58,7 +58,7 @@ fn host_quiet_completes_puts_of_the_host() {
 }
 
 #[test]
-fn barrier_of_all_completes_nbi_puts_of_streams() {
+fn barrier_all_completes_nbi_puts_of_streams() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "10000").run_many(2, |child| {
         let here = start(&child);
         let (target, source) = (here.context.alloc_zeroed::<u64>(8), here.context.alloc::<u64>(8));
@@ -75,7 +75,7 @@ fn barrier_of_all_completes_nbi_puts_of_streams() {
 }
 
 #[test]
-fn barrier_of_all_times_out_if_a_pe_is_missing() {
+fn barrier_all_times_out_if_a_pe_is_missing() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         if child.rank == 0 {
@@ -107,7 +107,7 @@ fn team_with_a_negative_stride_counts_down() {
             some.barrier_blocking().expect("both come");
             some.destroy().expect("destroyed");
         }
-        // Of a team that NVSHMEM keeps no stride of.
+        // Splits a team for which NVSHMEM stores no stride.
         let again = reversed.split_strided(3, -1, 3, TeamConfig::default()).expect("split");
         assert_eq!(again.map(|team| team.members().to_vec()), (child.rank < 3).then(|| [0, 1, 2].map(Pe::new).to_vec()));
         reversed.destroy().expect("destroyed");

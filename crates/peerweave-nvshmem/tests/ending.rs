@@ -1,4 +1,4 @@
-//! Tests of finalising: it comes after all enqueued work, and no call comes after it.
+//! Tests that NVSHMEM is finalised after all enqueued work, and that no call is made afterwards.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -13,7 +13,7 @@ use peerweave_nvshmem::{Context, MisuseKind, NvshmemError};
 const A_WHILE: Duration = Duration::from_millis(200);
 
 #[test]
-fn end_waits_for_a_quiet_without_memory() {
+fn finalize_waits_for_a_quiet_without_memory() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let stream = here.new_stream();
@@ -35,7 +35,7 @@ fn end_waits_for_a_quiet_without_memory() {
 }
 
 #[test]
-fn call_of_another_thread_is_refused_while_the_end_waits() {
+fn call_of_another_thread_is_refused_while_finalize_waits() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let (stream, team) = (here.new_stream(), here.context.world());
@@ -45,7 +45,7 @@ fn call_of_another_thread_is_refused_while_the_end_waits() {
         let common::Here { context, rendezvous, .. } = here;
         std::thread::scope(|scope| {
             let ending = scope.spawn(|| context.finalize().expect("it ends"));
-            // It has begun to end once nobody else gets in; what is asked enqueues nothing.
+            // Finalising has begun when other calls are refused. This query enqueues nothing.
             let begun = peerweave_driver::wait_until::<()>(Instant::now() + DEADLINE, || Ok(team.config().is_err()));
             assert_eq!(begun, Ok(true), "the end never began");
             let kind = misuse(team.barrier(&other));
@@ -61,7 +61,7 @@ fn call_of_another_thread_is_refused_while_the_end_waits() {
 }
 
 #[test]
-fn failed_end_allows_other_calls_again() {
+fn failed_finalize_allows_other_calls_again() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let (memory, team) = (here.context.alloc_zeroed::<u64>(1).expect("memory"), here.context.world());
@@ -75,7 +75,7 @@ fn failed_end_allows_other_calls_again() {
 }
 
 #[test]
-fn last_handles_released_together_end_nvshmem_once() {
+fn last_handles_released_together_finalize_once() {
     fakes().limit(Duration::from_secs(120)).run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         for round in 0..400 {
@@ -100,7 +100,7 @@ fn last_handles_released_together_end_nvshmem_once() {
 }
 
 #[test]
-fn end_is_refused_while_a_module_is_initialised() {
+fn finalize_is_refused_while_a_module_is_initialised() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |child| {
         let here = start(&child);
         let keep = Arc::new("module");

@@ -71,7 +71,7 @@ fn failed_start_names_its_cause() {
     fakes().env("PEERWEAVE_MPI_PATH", nowhere).env_remove("PEERWEAVE_FAKE_NVSHMEM_DIR").run(|| {
         let causes = [
             (&["--way", "mpi"][..], ["FAILED mpi PE", nowhere]),
-            // No service of a launcher is there, and beside the fake there is no plug-in for one.
+            // There is no launcher's service, and no plug-in for one beside the fake.
             (&["--way", "pmix"], ["FAILED pmix PE", "nvshmem_bootstrap_pmix.so.3"]),
         ];
         for (arguments, words) in causes {

@@ -17,7 +17,7 @@ const A_WHILE: Duration = Duration::from_millis(200);
 
 /// Calls a function of the fake driver that takes a number or a handle.
 fn ask_driver(name: &std::ffi::CStr, argument: usize) {
-    // SAFETY: the driver is loaded, by this very name.
+    // SAFETY: the driver is loaded under this name.
     let address =
         unsafe { libc::dlsym(libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
     assert!(!address.is_null(), "{name:?}");
@@ -60,7 +60,7 @@ fn pending_context_error_stops_no_call_on_one_pe_only() {
         here.context.put(&target, &source, here.next(), &here.stream).expect("it is enqueued");
         here.context.world().barrier(&here.stream).expect("it is enqueued");
         left();
-        // On another stream, which is made to wait for the first.
+        // On another stream, which must wait for the first one.
         here.context.world().barrier(&other).expect("it is enqueued");
         left();
         assert_eq!(target.to_vec(&other).expect("a copy"), [here.previous(); 64]);
@@ -99,7 +99,7 @@ fn new_memory_is_zero_even_if_the_default_stream_is_busy() {
 }
 
 #[test]
-fn without_a_rendezvous_puts_wait_for_the_zeros_of_all() {
+fn alloc_zeroed_without_rendezvous_waits_for_zeros_on_all() {
     fakes().env("PEERWEAVE_FAKE_CUDA_LOG", "").run_many(2, |child| {
         if child.rank == 0 {
             child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("an id").to_bytes());
@@ -109,7 +109,7 @@ fn without_a_rendezvous_puts_wait_for_the_zeros_of_all() {
         let gpu = device(child.rank);
         let context = Context::from_unique_id(id, Pe::new(child.rank as u32), 2, &gpu, settings(DEADLINE)).expect("it starts");
         if child.rank == 1 {
-            // Its zeros come late.
+            // PE 1 writes its zeros late.
             let order = c"cuMemsetD8Async:*=300ms";
             ask_driver(c"peerweave_fake_cuda_fail", order.as_ptr().addr());
         }
@@ -171,7 +171,7 @@ fn start_on_a_busy_device_ends_at_its_deadline() {
         says(Context::from_rendezvous(&meeting, &gpu, settings(SHORT)), &["cuCtxSynchronize"]);
         assert!(began.elapsed() < DEADLINE / 2, "{:?}", began.elapsed());
         ask_driver(UNBLOCK, 0);
-        // Nobody called NVSHMEM, so it can be tried again.
+        // No PE called NVSHMEM, so the start can be repeated.
         Context::from_rendezvous(&meeting, &gpu, settings(DEADLINE)).expect("it starts").finalize().expect("it ends");
     });
 }
@@ -193,7 +193,7 @@ fn module_init_completes_within_the_deadline_or_fails() {
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         hold.release();
         here.stream.synchronize().expect("it passes");
-        // Its copies come behind whatever the default stream has, this crate's or not.
+        // NVSHMEM's copies wait for all work of the default stream, also of other code.
         here.context.device().bind_to_thread().expect("it is current");
         ask_driver(BLOCK, 0);
         let error = tell(&here.context, &keep).expect_err("the default stream waits");
@@ -241,7 +241,7 @@ fn timed_out_wait_for_the_gate_is_not_reported_as_finalize() {
         let memory = here.context.alloc::<u32>(128).expect("memory");
         let (target, source) = (memory.slice(0..64).expect("a half"), memory.slice(64..128).expect("a half"));
         let together = Barrier::new(4);
-        // Each is well within its own deadline; the last ones do not get in.
+        // Each call returns well within its own deadline; the last ones time out at the gate.
         let put = || {
             together.wait();
             here.context.put_blocking(&target, &source, here.context.pe())
@@ -255,7 +255,7 @@ fn timed_out_wait_for_the_gate_is_not_reported_as_finalize() {
         for error in late {
             assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         }
-        // An id, too, is made by who gets in.
+        // Creating an id needs the gate, too.
         here.context.put_blocking(&target, &source, here.context.pe()).expect("it is well");
         drop((target, source));
         here.context.free(memory).expect("freed");
@@ -322,7 +322,7 @@ fn broken_launcher_plugin_is_an_error_before_start() {
         let error =
             unsafe { Context::from_mpi(std::ptr::null_mut(), &device(0), settings(DEADLINE)) }.expect_err("it does not load");
         assert!(matches!(error, NvshmemError::Plugin(_)), "{error}");
-        // The one that is asked for does not lie there: NVSHMEM may find it elsewhere.
+        // The requested plug-in is not in this directory: NVSHMEM may find it elsewhere.
         Context::from_launcher(&device(0), by("PMI", "PMI")).expect("it starts").finalize().expect("it ends");
     });
 }
@@ -352,15 +352,15 @@ fn impossible_member_list_is_reported_to_all_at_once() {
         };
         let began = Instant::now();
         if child.rank == 1 {
-            // One that is there twice.
+            // A list with a repeated PE.
             assert!(matches!(misuse(team(1, &[all[0], all[1], all[1]])), MisuseKind::Value { .. }));
-            // Without itself.
+            // A list without the calling PE.
             assert!(matches!(misuse(team(2, &[all[0], all[2]])), MisuseKind::Value { .. }));
         } else {
-            says(team(1, &all), &["cannot", "each PE once"]);
+            says(team(1, &all), &["cannot", "a PE that the list does not repeat"]);
             says(team(2, &all), &["cannot", "one of the members"]);
         }
-        // Another order is another team.
+        // A different order is a different team.
         let mine = if child.rank == 2 { [all[0], all[2], all[1]] } else { [all[0], all[1], all[2]] };
         assert!(matches!(team(3, &mine), Err(NvshmemError::Disagree(_))));
         assert!(began.elapsed() < DEADLINE / 2, "nobody waits for a deadline: {:?}", began.elapsed());
@@ -393,7 +393,8 @@ fn setup_call_is_not_made_after_one_pe_timed_out() {
         let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("it starts");
         let node = context.node().expect("the team");
         child.meet("together");
-        // PE 0 comes and gives up; PE 1 has seen it come; PE 2 comes when it is gone.
+        // PE 0 calls and times out; PE 1 calls while PE 0 waits; PE 2 calls after PE 0 has timed
+        // out.
         std::thread::sleep(PATIENCE * [0, 4, 14][child.rank] / 8);
         let began = Instant::now();
         let error = node.split_strided(0, 1, 3, TeamConfig::default()).expect_err("they were never there at once");
@@ -403,7 +404,7 @@ fn setup_call_is_not_made_after_one_pe_timed_out() {
         }
         assert!(began.elapsed() < PATIENCE * 3, "{:?}: {error}", began.elapsed());
         child.meet("told");
-        // NVSHMEM was called by nobody.
+        // No PE called NVSHMEM.
         let memory = context.alloc::<u8>(8).expect("it is well");
         context.free(memory).expect("freed");
         context.finalize().expect("it ends");

@@ -28,7 +28,7 @@ impl Counted<DeviceMemory<u32>> {
     }
 }
 
-// SAFETY: it is the inner memory, with one more owner beside what keeps that.
+// SAFETY: all methods are those of the inner memory, with one more owner.
 unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
     fn len(&self) -> usize {
         self.memory.len()
@@ -82,10 +82,10 @@ fn memory_missing_on_one_pe_is_an_error_on_all() {
         let first = here.context.alloc::<u8>(100).expect("memory");
         let error = here.context.alloc::<u8>(100).expect_err("PE 1 got none");
         assert!(matches!(error, NvshmemError::Disagree(_)), "{error}");
-        // The heaps are alike no more: nothing may be put by them.
+        // The heaps differ now, so no put is allowed.
         let dead = here.context.put(&first, &first, here.next(), &here.stream).expect_err("it is over");
         assert!(matches!(&dead, NvshmemError::Dead { state: DeadState::Broken { .. }, .. }), "{dead}");
-        // PE 0 has the server of the rendezvous, and the others may not have their answer yet.
+        // PE 0 runs the server of the rendezvous, and the others may not have their response yet.
         child.meet("told");
     });
 }
@@ -150,7 +150,8 @@ fn split_is_refused_while_a_stream_waits_for_a_signal() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
-        // No collective: NVSHMEM would wait for the whole device inside of the split.
+        // A blocked stream without a collective: NVSHMEM would wait for the whole device inside the
+        // split.
         hold.hold(&here.stream);
         let error = here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect_err("the stream does not pass");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
@@ -201,7 +202,7 @@ fn team_that_a_graph_uses_is_not_destroyed() {
         assert!(matches!(refused, MisuseKind::InUse { what: "the team", .. }), "{refused:?}");
         graph.launch().expect("the team lives on, without a name");
         here.stream.synchronize().expect("it passes");
-        // The end is refused as long as there is the graph.
+        // Finalising is refused while the graph exists.
         let refused = misuse(here.context.finalize());
         assert!(matches!(refused, MisuseKind::InUse { .. }), "{refused:?}");
         drop(graph);
@@ -212,7 +213,7 @@ fn team_that_a_graph_uses_is_not_destroyed() {
 }
 
 #[test]
-fn memory_that_a_graph_uses_stays_as_long_as_the_graph() {
+fn memory_used_by_a_graph_lives_as_long_as_the_graph() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let (target, word) =
@@ -236,7 +237,7 @@ fn memory_that_a_graph_uses_stays_as_long_as_the_graph() {
         graph.launch().expect("all of it is there");
         here.context.signal_wait(&look.1, Compare::Eq, 1, &here.stream).expect("it is enqueued");
         assert_eq!(look.0.to_vec(&here.stream).expect("a copy"), [here.previous() + 1]);
-        // The graph alone has it now.
+        // Only the graph keeps the memory now.
         drop(look);
         let refused = misuse(here.context.finalize());
         assert!(matches!(refused, MisuseKind::InUse { .. }), "{refused:?}");
@@ -385,7 +386,7 @@ fn memory_dropped_in_use_lives_until_its_stream_completes() {
 }
 
 #[test]
-fn host_quiet_waits_for_a_stream_quiet_with_its_transfers() {
+fn host_quiet_waits_for_transfers_of_a_stream_quiet() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "10000").run_many(1, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);

@@ -19,7 +19,7 @@ const FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags::CUDA_GRAPH_INS
 const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
 #[test]
-fn weak_handle_cannot_be_upgraded_after_free_has_counted() {
+fn weak_handle_cannot_be_upgraded_during_free() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -39,7 +39,7 @@ fn weak_handle_cannot_be_upgraded_after_free_has_counted() {
                 freed.store(true, Ordering::SeqCst);
             });
             std::thread::sleep(A_WHILE);
-            // It has counted the handles, and waits for the stream.
+            // `free` has counted the handles, and waits for the stream.
             let kept: Option<Keep> = weak.upgrade();
             assert!(!freed.load(Ordering::SeqCst), "the stream has not passed yet");
             hold.release();
@@ -76,7 +76,7 @@ fn borrowed_memory_is_not_registered() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = DeviceMemory::<u32>::alloc(&device(0), 64).expect("room");
-        // SAFETY: nothing is enqueued with it, and the memory lives as long.
+        // SAFETY: no work is enqueued with it, and the memory outlives it.
         let raw = unsafe { Raw::<u32>::new(memory.address(), memory.len(), 0, None) };
         let kind = misuse(here.context.register_local(&raw));
         assert!(matches!(kind, MisuseKind::Context { why } if why.contains("borrowed memory")), "{kind:?}");
@@ -90,13 +90,13 @@ fn failed_copy_does_not_read_the_callers_slice_later() {
         let here = start(&child);
         let count = 1 << 22;
         let memory = here.context.alloc_zeroed::<u64>(count).expect("memory");
-        // Pinned memory is read when the stream comes to the copy.
-        // SAFETY: it is filled before it is read.
+        // Pinned memory is read when the stream reaches the copy. SAFETY: the memory is filled
+        // before it is read.
         let mut pinned = unsafe { here.context.device().alloc_pinned::<u64>(count) }.expect("memory of the host");
         let values = pinned.as_mut_slice().expect("nothing uses it");
         values.fill(7);
-        // The questions before are about the caller's stream and the context's own; then comes the
-        // copy.
+        // The first two queries are about the caller's stream and the context's own stream. The
+        // third one is about the copy.
         fail_driver("cuStreamSynchronize:*=999,cuStreamQuery:3=999");
         let error = memory.copy_from(&here.stream, values).expect_err("it cannot be asked whether the copy is done");
         values.fill(0);
@@ -110,7 +110,7 @@ fn failed_copy_does_not_read_the_callers_slice_later() {
 }
 
 #[test]
-fn dropped_registration_leaves_the_current_context() {
+fn dropped_registration_does_not_change_current_context() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = DeviceMemory::<u32>::alloc(&device(0), 64).expect("room");
@@ -134,9 +134,9 @@ fn capture_begun_during_a_put_is_invalidated() {
         let here = start(&child);
         let (target, source) = (here.context.alloc_zeroed::<u64>(16), here.context.alloc_zeroed::<u64>(16));
         let (target, source) = (target.expect("memory"), source.expect("memory"));
-        // The PEs that are reached are looked up once.
+        // The first put looks up which PEs are mapped.
         here.context.put(&target, &source, here.context.pe(), &here.stream).expect("enqueued");
-        // Between the question whether the stream is captured and the call.
+        // The capture begins between the capture query and the call.
         let before = peerweave_fakes::entered("cuCtxGetCurrent");
         fail_driver("cuCtxGetCurrent:1=400ms");
         std::thread::scope(|scope| {
@@ -198,7 +198,7 @@ fn memory_is_free_as_soon_as_its_graph_is_gone() {
     });
 }
 
-/// Memory that is released while a transfer taken over by another stream may still use it.
+/// Memory that is released while a transfer, for which another stream waits, may still use it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Freed {
     Source,
@@ -220,7 +220,7 @@ fn memory_of_nbi_transfers_waits_for_the_stream_of_the_quiet() {
                 true => here.context.node().expect("the team").barrier(stream).expect("it is enqueued"),
                 false => here.context.quiet(stream).expect("it is enqueued"),
             };
-            // What was taken over once is left again the next time.
+            // Memory of a completed transfer is listed again by the next transfer.
             for stream in [&here.stream, &other] {
                 let signal = Signal { word: &word, value: 1, op: SignalOp::Add };
                 here.context.put_signal_nbi(&target, &source, &signal, here.context.pe(), &one).expect("it is left to NVSHMEM");
@@ -228,8 +228,8 @@ fn memory_of_nbi_transfers_waits_for_the_stream_of_the_quiet() {
                 if Arc::ptr_eq(stream, &other) {
                     hold.hold(&other);
                 }
-                // From here on NVSHMEM takes it for complete, and waits for it on this stream
-                // alone.
+                // From here on NVSHMEM treats the transfer as complete, and only this stream waits
+                // for it.
                 complete(stream);
             }
             let (mut words, mut memory) = (Some(word), vec![(Freed::Source, source), (Freed::Target, target)]);
@@ -275,7 +275,7 @@ fn quiet_and_barrier_refuse_capture_with_pending_nbi() {
 }
 
 #[test]
-fn flush_that_the_library_lacks_takes_over_no_transfers() {
+fn unsupported_flush_leaves_nbi_transfers_pending() {
     let old = Fakes::new().cuda().nvshmem_of("3.4.5").env("PEERWEAVE_MULTICAST", "off");
     old.env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "5000").run_many(1, |child| {
         let here = start(&child);

@@ -31,7 +31,7 @@ fn collective_waits_for_the_last_one_on_another_stream() {
         let world = here.context.world();
         hold.hold(&one);
         world.barrier(&one).expect("it is enqueued");
-        // Another handle, the same team.
+        // Another handle of the same team.
         here.context.world().reduce(&sum, &source, ReduceOp::Sum, &other).expect("it is enqueued, and does not wait here");
         world.barrier(&one).expect("it is enqueued");
         hold.release();
@@ -90,7 +90,7 @@ fn blocking_call_waits_for_the_teams_last_stream() {
 }
 
 #[test]
-fn end_waits_for_the_collectives_of_every_team() {
+fn finalize_waits_for_the_collectives_of_every_team() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let part = here.context.world().split_2d(1, TeamConfig::default()).expect("it is split").1;
@@ -115,7 +115,7 @@ fn timed_out_wait_for_the_last_stream_can_be_retried() {
         assert!(error.to_string().contains("nvshmem_malloc"), "{error}");
         says(world.split_strided(0, 1, 1, TeamConfig::default()), &["nvshmem_team_split_strided"]);
         says(world.barrier_blocking(), &["nvshmemx_barrier_on_stream"]);
-        // Nothing was called, so nothing is broken.
+        // NVSHMEM was not called, so the context is still usable.
         hold.release();
         here.rendezvous.barrier("released").expect("all come");
         world.barrier_blocking().expect("all come");
@@ -161,8 +161,8 @@ fn predefined_teams_share_one_order() {
         let hold = Hold::new(&here);
         hold.hold(&one);
         for (index, team) in teams.iter().enumerate() {
-            // What NVSHMEM does for all PEs it does in parts, as the others: the fake ends a
-            // process that has two of them in flight.
+            // NVSHMEM implements a collective of all PEs by collectives of the other predefined
+            // teams. The fake ends a process that has two of them in flight.
             team.barrier(if index % 2 == 0 { &one } else { &other }).expect("it is enqueued");
         }
         hold.release();
@@ -193,7 +193,7 @@ fn blocking_barrier_is_refused_in_a_capture() {
 }
 
 #[test]
-fn threads_with_a_stream_each_take_turns() {
+fn threads_with_separate_streams_order_their_collectives() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         std::thread::scope(|scope| {
@@ -201,7 +201,8 @@ fn threads_with_a_stream_each_take_turns() {
                 scope.spawn(|| {
                     let (stream, world) = (here.new_stream(), here.context.world());
                     for round in 0..25 {
-                        // Which thread comes first is not the same on both PEs: all call the same.
+                        // The first thread may differ between the PEs, but all threads make the
+                        // same call.
                         world.barrier(&stream).expect("it is enqueued");
                         if round % 10 == 9 {
                             world.barrier_blocking().expect("all come");
@@ -233,7 +234,7 @@ fn captured_collective_waits_on_the_host_for_earlier_work() {
         says(world.barrier_blocking(), &["is being captured"]);
         let refused = here.context.alloc::<u8>(1).expect_err("nobody can wait for a capture");
         assert!(matches!(refused, NvshmemError::Cuda(DriverError::Capturing { .. })), "{refused}");
-        // Another stream of the same graph can.
+        // Another stream of the same graph is allowed.
         let fork = here.new_stream();
         fork.join(&stream).expect("it is part of the graph");
         world.sync(&fork).expect("it is captured");
@@ -242,7 +243,7 @@ fn captured_collective_waits_on_the_host_for_earlier_work() {
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = stream.end_capture(flags).expect("a graph").expect("it has nodes");
         for _ in 0..3 {
-            // The launch is CUDA's, so its place is to be told.
+            // This crate does not observe the launch of a graph, so `join` orders it.
             world.barrier(&outside).expect("it is enqueued");
             world.join(&stream).expect("the stream waits");
             graph.launch().expect("it is launched");
@@ -264,7 +265,7 @@ fn per_thread_stream_is_refused() {
         let stream = here.context.device().per_thread_stream();
         let refused = here.context.world().barrier(&stream).expect_err("nobody else could wait for it");
         assert!(matches!(refused, NvshmemError::Cuda(DriverError::PerThreadStream { .. })), "{refused}");
-        // The default stream is one for all, however many handles it has.
+        // All handles of the default stream mean the same stream.
         let (one, other) = (here.context.device().default_stream(), here.context.device().default_stream());
         here.context.world().barrier(&one).expect("it is enqueued");
         here.context.world().barrier(&other).expect("it is enqueued");
@@ -273,7 +274,7 @@ fn per_thread_stream_is_refused() {
 }
 
 #[test]
-fn thread_waiting_for_a_team_blocks_others_to_the_deadline() {
+fn thread_waiting_for_a_team_blocks_others_until_deadline() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let allocate = || {

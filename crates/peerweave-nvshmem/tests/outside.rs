@@ -50,12 +50,12 @@ fn memory_unfit_for_symmetry_is_refused_before_mapping() {
         let mut first = all.slice(0..half).expect("the first half");
         peerweave_vmm::write(&here.stream, &mut first, &vec![7; half], deadline()).expect("a copy");
         drop(first);
-        // NVSHMEM would map the beginning of the handle's memory, which is not what was given.
+        // NVSHMEM would map the start of the handle's memory instead of the given part.
         for part in [all.slice(half..2 * half), all.slice(0..half)] {
             let refused = misuse(here.context.register_symmetric(&part.expect("a part")));
             assert!(matches!(refused, MisuseKind::Context { why } if why.contains("a part of a mapping")), "{refused:?}");
         }
-        // NVSHMEM would find out too late, and be without a heap.
+        // NVSHMEM would detect this too late, and lose its heap.
         let plain = DeviceMemory::<u32>::from_slice(&here.stream, &[1; 64]).expect("memory");
         let refused = misuse(here.context.register_symmetric(&plain));
         assert!(matches!(refused, MisuseKind::Context { why } if why.contains("virtual memory")), "{refused:?}");
@@ -135,7 +135,7 @@ fn registration_lives_as_long_as_a_graph_that_uses_it() {
         let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32 + 1; 64]).expect("memory");
         here.stream.synchronize().expect("it passes");
         let registration = here.context.register_local(&source).expect("registered");
-        // Which PEs are mapped is asked once.
+        // The first put queries which PEs are mapped.
         here.context.put(&target, &source, here.next(), &here.stream).expect("it is registered");
         here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("a capture");
         here.context.put(&target, &source, here.next(), &here.stream).expect("it is captured");
@@ -147,7 +147,7 @@ fn registration_lives_as_long_as_a_graph_that_uses_it() {
         graph.launch().expect("it is launched");
         here.stream.synchronize().expect("it passes");
         drop(graph);
-        // What a graph owns is dropped some time after it.
+        // Values owned by a graph are dropped some time after the graph.
         let gone = Instant::now() + DEADLINE;
         while count("registrations") > 0 {
             assert!(Instant::now() < gone, "nobody needs it any more");

@@ -21,7 +21,7 @@ fn start_error(child: &Child, ordinal: usize, settings: Settings) -> NvshmemErro
     let began = Instant::now();
     let error = Context::from_rendezvous(&rendezvous, &device(ordinal), settings).expect_err("it does not start");
     assert!(began.elapsed() < DEADLINE / 2, "{error} took {:?}", began.elapsed());
-    // PE 0 has the server of the rendezvous, and the others may not have their answer yet.
+    // PE 0 runs the server of the rendezvous, and the others may not have their response yet.
     child.meet("told");
     error
 }
@@ -59,7 +59,7 @@ fn one_pe_without_the_library_is_named_by_the_others() {
             ),
             _ => panic!("{error}"),
         }
-        // Nobody called NVSHMEM, so it can be tried again.
+        // No PE called NVSHMEM, so the start can be repeated.
         assert!(Context::current().is_none());
     });
 }
@@ -77,7 +77,7 @@ fn library_without_its_plugins_is_an_error() {
         assert!(matches!(error, NvshmemError::Plugin(_)), "{error}");
         let directory = alone.to_string_lossy().into_owned();
         says(Context::unique_id(&Settings::default()), &["nvshmem_bootstrap_uid.so.3", &directory, "no file of this plug-in"]);
-        // A transport of another version would be found by NVSHMEM, and end the process.
+        // NVSHMEM would load a transport of another version, and end the process.
         let plugin = alone.join("nvshmem_bootstrap_uid.so.3");
         std::fs::write(&plugin, "").expect("a file");
         std::fs::write(alone.join("nvshmem_transport_ibrc.so.2"), "").expect("a file");
@@ -100,7 +100,7 @@ fn missing_required_function_is_an_error_before_start() {
     fakes().without("nvshmem_team_n_pes").run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE));
         assert!(matches!(&error, NvshmemError::Unsupported(it) if it.what == "nvshmem_team_n_pes"), "{error}");
-        // NVSHMEM was not called, so nothing is over.
+        // NVSHMEM was not called, so a start is still possible.
         let status = Nvshmem::load().and_then(Nvshmem::status).expect("a status");
         assert_eq!(status, Status::NotInitialized);
     });
@@ -186,8 +186,7 @@ fn missing_pe_at_start_by_id_times_out() {
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
         let error = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)).expect_err("it is inside");
         assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Stuck { .. }, .. }), "{error}");
-        // The fake gives up later than this and would end the process: what happens then is the
-        // fake's.
+        // The fake's own timeout is longer, and would end the process.
     });
 }
 
@@ -230,7 +229,7 @@ fn second_start_returns_a_handle_or_the_difference() {
         let id = UniqueId::from_bytes([7; 128]);
         differs(Context::from_unique_id(id, Pe::new(0), 2, &own, settings(DEADLINE)), "the bootstrap");
         differs(Context::from_launcher(&own, settings(DEADLINE)), "the bootstrap");
-        // Handles are counted: the last one ends it.
+        // Handles are counted: releasing the last one finalises NVSHMEM.
         let third = Context::current().expect("it runs");
         assert_eq!(third.finalize().expect("one of three").other_handles, 2);
         assert_eq!(again.finalize().expect("one of two").other_handles, 1);
@@ -276,7 +275,7 @@ fn invalid_arguments_are_refused_before_any_effect() {
             assert!(matches!(refused, MisuseKind::Text { .. }), "{refused}");
         }
         assert!(Context::current().is_none());
-        // An id that nobody made is NVSHMEM's to refuse.
+        // NVSHMEM itself refuses an id that no process created.
         let error = Context::from_unique_id(id, Pe::new(0), 1, &own, settings(DEADLINE)).expect_err("nobody made it");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
     });
@@ -311,7 +310,7 @@ fn job_of_a_launcher_starts_without_a_rendezvous() {
         team.destroy().expect("it ends");
         context.free(memory).expect("freed");
         context.finalize().expect("it ends");
-        // That way cannot be gone twice.
+        // A start by a launcher cannot be repeated.
         let error = Context::from_launcher(&device(child.rank), settings(DEADLINE)).expect_err("it is over");
         assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Finalized, .. }), "{error}");
     });
@@ -391,7 +390,7 @@ fn broken_id_plugin_is_an_error_before_a_double_free() {
         std::fs::write(alone.join("nvshmem_bootstrap_uid.so.3"), "no library").expect("a file");
         set("PEERWEAVE_NVSHMEM_PATH", &alone.to_string_lossy());
         says(Context::unique_id(&settings(DEADLINE)), &["nvshmem_bootstrap_uid.so.3", "cannot be loaded"]);
-        // Who names another one vouches for it.
+        // A plug-in that is selected by its variable is not checked.
         let named = settings(DEADLINE).variable("NVSHMEM_BOOTSTRAP_UID_PLUGIN", &format!("{library}/nvshmem_bootstrap_uid.so.3"));
         let id = Context::unique_id(&named).expect("an id");
         Context::from_unique_id(id, Pe::new(0), 1, &device(0), named).expect("it starts").finalize().expect("it ends");
@@ -403,7 +402,7 @@ fn failed_unique_id_is_not_requested_again() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_get_uniqueid:1").run_many(1, |_| {
         let error = Context::unique_id(&settings(DEADLINE)).expect_err("it fails");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
-        // It would free its plug-in again.
+        // NVSHMEM would free its plug-in a second time.
         let again = Context::unique_id(&settings(DEADLINE)).expect_err("it is over");
         assert!(matches!(again, NvshmemError::Dead { state: DeadState::InitFailed, .. }), "{again}");
         let start = Context::from_launcher(&device(0), settings(DEADLINE)).expect_err("it is over");
@@ -442,7 +441,7 @@ fn pe_with_another_context_is_reported_to_all_at_once() {
         if let Some(running) = running {
             running.finalize().expect("it ends");
         }
-        // The rendezvous is where it was.
+        // The rendezvous is still in step on all PEs.
         child.meet("ended");
         Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE))
             .expect("it starts")
@@ -506,14 +505,14 @@ fn unknown_bootstrap_is_refused_before_nvshmem_is_called() {
 }
 
 #[test]
-fn multicast_switch_applies_to_ids_too() {
+fn multicast_switch_applies_to_unique_ids_too() {
     let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").env_remove("NVSHMEM_DISABLE_NVLS");
     fakes.run_many(1, |_| {
-        // NVSHMEM reads its settings here, and never again.
+        // NVSHMEM reads its settings here, and only once.
         let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
         let context = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)).expect("it starts");
         let memory = context.alloc::<u8>(8).expect("memory");
-        // SAFETY: what the fake exports takes a team and an address, and only looks them up.
+        // SAFETY: the fake's function takes a team and an address, and only looks them up.
         let address = unsafe {
             let name = c"nvshmemx_mc_ptr";
             let function = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
@@ -528,7 +527,7 @@ fn multicast_switch_applies_to_ids_too() {
 }
 
 #[test]
-fn settings_nvshmem_has_already_read_are_refused_on_all_pes() {
+fn changed_settings_after_the_first_read_are_refused_on_all() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let begin = |settings| Context::from_rendezvous(&meeting, &device(child.rank), settings);
@@ -541,7 +540,7 @@ fn settings_nvshmem_has_already_read_are_refused_on_all_pes() {
 }
 
 #[test]
-fn start_refused_for_settings_leaves_them_unread() {
+fn refused_start_leaves_the_settings_unread() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let begin = |settings| Context::from_rendezvous(&meeting, &device(child.rank), settings);

@@ -16,7 +16,7 @@ fn strides_beyond_a_c_integer_are_refused() {
         let strides = Strides { count: 2, source: 1, dest: 1 << 29 };
         let refused = misuse(here.context.put_strided(&buffer, &buffer, strides, own, &here.stream));
         assert!(matches!(refused, MisuseKind::OutOfRange { .. } | MisuseKind::Value { .. }), "{refused:?}");
-        // One element is reached by any step, also by those that CUDA's copies do not take.
+        // A single element is accepted with any stride, even one that CUDA's copies refuse.
         let (low, high) = (buffer.slice(0..2).expect("a half"), buffer.slice(2..4).expect("a half"));
         low.copy_from(&here.stream, &[7, 8]).expect("a copy");
         for far in [1 << 29, usize::MAX] {

@@ -30,10 +30,10 @@ const ABORT_GRACE: Duration = Duration::from_millis(500);
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
 impl Abort {
-    /// Waits until NCCL has finished the abort, without a deadline. If graphs keep NCCL from
-    /// freeing the communicator, waits until it has ended the running work. For a call that was cut
-    /// off by the abort: NCCL may have been about to launch it, with memory that the caller may
-    /// reuse when the call returns.
+    /// Waits until NCCL has finished the abort, without a deadline. If captured graphs keep NCCL
+    /// from freeing the communicator, waits only until NCCL has ended the running work. An aborted
+    /// call waits here before it returns: NCCL may still launch the call's work, on memory that the
+    /// caller may reuse after the return.
     ///
     /// This is the only wait of this crate without a deadline: returning earlier would be unsound,
     /// and only NCCL can end it.
@@ -45,7 +45,7 @@ impl Abort {
             Ok(ended_what_runs || inner.abort.is_done.load(Ordering::Acquire))
         };
         while wait_until::<Infallible>(deadline_after(ABORT_LIMIT), &mut done) != Ok(true) {
-            tracing::error!(communicator = %inner.name, "an abort takes long; a call that it cut off waits until NCCL no longer uses the call's memory");
+            tracing::error!(communicator = %inner.name, "a slow abort: the aborted call returns when NCCL no longer uses its memory");
         }
     }
 }
@@ -74,13 +74,13 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         .collect();
     let rest = || limit.saturating_sub(start.elapsed());
     let wait = |(inner, abort): (&Arc<Inner>, Option<Receiver<_>>)| {
-        // Without a thread the limit cannot be kept, but calls that were cut off wait for the
-        // abort.
+        // No thread could be started: this thread aborts, without the limit. Aborted calls wait for
+        // it.
         let Some(abort) = abort else { return abort_one(inner) };
         if inner.graphs.load(Ordering::Acquire) == 0 {
             return abort.recv_timeout(rest()).unwrap_or_else(|_| Err(inner.timeout(CALL, start.elapsed())));
         }
-        // The first thing that NCCL does is to end what runs.
+        // NCCL ends running work before it frees the communicator.
         let has_begun = || Ok(inner.abort.has_begun.load(Ordering::Acquire));
         match wait_until::<Infallible>(deadline_after(rest()), has_begun) {
             Ok(true) => abort.recv_timeout(ABORT_WITH_GRAPHS.min(rest())).unwrap_or(Ok(())),
@@ -100,10 +100,10 @@ fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);
         let is_first = group.iter().all(|other| inner.name.number <= other.name.number);
-        tracing::warn!(communicator = %inner.name, others = group.len() - 1, "aborted while a call on it is blocked");
+        tracing::warn!(communicator = %inner.name, others = group.len() - 1, "aborting the communicator while a call on it is blocked");
         let others: Vec<_> = group.into_iter().filter(|other| !Arc::ptr_eq(other, inner)).collect();
         if !others.is_empty() {
-            // Waits for no end: each has a thread of its own.
+            // The limit is zero: each abort continues on its own thread.
             let _ = abort_together(&others, Duration::ZERO);
         }
         if !is_first {
@@ -119,7 +119,8 @@ fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     aborted
 }
 
-/// Frees handles that are not communicators yet. Returns whether NCCL finished in time.
+/// Frees handles of communicators that are still being created. Returns whether NCCL finished
+/// within `limit`.
 pub(crate) fn abort_handles(nccl: Nccl, handles: Vec<(Handle, Arc<CudaContext>)>, limit: Duration) -> bool {
     let start = Instant::now();
     let aborts: Vec<_> = handles
@@ -137,11 +138,11 @@ pub(super) fn abort_handle(
     context: &Arc<CudaContext>,
     name: Option<&Arc<CommunicatorName>>,
 ) -> Result<(), NcclError> {
-    // Without its context NCCL still ends what runs.
+    // If the context cannot be made current, NCCL still ends running work.
     let _ = set_current(context);
-    // SAFETY: this thread closed the gate, or is the only one that knows the handle, so that it is
-    // neither used later nor freed again. A thread that is still inside is blocked in NCCL, which
-    // lets another thread abort then.
+    // SAFETY: this thread closed the gate, or is the only one that knows the handle, so the handle
+    // is neither used later nor freed again. A thread that is still inside the gate is blocked in
+    // NCCL, which allows another thread to abort in that case.
     let code = nccl.code("ncclCommAbort", |api| unsafe { api.ncclCommAbort(handle.get()) })?;
     match code {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),

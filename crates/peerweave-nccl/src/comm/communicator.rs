@@ -30,18 +30,18 @@ use crate::{CommProperties, Nccl, Rank};
 ///
 /// # Threads
 /// Any thread may use it. NCCL requires the calls on a communicator to be ordered, so each call
-/// acquires the communicator's own lock, and waits for it for at most [`deadline`](Self::deadline).
+/// acquires the communicator's own lock, and waits at most [`deadline`](Self::deadline) for it.
 /// That makes calls of several threads safe, but not correct: their order must still be the same on
 /// every rank, which racing threads do not ensure. [`abort`](Self::abort) needs no lock.
-/// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait only briefly for it, and work
-/// while another thread is blocked.
+/// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait only briefly for the lock, and
+/// work while another thread is blocked.
 ///
-/// # Calls that have to wait
+/// # Blocking
 /// By default communicators block, as in NCCL: when a call returns, NCCL's work on the host
 /// (bootstrap, connecting at first use, splitting) is complete. A watchdog, one thread of the
 /// process, ends a call that takes longer than [`deadline`](Self::deadline). It finds the ranks
-/// that are behind or lost and aborts the communicator, and the call returns that as its error. A
-/// call has no overhead for it.
+/// that are behind or lost, and aborts the communicator. The call returns an error that names these
+/// ranks. The watchdog adds no overhead to calls.
 ///
 /// With [`Config::blocking`](crate::Config::blocking) off, NCCL returns immediately and this crate
 /// waits, with the same deadline. That has two costs. From NCCL 2.23.4 on, NCCL starts a thread for
@@ -105,11 +105,12 @@ impl Communicator {
         let (rank, n_ranks) = (Rank::new(rank.unsigned_abs()), n_ranks.unsigned_abs() as usize);
         let inner = Inner::new(parts, driver, rank, n_ranks);
         if !watchdog::watch() {
-            // Dropped, and so ended, since its calls would have no deadline.
+            // Without the watchdog calls have no deadline, so the communicator is dropped, which
+            // ends it.
             return Err(no_thread_error("init"));
         }
-        // Not under the lock: a subscriber may enumerate the communicators.
-        tracing::debug!(communicator = %inner.name, device = inner.device(), "communicator made");
+        // Logged without holding the lock, because a subscriber may enumerate the communicators.
+        tracing::debug!(communicator = %inner.name, device = inner.device(), "created a communicator");
         Ok(Self { inner })
     }
 
@@ -159,16 +160,17 @@ impl Communicator {
         &self.inner.name
     }
 
-    /// Returns the number of the last call issued on it, counted from 1; 0 before the first call.
+    /// Returns the number of the last call issued on this communicator, counted from 1; 0 before
+    /// the first call.
     ///
     /// Ranks that issue the same calls in the same order have the same numbers.
     pub fn sequence(&self) -> u64 {
         self.inner.last().0
     }
 
-    /// Returns the time limit of a call on the host: for the lock, and for NCCL to connect ranks at
-    /// first use. After it the communicator is aborted, and the call returns [`NcclError::Timeout`]
-    /// or [`NcclError::PeerLost`].
+    /// Returns the time limit of a call's work on the host: acquiring the lock, and connecting
+    /// ranks at first use. When the limit has passed, the communicator is aborted, and the call
+    /// returns [`NcclError::Timeout`] or [`NcclError::PeerLost`].
     pub fn deadline(&self) -> Duration {
         self.inner.deadline()
     }
@@ -182,8 +184,8 @@ impl Communicator {
     /// Returns the time limit of enqueued work, whether or not a thread waits for it. The default
     /// is 10 minutes.
     ///
-    /// Calls replayed by a graph are not observed, and other work in the stream counts too.
-    /// [`wait`](Self::wait) has its own deadline.
+    /// The limit does not apply to calls replayed by a graph. Other work in the same stream counts
+    /// too. [`wait`](Self::wait) has its own deadline.
     pub fn work_deadline(&self) -> Duration {
         self.inner.work_deadline()
     }
@@ -191,10 +193,10 @@ impl Communicator {
     /// Sets [`work_deadline`](Self::work_deadline) for all clones, in milliseconds, rounded up;
     /// [`Duration::MAX`] disables it.
     ///
-    /// When work exceeds the limit, by up to an eighth of it, the communicator is aborted, with all
-    /// of its ranks in this process. So a thread that waits for the stream without this crate, by
-    /// `CudaStream::synchronize`, returns. [`wait`](Self::wait) then returns the reason, which
-    /// names the ranks that are behind.
+    /// Work that exceeds the limit is detected at most an eighth of the limit later. The
+    /// communicator is then aborted, with all of its ranks in this process, so that a thread that
+    /// waits for the stream by `CudaStream::synchronize` returns. [`wait`](Self::wait) then returns
+    /// the reason, which names the ranks that are behind.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -207,7 +209,7 @@ impl Communicator {
         watchdog::watch();
     }
 
-    /// Returns NCCL's asynchronous error, of a peer or the network; `None` if there is none.
+    /// Returns NCCL's asynchronous error, caused by a peer or the network; `None` if there is none.
     /// Returns [`ResultCode::IN_PROGRESS`] while NCCL or another thread is in a call. Never waits
     /// for a call that is blocked.
     ///
@@ -220,8 +222,8 @@ impl Communicator {
         }
     }
 
-    /// Returns NCCL's text of the last error; `None` if there is none. NCCL has one such text for
-    /// the process, so the error may be of another communicator.
+    /// Returns NCCL's text of the last error; `None` if there is none. NCCL stores one such text
+    /// for the whole process, so it may describe an error of another communicator.
     ///
     /// # Errors
     /// [`NcclError::Dead`] after it was aborted or finalized; [`NcclError::Forked`].
@@ -274,7 +276,7 @@ impl Communicator {
 pub struct MemStats {
     /// Memory that [`Communicator::suspend`] releases, or has released.
     pub suspendable_bytes: u64,
-    /// Whether that memory is released now.
+    /// Whether the suspendable memory is released now.
     pub is_suspended: bool,
     /// Memory that `suspend` does not release.
     pub persistent_bytes: u64,

@@ -36,9 +36,10 @@ impl Inner {
     /// Like [`complete`](Self::complete), for a call that is not a collective.
     ///
     /// On a non-blocking communicator, some of these calls return success while a thread of NCCL is
-    /// still running and will write to the caller's memory. They drop the result of the end of
-    /// their own group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; observed in 2.28 to
-    /// 2.32). So success only means that the call has started, and the communicator is queried.
+    /// still running and will write to the caller's memory. Inside them, NCCL ignores the result of
+    /// its own `ncclGroupEnd` (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; observed in
+    /// 2.28 to 2.32). So their success only means that the call has started, and this function
+    /// queries the communicator.
     pub(crate) fn complete_started(
         self: &Arc<Self>,
         call: &'static str,
@@ -84,8 +85,8 @@ impl Inner {
         self.complete_started(name, code, inside)
     }
 
-    /// Like [`call`](Self::call), for a function that stores a result. Its place outlives the call
-    /// if NCCL does not finish.
+    /// Like [`call`](Self::call), for a function that stores a result. If NCCL does not finish, the
+    /// memory for the result stays allocated.
     ///
     /// # Errors
     /// As for [`call`](Self::call).
@@ -98,8 +99,8 @@ impl Inner {
     ) -> Result<T, NcclError> {
         let place: *mut T = Box::into_raw(Box::new(initial));
         let result = self.call(name, allowed, |api, comm| function(api, comm, place));
-        // SAFETY: the place came from the box above, and only NCCL has it besides, until the call
-        // is complete.
+        // SAFETY: the place came from the box above, and besides this call only NCCL has its
+        // address, until the call is complete.
         unsafe { stored(place, result) }
     }
 
@@ -108,12 +109,13 @@ impl Inner {
         match code {
             ncclResult_t::ncclInProgress => complete_group(call, Entered::One([(self, inside)]), self.deadline()),
             code => {
-                // Read before the state changes: the text is of this failure.
+                // Reads NCCL's error text before the state changes, while the text still describes
+                // this failure.
                 let failure = self.failure(call, code);
                 inside.leave_blocking();
                 keep_failure(self);
                 drop(inside);
-                // A call that an abort cut off returns when NCCL no longer uses its memory.
+                // An aborted call returns only when NCCL no longer uses its memory.
                 if self.gate.is_closed() {
                     Abort::wait(self);
                 }
@@ -123,20 +125,20 @@ impl Inner {
     }
 }
 
-/// Records a refused call. A non-blocking communicator keeps NCCL's errors, and every later call
-/// would return them again.
+/// Marks the communicator as failed if NCCL keeps the error of a refused call. A non-blocking
+/// communicator does, and every later call would return that error again.
 fn keep_failure(inner: &Inner) {
     if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
         let _ = inner.gate.change(State::Live, State::Failed);
     }
 }
 
-/// Number of consecutive queries of NCCL, ten to forty nanoseconds each, before the processor is
-/// yielded. From 2.23.4 on, every call on a non-blocking communicator is in progress until NCCL's
-/// thread is done, and that thread may need this processor.
+/// Number of consecutive queries of NCCL, ten to forty nanoseconds each, before the thread yields
+/// its processor. From 2.23.4 on, every call on a non-blocking communicator is in progress until
+/// NCCL's thread is done, and that thread may need this processor.
 const IN_A_ROW: u32 = 50;
 
-/// Time for which the processor is only yielded between queries; after it the thread sleeps.
+/// Time for which the thread only yields between queries; afterwards it sleeps.
 const YIELDS: Duration = Duration::from_millis(1);
 
 /// Like [`complete_all`], without its costs if NCCL finishes within microseconds and without an
@@ -191,18 +193,18 @@ pub(crate) fn complete_all(
 ) -> Result<(), NcclError> {
     let start = Instant::now();
     let (mut first_error, mut failed, mut cut_off) = (None, None, Vec::new());
-    // From here on this thread only queries, which never takes long: a thread that aborts waits for
+    // From here on this thread only queries NCCL, which is brief, so an aborting thread waits for
     // it.
     members.iter().for_each(|(_, inside)| inside.leave_blocking());
-    // All members are of this group: a rank that is missing in one of them was left out of the
-    // group.
+    // All members belong to one group, so checking the first one finds a rank that was omitted from
+    // the group.
     let mut left_out = members.first().map(|(inner, _)| (*inner, LeftOut::new(deadline)));
     let mut stopped = None;
     yield_until(start + bounded(deadline), || {
         let mut index = 0;
         while index < members.len() {
             let inner = members[index].0;
-            // A thread that aborts waits for this one to leave.
+            // The aborting thread waits for this thread to leave the gate.
             let state = if inner.gate.is_closed() {
                 cut_off.push(inner);
                 Err(inner.abort_error(call))
@@ -213,12 +215,14 @@ pub(crate) fn complete_all(
                 Ok(ncclResult_t::ncclInProgress) => index += 1,
                 Ok(ncclResult_t::ncclSuccess) => drop(members.swap_remove(index)),
                 Ok(code) => {
-                    // Read before the state changes: the words are of this failure.
+                    // Reads NCCL's error text before the state changes, while the text still
+                    // describes this failure.
                     first_error.get_or_insert_with(|| inner.failure(call, code));
                     failed.get_or_insert(inner);
-                    // What was revoked meanwhile, which ends calls too, is still good for children.
+                    // A revocation also ends calls. A communicator that was revoked meanwhile stays
+                    // revoked, because it can still be split or shrunk.
                     let _ = inner.gate.change(State::Live, State::Failed);
-                    // The failure may be that of an abort which began since the gate was looked at.
+                    // An abort that began after the gate was checked may have caused the failure.
                     if inner.gate.is_closed() {
                         cut_off.push(inner);
                     }
@@ -236,14 +240,14 @@ pub(crate) fn complete_all(
         members.is_empty() || stopped.is_some()
     });
     if !members.is_empty() {
-        // NCCL would launch the work later, with memory that is only borrowed until this call
-        // returns. Aborting forbids that first of all.
+        // NCCL could launch the work later, on memory that is borrowed only until this call
+        // returns. An abort prevents that launch.
         let mut late = Vec::new();
         for (inner, _) in &members {
             if inner.gate.close(State::Aborted).is_ok() {
                 late.push(Arc::clone(inner));
             } else if inner.gate.is_closed() {
-                // Another thread, such as the watchdog, has begun the abort since the loop looked.
+                // Another thread, such as the watchdog, has begun the abort after the loop checked.
                 cut_off.push(inner);
             }
         }
@@ -258,7 +262,7 @@ pub(crate) fn complete_all(
     } else {
         drop(members);
     }
-    // All gates were left above, for which a thread that aborts waits.
+    // The aborting threads do not wait for this thread, because it has left all gates above.
     cut_off.into_iter().for_each(|inner| Abort::wait(inner));
     match (first_error, failed) {
         (Some(error), Some(inner)) => Err(root_cause(inner, error)),
@@ -268,7 +272,8 @@ pub(crate) fn complete_all(
 }
 
 /// Marks this thread as blocking in all gates. If one of the communicators was aborted or finalized
-/// meanwhile, marks it in none: the thread that did so waits until this one has left.
+/// meanwhile, marks this thread in none of them: the thread that aborts or finalizes waits until
+/// this one has left.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// Number of the last group of several communicators.
@@ -295,8 +300,8 @@ pub(crate) fn leave_blocking_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
     }
 }
 
-/// Makes NCCL refuse the group that this thread has started: its end then launches nothing, waits
-/// for no rank, and returns an error.
+/// Makes NCCL refuse the group that this thread has started: `ncclGroupEnd` then launches nothing,
+/// waits for no rank, and returns an error.
 ///
 /// Issues an invalid call. NCCL records its error for the group before any other check (observed in
 /// 2.19 to 2.30).
@@ -312,8 +317,8 @@ pub(crate) fn refuse_group(nccl: Nccl) {
 
 /// Completes a group of calls for which NCCL has returned `ended`.
 ///
-/// If only part of a group reached NCCL, the other ranks would never join the part that it
-/// launches, or it would run until the deadline. So the communicators are aborted.
+/// If only part of a group reached NCCL, that part would wait until the deadline for ranks that
+/// never join it. So the communicators are aborted.
 #[inline]
 pub(crate) fn end_group(
     call: &'static str,
@@ -344,9 +349,10 @@ fn end_badly(
     let cut_off = inside.iter().find(|(inner, _)| inner.gate.is_closed());
     let ended = match ended {
         Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => Ok(()),
-        // NCCL's answer says nothing then.
+        // After an abort NCCL's result code has no meaning.
         Ok(_) if let Some((inner, _)) = cut_off => Err(inner.abort_error(call)),
-        // Read before other threads may call: the text is of this failure.
+        // Reads NCCL's error text before other threads may call, while it still describes this
+        // failure.
         Ok(code) => Err(nccl.failure(call, code, None)),
         Err(error) => Err(error),
     };
@@ -355,7 +361,7 @@ fn end_badly(
         keep_failure(inner);
     }
     let inners: Vec<_> = inside.iter().map(|(inner, _)| Arc::clone(inner)).collect();
-    // Who aborts waits for this thread to leave.
+    // The aborting thread waits for this thread to leave the gates.
     drop(inside);
     if is_partial && let Err(error) = abort_together(&inners, ABORT_LIMIT) {
         tracing::error!(%error, "part of a group could not be aborted in time");
@@ -364,11 +370,13 @@ fn end_badly(
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| root_cause(inner, error.clone())))
 }
 
-/// Returns the value that a call has stored, if its result is success. After an error that does not
-/// confirm that NCCL has finished, NCCL may still write to the place, so it is leaked.
+/// Returns the value that NCCL has stored at `place`, if the call succeeded. After an error that
+/// does not confirm that NCCL has finished, NCCL may still write to the place, so its memory is
+/// leaked.
 ///
 /// # Safety
-/// The place is that of a box. It belongs to the caller, or to NCCL until the call is done.
+/// `place` came from `Box::into_raw`. It belongs to the caller, or to NCCL until the call is
+/// complete.
 unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, NcclError> {
     let is_done = match &result {
         Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,
@@ -412,7 +420,7 @@ mod tests {
             let value = Arc::new(());
             let place = Box::into_raw(Box::new(Arc::clone(&value)));
             let text = format!("{result:?}");
-            // SAFETY: it is a box, and no NCCL has it.
+            // SAFETY: the place came from a box, and NCCL never received its address.
             drop(unsafe { stored(place, result) });
             assert_eq!(Arc::strong_count(&value), if is_freed { 1 } else { 2 }, "{text}");
         }

@@ -1,8 +1,8 @@
-//! NCCL's resources that a process has not freed, as a value, and as a report when the process
-//! ends.
+//! Leaks: NCCL's resources that a process has not freed, as a value and as a report at process
+//! exit.
 //!
-//! Resources are not freed here. Invariant: the report at the end calls neither NCCL nor the
-//! driver, which may have shut down before.
+//! This module frees nothing. Invariant: the report at exit calls neither NCCL nor the driver,
+//! because both may have shut down already.
 
 use std::fmt;
 use std::io::Write as _;
@@ -123,7 +123,7 @@ impl fmt::Display for Leaks {
 }
 
 impl Nccl {
-    /// Returns the resources that this process holds of NCCL now, of every loaded library.
+    /// Returns the NCCL resources that this process holds now, from every loaded NCCL library.
     ///
     /// ```
     /// assert!(peerweave_nccl::Nccl::leaks().is_empty());
@@ -144,8 +144,8 @@ impl Nccl {
         static ONCE: Once = Once::new();
         let mut refused = false;
         ONCE.call_once(|| {
-            // SAFETY: the function lives as long as the process, and expects nothing of what was
-            // ended before it.
+            // SAFETY: the function lives as long as the process, and uses nothing that may have
+            // been destroyed before it runs.
             refused = unsafe { libc::atexit(report) } != 0;
         });
         if !refused {
@@ -157,11 +157,12 @@ impl Nccl {
 }
 
 extern "C" fn report() {
-    // A fork has its parent's handles, and is not to end them. A list that another thread holds for
-    // long is not waited for.
+    // A forked child must not end its parent's communicators. If another thread holds the list for
+    // long, the report is omitted.
     let Some(communicators) = loading::not_forked("report").ok().and_then(|()| membership::all_if_free()) else { return };
     let text = Leaks::of(&communicators).to_string();
-    // The last handle of one would end it, on a thread that the process takes with it.
+    // Dropping the last handle would end a communicator on a background thread, which ends with the
+    // process.
     std::mem::forget(communicators);
     let mut stderr = std::io::stderr().lock();
     for line in text.lines() {

@@ -29,18 +29,18 @@ const GRAPH_RELEASE_LIMIT: Duration = Duration::from_secs(2);
 impl Communicator {
     /// Ends the membership in order: issued work completes, and NCCL's resources are freed.
     ///
-    /// It consumes the handle; calls through clones of it then return [`NcclError::Dead`].
+    /// This call consumes the handle; calls through its clones then return [`NcclError::Dead`].
     ///
-    /// NCCL frees memory that peers have mapped, for which the driver waits until their devices are
-    /// idle. So if several ranks are threads of one process, let all of them return from this call
-    /// before one of them enqueues work that waits for another rank.
+    /// NCCL frees memory that peers have mapped, and the driver then waits until the peers' devices
+    /// are idle. So if several ranks are threads of one process, let all of them return from this
+    /// call before one of them enqueues work that waits for another rank.
     ///
     /// ```compile_fail,E0382
     /// # use std::time::Duration;
     /// # use peerweave_nccl::{Communicator, NcclError};
     /// # fn f(communicator: Communicator) -> Result<(), NcclError> {
     /// communicator.finalize(Duration::from_secs(20))?;
-    /// communicator.revoke() // it was given away
+    /// communicator.revoke() // does not compile: `finalize` consumed the handle
     /// # }
     /// ```
     ///
@@ -48,9 +48,10 @@ impl Communicator {
     /// All ranks. A thread with several ranks ends them with [`finalize_all`](Self::finalize_all).
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds (nothing has changed
-    /// then). [`NcclError::Timeout`] if other ranks do not arrive or work does not complete, after
-    /// which it is aborted. [`NcclError::Dead`] if it was ended before through another handle.
+    /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds; it is
+    /// then unchanged. [`NcclError::Timeout`] if other ranks do not arrive or work does not
+    /// complete, after which it is aborted. [`NcclError::Dead`] if it was ended before through
+    /// another handle.
     pub fn finalize(self, deadline: Duration) -> Result<(), NcclError> {
         Self::finalize_all(vec![self], deadline)
     }
@@ -75,13 +76,14 @@ impl Communicator {
         for communicator in &communicators {
             let inner = &communicator.inner;
             let closed = inner.enter_within(CALL, Allowed::LIVE, rest).and_then(|_inside| {
-                // A capture may have come between, but not while this thread is inside.
+                // A capture may have begun since the first check, but none begins while this thread
+                // is inside the gate.
                 no_graphs(CALL, [inner], Duration::ZERO)?;
                 inner.gate.close_from(State::Live, State::Finalized).map_err(|state| inner.dead(CALL, state))
             });
             match closed {
                 Ok(()) => {
-                    // Only readers can be left, and they leave at once: a revocation would have
+                    // Only readers can remain inside, and they leave soon: a revocation would have
                     // changed the state.
                     inner.gate.drain(Duration::ZERO);
                     ends.push((inner, Teardown::of(inner, State::Live, rest()).start()));
@@ -90,8 +92,8 @@ impl Communicator {
             }
         }
         for (inner, end) in ends {
-            // The thread has the deadline itself, and aborts after it: a little longer, to receive
-            // its result.
+            // The thread aborts by itself at the deadline. This wait is longer, to receive the
+            // thread's result.
             let result = match end.map(|end| end.recv_timeout(rest() + ABORT_LIMIT)) {
                 Some(Ok(result)) => result,
                 Some(Err(RecvTimeoutError::Timeout)) => Err(inner.timeout(CALL, start.elapsed())),
@@ -105,16 +107,16 @@ impl Communicator {
     }
 
     /// Ends the membership by force. Running work on the device ends soon, with unspecified
-    /// results, and blocked calls of other threads return an error. It needs neither the lock nor
-    /// another rank.
+    /// results, and blocked calls of other threads return an error. This call needs neither the
+    /// lock nor another rank.
     ///
     /// Returns when NCCL has freed the communicator, or after `limit`; NCCL then continues in the
     /// background. While captured graphs use the communicator, NCCL keeps its memory until they are
     /// destroyed, and this call does not wait for that.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] if NCCL has not finished by then; [`NcclError::Dead`] if it was ended
-    /// before; NCCL's own.
+    /// [`NcclError::Timeout`] if NCCL has not finished within `limit`; [`NcclError::Dead`] if the
+    /// communicator was ended before; NCCL's own.
     pub fn abort(&self, limit: Duration) -> Result<(), NcclError> {
         const CALL: &str = "abort";
         self.inner.nccl.not_forked(CALL)?;
@@ -135,9 +137,11 @@ impl Communicator {
     /// Waits until all communicators dropped so far are freed, for at most `deadline`. Returns
     /// whether they are freed.
     ///
-    /// Call it at the end of a program, because exiting would end the background threads.
+    /// Call it at the end of a program, because the background threads that free communicators end
+    /// with the process.
     pub fn wait_for_dropped(deadline: Duration) -> bool {
-        // In this order: a last handle that the watchdog drops is counted before its look is over.
+        // The order matters: if the watchdog drops a last handle, it counts the communicator before
+        // its inspection ends.
         let ended = || Ok(!watchdog::is_looking() && teardown::count() == 0);
         wait_until::<std::convert::Infallible>(Instant::now() + bounded(deadline), ended).unwrap_or(false)
     }
@@ -146,19 +150,19 @@ impl Communicator {
     /// [`shrink`](Self::shrink). Requires NCCL 2.28.7.
     ///
     /// Blocked work on the device ends. On a blocking communicator, blocked calls of other threads
-    /// also end. On a non-blocking one, this call locks it like other calls: NCCL would free a call
-    /// that is still in progress, and later free it again ([`abort`](Self::abort) ends such a
-    /// call).
+    /// also end. On a non-blocking communicator, this call acquires the lock like other calls,
+    /// because NCCL would otherwise free a call in progress twice ([`abort`](Self::abort) ends such
+    /// a call).
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`], also if it was revoked
-    /// before. [`NcclError::Timeout`] at the communicator's deadline. NCCL's own.
+    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`], also if the communicator
+    /// was revoked before. [`NcclError::Timeout`] at the communicator's deadline. NCCL's own.
     pub fn revoke(&self) -> Result<(), NcclError> {
         const CALL: &str = "revoke";
         let inner = &self.inner;
         inner.nccl.not_forked(CALL)?;
         let _span = spans::of(inner, CALL);
-        // An old library fails before anything changes.
+        // With an old library the call fails before anything changes.
         inner.nccl.needs("ncclCommRevoke", crate::Version::new(2, 28, 7))?;
         if inner.blocking { revoke_concurrently(inner, CALL) } else { revoke_exclusively(inner, CALL) }
     }
@@ -172,9 +176,9 @@ impl Communicator {
     /// All ranks, when no work is in flight.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds, because they would
-    /// replay calls into released memory. [`NcclError::Unsupported`] with an older NCCL.
-    /// [`NcclError::Dead`]. NCCL's own.
+    /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds,
+    /// because they would replay calls into released memory. [`NcclError::Unsupported`] with an
+    /// older NCCL. [`NcclError::Dead`]. NCCL's own.
     pub fn suspend(&self) -> Result<(), NcclError> {
         const CALL: &str = "suspend";
         self.inner.nccl.not_forked(CALL)?;
@@ -191,7 +195,8 @@ impl Communicator {
     /// All ranks.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless it is suspended; otherwise as for [`suspend`](Self::suspend).
+    /// [`NcclError::Misuse`] unless the communicator is suspended; otherwise as for
+    /// [`suspend`](Self::suspend).
     pub fn resume(&self) -> Result<(), NcclError> {
         const CALL: &str = "resume";
         if self.inner.gate.state() == State::Live {
@@ -219,7 +224,8 @@ impl Communicator {
         let _span = spans::of(inner, call);
         let inside = inner.enter(call, allowed)?;
         if from == State::Live {
-            // A capture may have come between, but not while this thread is inside.
+            // A capture may have begun since the first check, but none begins while this thread is
+            // inside the gate.
             no_graphs(call, [inner], Duration::ZERO)?;
         }
         inner.bind()?;
@@ -260,10 +266,10 @@ fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), Nccl
     let start = Instant::now();
     let inside = inner.enter(call, Allowed::OPEN)?;
     inner.bind()?;
-    // An error of a peer's stays, whatever becomes of this.
+    // An error caused by a peer stays with the communicator, whatever this call returns.
     let stays = inner.ask()?;
     if stays == ncclResult_t::ncclInProgress {
-        // An earlier wait for it was given up.
+        // An earlier call, whose wait timed out, is still in progress.
         return Err(inner.timeout(call, Duration::ZERO));
     }
     let before = revoked(inner, call)?;
@@ -278,7 +284,7 @@ fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), Nccl
         code => inner.check(call, code),
     });
     if started.is_err() {
-        // NCCL did not do it: what it was, unless it became something else meanwhile.
+        // NCCL refused: restores the previous state, unless another thread has changed it.
         let _ = inner.gate.change(State::Revoked, before);
         return started;
     }
@@ -302,16 +308,16 @@ fn revoke_concurrently(inner: &Arc<Inner>, call: &'static str) -> Result<(), Ncc
     inner.bind()?;
     let before = revoked(inner, call)?;
     let code = reader.enter_blocking(|| {
-        // SAFETY: the handle is live: a thread that frees it waits for readers, or finds that this
-        // one is blocked in NCCL, which lets another thread abort then. NCCL lets this function run
-        // concurrently with a blocked call.
+        // SAFETY: the handle is live: a thread that frees the handle waits for readers, or finds
+        // that this one is blocked in NCCL, which allows another thread to abort in that case. NCCL
+        // lets this function run concurrently with a blocked call.
         inner.nccl.code(call, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })
     });
     let result = inner.check(call, code.map_err(|state| inner.dead(call, state))??);
     if result.is_err() {
         let _ = inner.gate.change(State::Revoked, before);
     }
-    // A thread that ended it meanwhile left nothing to split or shrink.
+    // If another thread has ended the communicator meanwhile, nothing is left to split or shrink.
     if inner.gate.is_closed() { result.and(Err(inner.dead(call, inner.gate.state()))) } else { result }
 }
 

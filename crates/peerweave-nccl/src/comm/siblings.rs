@@ -1,11 +1,11 @@
-//! The ranks of one communicator in one process: the ranks that are behind, and whether another
-//! thread can still issue their calls.
+//! Finds the ranks of a communicator in this process that are behind, and whether another thread
+//! can still issue their calls.
 //!
 //! A thread with several ranks issues their calls in one group. If it omits a rank, it waits for a
 //! call that only it can issue, and NCCL never detects this. `wait.rs` checks ranks of other
 //! processes.
 //!
-//! Invariant: this module only reads. Its cost for a call is one store.
+//! Invariant: this module only reads. It costs each call one store.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ pub(crate) fn of_process(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     all
 }
 
-/// Returns the positions of the other ranks in this process, in the form of their reports.
+/// Returns the positions of the other ranks in this process, as rank reports.
 pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     let report = |other: &Arc<Inner>| {
         let (sequence, call) = other.last();
@@ -47,8 +47,7 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     siblings(inner).iter().map(report).collect()
 }
 
-/// Checks, while a thread waits for a call, whether it has omitted a rank whose call only it could
-/// issue.
+/// Checks whether a waiting thread has omitted a rank whose call only this thread can issue.
 pub(crate) struct LeftOut {
     thread: u64,
     next: Instant,
@@ -58,7 +57,7 @@ pub(crate) struct LeftOut {
 }
 
 impl LeftOut {
-    /// Creates the check for a wait of this thread with that time limit.
+    /// Creates the check for a wait of the calling thread with this time limit.
     pub(crate) fn new(deadline: Duration) -> Self {
         Self::by_thread(this_thread(), deadline)
     }
@@ -73,8 +72,8 @@ impl LeftOut {
     ///
     /// A rank counts as omitted if it has fewer collectives, and no thread other than this one has
     /// created or used it. Its handle may have been passed to another thread that has not made a
-    /// call yet. So this waits for half of the deadline, and at least half a second. If this thread
-    /// has issued this collective for another rank too, it waits for a second.
+    /// call yet. So the check waits for half of the deadline, and at least half a second. If this
+    /// thread has issued this collective for another rank too, the check waits for one second.
     ///
     /// # Errors
     /// [`MisuseKind::NotInGroup`].

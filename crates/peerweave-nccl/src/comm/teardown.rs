@@ -68,10 +68,10 @@ impl Teardown {
             let abort = || abort_handle(self.nccl, self.handle, &self.context, Some(&self.name));
             let finalized = if self.state == State::Live { self.finalize(start) } else { Ok(()) };
             let freed = match (self.state, &finalized) {
-                // NCCL destroys what is suspended; what failed or was revoked has nothing to
-                // complete.
+                // NCCL can destroy a suspended communicator without finalizing it.
                 (State::Live | State::Suspended, Ok(())) => self.destroy(),
-                // Not in order, but it is freed, and what runs ends.
+                // The communicator failed, was revoked, or could not be finalized: an abort frees
+                // it, and ends running work.
                 _ => abort(),
             };
             if freed.is_ok() {
@@ -80,7 +80,7 @@ impl Teardown {
             }
             let ended = finalized.and(freed);
             if let Err(error) = &ended {
-                tracing::warn!(communicator = %self.name, %error, "could not be ended in order");
+                tracing::warn!(communicator = %self.name, %error, "could not finalize the communicator");
             }
             ended
         })
@@ -90,8 +90,8 @@ impl Teardown {
     fn finalize(&self, start: Instant) -> Result<(), NcclError> {
         const CALL: &str = "ncclCommFinalize";
         let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
-        // A blocking communicator would keep this thread forever where a peer is gone, so another
-        // one calls.
+        // On a blocking communicator this call never returns if a peer is gone, so another thread
+        // makes it.
         let called = spawn_background("peerweave-finalize", move || {
             let _ = set_current(&context);
             // SAFETY: the gate is closed, and this is the only use of the handle until it returns
@@ -167,7 +167,7 @@ pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce(
     let (sender, receiver) = channel();
     let body = move || {
         let done = work();
-        // Before the answer: the caller that has it sees that nothing is being ended any more.
+        // Updates the count before sending the result, so that the receiver sees the new count.
         drop(counted);
         // The receiver may have given up.
         let _ = sender.send(done);
@@ -183,12 +183,12 @@ pub(crate) fn run_or_defer(
     patience: Duration,
     work: impl FnOnce(&Inner) -> Result<(), NcclError> + Send + 'static,
 ) {
-    // What is freed meanwhile takes everything with it.
+    // If the communicator was freed meanwhile, its resources were freed with it.
     fn free(inner: &Inner, inside: &Inside<'_>, work: impl FnOnce(&Inner) -> Result<(), NcclError>) {
         if inside.enter_blocking().is_ok()
             && let Err(error) = work(inner)
         {
-            tracing::warn!(%error, "while a resource was freed");
+            tracing::warn!(%error, "could not free a resource of the communicator");
         }
     }
     if inner.nccl.not_forked("drop").is_err() {
@@ -209,17 +209,17 @@ pub(crate) fn run_or_defer(
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // In a fork nothing can be ended, and a lock may be held forever.
+        // A forked child cannot end a communicator, and a lock may be held forever.
         if self.nccl.not_forked("drop").is_err() {
             return;
         }
-        // No thread is inside: entering borrows what is dropped here.
+        // No thread is inside the gate: entering borrows the value that is dropped here.
         let state = self.gate.state();
         if self.gate.close(State::Finalized).is_ok() {
             teardown_later(self, state);
         } else if !self.is_freed.load(Ordering::Acquire) {
-            // An abort that NCCL refused: the communicator lives, and with it what peers reach
-            // through it.
+            // NCCL refused the abort: the communicator lives, and peers may still access its
+            // memory.
             std::mem::forget(self.take_deferred());
         }
     }

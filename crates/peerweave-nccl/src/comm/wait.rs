@@ -32,9 +32,9 @@ pub enum OnExpiry {
     /// Aborts every communicator of the process. For stuck work that blocks other communicators on
     /// the same device.
     AbortAll,
-    /// Changes nothing. For [`Communicator::shrink`] with
-    /// [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or [`Communicator::revoke`]; the work and
-    /// its stream stay stuck until then.
+    /// Changes nothing: the work and its stream stay stuck until the caller ends them by
+    /// [`Communicator::shrink`] with [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or by
+    /// [`Communicator::revoke`].
     LeaveAlone,
 }
 
@@ -46,7 +46,7 @@ const ASK_EVERY: Duration = Duration::from_millis(2);
 const WATCH_EVERY: Duration = Duration::from_millis(50);
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Time for which work in which a rank took part before it died may still run.
+/// Time within which work that a rank joined before it died may still complete.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
 /// Time within which the other ranks report their position.
@@ -131,7 +131,7 @@ impl Communicator {
             OnExpiry::LeaveAlone => return Err(error),
         };
         for other in aborted.iter().filter(|other| !Arc::ptr_eq(other, inner) && other.identity == inner.identity) {
-            // What other threads wait for on the same communicator ends for the same reason.
+            // Waits of other threads on the same communicator fail for the same reason.
             let _ = other.abort_reason.set(error.clone());
         }
         match abort_together(&aborted, ABORT_LIMIT) {
@@ -167,14 +167,15 @@ enum Stop {
 
 /// Returns whether the code is about the query itself and not about the work.
 fn is_about_asking(code: CudaCode) -> bool {
-    // Parameters, contexts and handles; what has to do with captures.
+    // Errors of parameters, contexts, handles and captures.
     matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
 }
 
 /// Checks whether the state of enqueued work is still reliable: revoking or aborting a communicator
 /// also ends its work.
 ///
-/// A thread inside the gate detects errors by itself; this waits for it for at most `patience`.
+/// A thread inside the gate detects errors by itself; this function waits for that thread for at
+/// most `patience`.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {
@@ -213,7 +214,7 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: Rank) -> Result<Option
     Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
 }
 
-/// Notifies waiters within 500 ms when a rank dies, through a rendezvous. Over NVLink NCCL does not
+/// Detects through the rendezvous, within 500 ms, that a rank has died. Over NVLink NCCL does not
 /// detect the death, and the work is stuck until the deadline.
 #[derive(Default)]
 pub(crate) struct Watch {
@@ -249,7 +250,7 @@ impl Watch {
     }
 
     /// Records the answer of the rendezvous and its duration. A slow server is queried less often,
-    /// for at most a tenth of the time.
+    /// so that queries take at most a tenth of the time.
     fn answered(&mut self, waited: Duration, took: Duration, gone: Vec<Rank>) {
         self.next = Some(waited + took * 10 + WATCH_EVERY);
         self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
@@ -282,8 +283,8 @@ pub(crate) fn root_cause(inner: &Arc<Inner>, error: NcclError) -> NcclError {
     if !failure.code.may_be_a_loss() {
         return error;
     }
-    // NCCL notices a connection that is cut at once, the rendezvous a process that is gone a little
-    // later.
+    // NCCL detects a closed connection immediately; the rendezvous detects the dead process a
+    // little later.
     let gone = ask_rendezvous(inner, |inner, rendezvous| {
         let mut gone = Vec::new();
         let _ = wait_until(Instant::now() + REPORTS, || {
@@ -401,7 +402,7 @@ mod tests {
         for (took, most) in [(Duration::ZERO, 40), (WATCH_PATIENCE, 8)] {
             let mut watch = Watch::default();
             let mut asked = 0;
-            // Two seconds of looking.
+            // Two seconds of polling.
             for look in 0..1000 {
                 let waited = ASK_EVERY * look;
                 if watch.is_due(waited) {
@@ -409,7 +410,7 @@ mod tests {
                     watch.answered(waited, took, Vec::new());
                 }
             }
-            assert!((most - 1..=most).contains(&asked), "{asked} questions that take {took:?}");
+            assert!((most - 1..=most).contains(&asked), "{asked} queries of {took:?} each");
         }
     }
 }

@@ -23,8 +23,8 @@ use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
 
-/// Number of inspections of a communicator within its shortest deadline; the interval is also
-/// bounded.
+/// Number of inspections of a communicator within its shortest deadline; the interval between them
+/// also has a minimum and a maximum.
 const LOOKS: u32 = 8;
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
 
@@ -45,8 +45,8 @@ static CHANGED: Condvar = Condvar::new();
 /// Number of inspections that hold communicators now.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns whether the watchdog holds communicators now. Then the last handle of a communicator may
-/// briefly be the watchdog's.
+/// Returns whether the watchdog holds communicators now. Until it drops them, it may own the last
+/// handle of a communicator.
 pub(crate) fn is_looking() -> bool {
     LOOKING.load(Ordering::Acquire) != 0
 }
@@ -90,8 +90,8 @@ fn run() {
         let next = look_at_all(&mut seen);
         let mut thread = thread();
         match next {
-            // A communicator that is made from here on waits for the lock, and finds that a new
-            // thread is needed.
+            // A communicator that is created from here on waits for the lock, and then starts a new
+            // thread.
             None if thread.changes == changes => {
                 thread.is_running = false;
                 return;
@@ -131,8 +131,7 @@ fn look_at_all(seen: &mut HashMap<u64, Seen>) -> Option<Duration> {
         seen.look_at_call(inner, now);
         if seen.work.is_late(inner, now) {
             let late = Arc::downgrade(inner);
-            // Its deadline is long, so that a thread that the system does not give is asked for
-            // again.
+            // If the system cannot start the thread, the late work is not aborted.
             drop(std::thread::Builder::new().name("peerweave-late".into()).spawn(move || abort_late_work(&late, now)));
         }
         let deadline = inner.deadline().min(inner.work_deadline());
@@ -192,7 +191,7 @@ impl LateCall {
         };
         match answer {
             Ok(()) => Some(INSPECT_EVERY.min(deadline.saturating_sub(waited))),
-            // Asking the others takes a moment, in which the call may have come to its end.
+            // The call may have returned while the other ranks were queried.
             Err(error) if goes_on() => {
                 abort_late(&together, &error);
                 None
@@ -210,8 +209,8 @@ impl LateCall {
     }
 }
 
-/// Returns the communicators of the group in which the thread inside this one is blocked: it
-/// returns from NCCL for all of them together.
+/// Returns the communicators of the group in which the thread inside this communicator's gate is
+/// blocked. The thread returns from NCCL for all of them together.
 pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let group = inner.group.load(Ordering::Acquire);
     if group == 0 {
@@ -236,9 +235,9 @@ fn abort_late_work(inner: &Weak<Inner>, since: Instant) {
 pub(crate) fn abort_late(communicators: &[Arc<Inner>], error: &NcclError) {
     tracing::error!(%error, count = communicators.len(), "late work is aborted");
     for inner in communicators {
-        // The first reason stays.
+        // The first recorded reason stays.
         let _ = inner.abort_reason.set(error.clone());
     }
-    // Not waited for: the threads that abort say what goes wrong.
+    // The limit is zero: the aborting threads log their errors themselves.
     let _ = abort_together(communicators, Duration::ZERO);
 }

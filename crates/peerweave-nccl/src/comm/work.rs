@@ -1,8 +1,9 @@
-//! Enqueued work as seen by the watchdog: whether it completes in time.
+//! Checks for the watchdog whether enqueued work completes in time.
 //!
-//! A busy stream may have received new work meanwhile. So the watchdog records an event behind the
-//! enqueued work now and then, and queries whether it is reached. A call has no cost for it, and
-//! most work is complete before an event is recorded.
+//! A query of the stream itself is not enough, because a busy stream may have received new work
+//! meanwhile. So the watchdog records an event behind the enqueued work at intervals, and queries
+//! whether the stream has reached it. A call has no cost for it, and most work is complete before
+//! an event is recorded.
 //!
 //! Invariant: no event is recorded in a stream that is being captured.
 
@@ -59,9 +60,9 @@ impl Work {
 /// An event in a stream, behind the work that was there when it was recorded.
 struct Mark(CUevent);
 
-// SAFETY: shared is a handle that only the driver follows, which takes it from any thread;
-// synchronised by being used by the watchdog's thread alone. Would be caught by the test
-// `late_work_ends_at_its_own_deadline`.
+// SAFETY: the shared value is a handle that only the driver dereferences, on any thread. It is
+// synchronised because only the watchdog's thread uses it. The test
+// `late_work_ends_at_its_own_deadline` would catch a failure.
 unsafe impl Send for Mark {}
 
 impl Mark {
@@ -103,8 +104,8 @@ impl Mark {
     }
 
     fn destroy(&self, inner: &Inner) {
-        // SAFETY: no other thread has the event, and it is not used again. Pending work in its
-        // stream is the driver's.
+        // SAFETY: no other thread has the event, and it is not used again. The driver keeps the
+        // event until pending work in its stream has reached it.
         let _ = unsafe { inner.driver.api().cuEventDestroy_v2(self.0) };
     }
 }

@@ -39,7 +39,8 @@ pub enum GraphUsage {
     Mixed,
 }
 
-/// Whether host code can query a fabric's names of windows. Requires NCCL 2.31.1.
+/// Whether host code can query the logical endpoints of windows in a fabric (CFT). Requires NCCL
+/// 2.31.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostCftMode {

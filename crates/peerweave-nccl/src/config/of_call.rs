@@ -1,4 +1,4 @@
-//! The configuration of one collective (NCCL 2.31). `of_communicator.rs` has that of a
+//! The configuration of one collective (NCCL 2.31). `of_communicator.rs` has the configuration of a
 //! communicator.
 //!
 //! This module makes no calls. NCCL checks the configuration on each rank separately; the caller
@@ -127,10 +127,10 @@ impl CollConfig {
         self
     }
 
-    /// Sets an event that is recorded when the kernel has been launched completely. It belongs to
-    /// this rank's device and the context of its streams, and is created without timing (cudarc's
-    /// default). All ranks set one or none does; one for each communicator and group. Requires NCCL
-    /// 2.32.
+    /// Sets an event that is recorded when the kernel has been launched completely. The event must
+    /// belong to this rank's device and the context of its streams, and must be created without
+    /// timing (cudarc's default). Either all ranks set an event or none does. A group can have one
+    /// event for each communicator. Requires NCCL 2.32.
     pub fn launch_completion_event(mut self, event: Arc<CudaEvent>) -> Self {
         self.launch_completion_event = Some(event);
         self
@@ -142,7 +142,7 @@ impl CollConfig {
         self
     }
 
-    /// Returns the struct for this library and a call of that communicator.
+    /// Returns the struct for this library and a call on that communicator.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for an option that the library does not support;
@@ -163,7 +163,7 @@ impl CollConfig {
             return misuse(MisuseKind::Combination { what: "CollConfig::min_ctas", why: "min_ctas is greater than max_ctas" });
         }
         if self.profiler_tag >> 63 != 0 {
-            let why = "its highest bit is set, which NCCL reserves";
+            let why = "the tag's highest bit is set, which NCCL reserves";
             return misuse(MisuseKind::Combination { what: "CollConfig::profiler_tag", why });
         }
         if self.launch_completion_event.is_some() {
@@ -177,7 +177,7 @@ impl CollConfig {
         let version = found.version.min(sys::HEADER);
         let mut extensions = self.extensions(found.call)?;
         let mut raw = ncclCollConfig_t {
-            size: ncclCollConfig_t::len_bytes(version).expect("2.31 was asked for above"),
+            size: ncclCollConfig_t::len_bytes(version).expect("the version was checked above"),
             magic: sys::NCCL_API_MAGIC,
             version: version_code(version).unsigned_abs(),
             ext: if extensions.is_empty() { std::ptr::null_mut() } else { extensions.as_mut_ptr() },
@@ -214,8 +214,8 @@ impl CollConfig {
             let key = sys::ncclConfigExtKey { vendorId: vendor, optionId: option.option };
             list.push(ncclConfigExt_t { next: std::ptr::null_mut(), key, val });
         }
-        // Through one pointer to the whole, so that linking one element does not outdate the
-        // pointer to another.
+        // All links derive from one pointer to the whole list, so that writing one element does not
+        // invalidate the pointer to another.
         let first = list.as_mut_ptr();
         for index in 1..list.len() {
             // SAFETY: both indices are inside the list, whose memory stays where it is when the
@@ -242,8 +242,8 @@ impl RawCollConfig {
         &raw const self.raw
     }
 
-    /// Returns the event that NCCL records. It must be kept until then, and as long as a graph that
-    /// captured the collective.
+    /// Returns the event that NCCL records. The event must be kept until then, and as long as any
+    /// graph that captured the collective.
     pub(crate) fn event(&self) -> Option<&Arc<CudaEvent>> {
         self.event.as_ref()
     }
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn call_config_values_are_in_the_struct() {
+    fn call_config_values_are_written_to_the_struct() {
         let config = CollConfig::new()
             .min_ctas(1)
             .max_ctas(4)
@@ -326,7 +326,7 @@ mod tests {
             (CollConfig::new().min_ctas(5).max_ctas(4), "all_reduce: CollConfig::min_ctas: min_ctas is greater than max_ctas"),
             (
                 CollConfig::new().profiler_tag(1 << 63),
-                "all_reduce: CollConfig::profiler_tag: its highest bit is set, which NCCL reserves",
+                "all_reduce: CollConfig::profiler_tag: the tag's highest bit is set, which NCCL reserves",
             ),
             (CollConfig::new().max_ctas(0), "all_reduce: CollConfig::max_ctas is 0, expected at least 1"),
         ] {

@@ -1,4 +1,4 @@
-//! The configuration of a communicator. `of_call.rs` has that of one collective.
+//! The configuration of a communicator. `of_call.rs` has the configuration of one collective.
 //!
 //! NCCL chooses options that are not set.
 //!
@@ -17,7 +17,7 @@ use crate::library::loading::PRODUCT;
 use crate::sys::{self, Versioned, ncclConfig_t};
 use crate::{Nccl, Unsupported, Version, version_code};
 
-/// The maximum of NCCL's numbers.
+/// Maximum value of an option that is a number: NCCL stores it as a C `int`.
 const MOST: u32 = i32::MAX as u32;
 
 /// Declares the options: named values, numbers and texts.
@@ -115,17 +115,16 @@ macro_rules! option_name {
 
 options! {
     choices {
-        /// Whether calls wait inside NCCL until its work on the host is complete. If off or not
-        /// set, they return immediately, and this crate waits with its deadlines. If on, the call
-        /// that creates a communicator has its deadline too: NCCL is called on another thread,
-        /// which stays in NCCL, and may keep a processor busy, until the other ranks arrive.
-        /// **Later calls have no deadline on the host** (splitting, connecting at first use):
-        /// [`Communicator::abort`](crate::Communicator::abort) from another thread ends a blocked
-        /// one. NCCL 2.14.
+        /// Whether calls wait inside NCCL until its work on the host is complete, which is the
+        /// default; a watchdog then enforces the deadlines. If off, NCCL's functions return
+        /// immediately, and this crate waits with the same deadlines
+        /// ([`Communicator`](crate::Communicator) has the costs). If on, a separate thread calls
+        /// NCCL to create the communicator. After a timeout that thread stays in NCCL, and may keep
+        /// a processor busy, until the other ranks arrive. NCCL 2.14.
         blocking: Switch => blocking;
         /// Whether children created by split share resources with this communicator. If not set,
         /// NCCL's environment variable (`NCCL_COMM_SPLIT_SHARE_RESOURCES`) decides, with the same
-        /// duties. NCCL 2.18.
+        /// safety requirements. NCCL 2.18.
         ///
         /// # Safety
         /// If on: while a host call on the communicator or one of its children runs, no other
@@ -156,7 +155,8 @@ options! {
         /// Whether one-sided signals are set up when the communicator is created, instead of with
         /// the first window. Required for signals without any window. NCCL 2.31.
         rma_eager_init: Switch => rmaEagerInit;
-        /// Whether host code can query a fabric's names of windows. NCCL 2.31.1.
+        /// Whether host code can query the logical endpoints of windows in a fabric (CFT). NCCL
+        /// 2.31.1.
         host_cft_mode: HostCftMode => hostCftMode;
         /// The NVLink switch operations that the host side uses. NCCL 2.32.
         nvls_host_mode: NvlsHostMode => nvlsHostMode;
@@ -223,8 +223,8 @@ impl Config {
         self.check(found.call)?;
         let mut raw = unset();
         self.fill(&mut raw, found)?;
-        // A library that is newer than the header reads the version, and takes its defaults for
-        // what came later.
+        // A library newer than the header reads the version in the struct, and uses its defaults
+        // for later fields.
         let version = found.version.min(sys::HEADER);
         raw.version = version_code(version).unsigned_abs();
         raw.size = ncclConfig_t::len_bytes(version).ok_or_else(|| found.unsupported("ncclConfig_t", Version::new(2, 14, 0)))?;
@@ -235,7 +235,7 @@ impl Config {
     fn check(&self, call: &'static str) -> Result<(), NcclError> {
         let combination = |what, why| Err(NcclError::misuse(call, MisuseKind::Combination { what, why }));
         match (self.min_ctas, self.max_ctas) {
-            (Some(_), None) => return combination("Config::min_ctas", "it requires max_ctas too"),
+            (Some(_), None) => return combination("Config::min_ctas", "min_ctas requires max_ctas too"),
             (Some(min), Some(max)) if min > max => return combination("Config::min_ctas", "min_ctas is greater than max_ctas"),
             _ => {}
         }
@@ -288,16 +288,16 @@ fn unset() -> ncclConfig_t {
 #[derive(Clone, Debug)]
 pub(crate) struct RawConfig(ncclConfig_t);
 
-// SAFETY: shared is the text that the pointers in it point to: nobody writes it and it lives until
-// the process ends (`interned`), so nobody has to synchronise. `threads_read_the_names_of_a_config`
-// would catch a failure; it is the test of that.
+// SAFETY: the pointers in the struct point to shared text. No thread writes the text, and it lives
+// until the process ends (`interned`), so no synchronisation is needed. The test
+// `config_names_can_be_read_by_other_threads` would catch a failure.
 unsafe impl Send for RawConfig {}
-// SAFETY: as above, and nothing in it changes behind a shared reference.
+// SAFETY: as above, and nothing in the struct changes through a shared reference.
 unsafe impl Sync for RawConfig {}
 
 impl RawConfig {
     /// Returns the pointer for NCCL, which reads the struct during the call and keeps only pointers
-    /// to the names, which live forever.
+    /// to the names, which live until the process ends.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut ncclConfig_t {
         &raw mut self.0
     }
@@ -346,7 +346,7 @@ pub(crate) fn in_range(
 pub(crate) fn interned(call: &'static str, what: &'static str, text: &str) -> Result<*const c_char, NcclError> {
     static TEXTS: Mutex<Option<HashSet<&'static CStr>>> = Mutex::new(None);
     let Ok(text) = CString::new(text) else {
-        return Err(NcclError::misuse(call, MisuseKind::Text { what, why: "it contains a zero byte" }));
+        return Err(NcclError::misuse(call, MisuseKind::Text { what, why: "the text contains a zero byte" }));
     };
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     let texts = texts.get_or_insert_default();
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_is_in_the_struct_or_an_error_in_every_version() {
+    fn every_option_is_written_or_unsupported_in_every_version() {
         for text in VERSIONS {
             let version: Version = text.parse().expect("a version");
             for (field, mut config) in one_by_one() {
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn call_config_values_are_in_the_struct() {
+    fn config_values_are_written_to_the_struct() {
         let config = Config::new()
             .blocking(Switch::Off)
             .cta_policy(CtaPolicy::Zero)
@@ -483,13 +483,13 @@ mod tests {
                 Config::new().cga_cluster_size(9),
                 "init_rank: Config::cga_cluster_size (ncclConfig_t.cgaClusterSize) is 9, expected 0 to 8",
             ),
-            (Config::new().min_ctas(2), "init_rank: Config::min_ctas: it requires max_ctas too"),
+            (Config::new().min_ctas(2), "init_rank: Config::min_ctas: min_ctas requires max_ctas too"),
             (Config::new().min_ctas(9).max_ctas(8), "init_rank: Config::min_ctas: min_ctas is greater than max_ctas"),
             (
                 Config::new().graph_stream_ordering(Switch::Off),
                 "init_rank: Config::graph_stream_ordering: Off requires graph_usage Never or One; NCCL would ignore it otherwise",
             ),
-            (Config::new().name("a\0b"), "init_rank: Config::name (ncclConfig_t.commName): it contains a zero byte"),
+            (Config::new().name("a\0b"), "init_rank: Config::name (ncclConfig_t.commName): the text contains a zero byte"),
             (
                 Config::new().traffic_class(u32::MAX),
                 "init_rank: Config::traffic_class (ncclConfig_t.trafficClass) is 4294967295, expected at most 2147483647",
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_read_the_names_of_a_config() {
+    fn config_names_can_be_read_by_other_threads() {
         let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
         let found = Found { call: "init_rank", version: sys::HEADER, path: &path };
         let raw = Config::new().name("shared").for_version(&found).expect("all is known");

@@ -56,9 +56,8 @@ struct Storage {
     len_bytes: usize,
 }
 
-// SAFETY: shared are the bytes, which are not written once the device communicator is created, so
-// that nothing has to be synchronised; the test `threads_share_a_device_communicator` would catch a
-// failure.
+// SAFETY: the shared bytes are not written after the device communicator is created, so no
+// synchronisation is needed. The test `threads_share_a_device_communicator` would catch a failure.
 unsafe impl Send for Storage {}
 // SAFETY: as above.
 unsafe impl Sync for Storage {}
@@ -108,15 +107,14 @@ impl DeviceCommunicator {
             Some(len_bytes) => len_bytes,
             None => communicator.properties()?.device_comm_len_bytes().unwrap_or(0),
         };
-        // NCCL may still be at work where the call fails, or panics: then both stay allocated
-        // forever.
+        // If the call fails or panics, NCCL may still use both: they then stay allocated forever.
         let bytes = ManuallyDrop::new(Storage::new(len_bytes));
         let raw = ManuallyDrop::new(raw);
         let destination = bytes.words;
         inner.call(CALL, Allowed::LIVE, |api, comm| {
-            // SAFETY: the handle is live inside the gate. NCCL copies the requirements during the
-            // call, but for the places that it fills, and writes to those and to the bytes until
-            // the call is complete; all of them stay in place until then [D1].
+            // SAFETY: the handle is live inside the gate. NCCL reads the requirements only during
+            // this function. It may write their output fields and the bytes until the call is
+            // complete. All of them stay in place until then [D1].
             unsafe { api.ncclDevCommCreate(comm, raw.as_ptr(), destination.as_ptr().cast()) }
         })?;
         let bytes = ManuallyDrop::into_inner(bytes);
@@ -142,9 +140,10 @@ impl DeviceCommunicator {
         self.buffers.get(index).copied()
     }
 
-    /// Returns the offset of that buffer in the device communicator's own window, in bytes.
+    /// Returns the offset, in bytes, of the buffer with this index in the requirements, from the
+    /// start of the device communicator's own window.
     pub fn buffer_offset_bytes(&self, index: usize) -> Option<usize> {
-        // As NCCL's headers compute it: handles count by 128 bytes.
+        // A handle is an offset in units of 128 bytes, as in NCCL's headers.
         self.buffers.get(index).map(|handle| *handle as usize * 128)
     }
 
@@ -153,7 +152,7 @@ impl DeviceCommunicator {
         self.multimem.get(index).copied()
     }
 
-    /// Frees its resources: buffers, barriers, network contexts. Local.
+    /// Frees the device communicator's resources: buffers, barriers, network contexts. Local.
     ///
     /// ```compile_fail,E0133
     /// # fn f(device: peerweave_nccl::DeviceCommunicator) -> Result<(), peerweave_nccl::NcclError> {

@@ -23,7 +23,8 @@ pub(crate) const SINCE: Version = Version::new(2, 30, 3);
 /// The first version that reports the size of a device communicator.
 pub(crate) const RUNTIME_SINCE: Version = Version::new(2, 31, 0);
 
-/// The version of a device communicator's layout: that for which the kernels were compiled.
+/// Version of a device communicator's layout: the version of NCCL for which the kernels were
+/// compiled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceCommLayout {
@@ -135,7 +136,7 @@ impl DeviceCommRequirements {
         /// The version of the device communicator's layout.
         layout: DeviceCommLayout;
         /// Whether kernels use multimem instructions on the ranks accessible by loads and stores.
-        /// Needs a multicast object, which can be disabled.
+        /// Needs a multicast object; an error if multicast objects are disabled.
         lsa_multimem: Switch;
         /// Number of barriers among all ranks, by loads and stores where possible and over the
         /// network otherwise.
@@ -168,9 +169,10 @@ impl DeviceCommRequirements {
         gin_va_signals: Switch;
         /// The network transport; [`GinType::None`] for any. NCCL 2.31.
         gin_type: GinType;
-        /// Whether kernels use the fabric by logical endpoints. NCCL 2.31.
+        /// Whether kernels address memory in the fabric by logical endpoints. NCCL 2.31.
         cft: Switch;
-        /// Whether kernels use the fabric's multicasts, which can be disabled. NCCL 2.31.
+        /// Whether kernels use the fabric's multicasts; an error if multicast objects are disabled.
+        /// NCCL 2.31.
         cft_multimem: Switch;
         /// Number of barriers over the fabric. NCCL 2.31.
         cft_barriers: u32;
@@ -190,7 +192,7 @@ impl DeviceCommRequirements {
         self
     }
 
-    /// Adds a team whose ranks multicast to each other, which can be disabled.
+    /// Adds a team whose ranks multicast to each other; an error if multicast objects are disabled.
     /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle) returns
     /// its handle; teams are numbered in the order in which they were added.
     pub fn multimem_team(mut self, team: DeviceTeam) -> Self {
@@ -236,7 +238,7 @@ impl DeviceCommRequirements {
             railGinBarrierCount: count("rail_gin_barriers", self.rail_gin_barriers)?,
             lsaLLA2ABlockCount: count("lla2a_blocks", self.lla2a_blocks)?,
             lsaLLA2ASlotCount: count("lla2a_slots", self.lla2a_slots)?,
-            // Deprecated by NVIDIA: `ginConnectionType` says it.
+            // Deprecated by NVIDIA: `ginConnectionType` replaces it.
             ginForceEnable: false,
             ginContextCount: count("gin_contexts", self.gin_contexts)?,
             ginSignalCount: count("gin_signals", self.gin_signals)?,
@@ -300,12 +302,12 @@ impl DeviceCommRequirements {
             return combination("DeviceCommRequirements", "lla2a_blocks and lla2a_slots require each other");
         }
         if self.buffers.iter().any(|buffer| !buffer.align_bytes.is_power_of_two()) {
-            return combination("ResourceBuffer::align_bytes", "it is not a power of two");
+            return combination("ResourceBuffer::align_bytes", "the alignment is not a power of two");
         }
         if self.lsa_multimem == Switch::On || self.cft_multimem == Switch::On || !self.multimem_teams.is_empty() {
             multicast_switch()?;
         }
-        // What an older device layout does not have, its kernels cannot use.
+        // Kernels with an older layout cannot use requirements that the layout lacks.
         let version = match self.layout {
             DeviceCommLayout::Library => found.version,
             DeviceCommLayout::Version(version) => version.min(found.version),
@@ -367,8 +369,8 @@ impl RawRequirements {
                 outMultimemHandle: to_multimem.wrapping_add(index),
             })
             .collect();
-        // Each is linked through the pointer to all of them, so that linking one does not outdate
-        // the pointer to another.
+        // All links derive from one pointer to the whole list, so that writing one element does not
+        // invalidate the pointer to another.
         let first = resources.as_mut_ptr();
         for index in 1..resources.len() {
             // SAFETY: both indices are inside the list.
@@ -472,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn call_config_that_nccl_would_refuse_is_misuse() {
+    fn requirement_that_nccl_would_refuse_is_misuse() {
         let new = DeviceCommRequirements::new;
         for requirements in [
             new().gin_signals(1),

@@ -42,7 +42,7 @@ impl DeviceTeam {
     /// # Panics
     /// If `rank` is not below `ranks`.
     pub fn world(ranks: usize, rank: Rank) -> Self {
-        assert!(rank.index() < ranks, "{rank} of {ranks}");
+        assert!(rank.index() < ranks, "{rank}, expected less than {ranks} (the number of ranks)");
         Self { ranks, index: rank.index(), stride: 1, first: 0 }
     }
 
@@ -113,8 +113,8 @@ impl DeviceTeam {
         })
     }
 
-    /// Returns the ranks with this one's index in each block of `size` neighbours; `None` unless
-    /// the team consists of such blocks.
+    /// Returns the ranks that have the same index as this rank in their blocks of `size`
+    /// neighbours; `None` unless the team consists of such blocks.
     pub fn outer(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| Self {
             ranks: self.ranks / size,

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_found_by_number() {
+    fn call_names_are_found_by_number() {
         assert_eq!(Call::AllReduce.name(), "all_reduce");
         assert_eq!(Call::Grow.name(), "grow");
         assert_eq!(Call::name_of(7 << Call::BITS | Call::Recv as u64), "recv");

@@ -27,9 +27,9 @@ impl Nccl {
     /// Sends NCCL's log to `tracing`, with the target `nccl`, instead of standard output.
     ///
     /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment. `NCCL_DEBUG_SUBSYS`
-    /// keeps its meaning. Libraries before 2.24.3 read the variables once: with these, call it
-    /// before any other call that logs. A thread reads the log until the process ends. Another call
-    /// changes the level.
+    /// keeps its meaning. Libraries before 2.24.3 read the variables once: with these, call this
+    /// function before any other call that logs. A thread reads the log until the process ends.
+    /// Calling it again changes the level.
     ///
     /// Child processes inherit the variables. Their NCCL logs to this process as long as it lives,
     /// and to standard output afterwards.
@@ -44,8 +44,8 @@ impl Nccl {
         const CALL: &str = "Nccl::trace_log";
         self.not_forked(CALL)?;
         let refused = |why| NcclError::misuse(CALL, MisuseKind::Context { why });
-        // NCCL opens the file by its name, now or later: our end stays open for that, until the
-        // process ends.
+        // NCCL opens the pipe by its path, now or later, so this end stays open until the process
+        // ends.
         static WRITER: Mutex<Option<PipeWriter>> = Mutex::new(None);
         let mut writer = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
         let writer = match writer.as_ref() {
@@ -68,7 +68,7 @@ impl Nccl {
             std::env::set_var("NCCL_DEBUG_FILE", format!("/proc/{}/fd/{}", process(), writer.as_raw_fd()));
         }
         match self.reset_debug() {
-            Err(NcclError::Unsupported(_)) => Ok(()), // too old to read them again: it will with its first message
+            Err(NcclError::Unsupported(_)) => Ok(()), // an old library reads them once, with its first message
             result => result,
         }
     }

@@ -106,7 +106,7 @@ impl NcclError {
     }
 
     /// Returns the error of a call that returned `code`, with the library's description of the code
-    /// and its last error. For example for a call made through
+    /// and its last error. Use it, for example, for a call made through
     /// [`Communicator::as_raw`](crate::Communicator::as_raw). [`Nccl::check`] returns it as a
     /// result.
     ///
@@ -120,7 +120,7 @@ impl NcclError {
     /// # Ok::<(), NcclError>(())
     /// ```
     pub fn from_code(nccl: Nccl, call: &'static str, code: impl Into<ResultCode>) -> Self {
-        // In a fork nothing of the library is called.
+        // A forked process must not call the library.
         nccl.not_forked(call).err().unwrap_or_else(|| nccl.failure(call, sys::ncclResult_t(code.into().get()), None))
     }
 
@@ -186,8 +186,8 @@ pub struct Failure {
     pub meaning: &'static str,
     /// The version of the library.
     pub version: Version,
-    /// NCCL's text of its last error; empty if there is none. NCCL has one such text for the
-    /// process, so it may be of another thread's failure.
+    /// NCCL's text of its last error; empty if there is none. NCCL stores one such text for the
+    /// whole process, so it may describe another thread's failure.
     pub last_error: String,
     /// The communicator, if it exists already.
     pub communicator: Option<Arc<CommunicatorName>>,
@@ -230,7 +230,8 @@ impl From<i32> for ResultCode {
 }
 
 impl ResultCode {
-    /// Success. No error of this crate has this code, unless it was created from it.
+    /// Success. No error of this crate has this code, except one that [`NcclError::from_code`]
+    /// created from it.
     pub const SUCCESS: Self = Self(sys::ncclResult_t::ncclSuccess.0);
     /// A call of CUDA failed.
     pub const UNHANDLED_CUDA_ERROR: Self = Self(sys::ncclResult_t::ncclUnhandledCudaError.0);
@@ -244,7 +245,7 @@ impl ResultCode {
     pub const INVALID_USAGE: Self = Self(sys::ncclResult_t::ncclInvalidUsage.0);
     /// A peer or the network failed.
     pub const REMOTE_ERROR: Self = Self(sys::ncclResult_t::ncclRemoteError.0);
-    /// A non-blocking communicator has not finished.
+    /// A call on a non-blocking communicator has not finished.
     pub const IN_PROGRESS: Self = Self(sys::ncclResult_t::ncclInProgress.0);
     /// A wait inside the library timed out. Since NCCL 2.30.3.
     pub const TIMEOUT: Self = Self(sys::ncclResult_t::ncclTimeout.0);
@@ -281,7 +282,7 @@ impl fmt::Debug for ResultCode {
     }
 }
 
-/// A communicator in a message.
+/// Identifies a communicator in messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommunicatorName {

@@ -1,11 +1,12 @@
-//! The NCCL of this process: its search, its version, missing functions, and every call into it.
+//! The NCCL library of this process: search and loading, version, missing functions, and every call
+//! into it.
 //!
 //! `of_communicator.rs` has configurations, `parameters.rs` and `debug_log.rs` have parameters and
 //! logs, and communicators have their own modules.
 //!
 //! # Invariants
 //! - **[L1]** A library is never unloaded and its record never freed, so an [`Nccl`] is a plain
-//!   reference forever.
+//!   reference that stays valid.
 //! - **[L2]** No function of a library is called in a process forked from the one that loaded it.
 
 use std::ffi::{CStr, c_char};
@@ -29,7 +30,7 @@ pub(crate) const PRODUCT: &str = "NCCL";
 /// while it is in use (a crash in 2.18.1 on H200).
 const OLDEST: Version = Version::new(2, 19, 1);
 
-// SAFETY: what a machine has under these names is NCCL, or stands in for it.
+// SAFETY: a file with one of these names is NCCL, or a substitute with the same interface.
 const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NCCL_PATH", &["libnccl.so.2", "libnccl.so"]) }
     .known_by(c"ncclGetVersion")
     .in_wheels(&["nvidia/nccl/lib"])
@@ -60,12 +61,12 @@ struct Loaded {
     api: Api,
     version: Version,
     path: Arc<Path>,
-    /// Files of other libnccl that were mapped in the process when this one was loaded.
+    /// Files of other NCCL libraries that were mapped in the process when this one was loaded.
     others: Vec<PathBuf>,
 }
 
-/// All libraries loaded by this crate, so that each file is loaded once. The first is not always
-/// that of [`Nccl::load`].
+/// All libraries loaded by this crate, so that each file is loaded once. The first one is not
+/// always the library of [`Nccl::load`].
 static LOADED: Mutex<Vec<&'static Loaded>> = Mutex::new(Vec::new());
 
 impl Nccl {
@@ -85,7 +86,7 @@ impl Nccl {
     /// process forked from the one that loaded it.
     pub fn load() -> Result<Self, NcclError> {
         static DEFAULT: OnceLock<Nccl> = OnceLock::new();
-        // First of all: in a fork, locks may be held by threads that are not there.
+        // Checked first: in a forked process, locks may be held by threads that do not exist there.
         not_forked("Nccl::load")?;
         if let Some(nccl) = DEFAULT.get() {
             return Ok(*nccl);
@@ -109,13 +110,13 @@ impl Nccl {
     /// As for [`load`](Self::load).
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self, NcclError> {
         not_forked("Nccl::open")?;
-        // SAFETY: the caller says that it is an NCCL.
+        // SAFETY: the caller guarantees that the file is an NCCL library.
         Self::adopt(unsafe { SEARCH.open_at(path.as_ref(), Visibility::Local) }?)
     }
 
     fn adopt(library: peerweave_dylib::Library) -> Result<Self, NcclError> {
         let (adopted, is_new) = Self::adopt_once(library)?;
-        // Not under the lock: a subscriber may use NCCL.
+        // Logged without holding the lock, because a subscriber may use NCCL.
         if is_new {
             tracing::debug!(version = %adopted.version(), path = %adopted.path().display(), "NCCL loaded");
             for other in &adopted.0.others {
@@ -137,7 +138,7 @@ impl Nccl {
             return Ok((Self(known), false));
         }
         FIRST.get_or_init(|| (ForkGuard::new(), std::process::id()));
-        // Those that others mapped, and those that were loaded here under whatever name.
+        // Libraries mapped by other code, and libraries that this crate loaded by any path.
         let known = loaded.iter().map(|known| self::identity(&known.path));
         let mut others: Vec<PathBuf> = Vec::new();
         for other in peerweave_dylib::mapped("libnccl.so").into_iter().chain(known) {
@@ -171,8 +172,8 @@ impl Nccl {
         Arc::clone(&self.0.path)
     }
 
-    /// Returns files of other libnccl that were mapped in the process when this one was loaded, for
-    /// example by an embedded Python, or linked at build time.
+    /// Returns files of other NCCL libraries that were mapped in the process when this one was
+    /// loaded, for example by an embedded Python or by the program's own linking.
     ///
     /// Several libraries can work beside each other as long as no handle of one is passed to
     /// another. A warning was logged for each.
@@ -207,8 +208,9 @@ impl Nccl {
         Ok(self.meaning(ncclResult_t(code.get())))
     }
 
-    /// Converts the code of an NCCL function to a result. For calls that this crate does not make:
-    /// through [`Communicator::as_raw`](crate::Communicator::as_raw), or of the bindings.
+    /// Converts the code of an NCCL function to a result. Use it for functions that the program
+    /// calls itself: through [`Communicator::as_raw`](crate::Communicator::as_raw), or through the
+    /// bindings.
     ///
     /// ```no_run
     /// use peerweave_nccl::{Nccl, ResultCode};
@@ -338,18 +340,19 @@ impl Nccl {
     }
 
     fn meaning(self, code: ncclResult_t) -> &'static str {
-        // SAFETY: it takes any code, and gives null or text that the library holds in its data,
-        // which is mapped forever [L1].
+        // SAFETY: the function accepts any code, and returns null or text in the library's data,
+        // which stays mapped [L1].
         unsafe { self.0.api.ncclGetErrorString(code).map_or("", |text| static_text(text)) }
     }
 
-    /// Returns NCCL's last error; that of the process if the communicator is null.
+    /// Returns NCCL's text of the last error. A null communicator selects the last error of the
+    /// process.
     pub(crate) fn last_error_text(self, communicator: sys::ncclComm_t) -> String {
-        // SAFETY: the communicator is null or live; NCCL only reads it, and gives null or text in a
-        // buffer of the library's.
+        // SAFETY: the communicator is null or live; NCCL only reads it, and returns null or text in
+        // a buffer of the library.
         let text = unsafe { self.0.api.ncclGetLastError(communicator).unwrap_or(std::ptr::null()) };
-        // SAFETY: null, or a buffer of NCCL's that is never freed [L1]: of LAST_ERROR_BYTES, or as
-        // long as its text.
+        // SAFETY: `text` is null, or a buffer that NCCL never frees [L1]. The buffer has
+        // LAST_ERROR_BYTES bytes, or ends with its text.
         unsafe { changing_text(text) }
     }
 }
@@ -464,8 +467,8 @@ mod tests {
     use super::*;
 
     fn read(bytes: &[AtomicU8]) -> String {
-        // SAFETY: as many bytes as the buffer of NCCL has, or a zero among fewer, and they outlive
-        // the call.
+        // SAFETY: the buffer has as many bytes as NCCL's, or fewer with a zero among them, and
+        // outlives the call.
         unsafe { changing_text(bytes.as_ptr().cast()) }
     }
 
@@ -474,13 +477,13 @@ mod tests {
         let bytes: Vec<_> = (0..2 * LAST_ERROR_BYTES).map(|_| AtomicU8::new(b'x')).collect();
         assert_eq!(read(&bytes), "x".repeat(LAST_ERROR_BYTES));
         assert_eq!(read(&[AtomicU8::new(b'a'), AtomicU8::new(0)]), "a");
-        // SAFETY: null is text of nothing.
+        // SAFETY: null is allowed.
         assert_eq!(unsafe { changing_text(std::ptr::null()) }, "");
     }
 
     #[test]
     fn text_that_another_thread_writes_is_read_without_a_race() {
-        // Miri would find one.
+        // Miri would detect a data race.
         let bytes: Vec<_> = (0..64).map(|_| AtomicU8::new(0)).collect();
         std::thread::scope(|scope| {
             scope.spawn(|| {

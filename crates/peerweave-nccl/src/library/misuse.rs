@@ -138,14 +138,14 @@ pub enum MisuseKind {
     /// missing ranks, or was the last thread that used them. The communicator is aborted, as after
     /// a deadline.
     #[error(
-        "{} of this process {} not in the group of call {sequence} on {communicator}, and the thread that waits for it was the last to use {}; a thread \
-         that has several ranks issues their calls in one Nccl::group",
+        "{} of this process {} not in the group of call {sequence} on {communicator}, and the thread that waits for the call was the last to use {}; issue the calls \
+         of all ranks of a thread in one Nccl::group",
         Ranks(ranks), if ranks.len() == 1 { "was" } else { "were" }, if ranks.len() == 1 { "that rank" } else { "those ranks" }
     )]
     NotInGroup {
         /// The missing ranks.
         ranks: Vec<Rank>,
-        /// Number of the call that waits, on its communicator.
+        /// Number of the waiting call on its communicator.
         sequence: u64,
         /// The communicator whose call waits.
         communicator: Arc<CommunicatorName>,

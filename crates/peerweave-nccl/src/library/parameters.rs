@@ -1,4 +1,4 @@
-//! The library's run-time parameters (NCCL 2.30.3), and reloading those of its log.
+//! The library's run-time parameters (NCCL 2.30.3), and reloading the variables of its log.
 //!
 //! Parameters are only read: environment variables set them before NCCL is first used.
 
@@ -10,7 +10,8 @@ use crate::{MisuseKind, Nccl, NcclError, Version};
 
 impl Nccl {
     /// Returns all parameters that NCCL publishes, with their values as text. With
-    /// `NCCL_PARAM_DUMP_ALL=true` in the environment, also the others. Requires NCCL 2.30.3.
+    /// `NCCL_PARAM_DUMP_ALL=true` in the environment, also returns unpublished ones. Requires NCCL
+    /// 2.30.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Nccl`], [`NcclError::Forked`].
@@ -31,7 +32,7 @@ impl Nccl {
     pub fn param(self, name: &str) -> Result<Option<String>, NcclError> {
         const CALL: &str = "Nccl::param";
         let Ok(key) = CString::new(name) else {
-            return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "it contains a zero byte" }));
+            return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "the name contains a zero byte" }));
         };
         match self.param_value(&key) {
             Ok(value) => Ok(Some(value)),
@@ -59,7 +60,7 @@ impl Nccl {
     pub fn param_as<T: ParamValue>(self, name: &str) -> Result<Option<T>, NcclError> {
         const CALL: &str = "Nccl::param_as";
         let Ok(key) = CString::new(name) else {
-            return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "it contains a zero byte" }));
+            return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "the name contains a zero byte" }));
         };
         let mut handle: ncclParamHandle_t = std::ptr::null_mut();
         // SAFETY: the key ends in a zero byte; a handle is stored, which NCCL keeps as long as it
@@ -76,7 +77,7 @@ impl Nccl {
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Forked`].
     pub fn dump_params(self) -> Result<(), NcclError> {
-        // SAFETY: it takes nothing and only writes.
+        // SAFETY: the function takes no arguments and only prints.
         self.code("ncclParamDumpAll", |api| unsafe { api.ncclParamDumpAll() })
     }
 
@@ -88,7 +89,7 @@ impl Nccl {
     pub fn reset_debug(self) -> Result<(), NcclError> {
         // NVIDIA deprecates the first name, and has exported the second since 2.28.3.
         if self.has("ncclResetDebugInitInternal") {
-            // SAFETY: it takes nothing, and locks what it changes.
+            // SAFETY: the function takes no arguments, and locks the state that it changes.
             return self.code("ncclResetDebugInitInternal", |api| unsafe { api.ncclResetDebugInitInternal() });
         }
         self.needs("ncclResetDebugInit", Version::new(2, 24, 3))?;
@@ -99,8 +100,8 @@ impl Nccl {
     fn param_keys(self) -> Result<Vec<CString>, NcclError> {
         let mut table: *mut *const c_char = std::ptr::null_mut();
         let mut len: c_int = 0;
-        // SAFETY: it stores a pointer and a number. The table is valid until this thread asks
-        // again.
+        // SAFETY: the function stores a pointer and a number. The table is valid until this thread
+        // queries again.
         self.call("ncclParamGetAllParameterKeys", |api| unsafe {
             api.ncclParamGetAllParameterKeys(&raw mut table, &raw mut len)
         })?;
@@ -108,7 +109,7 @@ impl Nccl {
         if table.is_null() || len == 0 {
             return Ok(Vec::new());
         }
-        // SAFETY: NCCL says that the table has that many entries.
+        // SAFETY: NCCL reports that the table has that many entries.
         let keys = unsafe { std::slice::from_raw_parts(table, len) };
         // SAFETY: each entry is null or text that is valid as long as the table.
         Ok(keys.iter().filter(|key| !key.is_null()).map(|key| unsafe { CStr::from_ptr(*key) }.to_owned()).collect())
@@ -118,7 +119,7 @@ impl Nccl {
         let mut value: *const c_char = std::ptr::null();
         let mut len: c_int = 0;
         // SAFETY: the key ends in a zero byte; a pointer and a number are stored. The text is valid
-        // until this thread asks again.
+        // until this thread queries again.
         self.call("ncclParamGetParameter", |api| unsafe {
             api.ncclParamGetParameter(key.as_ptr(), &raw mut value, &raw mut len)
         })?;
@@ -170,7 +171,7 @@ impl sealed::Read for String {
     fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError> {
         let mut value: *const c_char = std::ptr::null();
         // SAFETY: NCCL gave the handle; a pointer is stored, to text that is valid until this
-        // thread asks again.
+        // thread queries again.
         nccl.call("ncclParamGetStr", |api| unsafe { api.ncclParamGetStr(handle, &raw mut value) })?;
         if value.is_null() {
             return Ok(Self::new());

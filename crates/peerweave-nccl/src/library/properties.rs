@@ -20,7 +20,7 @@ pub struct CommProperties {
     version: Version,
 }
 
-/// Transport of communication that kernels start over the network.
+/// Transport by which kernels communicate over the network (GIN).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinType {
@@ -72,8 +72,8 @@ pub enum GinConnection {
     Full,
     /// The ranks along the rails.
     Rail,
-    /// Ranks at a multiple of this stride. NCCL 2.31. In properties the stride is
-    /// [`CommProperties::gin_min_stride`], and this is 0.
+    /// Ranks at a multiple of this stride. NCCL 2.31. [`CommProperties::gin_connection`] returns 0
+    /// here; the stride is [`CommProperties::gin_min_stride`].
     Stride(u32),
 }
 
@@ -139,7 +139,7 @@ impl CommProperties {
         self.raw.multimemSupport != 0
     }
 
-    /// Returns the transport of communication that kernels start over the network.
+    /// Returns the transport by which kernels communicate over the network.
     pub fn gin_type(&self) -> GinType {
         GinType::of(self.raw.ginType)
     }
@@ -154,13 +154,13 @@ impl CommProperties {
         self.since(29, 7).then_some(self.raw.hostRmaSupport != 0)
     }
 
-    /// Returns the transport of communication that kernels start along rails. Requires NCCL 2.29.7.
+    /// Returns the transport by which kernels communicate along rails. Requires NCCL 2.29.7.
     pub fn railed_gin_type(&self) -> Option<GinType> {
         self.since(29, 7).then_some(GinType::of(self.raw.railedGinType))
     }
 
-    /// Returns a number that is the same on all ranks of this communicator, and probably differs
-    /// from that of other communicators. Requires NCCL 2.31.
+    /// Returns a hash that is the same on all ranks of this communicator, and that probably differs
+    /// between communicators. Requires NCCL 2.31.
     pub fn comm_hash(&self) -> Option<u64> {
         self.since(31, 0).then_some(self.raw.commHash)
     }
@@ -196,7 +196,8 @@ impl CommProperties {
         self.since(31, 0).then_some(self.raw.devCommRuntimeVersionSize)
     }
 
-    /// Returns whether kernels can use the fabric, by logical endpoints. Requires NCCL 2.32.
+    /// Returns whether kernels can address memory in the fabric by logical endpoints. Requires NCCL
+    /// 2.32.
     pub fn cft(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftSupport != 0)
     }
@@ -275,7 +276,7 @@ mod tests {
     fn type_of_one_byte_is_read_from_the_first_versions() {
         let properties = filled_by("2.29.2", |filled| {
             assert_eq!(filled.raw.size, 40);
-            // What that library writes: a byte, with others' bytes behind it.
+            // That library writes one byte; unrelated bytes follow it.
             let bytes = (&raw mut filled.raw).cast::<u8>();
             // SAFETY: inside of the struct.
             unsafe {

@@ -90,7 +90,7 @@ impl FromStr for UniqueId {
         let mut bytes = [0; Self::LEN_BYTES];
         for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
             let (Some(high), Some(low)) = (digit(pair[0]), digit(pair[1])) else {
-                let kind = MisuseKind::Text { what: "the id", why: "not hexadecimal" };
+                let kind = MisuseKind::Text { what: "the id", why: "expected hexadecimal digits only" };
                 return Err(Misuse { call: "UniqueId::from_str", kind }.into());
             };
             *byte = high << 4 | low;
@@ -177,14 +177,17 @@ mod tests {
     }
 
     #[test]
-    fn wrong_id_lengths_and_digits_are_named() {
+    fn wrong_id_length_or_digit_is_refused() {
         let short = UniqueId::try_from([0; 127].as_slice()).expect_err("too short");
         assert_eq!(short.to_string(), "UniqueId::try_from: the id has 127 bytes, expected 128");
         let long = "0".repeat(257).parse::<UniqueId>().expect_err("too long");
         assert_eq!(long.to_string(), "UniqueId::try_from: the id has 257 digits, expected 256");
         let mut text = counting().to_hex();
         text.replace_range(10..11, "g");
-        assert_eq!(text.parse::<UniqueId>().expect_err("no digit").to_string(), "UniqueId::from_str: the id: not hexadecimal");
+        assert_eq!(
+            text.parse::<UniqueId>().expect_err("no digit").to_string(),
+            "UniqueId::from_str: the id: expected hexadecimal digits only"
+        );
         // Two bytes of one character: the length in bytes is right, the digits are not.
         text.replace_range(10..12, "\u{e9}");
         assert!(text.parse::<UniqueId>().is_err());

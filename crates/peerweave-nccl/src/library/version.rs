@@ -22,7 +22,7 @@ pub const fn version_from_code(code: i32) -> Option<Version> {
     };
     // Each is below 256 by the bounds above.
     let version = Version::new((code / thousands) as u8, (code % thousands / 100) as u8, (code % 100) as u8);
-    // Of the old encoding there is nothing after 2.8, and of the new one nothing before 2.9.
+    // The old encoding ended with 2.8, and the new one began with 2.9.
     if version_code(version) == code { Some(version) } else { None }
 }
 

@@ -1,7 +1,7 @@
 //! Calls on streams that are being captured.
 //!
-//! `ops` has the owners that a graph keeps. Invariant: if the work of a call may be in a graph, a
-//! check before or after the call detects it.
+//! `ops` has the values that a graph keeps alive. Invariant: if the work of a call may be in a
+//! graph, a check before or after the call detects it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +10,7 @@ use peerweave_driver::{CudaCode, CudaStream, is_capturing, refuse_capture_begun}
 use crate::library::error::NcclError;
 use crate::member::membership::{Inner, OF_EVERY_CONTEXT};
 
-/// The highest handle of the default stream.
+/// The larger of the two handle values that mean the default stream (0 and 1).
 const DEFAULT: usize = 1;
 
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
@@ -30,7 +30,7 @@ impl Inner {
     }
 
     /// Returns whether a call may check for a capture only after it is issued, and keep its memory
-    /// then.
+    /// alive then.
     ///
     /// A capture that another thread **ends** during a call is detected only by checks both before
     /// and after it. The same applies to a capture that begins during the call. So both checks are
@@ -39,8 +39,8 @@ impl Inner {
     /// their calls.
     #[inline]
     pub(crate) fn may_check_capture_later(&self, stream: &CudaStream) -> bool {
-        // With others NCCL enqueues the work after its function has returned. And what a default
-        // stream answers depends on other streams.
+        // On a non-blocking communicator, NCCL enqueues the work after its function has returned.
+        // And the reported state of a default stream depends on other streams.
         self.blocking && stream.cu_stream().addr() > OF_EVERY_CONTEXT && !CAPTURE_SEEN.load(Ordering::Relaxed)
     }
 

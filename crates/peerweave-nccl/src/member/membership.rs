@@ -39,11 +39,13 @@ pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handle(NonNull<ncclComm>);
 
-// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a
-// time; synchronised by the gate [C1]. Would be caught by the test `threads_share_a_communicator`.
+// SAFETY: the shared pointer is dereferenced only by NCCL, which accepts calls of any thread, one
+// at a time. The gate synchronises them [C1]. The test `threads_share_a_communicator` would catch a
+// failure.
 unsafe impl Send for Handle {}
-// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a
-// time; synchronised by the gate [C1]. Would be caught by the test `threads_share_a_communicator`.
+// SAFETY: the shared pointer is dereferenced only by NCCL, which accepts calls of any thread, one
+// at a time. The gate synchronises them [C1]. The test `threads_share_a_communicator` would catch a
+// failure.
 unsafe impl Sync for Handle {}
 
 impl Handle {
@@ -58,8 +60,8 @@ impl Handle {
 
 /// The state shared by clones, graphs, windows and operations of a communicator.
 ///
-/// Every call writes it. So it shares no cache line, and no pair of lines that a processor fetches
-/// together, with that of a rank of another thread.
+/// Every call writes this struct. So it shares no cache line, and no pair of lines that a processor
+/// fetches together, with the struct of another thread's rank.
 #[repr(align(128))]
 pub(crate) struct Inner {
     pub(crate) nccl: Nccl,
@@ -72,8 +74,8 @@ pub(crate) struct Inner {
     pub(crate) n_ranks: usize,
     pub(crate) rank: Rank,
     pub(crate) name: Arc<CommunicatorName>,
-    /// Hash of 64 bits that is the same on every rank, and differs from that of other communicators
-    /// of the job.
+    /// Hash of 64 bits that is the same on every rank, and differs between the communicators of the
+    /// job.
     pub(crate) identity: u64,
     pub(crate) blocking: bool,
     deadline_ms: AtomicU64,
@@ -91,20 +93,20 @@ pub(crate) struct Inner {
     /// Number of captures that hold it.
     pub(crate) graphs: AtomicUsize,
     pub(crate) world: Option<World>,
-    /// Progress of an abort, for calls that it has cut off: NCCL may use their memory until it is
-    /// done [C2].
+    /// Progress of an abort. Aborted calls wait for its end, because NCCL may use their memory
+    /// until then [C2].
     pub(crate) abort: Abort,
     /// The registrations, and the streams that may use them.
     pub(crate) registered: RegistrationUse,
     /// Memory that peers may access until the communicator is freed. Leaked unless NCCL confirms
-    /// that.
+    /// that it has freed the communicator.
     deferred: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
     /// A number shared by the communicators of a group in which a thread may be blocked; 0
     /// otherwise.
     pub(crate) group: AtomicU64,
-    /// The reason why the watchdog or a timed-out wait has aborted it.
+    /// The reason why the watchdog or a timed-out wait has aborted the communicator.
     pub(crate) abort_reason: OnceLock<NcclError>,
 }
 
@@ -118,20 +120,20 @@ pub(crate) struct Abort {
 /// A context of the driver, for comparison only.
 struct SharedContext(CUcontext);
 
-// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from
-// any thread; the `Arc` beside it keeps the context; synchronised by the driver. Would be caught by
-// the test `threads_share_a_communicator`.
+// SAFETY: the shared pointer is only compared, or passed to the driver, which accepts it on any
+// thread and synchronises its use. The `Arc` beside it keeps the context alive. The test
+// `threads_share_a_communicator` would catch a failure.
 unsafe impl Send for SharedContext {}
-// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from
-// any thread; the `Arc` beside it keeps the context; synchronised by the driver. Would be caught by
-// the test `threads_share_a_communicator`.
+// SAFETY: the shared pointer is only compared, or passed to the driver, which accepts it on any
+// thread and synchronises its use. The `Arc` beside it keeps the context alive. The test
+// `threads_share_a_communicator` would catch a failure.
 unsafe impl Sync for SharedContext {}
 
 /// The rendezvous by which a communicator was created.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) rendezvous: Weak<Rendezvous>,
-    /// Whether ranks equal the PEs of the rendezvous.
+    /// Whether each rank has the number of its PE in the rendezvous.
     pub(crate) ranks_are_pes: bool,
 }
 
@@ -152,7 +154,8 @@ thread_local! {
     static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The highest of the handles of the default streams and of the per-thread stream.
+/// The largest of the handle values that mean a default stream (0 and 1) or the per-thread stream
+/// (2). Every context has these streams.
 pub(super) const OF_EVERY_CONTEXT: usize = 2;
 
 /// Number of communicators that this process has created.
@@ -333,7 +336,7 @@ impl Inner {
         if self.gate.is_closed() { Err(self.dead(call, self.gate.state())) } else { Ok(()) }
     }
 
-    /// Enters exclusively, if the process was not forked.
+    /// Enters the gate exclusively. Fails in a forked process.
     #[inline]
     pub(crate) fn enter(&self, call: &'static str, allowed: Allowed) -> Result<Inside<'_>, NcclError> {
         self.enter_within(call, allowed, || self.deadline())
@@ -371,7 +374,8 @@ impl Inner {
     }
 
     /// Returns the error of a call or a wait that was aborted. If the watchdog or a timed-out wait
-    /// aborted it, that is the reason; otherwise that of [`dead`](Self::dead).
+    /// aborted the communicator, this is the recorded reason; otherwise the error of
+    /// [`dead`](Self::dead).
     #[cold]
     pub(crate) fn abort_error(&self, call: &'static str) -> NcclError {
         self.abort_reason.get().cloned().map_or_else(|| self.dead(call, self.gate.state()), |reason| reason.of_call(call))
@@ -418,7 +422,7 @@ impl Inner {
     /// Returns the state of the communicator. For the owner of the gate; on a blocking communicator
     /// also for a reader.
     ///
-    /// NCCL's query has effects. On a non-blocking communicator, the thread that reads success
+    /// NCCL's query has side effects. On a non-blocking communicator, the thread that reads success
     /// frees the job of the last group (2.26.2 and later), as every other call does at its start.
     /// Two such threads at the same time would free it twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
@@ -477,8 +481,8 @@ impl Inner {
         if stream.context().cu_ctx() != self.cu_context.0 {
             return self.check_context(call, "the stream", stream.context());
         }
-        // No other thread can wait for a per-thread stream: neither the one that frees what it
-        // uses, nor the one that aborts.
+        // No other thread can wait for a per-thread stream: neither a thread that frees memory
+        // which the stream uses, nor one that aborts.
         Ok(refuse_per_thread(call, stream)?)
     }
 
@@ -490,7 +494,7 @@ impl Inner {
             true if context.cu_ctx() == self.cu_context.0 => return Ok(()),
             true => MisuseKind::Combination {
                 what,
-                why: "it belongs to another context than the communicator, expected the primary context for both",
+                why: "found another context than the communicator's, expected the primary context for both",
             },
             false => MisuseKind::Device { what, found, expected },
         };

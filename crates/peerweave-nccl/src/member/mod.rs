@@ -1,7 +1,7 @@
 //! One rank's membership, shared by all handles, graphs, windows and operations: its state, its
 //! lock, and the values recorded by calls.
 //!
-//! It waits only for its lock; `comm` has the ends of calls and communicators.
+//! This module waits only for that lock; `comm` completes calls and ends communicators.
 
 pub(crate) mod capture;
 pub(crate) mod enter_all;

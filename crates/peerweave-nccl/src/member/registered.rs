@@ -1,7 +1,7 @@
-//! Streams with work of a communicator, for which unregistering memory waits, and which the
-//! watchdog inspects.
+//! Streams that have work of a communicator. Unregistering memory waits for them, and the watchdog
+//! inspects them.
 //!
-//! Invariant: a stream is recorded inside the communicator's gate, before NCCL gets the call; a
+//! Invariant: a stream is recorded inside the communicator's gate, before NCCL is called; a
 //! registration is counted before NCCL makes it.
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl RegistrationUse {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Uncounts a registration that NCCL did not make, or has removed.
+    /// Subtracts from the count a registration that NCCL did not make, or has removed.
     pub(crate) fn remove(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }

@@ -30,7 +30,8 @@ fn is_enabled() -> bool {
     tracing::level_filters::LevelFilter::current() >= tracing::level_filters::LevelFilter::TRACE
 }
 
-/// Returns the span of a call for several ranks of this thread, or for none yet.
+/// Returns the span of a call for several ranks of this thread, which need not have communicators
+/// yet.
 pub(crate) fn of_many(call: &'static str, members: usize) -> EnteredSpan {
     tracing::trace_span!("nccl", call, members).entered()
 }

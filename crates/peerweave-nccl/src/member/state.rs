@@ -51,7 +51,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Converts the state to that in the error of a refused call.
+    /// Converts the state to the state that the error of a refused call contains.
     pub(crate) fn dead(self) -> DeadState {
         match self {
             Self::Suspended => DeadState::Suspended,
@@ -100,7 +100,7 @@ impl Allowed {
 /// The reason why entering failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The state does not allow it.
+    /// The state does not allow the call.
     State(State),
     /// Another thread was inside until the deadline.
     Busy,
@@ -156,8 +156,9 @@ fn with_state(word: u64, state: State) -> u64 {
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Acquired by a thread that finds it free, then written only by that thread, so that leaving
-    /// is a plain store. Counts acquisitions, so that two calls have different values.
+    /// The mode of the owner, and the number of acquisitions, so that two calls have different
+    /// values. A thread acquires it if it is free; then only that thread writes it, so leaving is a
+    /// plain store.
     owner: AtomicU64,
     /// The number of waiters.
     waiting: AtomicU32,
@@ -238,8 +239,9 @@ impl Gate {
     #[inline]
     fn take(&self, mode: u64) -> Option<Inside<'_>> {
         // Acquires what the previous owner released, so that the effects of one call on the
-        // communicator precede the next call. In the single total order with `close` and `drain`.
-        // Not `then_some`: dropping an unused guard would release the gate.
+        // communicator precede the next call. The exchange is in the single total order with
+        // `close` and `drain`. `then_some` would drop an unused guard, which would release the
+        // gate.
         let owner = self.owner.load(Relaxed);
         (owner & MODE_MASK == FREE && self.owner.compare_exchange(owner, owner | mode, SeqCst, Relaxed).is_ok())
             .then(|| Inside(self))
@@ -400,7 +402,7 @@ impl<'a> Inside<'a> {
     }
 
     /// Removes the mark, after the call. If the thread reads the state afterwards, either it sees
-    /// that the gate is closed, or it is waited for.
+    /// that the gate is closed, or the thread that closed the gate waits for it.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();

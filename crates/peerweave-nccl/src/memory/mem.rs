@@ -2,7 +2,7 @@
 //!
 //! `window.rs` registers it. It is a kind of [`DeviceMemory`], which copies, shares and frees it.
 //!
-//! Invariant: it is freed after all work on every stream that used it.
+//! Invariant: the memory is freed after all work on every stream that used it.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,13 +22,12 @@ use crate::{Nccl, ResultCode};
 /// Device memory of `len` elements from NCCL's own allocator. Clones and slices are handles of the
 /// same memory.
 ///
-/// It is used like other device memory: see [`DeviceMemory`], whose rules apply, and to which it
-/// converts.
+/// `NcclMem` converts to [`DeviceMemory`], and the rules of `DeviceMemory` apply.
 ///
 /// NCCL registers such memory by itself when collectives are captured into graphs: on H200, large
 /// out-of-place all-reduces were 5 to 8 % faster than from memory of the driver.
 ///
-/// One handle cannot be read and written by one call: use the in-place form of the call. (For two
+/// A call cannot both read and write the same handle: use the in-place form of the call. (For two
 /// handles of the same memory, the call returns an error.)
 ///
 /// ```compile_fail,E0502
@@ -61,34 +60,34 @@ impl<T: Element> NcclMem<T> {
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.19.1. [`NcclError::Misuse`] for more elements than the
     /// address space can hold. [`NcclError::Forked`]. NCCL's own:
-    /// [`ResultCode::UNHANDLED_CUDA_ERROR`] if the device is out of memory, after everything that
-    /// was dropped has been freed, or a second has passed.
+    /// [`ResultCode::UNHANDLED_CUDA_ERROR`] if the device is still out of memory when all dropped
+    /// memory has been freed, or after one second.
     pub fn alloc(nccl: Nccl, context: &Arc<CudaContext>, len: usize) -> Result<Self, NcclError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
             let (found, expected) =
                 (i64::try_from(len).unwrap_or(i64::MAX), "at most as many elements as fit in the address space");
             NcclError::misuse("NcclMem::alloc", MisuseKind::Value { what: "the length", found, expected })
         })?;
-        // Before the driver, which does not work in a fork either, is asked.
+        // Checked before the driver is called, which does not work in a forked process either.
         nccl.not_forked("NcclMem::alloc")?;
         set_current(context)?;
         let mut pointer = std::ptr::null_mut();
         let allocate = || {
-            // SAFETY: the pointer is to a live pointer. An allocation of nothing is an error of
-            // NCCL's, so at least one byte.
+            // SAFETY: the pointer is to a live pointer. NCCL refuses to allocate 0 bytes, so the
+            // length is at least 1.
             relaxed(|| nccl.call("ncclMemAlloc", |api| unsafe { api.ncclMemAlloc(&raw mut pointer, bytes.max(1)) }))
         };
-        // What NCCL says of too little memory, among other things.
+        // NCCL returns this code if there is too little memory, among other causes.
         alloc_when_freed(allocate, |error: &NcclError| error.code() == Some(ResultCode::UNHANDLED_CUDA_ERROR))?;
         let address = pointer.expose_provenance();
         let counted = CountedAllocation::new(bytes);
         let free = move || {
             let _counted = counted;
             let pointer = std::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: the last handle is gone, and the streams that used the memory have passed
-            // that work.
+            // SAFETY: the last handle was dropped, and the streams that used the memory have
+            // completed that work.
             if let Err(error) = nccl.call("ncclMemFree", |api| unsafe { api.ncclMemFree(pointer) }) {
-                tracing::warn!(%error, "while memory was freed");
+                tracing::warn!(%error, "could not free NCCL's memory");
             }
         };
         // SAFETY: just allocated for as many elements on that device; freed only here.
@@ -141,8 +140,8 @@ impl<T> NcclMem<T> {
         self.0.is_empty()
     }
 
-    /// Returns the device address of the first element. It is valid while a handle lives; using it
-    /// is `unsafe` elsewhere.
+    /// Returns the device address of the first element. The address is valid while a handle lives.
+    /// Calls that take an address are `unsafe`.
     pub fn address(&self) -> CUdeviceptr {
         self.0.address()
     }
@@ -176,7 +175,7 @@ impl<T> fmt::Debug for NcclMem<T> {
     }
 }
 
-// SAFETY: [D1] to [D4] are those of the memory inside.
+// SAFETY: [D1] to [D4] hold for the memory inside.
 unsafe impl<T> DeviceBuffer<T> for NcclMem<T> {
     fn len(&self) -> usize {
         self.0.len()

@@ -1,8 +1,8 @@
-//! Addresses at which kernels access the ranks' parts of a window: of peers, of multicasts, and a
-//! fabric's names (NCCL 2.29.2).
+//! Addresses at which kernels access a window: the memory of peers, multicast addresses, and
+//! logical endpoints of a fabric (NCCL 2.29.2).
 //!
-//! `window.rs` registers windows. The host must not use these addresses: they are addresses of the
-//! devices, and other ranks write there.
+//! `window.rs` registers windows. The host must not use these addresses: they are device addresses,
+//! and other ranks write there.
 //!
 //! Invariant: an offset passed to NCCL lies inside the window, and no multicast address is queried
 //! if multicast is disabled.
@@ -19,8 +19,8 @@ use crate::memory::window::Window;
 use crate::sys::{Api, ncclMultimemHandle_t, ncclResult_t, ncclWindow_t};
 use crate::{DeviceTeam, MultimemHandle, Rank};
 
-/// A fabric's name of a location in memory, for kernels that use logical endpoints. Requires NCCL
-/// 2.31.1.
+/// The address of a memory location in a fabric (CFT): a logical endpoint and an offset. Requires
+/// NCCL 2.31.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LogicalEndpoint {
@@ -32,13 +32,14 @@ pub struct LogicalEndpoint {
 
 impl<T: Element> Window<T> {
     /// Returns the address of element `offset` of a rank's window, for loads and stores of kernels
-    /// on this rank's device. Returns `None` if they cannot access that rank. For this rank's own
-    /// window it differs from the memory's address, because NCCL maps the memory a second time.
-    /// Requires NCCL 2.29.2.
+    /// on this rank's device. Returns `None` if kernels cannot access that rank. For this rank's
+    /// own window the result differs from the memory's address, because NCCL maps the memory a
+    /// second time. Requires NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of its window or
-    /// of this rank's own; [`NcclError::Unsupported`] with an older NCCL; [`NcclError::Dead`].
+    /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of that rank's
+    /// window or of this rank's window; [`NcclError::Unsupported`] with an older NCCL;
+    /// [`NcclError::Dead`].
     pub fn peer_pointer(&self, rank: Rank, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetPeerDevicePointer";
         let peer = self.peer(CALL, rank)?;
@@ -50,8 +51,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the same address as [`peer_pointer`](Self::peer_pointer), by the index in
-    /// [`lsa_team`](crate::Communicator::lsa_team), all of whose ranks are accessible.
+    /// Returns the same address as [`peer_pointer`](Self::peer_pointer), for a rank given by its
+    /// index in [`lsa_team`](crate::Communicator::lsa_team). All ranks of that team are accessible.
     ///
     /// # Errors
     /// As for [`peer_pointer`](Self::peer_pointer), for an index that the team does not have.

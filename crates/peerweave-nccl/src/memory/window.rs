@@ -80,7 +80,7 @@ impl WindowKind {
 /// allocated until the communicator is freed. [`deregister`](Self::deregister) unregisters it
 /// earlier.
 ///
-/// Only elements of its type can be put into it:
+/// Only elements of the window's type can be put into it:
 ///
 /// ```compile_fail,E0308
 /// # use std::sync::Arc;
@@ -110,17 +110,17 @@ pub(crate) struct Registered {
 /// A handle of NCCL.
 struct Raw<P>(*mut P);
 
-// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle;
-// synchronised by the communicator's gate. Would be caught by the test
-// `every_rank_puts_to_every_window`.
+// SAFETY: the shared pointer is dereferenced only by NCCL, in calls on its communicator, which the
+// communicator's gate synchronises. The test `every_rank_puts_to_every_window` would catch a
+// failure.
 unsafe impl<P> Send for Raw<P> {}
-// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle;
-// synchronised by the communicator's gate. Would be caught by the test
-// `every_rank_puts_to_every_window`.
+// SAFETY: the shared pointer is dereferenced only by NCCL, in calls on its communicator, which the
+// communicator's gate synchronises. The test `every_rank_puts_to_every_window` would catch a
+// failure.
 unsafe impl<P> Sync for Raw<P> {}
 
 impl Registered {
-    /// Returns NCCL's handle, for work of that communicator.
+    /// Returns NCCL's handle, for work of this communicator.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a communicator other than the window's own.
@@ -156,7 +156,7 @@ impl Drop for Registered {
 
 impl<T: Element> Window<T> {
     /// Registers memory. Returns `None` if NCCL does not support windows on this machine or for
-    /// this memory. It requires devices with peer access, and memory of its own allocator
+    /// this memory. NCCL requires devices with peer access, and memory of its own allocator
     /// ([`NcclMem`](crate::NcclMem)) or memory allocated in the same manner. Requires NCCL 2.27.3.
     ///
     /// # Collective
@@ -216,12 +216,14 @@ impl<T: Element> Window<T> {
             })
         });
         if let Err(error) = registered {
-            // NCCL may still be at work, or have registered some: what it was given stays.
+            // NCCL may still be registering the memory, or have registered some of it, so all of it
+            // stays allocated.
             std::mem::forget((slots, places));
             return Err(error);
         }
         let handles: Vec<_> = slots.iter().map(|slot| slot.load(Ordering::Acquire)).collect();
-        // Owned before anything can fail: from here on a drop does what is right [W2].
+        // Owned before the next step can fail: from here on, dropping a window keeps its memory
+        // [W2].
         let mut made: Vec<Option<Registered>> = Vec::new();
         for ((communicator, handle), place) in communicators.iter().zip(handles).zip(places) {
             if handle.is_null() {
@@ -237,7 +239,7 @@ impl<T: Element> Window<T> {
             }));
         }
         // Every rank takes part, with or without a window: puts are checked against the length of
-        // the rank they go to.
+        // the target's window.
         let mine: Vec<u64> = made
             .iter()
             .zip(members)
@@ -246,7 +248,8 @@ impl<T: Element> Window<T> {
         let lens = exchange(&communicators, &mine)?;
         let differ = |lens: &Vec<u64>| lens.windows(2).any(|pair| pair[0] != pair[1] && !pair.contains(&0));
         if !nccl.version().at_least(LENGTHS_DIFFER) && lens.iter().any(differ) {
-            // Every rank finds so. What was registered stays until the communicators end [W2].
+            // Every rank returns this error. Registered memory stays registered until the
+            // communicators end [W2].
             let why = "they differ, expected the same length on every rank before NCCL 2.30.7";
             return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the lengths of the memory", why }));
         }
@@ -392,7 +395,7 @@ impl Communicator {
         let place = Place::of(CALL, self, memory)?;
         let (pointer, len) = (place.pointer(), place.len_bytes as usize);
         self.inner.registered.add();
-        // After an error it stays counted: NCCL may have made it.
+        // After an error the registration stays counted, because NCCL may have made it.
         let handle = self.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
             // SAFETY: the handle is live inside the gate; the memory is as long as that and is
             // kept; the place is live.
@@ -520,8 +523,8 @@ fn give_back(
             communicator.wait_with(&used, rest(), OnExpiry::LeaveAlone)?;
         }
         let inside = inner.enter_within(call, Allowed::LIVE, rest)?;
-        // A capture, or a call of another thread, may have come between, but not while this thread
-        // is inside.
+        // A capture, or a call of another thread, may have begun since the first check, but none
+        // begins while this thread is inside the gate.
         lifecycle::no_graphs(call, [inner], Duration::ZERO)?;
         let mut idle = true;
         for used in inner.registered.streams() {
@@ -539,7 +542,7 @@ fn give_back(
     }
 }
 
-/// Calls NCCL for each of them in one group, and waits until it has finished.
+/// Calls NCCL for each communicator in one group, and waits until NCCL has finished.
 fn together(
     call: &'static str,
     communicators: &[&Communicator],
@@ -551,7 +554,7 @@ fn together(
     for (inner, _) in inside.iter() {
         inner.bind()?;
     }
-    // SAFETY: it is ended below, whatever happens between.
+    // SAFETY: the group is ended below on every path.
     nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
     let (mut first_error, mut is_ours) = (None, false);
     for (index, communicator) in communicators.iter().enumerate() {
@@ -572,7 +575,7 @@ fn together(
         refuse_group(nccl);
         (first_error, is_ours) = (Some(error), true);
     }
-    // SAFETY: this thread started it.
+    // SAFETY: this thread started the group.
     let ended = relaxed(|| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }));
     let ended = end_group(call, nccl, ended, inside, is_ours, deadline);
     first_error.map_or(ended, Err)
@@ -606,11 +609,12 @@ fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64
 /// Waits until every rank has arrived. Each rank has then completed its earlier work on the stream
 /// and on the streams that may use the registered memory.
 fn meet(call: &'static str, communicator: &Communicator, stream: &Arc<CudaStream>, end: Instant) -> Result<(), NcclError> {
-    // Before the driver, which does not work in a fork, is asked.
+    // Checked before the driver is called, which does not work in a forked process.
     communicator.nccl().not_forked(call)?;
     communicator.inner.check_stream(call, stream)?;
     let rest = || end.saturating_duration_since(Instant::now());
-    // First of all, since a copy to the device waits for it too, and longer than was asked.
+    // Waits for these streams first: the copy to the device below waits for them too, but beyond
+    // the deadline.
     let used = communicator.inner.registered.streams();
     for used in used.iter().filter(|used| !Arc::ptr_eq(used, stream)).chain([stream]) {
         communicator.wait_with(used, rest(), OnExpiry::LeaveAlone)?;

@@ -169,7 +169,7 @@ impl Operation {
     fn matches(&self, other: &Self) -> bool {
         let same_data = (self.count, self.data_type) == (other.count, other.data_type);
         let same_reduction = match (self.reduction(), other.reduction()) {
-            // Numbers of reductions that were made are each communicator's own.
+            // The number of a created reduction is valid only for its communicator.
             (Some(one), Some(other)) => one == other || !is_predefined(one) && !is_predefined(other),
             (None, None) => true,
             _ => false,
@@ -197,7 +197,8 @@ fn is_predefined(op: ncclRedOp_t) -> bool {
     op.0 <= ncclRedOp_t::ncclAvg.0
 }
 
-/// Formats a call in an error; of one with a length for each rank, only the part of the given rank.
+/// Formats a call in an error. If the call has a length for each rank, shows only those of the
+/// given rank.
 struct Shown<'a>(Call, &'a Operations, Rank);
 
 impl fmt::Display for Shown<'_> {

@@ -99,7 +99,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     /// Records the operations of the call, at the end of its checks.
     #[inline(always)]
     pub(crate) fn prepared(&mut self, operations: Operations) -> Prepared {
-        // There was none before: nothing to drop, and no time to find that out.
+        // The previous value is empty. Forgetting it saves the time of dropping it.
         std::mem::forget(std::mem::replace(self.operations, operations));
         Prepared(())
     }
@@ -148,8 +148,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         if found == expected { Ok(()) } else { Err(wrong()) }
     }
 
-    /// Returns `count` elements for each rank, in total. Saturates on overflow, which no buffer has
-    /// as its length.
+    /// Returns the total number of elements if each rank has `count`. Saturates on overflow: no
+    /// buffer has that length.
     #[inline]
     pub(crate) fn of_all(&self, count: usize) -> usize {
         count.saturating_mul(self.inner.n_ranks)
@@ -241,8 +241,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         if access.is_guarded() {
             self.holds.guards[which] = Some(access);
         } else {
-            // Its owner needs no notification, so dropping it does nothing; but that would be a
-            // call.
+            // Dropping the access would have no effect, because its owner needs no notification.
+            // Forgetting it saves a function call.
             std::mem::forget(access);
         }
         address
@@ -285,14 +285,14 @@ fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked
     Ok(address)
 }
 
-/// Finishes the checks of a stream that is being captured, or whose buffers made it wait.
+/// Finishes the checks of a call whose stream is being captured, or was made to wait by a buffer.
 #[inline(never)]
 fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
     if holds.guards.iter().all(Option::is_none) {
         holds.set_captured();
         return Ok(());
     }
-    // Making the stream wait for an event that was captured makes it captured too.
+    // A stream that waits for a captured event joins the capture.
     if !inner.is_capturing(stream)? {
         return Ok(());
     }

@@ -83,7 +83,7 @@ impl Communicator {
         }
         prepare(&mut builder).map_err(|error| *error)?;
         let issued = builder.issue(config);
-        // Dropping them would be two calls of functions.
+        // Saves two calls of drop functions.
         if holds.is_free_of_drops() && span.is_none() {
             std::mem::forget(holds);
             std::mem::forget(span);

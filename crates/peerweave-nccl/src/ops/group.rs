@@ -93,9 +93,9 @@ impl Drop for Part<'_, '_> {
 impl Nccl {
     /// Issues the calls that the closure records, together, when it has returned.
     ///
-    /// If it returns an error or panics, no call is issued. A group is required if one thread has
-    /// several ranks, and if ranks send to each other. It also lets NCCL run several operations
-    /// concurrently. The group locks each of its communicators only while it is issued.
+    /// If the closure returns an error or panics, no call is issued. A group is required if one
+    /// thread has several ranks, and if ranks send to each other. It also lets NCCL run several
+    /// operations concurrently. The group locks each of its communicators only while it is issued.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -132,9 +132,10 @@ impl Nccl {
     /// issued. Requires NCCL 2.22.3.
     ///
     /// The communicators must block ([`Config::blocking`](crate::Config::blocking)) and have
-    /// several ranks; NCCL would launch a group of others. The calls must be reductions, gathers to
-    /// all ranks of equal lengths, or, before NCCL 2.29.2, broadcasts. NCCL would keep sends and
-    /// receives, and calls composed of them, and launch them with the next group.
+    /// several ranks; NCCL would launch a group of other communicators. The calls must be
+    /// reductions, gathers to all ranks of equal lengths, or, before NCCL 2.29.2, broadcasts. NCCL
+    /// would keep sends and receives, and calls composed of them, and launch them with the next
+    /// group.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for other communicators and calls, and for streams that are being
@@ -142,14 +143,15 @@ impl Nccl {
     pub fn simulate<'env>(self, record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>) -> Result<SimInfo, NcclError> {
         const CALL: &str = "simulate";
         let mut info = ManuallyDrop::new(Box::new(SimInfo::empty(self)?));
-        // Before NCCL begins a group that it could not end.
+        // Checked before NCCL begins a group that could not be ended.
         self.needs_function("ncclGroupSimulateEnd", Version::new(2, 22, 3))?;
         let mut group = Group { members: Vec::new(), nccl: self };
         record(&mut group)?;
         group.members.iter().try_for_each(|member| member.can_be_simulated(CALL))?;
         // SAFETY: `issue` has started the group, and the struct is of this library's version.
         group.issue(CALL, false, |nccl| nccl.code(CALL, |api| unsafe { api.ncclGroupSimulateEnd(&raw mut **info) }))?;
-        // NCCL is done with it. After an error it may not be: then it is leaked.
+        // NCCL has finished with the struct. After an error NCCL may still use it, so the struct is
+        // leaked.
         let info = ManuallyDrop::into_inner(info);
         Ok(SimInfo::of(&info))
     }
@@ -159,7 +161,7 @@ impl<'env> Group<'env> {
     /// Records a group within the group; NCCL receives both together. For functions that form
     /// groups and are called inside groups.
     ///
-    /// If it returns an error or panics, none of its calls is issued.
+    /// If the closure returns an error or panics, none of its calls is issued.
     ///
     /// # Errors
     /// The closure's.
@@ -244,11 +246,11 @@ impl<'env> Group<'env> {
         let deadline = self.members.iter().map(|member| member.inner.deadline()).max().unwrap_or_default();
         let inside = enter_all(call, Allowed::LIVE, self.members.iter().map(|member| &member.inner))?;
         agreement::check(self.members.iter().map(|member| (&member.inner, &member.request)))?;
-        // Waiting may have taken a while. Everything that can fail without NCCL fails before NCCL
-        // is called.
+        // Captures may have begun or ended while this thread waited for the gates. Every step that
+        // can fail without NCCL comes before the first call of NCCL.
         let (mut before, mut contexts) = (None, 0);
         for Member { inner, request } in &self.members {
-            // The driver is asked once for calls in a row on one stream, which are most.
+            // Queries the driver once for consecutive calls on one stream, the most frequent case.
             let place = Some((inner.context.cu_ctx(), request.stream.cu_stream(), request.is_captured()));
             if before != place {
                 inner.bind()?;
@@ -260,7 +262,7 @@ impl<'env> Group<'env> {
                 request.hand_to_graph(inner)?;
             }
         }
-        // SAFETY: it is ended below, whatever happens between.
+        // SAFETY: the group is ended below on every path.
         nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
         let (mut first_error, mut refused, mut is_ours) = (None, None, false);
         for Member { inner, request } in &self.members {
@@ -269,12 +271,12 @@ impl<'env> Group<'env> {
                 inner.registered.note(request.stream);
             }
             let name = request.call.name();
-            // Where there is one context, it is current.
+            // If all calls have the same context, it is already current.
             let bound = if contexts > 1 { inner.bind() } else { Ok(()) };
             // Inside a group NCCL only records a call: this thread does not block, and a thread
             // that aborts one of the communicators waits until it has left.
             let open = bound.and_then(|()| inner.check_open(name));
-            // SAFETY: this thread is inside all of their gates.
+            // SAFETY: this thread is inside the gates of all communicators.
             let code = open.and_then(|()| nccl.code(name, |api| unsafe { request.issue(api, inner) }));
             match code {
                 Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
@@ -298,7 +300,7 @@ impl<'env> Group<'env> {
             true => self.members.iter().try_for_each(|member| member.request.is_captured_as_before(&member.inner)),
             false => Ok(()),
         };
-        // Only now may the memory of the members be freed.
+        // Only from here on may the memory of the members be freed.
         drop(self.members);
         match (first_error, refused) {
             (Some(error), Some(inner)) => Err(root_cause(&inner, error)),

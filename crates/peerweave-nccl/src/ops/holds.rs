@@ -16,14 +16,14 @@ use crate::member::membership::Inner;
 /// Filled in place, because it is large and mostly empty.
 #[derive(Default)]
 pub(crate) struct Holds<'a> {
-    /// Guards of buffers whose owners are notified when the work is enqueued: of the buffer that is
-    /// read, and of the one that is written.
+    /// Guards of the buffer that is read and of the buffer that is written, if their owners are
+    /// notified when the work is enqueued.
     pub(super) guards: [Option<Access<'a>>; 2],
     /// Owners of these two buffers, which are kept alive if a capture is detected.
     pub(super) keepers: [Option<&'a dyn Keeper>; 2],
-    /// Not empty if and only if the stream is known to be captured.
+    /// Nonempty if and only if the stream is known to be captured.
     pub(super) keeps: Vec<Keep>,
-    /// A reduction or a window.
+    /// The reduction or window that the call uses.
     pub(super) owner: Option<Keep>,
 }
 
@@ -70,13 +70,14 @@ impl Holds<'_> {
         self.set_captured();
         let Err(error) = keep_call(inner, stream, &self.keeps) else { return Ok(()) };
         std::mem::forget((GraphHold::new(inner), std::mem::take(&mut self.keeps)));
-        // Its error is that the capture was invalidated, or that it had ended.
+        // The result is ignored: it only distinguishes a capture that was invalidated here from one
+        // that had ended.
         let _ = refuse_capture_begun(call.name(), stream);
         Err(error)
     }
 }
 
-/// A captured call's hold on its communicator.
+/// Keeps the communicator of a captured call alive.
 struct GraphHold(Arc<Inner>);
 
 impl GraphHold {

@@ -24,7 +24,7 @@ impl CallBuilder<'_, '_> {
     /// Issues a checked call: immediately if the gate is free and no capture is known.
     ///
     /// The caller keeps the owners of the operation's addresses alive.
-    // Always, since it has one caller, which is not generic: a call of a function less.
+    // `inline(always)` saves a function call: the only caller is not generic.
     #[inline(always)]
     pub(super) fn issue(&mut self, config: Option<&CollConfig>) -> Checked<()> {
         let (inner, stream) = (self.inner, self.stream);
@@ -34,9 +34,9 @@ impl CallBuilder<'_, '_> {
             inner.count(self.call);
             inner.registered.note(stream);
             let (comm, handle) = (inner.handle.get(), stream.cu_stream());
-            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it
-            // says, since it was checked, and live as long as what the caller holds, until NCCL is
-            // done, and after that for as long as the stream, or a graph, needs them.
+            // SAFETY: the handle is live inside the gate; the operation was checked, so its buffers
+            // have the length that it states. The caller's owners keep them alive until NCCL is
+            // done. After that they live as long as the stream, or a graph, needs them.
             let issued = unsafe { operation.issue(inner.nccl.functions(), inner, comm, handle, std::ptr::null()) };
             // Still inside the gate: the communicator is not finalized before the graph keeps it.
             return match issued {
@@ -73,7 +73,7 @@ impl CallBuilder<'_, '_> {
         let mut request = Request::new(self.call, self.stream, operations, holds);
         request.configure(inner, config)?;
         let inside = inner.enter(name, Allowed::LIVE)?;
-        // That may have taken a while.
+        // Waiting for the gate may have taken a while.
         request.check_capture(inner)?;
         request.hand_to_graph(inner)?;
         inner.enter_blocking(name, &inside)?;
@@ -132,7 +132,8 @@ impl<'a> Request<'a> {
         if matches!(inner.is_capturing(self.stream), Ok(true)) {
             return Ok(());
         }
-        // The stream may run the work itself, and nothing says when that is done: leaked.
+        // The stream may run the work itself. Nothing reports when that work is complete, so its
+        // resources are leaked.
         std::mem::forget(holds.keeps.clone());
         let why = "another thread ended the capture of the stream during the call; the memory of the call is leaked";
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
@@ -163,15 +164,15 @@ impl<'a> Request<'a> {
     /// # Safety
     /// This thread is inside the communicator's gate.
     pub(crate) unsafe fn issue(&self, api: &Api, inner: &Inner) -> Result<ncclResult_t, MissingSymbol> {
-        // It lives as long as this request.
+        // The configuration lives as long as this request.
         let config = self.config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
         let (comm, stream) = (inner.handle.get(), self.stream.cu_stream());
         match &self.operations {
-            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it
-            // says, since it was checked, and live while this request does, and after it for as
+            // SAFETY: the handle is live inside the gate; the operation was checked, so its buffers
+            // have the length that it states. They live as long as this request, and afterwards as
             // long as the stream needs them.
             Operations::One(operation) => unsafe { operation.issue(api, inner, comm, stream, config) },
-            // SAFETY: the same; the part of the window was checked too.
+            // SAFETY: as above; the range in the window was checked too.
             Operations::Put(put) => unsafe {
                 let Put { count, data_type, peer, window, offset_bytes, index, context, .. } = *put;
                 let source: *const c_void = std::ptr::with_exposed_provenance(put.source as usize);

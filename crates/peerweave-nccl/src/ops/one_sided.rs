@@ -20,8 +20,8 @@ use crate::{Call, Version, Window};
 /// A counter of a rank that other ranks increment, given by its index in a context.
 ///
 /// [`Config::num_rma_sig`](crate::Config::num_rma_sig) and
-/// [`Config::num_rma_ctx`](crate::Config::num_rma_ctx) set the number of signals. The first exists
-/// unless they are 0. Before NCCL 2.31 only the first exists.
+/// [`Config::num_rma_ctx`](crate::Config::num_rma_ctx) set the number of signals. The first signal
+/// exists unless these numbers are 0. Before NCCL 2.31 it is the only one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signal {
     /// Index of the signal.
@@ -44,16 +44,16 @@ pub struct SignalWait {
 /// One-sided operations. The documentation of [`all_reduce`](Self::all_reduce) applies, except that
 /// they are not collective. They require NCCL 2.29.2.
 ///
-/// Before NCCL 2.31 the first of them on a communicator is collective nevertheless: NCCL prepares
-/// each rank at that time, and a rank that makes none keeps the others waiting. NCCL has further
+/// Before NCCL 2.31 the first one-sided operation on a communicator is collective nevertheless:
+/// NCCL prepares all ranks at that time, and waits for ranks that do not call one. NCCL has further
 /// rules that are not checked; breaking one makes a non-blocking communicator unusable: each later
 /// call is [`NcclError::Dead`].
 impl Communicator {
-    /// Writes `source` to the peer's window from its element `offset` on, and then increments the
-    /// peer's signal. In stream order.
+    /// Writes `source` to the peer's window, starting at element `offset`, and then increments the
+    /// peer's signal. Both happen in stream order.
     ///
-    /// Lengths: `offset` plus the elements of `source` is at most [`Window::len_of`] the peer, and
-    /// `offset` is less than that of this rank itself.
+    /// Lengths: `offset` plus the length of `source` is at most [`Window::len_of`] for the peer,
+    /// and `offset` is less than [`Window::len_of`] for this rank.
     ///
     /// NCCL requires both the target and the source to be in windows that were registered with
     /// [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
@@ -101,7 +101,7 @@ impl<'env> Group<'env> {
     /// [As for the call](Communicator::put_signal), as far as they are detected before the launch;
     /// the call is then not recorded. The other errors are returned by
     /// [`Nccl::group`](crate::Nccl::group).
-    #[allow(clippy::too_many_arguments, reason = "those of the call, and on which communicator")]
+    #[allow(clippy::too_many_arguments, reason = "the arguments of the call, and its communicator")]
     pub fn put_signal<T: Element>(
         &mut self,
         communicator: &Communicator,
@@ -161,7 +161,7 @@ fn number(builder: &CallBuilder<'_, '_>, what: &'static str, found: u32) -> Chec
 /// Returns a signal's index and context as numbers for NCCL.
 fn numbers(builder: &CallBuilder<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
     if signal != Signal::default() {
-        // There is only the first before.
+        // Before 2.31 there is only the first signal.
         builder.inner.nccl.needs("a signal or a context other than the first", Version::new(2, 31, 0))?;
     }
     Ok((number(builder, "the signal's index", signal.index)?, number(builder, "the signal's context", signal.context)?))

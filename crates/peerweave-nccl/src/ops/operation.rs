@@ -76,7 +76,7 @@ pub(super) unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymb
     api: &Api,
     calls: impl FnOnce() -> I,
 ) -> Result<ncclResult_t, MissingSymbol> {
-    // SAFETY: it is ended below.
+    // SAFETY: the group is ended below.
     let started = unsafe { api.ncclGroupStart() }?;
     if started != ncclResult_t::ncclSuccess {
         return Ok(started);
@@ -85,7 +85,7 @@ pub(super) unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymb
         !matches!(result, Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress))
     };
     let failed = calls().find(is_bad);
-    // SAFETY: this thread started it.
+    // SAFETY: this thread started the group.
     let ended = unsafe { api.ncclGroupEnd() };
     failed.unwrap_or(ended)
 }
@@ -174,7 +174,7 @@ impl Operation {
                 parts.extend(peers.flat_map(|peer| [send(peer, at(self.send, peer)), recv(peer, at(self.recv, peer))]))
             }
             Kind::Gather(root) => {
-                // What is in place already is not moved.
+                // The root's own part is not copied if it is already in place.
                 let in_place = rank == root && at(self.recv, rank) == self.send;
                 if !in_place {
                     parts.push(send(root, self.send));

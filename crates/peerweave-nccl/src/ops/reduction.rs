@@ -126,14 +126,14 @@ pub struct Made {
 
 /// A scalar in device memory, of any type.
 trait Scalar: Send + Sync {
-    /// Records that the stream reads it.
+    /// Records that the stream reads the scalar.
     fn note(&self, stream: &Arc<CudaStream>);
 }
 
 impl<T: Element> Scalar for DeviceMemory<T> {
     fn note(&self, stream: &Arc<CudaStream>) {
-        // This kind of memory waits, when it is freed, for the streams that it was handed to: no
-        // guard has to live on.
+        // When this kind of memory is freed, it waits for the streams recorded here, so no guard
+        // must be kept.
         drop(DeviceBuffer::read(self, stream));
     }
 }
@@ -201,7 +201,8 @@ impl<T> fmt::Debug for PreMulSum<T> {
 }
 
 impl Made {
-    /// Fails unless it was created for this communicator. Records that the stream reads the scalar.
+    /// Fails unless the reduction was created for this communicator. Records that the stream reads
+    /// the scalar.
     pub(crate) fn check(&self, call: &'static str, inner: &Arc<Inner>, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
         if !Arc::ptr_eq(&self.communicator, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.name), Arc::clone(&inner.name));

@@ -20,12 +20,13 @@ const NO_BUFFER: u64 = 0;
 impl<'a> CallBuilder<'_, 'a> {
     /// Describes one operation with its buffers.
     ///
-    /// If only the root has data to send, the other ranks pass NCCL the address of their other
-    /// buffer. NCCL does not access it, but checks whether both are registered or in windows. If
-    /// some ranks find them so and others do not, they use different algorithms and never complete
-    /// (broadcast in 2.28.9), or return without transferring data (scatter without CTAs in 2.32.3).
-    // Always, so that the operation is written where it stays, and not copied: in nanoseconds,
-    // copies of what was just written are most of a call.
+    /// If only the root has data to send, the other ranks pass NCCL the address of their receive
+    /// buffer twice. NCCL does not read it on those ranks, but checks whether both addresses are
+    /// registered or in windows. Ranks for which the checks differ use different algorithms: they
+    /// never complete (broadcast in 2.28.9), or return without transferring data (scatter without
+    /// CTAs in 2.32.3).
+    // `inline(always)`, so that the operation is written in place and not copied: such copies would
+    // take most of a call's time.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn one<T: Element>(
@@ -228,8 +229,9 @@ pub(crate) fn gather<'a, T: Element>(
 ) -> Checked<Prepared> {
     let (count, data_type, raw_root) = (send.len(), builder.moved::<T>()?, builder.rank("the root", root)?);
     let recv = match recv {
-        // Without CTAs NCCL's copy engines write to the root's window at the place that this rank's
-        // buffer has in its own. No other will do for that.
+        // Without CTAs, NCCL's copy engines write to the root's window at the offset that this
+        // rank's receive buffer has in its own window. So a receive buffer that the caller passes
+        // on this rank must be used.
         Some(recv) if root != builder.inner.rank && recv.len() == builder.of_all(count) => {
             Some(builder.write("the receive buffer", recv)?)
         }
@@ -328,7 +330,7 @@ pub(crate) fn all_to_all_v<'a, T: Element>(
         for (peer, (&to, &from)) in send_counts.iter().zip(recv_counts).enumerate() {
             let peer = peer as i32;
             let part = Operation { kind: Kind::Send(peer), send, recv: NO_BUFFER, count: to, data_type, element_bytes };
-            // Both sides know the count, so that no rank waits for an empty transfer.
+            // Both sides omit an empty transfer, because both know its count.
             operations.extend((to > 0).then_some(part));
             let part = Operation { kind: Kind::Recv(peer), send: NO_BUFFER, recv, count: from, data_type, element_bytes };
             operations.extend((from > 0).then_some(part));

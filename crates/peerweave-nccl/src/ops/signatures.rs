@@ -26,11 +26,11 @@ macro_rules! collectives {
             /// communicator is then aborted.
             AllReduce all_reduce(send: &'a impl DeviceBuffer<T>, recv: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
 
-            /// Copies the root's buffer to that of every rank. Only the root passes a send buffer;
-            /// those of other ranks are not read.
+            /// Copies the root's send buffer to the receive buffers of all ranks. Only the root
+            /// must pass a send buffer; send buffers of other ranks are not read.
             ///
-            /// If receive buffers are registered or lie in windows, the root's send buffer must
-            /// too, because NCCL assumes the same for all buffers.
+            /// If receive buffers are registered or lie in windows, the root's send buffer must be
+            /// registered or lie in a window too, because NCCL assumes the same for all buffers.
             ///
             /// Shape: `recv` has `n` elements, the same on every rank, and the root's `send` has
             /// the same number.
@@ -39,8 +39,8 @@ macro_rules! collectives {
             /// As for [`all_reduce`](Self::all_reduce).
             Broadcast broadcast(send: Option<&'a dyn DeviceBuffer<T>>, recv: &'a mut impl DeviceBufferMut<T>, root: Rank);
 
-            /// Reduces over all ranks. The root gets the result. Only the root passes a receive
-            /// buffer; those of other ranks are not written.
+            /// Reduces over all ranks. The root gets the result. Only the root must pass a receive
+            /// buffer; receive buffers of other ranks are not written.
             ///
             /// Shape: `send` has `n` elements, the same on every rank, and the root's `recv` has
             /// the same number.
@@ -54,21 +54,21 @@ macro_rules! collectives {
                 root: Rank
             );
 
-            /// Concatenates the send buffers of all ranks, in rank order, on every rank. The length
-            /// of the receive buffer is that of the send buffer times the number of ranks.
+            /// Concatenates the send buffers of all ranks, in rank order, on every rank. The
+            /// receive buffer is as long as the send buffers of all ranks together.
             ///
             /// Shape: `send` has `n` elements, the same on every rank, and `recv` has `n` for each
-            /// rank: those of rank `i` start at element `i * n`.
+            /// rank: the elements of rank `i` start at `i * n`.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
             AllGather all_gather(send: &'a impl DeviceBuffer<T>, recv: &'a mut impl DeviceBufferMut<T>);
 
-            /// Reduces over all ranks. Each rank gets its part of the result. The length of the
-            /// send buffer is that of the receive buffer times the number of ranks.
+            /// Reduces over all ranks. Each rank gets its part of the result. The send buffer is as
+            /// long as the receive buffers of all ranks together.
             ///
             /// Shape: `recv` has `n` elements, the same on every rank, and `send` has `n` for each
-            /// rank: those for rank `i` start at element `i * n`.
+            /// rank: the elements for rank `i` start at `i * n`.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -81,38 +81,38 @@ macro_rules! collectives {
             /// Exchanges parts: part `j` of rank `i` becomes part `i` of rank `j`. Both buffers
             /// have a part of equal length for each rank.
             ///
-            /// Before NCCL 2.28 it is composed of sends and receives.
+            /// Before NCCL 2.28 this call is composed of sends and receives.
             ///
             /// Shape: `send` and `recv` have `n` elements for each rank, the same on every rank:
-            /// those of rank `i` start at element `i * n`.
+            /// the elements for or from rank `i` start at `i * n`.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
             AllToAll all_to_all(send: &'a impl DeviceBuffer<T>, recv: &'a mut impl DeviceBufferMut<T>);
 
             /// Concatenates the send buffers of all ranks, in rank order, on the root. Only the
-            /// root must pass a receive buffer; those of other ranks are not written.
+            /// root must pass a receive buffer; receive buffers of other ranks are not written.
             ///
-            /// With windows and [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) all ranks must pass
-            /// one, at the same offset of their windows: NCCL's copy engines compute the root's
-            /// address from the offset of this rank's own buffer.
+            /// With windows and [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) all ranks must pass a
+            /// receive buffer, at the same offset of their windows: NCCL's copy engines compute the
+            /// root's address from the offset of this rank's own buffer.
             ///
-            /// Before NCCL 2.28 it is composed of sends and receives.
+            /// Before NCCL 2.28 this call is composed of sends and receives.
             ///
             /// Shape: `send` has `n` elements, the same on every rank, and the root's `recv` has
-            /// `n` for each rank: those of rank `i` start at element `i * n`.
+            /// `n` for each rank: the elements of rank `i` start at `i * n`.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
             Gather gather(send: &'a impl DeviceBuffer<T>, recv: Option<&'a mut dyn DeviceBufferMut<T>>, root: Rank);
 
-            /// Distributes the root's buffer: each rank gets its part. Only the root passes a send
-            /// buffer; those of other ranks are not read.
+            /// Distributes the root's buffer: each rank gets its part. Only the root must pass a
+            /// send buffer; send buffers of other ranks are not read.
             ///
-            /// Before NCCL 2.28 it is composed of sends and receives.
+            /// Before NCCL 2.28 this call is composed of sends and receives.
             ///
             /// Shape: `recv` has `n` elements, the same on every rank, and the root's `send` has
-            /// `n` for each rank: those for rank `i` start at element `i * n`.
+            /// `n` for each rank: the elements for rank `i` start at `i * n`.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -126,7 +126,7 @@ macro_rules! collectives {
             /// As for [`all_reduce`](Self::all_reduce).
             AllReduceInPlace all_reduce_in_place(buffer: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
 
-            /// Copies the root's buffer to that of every rank, in place.
+            /// Copies the root's buffer to the buffers of all ranks.
             ///
             /// Shape: `buffer` has `n` elements, the same on every rank.
             ///
@@ -168,17 +168,18 @@ macro_rules! collectives {
             /// read.
             ///
             /// Shape: the root's `buffer` has `n` elements for each rank, and the part of rank `i`
-            /// starts at element `i * n`; those of the other ranks have `n`.
+            /// starts at element `i * n`; the buffers of the other ranks have `n` elements.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
             GatherInPlace gather_in_place(buffer: &'a mut impl DeviceBufferMut<T>, root: Rank);
 
-            /// Distributes the root's buffer in place. It has a part for each rank, and the root's
-            /// own part is unchanged. The other ranks pass buffers of the length of one part.
+            /// Distributes the root's buffer in place. The root's buffer has a part for each rank;
+            /// the root's own part is unchanged. The other ranks pass buffers of the length of one
+            /// part.
             ///
             /// Shape: the root's `buffer` has `n` elements for each rank, and the part of rank `i`
-            /// starts at element `i * n`; those of the other ranks have `n`.
+            /// starts at element `i * n`; the buffers of the other ranks have `n` elements.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -198,7 +199,8 @@ macro_rules! transfers {
             /// Two ranks that send to each other must do so in groups, because a send may wait for
             /// its receive.
             ///
-            /// Shape: `buffer` has `n` elements, as has the peer's [`recv`](Self::recv).
+            /// Shape: `buffer` has `n` elements, and so has the buffer of the peer's
+            /// [`recv`](Self::recv).
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -207,7 +209,8 @@ macro_rules! transfers {
             /// Receives from a rank, which must [`send`](Self::send) the same number of elements of
             /// the same type.
             ///
-            /// Shape: `buffer` has `n` elements, as has the peer's [`send`](Self::send).
+            /// Shape: `buffer` has `n` elements, and so has the buffer of the peer's
+            /// [`send`](Self::send).
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).

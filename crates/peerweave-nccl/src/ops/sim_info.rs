@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sim_info_struct_has_its_mark_and_needs_2_22_3() {
+    fn sim_info_struct_needs_2_22_3() {
         let raw = empty(Version::new(2, 22, 3)).expect("2.22.3 has it");
         assert_eq!((raw.size, raw.magic, raw.version), (24, 0x7468_5283, 22203));
         assert!(empty(Version::new(2, 21, 5)).is_none());

@@ -60,8 +60,8 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Sets the time limit for creating the communicators, and then for each call on them on the
-    /// host ([`Communicator::set_deadline`] changes the latter).
+    /// Sets the time limit for creating the communicators, and for the host's part of each later
+    /// call on them ([`Communicator::set_deadline`] changes the latter).
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -186,8 +186,8 @@ impl CommunicatorBuilder {
     /// which also distributes the id. With a rendezvous, the error of a timed-out
     /// [`Communicator::wait`] has the positions of the other ranks, and names the lost ones.
     ///
-    /// The rendezvous still belongs to the caller: the communicator does not prevent it from
-    /// leaving. Exchanging the id has the rendezvous' own deadline, if that is longer.
+    /// The rendezvous still belongs to the caller, who may leave it while the communicator lives.
+    /// The exchange of the id has the rendezvous' own deadline.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
@@ -200,8 +200,8 @@ impl CommunicatorBuilder {
         let (began, nccl) = (Instant::now(), self.library()?);
         nccl.not_forked(CALL)?;
         let (rank, n_ranks) = (Rank::new(rendezvous.pe().get()), rendezvous.n_pes() as usize);
-        // Only rank 0's counts; a failure to make it must reach the others too, or they wait for
-        // it.
+        // Only rank 0 creates an id. If that fails, rank 0 still takes part in the exchange,
+        // because the other ranks wait for the id.
         let made = if rank == Rank::new(0) { nccl.unique_id().map(Some) } else { Ok(None) };
         let mine = made.as_ref().ok().and_then(|id| id.as_ref()).map_or(Vec::new(), |id| id.as_bytes().to_vec());
         let blobs = rendezvous.exchange("peerweave-nccl/unique-id", &mine).map_err(NcclError::bootstrap(CALL))?;
@@ -252,8 +252,8 @@ impl CommunicatorBuilder {
             // id and configuration are read during the call.
             unsafe { api.ncclCommGrow(std::ptr::null_mut(), n, &raw const raw_id, rank, out, raw.as_mut_ptr()) }
         })?;
-        // The present ranks know their parent's identity; a new one only the id. So it is no name
-        // in a rendezvous.
+        // The present ranks know their parent's identity, but a new rank knows only the id. So the
+        // identity cannot be a key in a rendezvous.
         let (identity, name) = (mix(0, id.as_bytes()), config.name_set().map(str::to_owned));
         let parts =
             |handle, context| Parts { nccl, handle, context, name: name.clone(), identity, blocking, deadline, world: None };
@@ -265,7 +265,7 @@ impl CommunicatorBuilder {
 /// closed connection.
 const NOTICED: Duration = Duration::from_millis(500);
 
-/// Converts an error or a timeout that a dead process caused to the error of that loss.
+/// Returns the rendezvous' error about a lost process, if there is one, instead of `error`.
 fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
     let mut lost = None;
     let _ = wait_until(Instant::now() + NOTICED, || {

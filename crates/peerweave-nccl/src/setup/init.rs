@@ -44,10 +44,10 @@ pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Ra
         }
         for (other_context, other_rank) in &members[..index] {
             if rank == other_rank {
-                return value("the rank", rank.index(), "each rank once");
+                return value("the rank", rank.index(), "a rank that the list does not repeat");
             }
             if context.ordinal() == other_context.ordinal() {
-                return value("the device", context.ordinal(), "each device once");
+                return value("the device", context.ordinal(), "a device that the list does not repeat");
             }
         }
     }
@@ -108,8 +108,7 @@ pub(crate) fn init(call: &'static str, joining: JoinRequest<'_>) -> Result<Vec<C
     })
 }
 
-/// Sets the blocking mode unless the configuration or NCCL's environment sets another. Returns
-/// whether the communicators block.
+/// Makes communicators blocking unless the configuration sets the mode. Returns whether they block.
 pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     match config.blocking_set() {
         None => (config.blocking(Switch::On), true),
@@ -124,8 +123,7 @@ pub(crate) fn adopt_all(
     parts: impl Fn(Handle, Arc<CudaContext>) -> Parts,
 ) -> Result<Vec<Communicator>, NcclError> {
     let found = handles.into_iter().zip(contexts).filter_map(|(handle, context)| Some((handle?, Arc::clone(context))));
-    // Those made before an error are dropped, which ends them; those after it are made and dropped
-    // too.
+    // If one fails, the others are created too, and all are dropped, which ends them.
     let made: Vec<_> = found.map(|(handle, context)| Communicator::adopt(parts(handle, context))).collect();
     made.into_iter().collect()
 }
@@ -182,7 +180,7 @@ impl Drop for Unclaimed {
         if let Some(Ok(handles)) = self.made.take() {
             let handles =
                 handles.into_iter().zip(self.contexts.drain(..)).filter_map(|(handle, context)| Some((handle?, context)));
-            // Not waited for: perhaps this is the thread whose deadline has just expired.
+            // Does not wait for the aborts: this may be the thread whose deadline has just expired.
             abort_handles(self.nccl, handles.collect(), Duration::ZERO);
         }
     }
@@ -202,23 +200,24 @@ pub(crate) fn make(
     mut start: impl FnMut(&'static Api, usize, *mut ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
 ) -> Result<Vec<Option<Handle>>, NcclError> {
     let (began, deadline) = (Instant::now(), bounded(deadline));
-    // Before the driver, which does not work in a fork either, is asked.
+    // Checked before the driver is called, which does not work in a forked process either.
     nccl.not_forked(call)?;
     let _span = spans::of_many(call, contexts.len());
     let _current = Current::save()?;
-    // What can fail without NCCL's knowledge fails before NCCL is asked for anything.
+    // Every step that can fail without NCCL comes before the first call of NCCL.
     contexts.iter().try_for_each(|context| set_current(context))?;
     let slots: Vec<Slot> = contexts.iter().map(|_| Slot::default()).collect();
     let grouped = contexts.len() > 1;
     if grouped {
-        // SAFETY: it is ended below, whatever happens between.
+        // SAFETY: the group is ended below on every path.
         nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
     }
     let mut result: Result<ncclResult_t, NcclError> = Ok(ncclResult_t::ncclSuccess);
     for (index, (context, slot)) in contexts.iter().zip(&slots).enumerate() {
-        // What NCCL allocates here must not spoil what another thread captures.
+        // NCCL's allocations must not invalidate a capture of another thread.
         let mut call_nccl = || relaxed(|| nccl.code(call, |api| start(api, index, slot.as_ptr())));
-        // Inside a group NCCL only notes a call; alone, this thread may be stuck in it.
+        // Inside a group NCCL only records a call. Outside of a group this thread may block in the
+        // call.
         let may_call = || if grouped { Ok(()) } else { enter_blocking_all(call, parents) };
         let ready = set_current(context).and_then(|()| may_call());
         result = ready.and_then(|()| call_nccl()).and_then(|code| accepted(nccl, call, code));
@@ -232,14 +231,15 @@ pub(crate) fn make(
             // Part of the group must not be launched: the other ranks would never join it.
             refuse_group(nccl);
         }
-        // SAFETY: this thread started it above.
+        // SAFETY: this thread started the group above.
         let ended = relaxed(|| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }));
         let ended = ended.and_then(|code| accepted(nccl, call, code));
         result = result.and(ended);
     }
-    // From here on parents are only asked, which never takes long.
+    // From here on this thread only queries the parents, which is brief.
     leave_blocking_all(parents);
-    // Parents that do not block may be at work whatever NCCL has answered: see `Inner::begun`.
+    // Non-blocking parents may still be in progress, whatever NCCL has returned: see
+    // `Inner::complete_started`.
     let mut in_progress = match result {
         Ok(code) => code == ncclResult_t::ncclInProgress || parents.iter().any(|(parent, _)| !parent.blocking),
         Err(_) => false,
@@ -247,7 +247,7 @@ pub(crate) fn make(
     let mut done = true;
     if result.is_ok() {
         let ready = wait_until(began + deadline, || {
-            // Without a parent there is a handle at once, or soon.
+            // Without a parent, NCCL stores a handle at once or soon.
             let started = !parents.is_empty() || has_begun(&slots);
             Ok(started && ready(nccl, call, parents, slots.iter().filter_map(made))?)
         });
@@ -258,12 +258,12 @@ pub(crate) fn make(
     }
     if done && result.is_ok() {
         let handles = slots.iter().map(made).collect();
-        // NCCL is done with them.
+        // NCCL has finished with the slots.
         slots.into_iter().for_each(|slot| drop(ManuallyDrop::into_inner(slot)));
         return Ok(handles);
     }
-    // A parent's work ends, or its handles come: what is found then is aborted, and the rest is
-    // NCCL's to free with the parent.
+    // Waits until the parents are idle, or a handle is stored. The handles found then are aborted;
+    // NCCL frees the others with their parents.
     if in_progress && !parents.is_empty() {
         let over = wait_until(Instant::now() + PARENTS_LIMIT, || {
             let idle = |(parent, _): &(&Arc<Inner>, _)| {
@@ -297,7 +297,7 @@ fn has_begun(slots: &[Slot]) -> bool {
     slots.iter().all(|slot| made(slot).is_some())
 }
 
-/// Returns whether NCCL has finished with all of them.
+/// Returns whether NCCL has finished with all handles.
 fn ready(
     nccl: Nccl,
     call: &'static str,
@@ -353,8 +353,8 @@ impl Current {
 impl Drop for Current {
     fn drop(&mut self) {
         if let Ok(driver) = Driver::get() {
-            // SAFETY: the context was the thread's current one when the call began; putting back
-            // one that was destroyed since is an error of the driver's, not more.
+            // SAFETY: the context was current when the call began. If it was destroyed since, the
+            // driver only returns an error.
             let _ = unsafe { driver.api().cuCtxSetCurrent(self.0) };
         }
     }

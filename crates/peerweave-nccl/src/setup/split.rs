@@ -33,12 +33,12 @@ pub enum ShrinkMode {
 }
 
 impl Communicator {
-    /// Splits the ranks: those that pass the same color get a communicator of their own, with ranks
-    /// ordered by `key`, then by their rank in this one. A rank that passes `None` takes no part
-    /// and gets `None`.
+    /// Splits the ranks: the ranks that pass the same color form a new communicator, ordered by
+    /// `key`, then by their rank in this one. A rank that passes `None` takes no part and gets
+    /// `None`.
     ///
-    /// The child has the configuration of this communicator; [`split_all`](Self::split_all) takes
-    /// another one.
+    /// The child has the configuration of this communicator; [`split_all`](Self::split_all) accepts
+    /// another configuration.
     ///
     /// # Collective
     /// All ranks, each on its own thread or process; several ranks of one thread by
@@ -86,16 +86,16 @@ impl Communicator {
         }
     }
 
-    /// Creates a communicator without the excluded ranks, which do not call this. The others keep
-    /// their order. Requires NCCL 2.27.3.
+    /// Creates a communicator without the excluded ranks, which do not make this call. The other
+    /// ranks keep their order. Requires NCCL 2.27.3.
     ///
     /// With [`ShrinkMode::Abort`], the excluded ranks may be dead, and pending work of this
     /// communicator is ended. From then on waits for it and new calls return [`NcclError::Dead`],
     /// even if this call fails. The communicator can be shrunk again, aborted or dropped.
     ///
     /// This helps if work is stuck without an error, as over NVLink. If NCCL itself detected the
-    /// loss (by an asynchronous error, as over a network), it refuses: create a new communicator of
-    /// the remaining ranks, with a new [`UniqueId`].
+    /// loss (by an asynchronous error, as over a network), NCCL refuses the call: create a new
+    /// communicator of the remaining ranks, with a new [`UniqueId`].
     ///
     /// # Collective
     /// All ranks that are not excluded, with the same list; several ranks of one thread by
@@ -130,7 +130,7 @@ impl Communicator {
                 NcclError::misuse(CALL, MisuseKind::Value { what: "an excluded rank", found: rank.get().into(), expected })
             };
             if excluded[..index].contains(&rank) {
-                return Err(value("each rank once"));
+                return Err(value("a rank that the list does not repeat"));
             }
             for member in members {
                 if rank.index() >= member.n_ranks() {
@@ -154,7 +154,7 @@ impl Communicator {
             ShrinkMode::Abort => sys::NCCL_SHRINK_ABORT,
         };
         if let Some(first) = members.first() {
-            // Before anything changes.
+            // Checked before anything changes.
             first.nccl().needs_function("ncclCommShrink", Version::new(2, 27, 3))?;
         }
         let allowed = if mode == ShrinkMode::Abort { Allowed::SHRINK } else { Allowed::SPLIT };
@@ -182,9 +182,9 @@ impl Communicator {
         Ok(UniqueId::from_raw(id))
     }
 
-    /// Creates a communicator of `n_ranks` ranks: those of this one, with their ranks, and new
-    /// ones, which join by [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join).
-    /// Requires NCCL 2.29.2.
+    /// Creates a communicator of `n_ranks` ranks: the ranks of this one, with unchanged numbers,
+    /// and new ranks, which join by
+    /// [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). Requires NCCL 2.29.2.
     ///
     /// The rank that created the id passes it; the others pass `None`. This communicator should be
     /// dropped afterwards.
@@ -273,26 +273,26 @@ fn children(
         start(api, index, parents[index].inner.handle.get(), out, config)
     });
     if let Err(NcclError::Timeout(_)) = &made {
-        // NCCL is still at work on them, and nothing else can be done with them.
+        // NCCL still works on the parents, so no other call on them is possible.
         for (parent, _) in inside.iter() {
             let _ = parent.gate.set(State::Failed);
         }
     } else if made.is_err() {
-        // NCCL keeps an error, and work that a peer will never come to, with the parent: whatever
-        // is called on it next would only find that.
+        // NCCL keeps the error, or work that a peer never joins, with the parent. The next call on
+        // the parent would only fail because of it.
         for (parent, inside) in inside.iter() {
             // A thread that aborts from here on waits for this one to leave; one that aborted
             // before may have freed the communicator.
             inside.leave_blocking();
-            // A rank that NCCL had noted counts its children differently from then on than one that
-            // it had not.
+            // NCCL has counted a child for the ranks whose calls it recorded, but not for the
+            // others.
             let is_partial = parents.len() > 1 && !matches!(made, Err(NcclError::Unsupported(_)));
             if !parent.gate.is_closed() && (is_partial || !matches!(parent.ask(), Ok(ncclResult_t::ncclSuccess))) {
                 let _ = parent.gate.change(State::Live, State::Failed);
             }
         }
     }
-    // What an abort has cut off says why.
+    // If an abort ended the call, its reason is the error.
     let cut_off = made.is_err().then(|| inside.iter().find(|(parent, _)| parent.gate.is_closed())).flatten();
     let made = cut_off.map_or(made, |(parent, _)| Err(parent.abort_error(call)));
     drop(inside);

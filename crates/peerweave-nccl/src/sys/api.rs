@@ -19,7 +19,7 @@ peerweave_dylib::bindings! {
         "2.0.0" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t;
         /// Creates an id for ranks that will join.
         "2.29.2" fn ncclCommGetUniqueId(comm: ncclComm_t, uniqueId: *mut ncclUniqueId) -> ncclResult_t;
-        /// Returns the text of a code. It lives as long as the library.
+        /// Returns the text of a code, valid as long as the library is loaded.
         "2.0.0" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char;
         /// Returns the text of the last error: null, or valid until the next error.
         "2.13.4" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char;
@@ -73,7 +73,7 @@ peerweave_dylib::bindings! {
         /// Reacquires device memory.
         "2.29.7" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t;
 
-        // What a communicator is.
+        // Queries of a communicator.
 
         /// Returns the number of ranks.
         "2.0.0" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
@@ -176,7 +176,7 @@ peerweave_dylib::bindings! {
             comm: ncclComm_t, stream: CUstream, config: *const ncclCollConfig_t,
         ) -> ncclResult_t;
 
-        // Two sides, one side, groups.
+        // Point-to-point operations, one-sided operations, groups.
 
         /// Sends to a rank that receives.
         "2.7.3" fn ncclSend(
@@ -242,20 +242,20 @@ peerweave_dylib::bindings! {
         "2.29.2" fn ncclGetPeerDevicePointer(
             window: ncclWindow_t, offset: usize, peer: c_int, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
-        /// Returns the fabric's name of a rank's window, given its index in a fabric team.
+        /// Returns the logical endpoint of a rank's window, given its index in a fabric team.
         "2.31.1" fn ncclGetCftDeviceLeInfo(
             window: ncclWindow_t, offset: usize, peerCft: c_int, cftTeam: ncclTeam_t, leId: *mut u32, leOffset: *mut usize,
         ) -> ncclResult_t;
-        /// Returns the fabric's name of a multicast.
+        /// Returns the logical endpoint of a multicast.
         "2.31.1" fn ncclGetMultimemDeviceLeInfo(
             window: ncclWindow_t, offset: usize, leId: *mut u32, leOffset: *mut usize,
         ) -> ncclResult_t;
-        /// Returns the fabric's name of a rank's window.
+        /// Returns the logical endpoint of a rank's window.
         "2.31.1" fn ncclGetPeerDeviceLeInfo(
             window: ncclWindow_t, offset: usize, peerWorld: c_int, leId: *mut u32, leOffset: *mut usize,
         ) -> ncclResult_t;
 
-        // Reductions of one's own.
+        // Custom reductions.
 
         /// Creates a reduction: the sum of products with a scalar.
         "2.11.4" fn ncclRedOpCreatePreMulSum(

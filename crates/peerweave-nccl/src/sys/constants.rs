@@ -8,11 +8,11 @@ use std::ffi::{c_int, c_uint};
 pub const NCCL_UNIQUE_ID_BYTES: usize = 128;
 /// The value of an unset field.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
-/// The mark of configuration structs.
+/// Magic number of configuration structs.
 pub const NCCL_API_MAGIC: c_uint = 0xcafe_beef;
-/// The mark of `ncclSimInfo_t`.
+/// Magic number of `ncclSimInfo_t`.
 pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
-/// The value if no time was estimated.
+/// The estimated time if there is no estimate.
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
 /// The color of a rank that takes no part in a split.
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;

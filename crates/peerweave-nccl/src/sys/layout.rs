@@ -127,7 +127,8 @@ history!(ncclDevResourceRequirements_t as "ncclDevResourceRequirements_t" {
 
 history!(ncclTeamRequirements_t as "ncclTeamRequirements_t" { (2, 28, 3) next team multimem outMultimemHandle; });
 
-// 2.28 had one without size, magic and version, which is not bound: its device API is not used.
+// 2.28 has a struct without size, magic and version. It is not declared, because the device API of
+// 2.28 is not supported.
 history!(ncclDevCommRequirements_t as "ncclDevCommRequirements_t" {
     (2, 29, 2) size magic version resourceRequirementsList teamRequirementsList lsaMultimem barrierCount lsaBarrierCount railGinBarrierCount
         lsaLLA2ABlockCount lsaLLA2ASlotCount ginForceEnable ginContextCount ginSignalCount ginCounterCount;

@@ -80,7 +80,7 @@ pub struct ncclMultimemHandle_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclLsaBarrierHandle_t {
-    /// Handle of its buffer.
+    /// Handle of the barrier's buffer.
     pub bufHandle: u32,
     /// Number of barriers.
     pub nBarriers: c_int,
@@ -90,9 +90,9 @@ pub struct ncclLsaBarrierHandle_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclGinBarrierHandle_t {
-    /// Index of its first signal.
+    /// Index of the barrier's first signal.
     pub signal0: u32,
-    /// Handle of its buffer up to 2.29; unused since.
+    /// Handle of the barrier's buffer up to 2.29; unused since.
     pub unused: u32,
 }
 
@@ -100,7 +100,7 @@ pub struct ncclGinBarrierHandle_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclLLA2AHandle_t {
-    /// Handle of its buffer.
+    /// Handle of the all-to-all's buffer.
     pub bufHandle: u32,
     /// Number of slots of a block.
     pub nSlots: u32,

@@ -1,4 +1,4 @@
-//! Handles, numbers and the structs of `nccl.h`. `requirements.rs` has those of the device
+//! Handles, numbers and the structs of `nccl.h`. `requirements.rs` has the structs of the device
 //! communicator.
 //!
 //! Invariant: every number from the library is a newtype of an integer, never a Rust enum, because
@@ -30,7 +30,7 @@ opaque! {
     ncclComm as ncclComm_t;
     /// A registered window. Points to device memory.
     ncclWindow_vidmem as ncclWindow_t;
-    /// A parameter of the library, owned by it.
+    /// A parameter, owned by the library.
     ncclParamHandle as ncclParamHandle_t;
 }
 
@@ -83,7 +83,7 @@ numbers! {
         ncclInvalidUsage = 5;
         /// A peer or the network failed.
         ncclRemoteError = 6;
-        /// A non-blocking communicator has not finished.
+        /// A call on a non-blocking communicator has not finished.
         ncclInProgress = 7;
         /// A wait inside the library timed out. Since 2.30.3.
         ncclTimeout = 8;
@@ -121,7 +121,7 @@ numbers! {
 }
 
 numbers! {
-    /// A reduction. Numbers from 5 on were created for a communicator.
+    /// A reduction. Numbers from 5 on are reductions created for one communicator.
     ncclRedOp_t(c_int) {
         /// Sum.
         ncclSum = 0;
@@ -175,7 +175,7 @@ numbers! {
 }
 
 numbers! {
-    /// Transport of communication that kernels start over the network. One byte in 2.29.2 and
+    /// Transport by which kernels communicate over the network (GIN). One byte in 2.29.2 and
     /// 2.29.3, four bytes since.
     ncclGinType_t(c_int) {
         /// No transport; in requirements, any transport.

@@ -1,5 +1,5 @@
-//! All declared constants with the vendor's names, and the first version whose header has each. For
-//! the comparison with headers.
+//! All declared constants with the vendor's names, and the first version whose header has each.
+//! Used for the comparison with headers.
 
 use super::constants::*;
 use super::types::*;

@@ -15,7 +15,7 @@ use peerweave_nccl::{Communicator, Config, DeadState, Nccl, NcclError, Rank, Red
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Returns a machine with that many devices and the newest library.
+/// Returns a fake machine with `devices` devices and the newest library.
 pub(crate) fn fakes(devices: usize) -> Fakes {
     Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", devices.to_string())
 }
@@ -141,17 +141,17 @@ pub(crate) fn function_of(library: &std::path::Path, name: &CStr) -> *mut c_void
 pub(crate) fn counted(what: &str) -> i64 {
     let function = function_of(Nccl::load().expect("the fake is there").path(), c"peerweave_fake_nccl_count");
     let name = CString::new(what).expect("no zero byte");
-    // SAFETY: that is its signature.
+    // SAFETY: the function has this signature.
     let count = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> i64>(function) };
     // SAFETY: the name ends with zero.
     unsafe { count(name.as_ptr()) }
 }
 
-/// Makes calls of the fake driver fail from now on: `function:nth=code`, counted from now.
+/// Makes calls of the fake driver fail: `function:n=code` for the `n`-th call from now on.
 pub(crate) fn fail_driver(orders: &str) {
     let function = function_of("libcuda.so.1".as_ref(), c"peerweave_fake_cuda_fail");
     let orders = CString::new(orders).expect("no zero byte");
-    // SAFETY: that is its signature.
+    // SAFETY: the function has this signature.
     let fail = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_int>(function) };
     // SAFETY: the text ends with zero.
     assert_eq!(unsafe { fail(orders.as_ptr()) }, 0, "the orders are well formed");
@@ -160,7 +160,7 @@ pub(crate) fn fail_driver(orders: &str) {
 /// Returns a context of the same device that is not the primary one.
 pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
     let function = function_of("libcuda.so.1".as_ref(), c"cuCtxCreate_v2");
-    // SAFETY: that is its signature.
+    // SAFETY: the function has this signature.
     let create =
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut CUcontext, u32, CUdevice) -> c_int>(function) };
     let mut context: CUcontext = std::ptr::null_mut();

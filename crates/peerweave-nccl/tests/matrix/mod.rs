@@ -111,7 +111,7 @@ fn given<T: Sample>(op: &Op<'_, T>, n: usize, rank: usize, index: usize) -> i64 
     match op {
         // Powers of two, so that products are exact.
         Op::Plain(ReduceOp::Prod) => 1 + mixed % 2,
-        // The same of every rank: each partial sum, divided or not, is exact.
+        // Every rank contributes the same value: each partial sum, divided or not, is exact.
         Op::Plain(ReduceOp::Avg) if T::SMALL == 1 => (index % 3) as i64,
         Op::Plain(ReduceOp::Avg) => n as i64 * (mixed % 3),
         _ => mixed % (T::SMALL + 1),
@@ -325,7 +325,7 @@ impl<'a> Check<'a> {
     fn movements<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
         let (n, root) = (self.n(), self.n() / 2);
         let value = |rank: usize, index: usize| T::pattern(rank * 31 + index * 7 + 1);
-        // What rank `from` gives at the part for rank `to`.
+        // The elements that rank `from` sends to rank `to`.
         let addressed = |from: usize, to: usize, index: usize| T::pattern(from * 17 + to * 29 + index * 3 + 1);
 
         let (send, mut recv) = (self.buffers(|_| count, value)?, self.blank::<T>(|_| count)?);
@@ -415,7 +415,7 @@ impl<'a> Check<'a> {
         let addressed = |from: usize, to: usize, index: usize| T::pattern(from * 17 + to * 29 + index * 3 + 1);
         let send_counts = |rank: usize| (0..n).map(|to| sent(rank, to)).collect::<Vec<_>>();
         let recv_counts = |rank: usize| (0..n).map(|from| sent(from, rank)).collect::<Vec<_>>();
-        // Which part an element is in, and where in it.
+        // The part that contains an element, and the element's position in that part.
         let place = |counts: &[usize], mut index: usize| {
             let mut part = 0;
             while index >= counts[part] {

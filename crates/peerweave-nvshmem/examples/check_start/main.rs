@@ -4,12 +4,12 @@
 //! The PEs are connected by the launcher's own service (`pmix` of Open MPI and Slurm, `pmi` and
 //! `pmi2` of Hydra and Slurm), by MPI's world communicator (`mpi`: Open MPI, loaded from
 //! `libmpi.so.40` or `PEERWEAVE_MPI_PATH`), or by an id in a file (`id`, for one machine or a
-//! shared file system; `--file` is the path, to which the job's name is appended). After the start
-//! it only checks that memory, a put, a barrier and a reduction work on all PEs; `check nvshmem` of
-//! `peerweave-check` tests the rest.
+//! shared file system; `--file` is the path, to which the job's name is appended). After the start,
+//! the program only checks that memory, a put, a barrier and a reduction work on all PEs;
+//! `check nvshmem` of `peerweave-check` tests the rest.
 //!
-//! Each PE uses the GPU with its index on the machine. It prints `OK way PE 1 of 4`, or `FAILED way
-//! PE 1 of 4: ...`, and the exit status agrees. A run ends within 40 seconds.
+//! Each PE uses the GPU with its index on the machine. It prints `OK way PE 1 of 4` and exits with
+//! 0, or prints `FAILED way PE 1 of 4: ...` and exits with 1. A run ends within 40 seconds.
 
 mod mpi;
 mod place;
@@ -84,7 +84,8 @@ impl Way {
 
 /// Checks that NVSHMEM starts without a rendezvous: `mpirun -n 4 check_start --way pmix`.
 ///
-/// Each PE prints `OK ...` or `FAILED ...`, and its exit status agrees. Multicast is disabled.
+/// Each PE prints `OK ...` and exits with 0, or prints `FAILED ...` and exits with 1. Multicast is
+/// disabled.
 #[derive(Parser)]
 #[command(max_term_width = 110)]
 struct Asked {
@@ -111,7 +112,7 @@ fn main() -> ExitCode {
     std::thread::spawn(move || {
         std::thread::sleep(WHOLE_RUN);
         println!("FAILED {watched}: timed out after {WHOLE_RUN:?}");
-        // SAFETY: it only ends the process.
+        // SAFETY: the call only ends the process.
         unsafe { libc::_exit(1) }
     });
     match run(&asked, &place) {
@@ -122,7 +123,7 @@ fn main() -> ExitCode {
         Err(error) => {
             println!("FAILED {who}: {error}");
             // The GPU, MPI and NVSHMEM's own clean-up may wait for PEs that failed otherwise; the
-            // launcher ends those. SAFETY: it only ends the process.
+            // launcher ends those. SAFETY: the call only ends the process.
             unsafe { libc::_exit(1) }
         }
     }
@@ -130,8 +131,8 @@ fn main() -> ExitCode {
 
 fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     let way = asked.way;
-    // Before anything else: MPI wants to be the first, and what it lacks is to be said before a GPU
-    // is touched.
+    // MPI is started first, as it requires. Its errors should also be reported before a GPU is
+    // used.
     let mpi = if way == Way::Mpi { Some(Mpi::start(place)?) } else { None };
     let absent = plugin_that_is_not_beside(way)?;
     let device = peerweave_driver::context(place.local as usize)?;
@@ -178,7 +179,7 @@ fn by_id(file: &Path, place: &Place, device: &Arc<CudaContext>) -> Result<Contex
     let path = PathBuf::from(format!("{}-{}", file.display(), place.job));
     let _written = if place.pe == 0 {
         let id = Context::unique_id(&Way::Id.settings())?;
-        // Whole or not there.
+        // The file is created atomically by a rename.
         let draft = path.with_extension("draft");
         std::fs::write(&draft, id.to_bytes()).map_err(|error| format!("{}: {error}", draft.display()))?;
         std::fs::rename(&draft, &path)?;
@@ -197,7 +198,7 @@ fn by_id(file: &Path, place: &Place, device: &Arc<CudaContext>) -> Result<Contex
         }
     };
     let id = UniqueId::try_from(bytes.as_slice())?;
-    // Everybody has read it once this is over.
+    // All PEs have read the file when this call returns.
     Ok(Context::from_unique_id(id, Pe::new(place.pe), place.n_pes, device, Way::Id.settings())?)
 }
 

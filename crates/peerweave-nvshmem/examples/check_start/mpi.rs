@@ -10,7 +10,7 @@ use peerweave_dylib::{Search, Visibility};
 use crate::Failure;
 use crate::place::Place;
 
-// SAFETY: what a machine has under this name is Open MPI.
+// SAFETY: a file with this name is Open MPI.
 const SEARCH: Search = unsafe { Search::new("Open MPI", "PEERWEAVE_MPI_PATH", &["libmpi.so.40"]) }.in_directories(&[
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -47,7 +47,7 @@ pub(crate) struct Mpi {
 
 impl Mpi {
     pub(crate) fn start(place: &Place) -> Result<Self, Failure> {
-        // Its own plug-ins, and NVSHMEM's, find its symbols.
+        // Global, because the plug-ins of MPI and of NVSHMEM need its symbols.
         let library = SEARCH.open(Visibility::Global)?;
         let path = library.path().display().to_string();
         let world = library.symbol(c"ompi_mpi_comm_world");

@@ -33,7 +33,7 @@ impl Place {
             let value = set(name).ok_or_else(|| format!("{pe} is set, but {name} is not"))?;
             Ok(value.parse().map_err(|_| format!("{name} is {value}, expected a number"))?)
         };
-        // Processes of a job on one machine have one parent, unless a script is between.
+        // Processes of a job on one machine have the same parent, unless a script starts them.
         let job = set("PMIX_NAMESPACE")
             .or_else(|| set("SLURM_JOB_ID").zip(set("SLURM_STEP_ID")).map(|(job, step)| format!("{job}.{step}")));
         let job = job.unwrap_or_else(|| std::os::unix::process::parent_id().to_string());

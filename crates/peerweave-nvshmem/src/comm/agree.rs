@@ -67,7 +67,7 @@ pub(crate) fn arrive<'a>(
 }
 
 /// The statement of a PE that has agreed to the call and acquired the gate.
-const ENTERED: &str = "all came with the same";
+const ENTERED: &str = "entered, after all PEs agreed";
 
 /// Compares `arguments` with those of all PEs, if the PEs have a rendezvous. `able` is the reason
 /// why this PE cannot make the call.

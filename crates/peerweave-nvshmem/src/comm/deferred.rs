@@ -90,7 +90,7 @@ impl DeferredCall {
     /// Makes the call. The caller holds the gate. If the call fails, its values are leaked.
     fn make(self, comm: &Comm) {
         if let Err(error) = (self.run)(comm, self.address) {
-            tracing::warn!(%error, "NVSHMEM still uses {:#x}, so it is leaked", self.address);
+            tracing::warn!(%error, "NVSHMEM still uses the memory at {:#x}, so the memory is leaked", self.address);
             self.held.leak();
         }
     }
@@ -102,7 +102,7 @@ impl Comm {
         let call = deferred.call;
         match self.dead_state() {
             Some(DeadState::Finalized) => return,
-            // NVSHMEM may still use it.
+            // NVSHMEM may still use the resource.
             Some(_) => return deferred.held.leak(),
             None if self.nvshmem.not_forked(call).is_err() => return deferred.held.leak(),
             None => {}

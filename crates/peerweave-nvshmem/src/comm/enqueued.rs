@@ -21,8 +21,8 @@ pub(crate) struct InFlight {
     /// Every stream that was passed to NVSHMEM.
     pub(crate) used: Arc<Streams>,
     /// Collective order of NVSHMEM's predefined teams and of its setup calls. They share one order,
-    /// because NVSHMEM implements a collective of the world partly as collectives of the teams of a
-    /// machine and of an index.
+    /// because NVSHMEM implements a collective of the world partly by collectives of its node and
+    /// same-index teams.
     world_order: Arc<Order>,
     /// Collective order of each team that was split, by the team's handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
@@ -62,8 +62,8 @@ impl InFlight {
 
 impl Comm {
     /// Waits for all known work on the device. NVSHMEM waits for the whole device when it creates
-    /// and destroys teams: a timeout inside NVSHMEM makes it unusable, a timeout here is only an
-    /// error.
+    /// and destroys teams: a timeout inside NVSHMEM makes NVSHMEM unusable, but a timeout here is
+    /// only an error.
     pub(crate) fn drain(&self, call: &'static str) -> Result<(), NvshmemError> {
         wait_all(call, self, &self.enqueued.used)?;
         self.enqueued.orders().iter().try_for_each(|order| order.drain(call, self).map(drop))

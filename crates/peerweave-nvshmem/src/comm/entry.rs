@@ -15,7 +15,7 @@ use super::gate::{Gate, Inside, NoAnswer, Sent, Worker};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 use crate::sys::{Api, Families};
 
-/// The NVSHMEM function that finalises it.
+/// The function that finalises NVSHMEM.
 pub(crate) const END: &str = "nvshmemx_hostlib_finalize";
 
 /// The gate, and the reason why NVSHMEM can no longer be called.

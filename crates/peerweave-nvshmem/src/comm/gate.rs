@@ -21,7 +21,8 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct State {
     inside: Option<&'static str>,
-    /// Number of waiting threads. Without it every call would make a system call to wake no thread.
+    /// Number of waiting threads. Without this number every call would make a system call, even if
+    /// no thread waits.
     waiting: usize,
 }
 
@@ -34,8 +35,8 @@ pub(crate) struct Inside<'a>(&'a Gate);
 pub(crate) struct Sent(Arc<Gate>);
 
 impl Gate {
-    /// Acquires the lock for a call. Returns the call that holds the lock if it is not free within
-    /// `patience`.
+    /// Acquires the lock for a call. If the lock is not free within `patience`, returns the name of
+    /// the call that holds it.
     pub(crate) fn enter(&self, call: &'static str, patience: Duration) -> Result<Inside<'_>, &'static str> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.inside.is_some() {
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn call_in_progress_keeps_the_gate_closed() {
+    fn call_that_has_not_returned_keeps_the_gate_locked() {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("threads are possible");
         let (release, wait) = channel::<()>();

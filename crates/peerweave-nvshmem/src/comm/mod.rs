@@ -47,7 +47,8 @@ pub(crate) struct Comm {
     pub(crate) context: Arc<CudaContext>,
     /// The stream of blocking calls.
     pub(crate) stream: Arc<CudaStream>,
-    /// Used only to read single words of device memory, so that no other work delays them.
+    /// A stream used only to read single words of device memory, so that no other work delays the
+    /// reads.
     pub(crate) side: PrivateStream,
     pub(crate) pe: Pe,
     pub(crate) n_pes: u32,
@@ -111,9 +112,9 @@ impl Comm {
         *count
     }
 
-    /// Waits until this thread may make a collective setup call. One thread at a time may, from the
-    /// first agreement until the call has returned. So the agreements of two calls do not
-    /// interleave, and NVSHMEM never waits for PEs that make another call.
+    /// Waits until this thread may make a collective setup call. Only one thread at a time makes
+    /// such a call, from the first agreement until the call has returned. So the agreements of two
+    /// calls do not interleave, and NVSHMEM never waits for PEs that make another call.
     pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
         self.check_usable(call)?;
         take(&self.setup, call, self)

@@ -41,8 +41,8 @@ impl Default for Open {
 
 impl Open {
     fn note(&mut self, streams: &Arc<Streams>) {
-        // Only under this list's lock. Further transfers of the same memory only compare the
-        // counter.
+        // The counter changes only under this list's lock. Further transfers of the same memory
+        // only compare it.
         if streams.pending.load(Ordering::Relaxed) != self.emptied {
             streams.pending.store(self.emptied, Ordering::Relaxed);
             self.memory.push(Arc::clone(streams));

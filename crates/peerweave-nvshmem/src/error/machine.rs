@@ -42,7 +42,7 @@ pub enum PreflightError {
     NotAlone {
         /// This PE.
         pe: Pe,
-        /// Its device.
+        /// Ordinal of the shared device on this PE.
         device: usize,
     },
     /// The PEs have different versions of the library.
@@ -70,7 +70,7 @@ pub enum PreflightError {
     Peer {
         /// The PE that cannot take part.
         pe: Pe,
-        /// Its error message.
+        /// Error message of that PE.
         reason: String,
     },
     /// The network interface that the PEs should use does not exist.

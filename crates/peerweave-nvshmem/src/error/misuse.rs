@@ -96,7 +96,7 @@ pub enum MisuseKind {
         what: &'static str,
     },
     /// A resource that cannot be released because it is still in use.
-    #[error("{what} is still used by {by}, expected no other user")]
+    #[error("{what} is still used by {by}")]
     InUse {
         /// The resource.
         what: &'static str,

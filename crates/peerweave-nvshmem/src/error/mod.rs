@@ -148,7 +148,7 @@ impl From<CudaError> for NvshmemError {
     }
 }
 
-/// An error that NVSHMEM returned. It prints details to standard error; see
+/// An error that NVSHMEM returned. NVSHMEM prints details to standard error; see
 /// [`Settings::debug`](crate::Settings::debug).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -168,7 +168,7 @@ impl fmt::Display for Failure {
         let Self { call, version, detail, .. } = self;
         match self.code {
             Some(code) => write!(f, "{call}: {code} (NVSHMEM {version})")?,
-            None => write!(f, "{call}: null (NVSHMEM {version})")?,
+            None => write!(f, "{call}: returned null (NVSHMEM {version})")?,
         }
         if detail.is_empty() { Ok(()) } else { write!(f, "; {detail}") }
     }

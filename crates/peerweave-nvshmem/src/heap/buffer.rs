@@ -23,7 +23,7 @@ use crate::error::{MisuseKind, NvshmemError};
 /// `len` elements of symmetric memory: the part of this PE. Clones and slices are handles of the
 /// same memory.
 ///
-/// As the target of a put it stands for the memory of the other PE at the same offset. Peers may
+/// As the target of a put, a buffer stands for the other PE's memory at the same offset. Peers may
 /// write it at any time, so no references to it are returned. Work on streams can access it, and it
 /// can be copied from and to the host.
 ///
@@ -55,8 +55,8 @@ impl<T> SymmetricBuffer<T> {
         self.len == 0
     }
 
-    /// Returns the device address of this PE's first element. It is valid while a handle lives;
-    /// using it is `unsafe` elsewhere.
+    /// Returns the device address of this PE's first element. The address is valid while a handle
+    /// lives. Calls that take an address are `unsafe`.
     pub fn address(&self) -> u64 {
         self.allocation.address + self.start_bytes as u64
     }
@@ -86,7 +86,7 @@ impl<T: Element> SymmetricBuffer<T> {
     /// completion within the context's deadline.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements;
+    /// [`MisuseKind::Length`] unless the buffer and `values` have the same number of elements;
     /// [`NvshmemError::Timeout`]; errors of the driver, also from earlier work of the stream.
     pub fn copy_from(&self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NvshmemError> {
         const CALL: &str = "SymmetricBuffer::copy_from";
@@ -130,8 +130,8 @@ impl<T: Element> SymmetricBuffer<T> {
     /// Returns the address at which another PE's part is mapped in this process, for kernels that
     /// access it; `None` if that PE is only reached over the network.
     ///
-    /// The address is valid while this PE has a handle; using it is `unsafe` elsewhere. Puts and
-    /// gets do not accept it; they take buffers.
+    /// The address is valid while this PE has a handle. Puts and gets take buffers instead of
+    /// addresses.
     ///
     /// # Errors
     /// [`MisuseKind::Pe`], [`NvshmemError::Dead`].
@@ -140,7 +140,7 @@ impl<T: Element> SymmetricBuffer<T> {
         let comm = &self.allocation.comm;
         let pe = comm.check_pe(CALL, "the PE", pe)?;
         let address = std::ptr::without_provenance(self.address() as usize);
-        // SAFETY: it only looks up the address.
+        // SAFETY: the function only looks up the address.
         let mapped = comm.issue(CALL, |api, _| unsafe { api.nvshmem_ptr(address, pe) })?;
         Ok(Some(mapped.addr() as u64).filter(|mapped| *mapped != 0))
     }

@@ -28,7 +28,7 @@ impl Count {
 pub(crate) struct Handle(Arc<Allocation>);
 
 impl Handle {
-    /// Call it only with a borrowed handle, or for new memory.
+    /// Creates a handle. Call this only while another handle is borrowed, or for new memory.
     pub(crate) fn new(allocation: &Arc<Allocation>) -> Self {
         // The caller has a handle, or the memory is new: no ordering is needed.
         allocation.handles.0.fetch_add(1, Ordering::Relaxed);

@@ -32,7 +32,7 @@ pub(crate) struct Heap {
     pub(crate) limits: Limits,
     /// Allocations that have not been freed, in order of allocation, the same on every PE.
     allocations: Mutex<Vec<Arc<Allocation>>>,
-    /// Number and bytes of freed allocations.
+    /// Number of freed allocations, and their total size in bytes.
     freed: Mutex<(u64, u64)>,
     /// Memory registered for transfers of this PE.
     registered: Mutex<Vec<Record>>,
@@ -119,7 +119,7 @@ impl Heap {
         }
         let address = std::ptr::without_provenance(symmetric as usize);
         let found = self.comm.issue("nvshmem_ptr", |api, _| {
-            // SAFETY: it only looks up the address.
+            // SAFETY: the function only looks up the address.
             (0..self.comm.n_pes)
                 .map(|pe| unsafe { api.nvshmem_ptr(address, pe as i32) }.map(|mapped| !mapped.is_null()))
                 .collect()

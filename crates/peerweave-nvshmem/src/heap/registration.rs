@@ -15,7 +15,7 @@ use crate::error::NvshmemError;
 pub struct Registration(pub(super) Arc<Registered>);
 
 impl Registration {
-    /// Returns its length in bytes.
+    /// Returns the length of the memory in bytes.
     pub fn len_bytes(&self) -> usize {
         self.0.bytes
     }

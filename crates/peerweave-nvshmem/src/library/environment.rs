@@ -46,7 +46,7 @@ pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         let before = environ.load(Ordering::Acquire);
-        // Through the standard library, whose lock excludes other users of it.
+        // Reads through the standard library, whose lock excludes its other users.
         let unchanged = std::env::vars_os().filter(|(name, _)| !changes.iter().any(|(changed, _)| name == changed.as_str()));
         let changed = changes.iter().filter_map(|(name, value)| Some((OsString::from(name), value.clone()?)));
         let after = made.list(unchanged.chain(changed));

@@ -262,8 +262,8 @@ impl Nvshmem {
         if remote_transport != "none" && !remote_transport.is_empty() {
             let abi = transport_abi(self.0.version);
             let stem = format!("nvshmem_transport_{remote_transport}");
-            // Only a transport of another version is an error: without one NVSHMEM uses NVLink
-            // alone.
+            // Only a transport of another version is an error: without any transport NVSHMEM uses
+            // NVLink alone.
             if !names_of(directory, &stem).is_empty() {
                 check_plugin(directory, &stem, abi, self.0.version)?;
             }

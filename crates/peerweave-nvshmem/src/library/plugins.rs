@@ -45,8 +45,8 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
 
 /// Loads the plug-in beside the library as NVSHMEM does: all functions are resolved immediately.
 ///
-/// A plug-in that does not exist there may be elsewhere. A plug-in named by its variable is not
-/// checked.
+/// A plug-in that is missing there may be elsewhere, so it is not checked. A plug-in selected by
+/// its variable is not checked either.
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's message.
@@ -74,8 +74,9 @@ pub(crate) fn check(
     }
 }
 
-/// Loads it and resolves all functions immediately. It stays loaded, because NVSHMEM loads it next.
-/// `peerweave-dylib` resolves lazily, so a plug-in for another PMIx would seem to load.
+/// Loads a plug-in and resolves all functions immediately. The plug-in stays loaded, because
+/// NVSHMEM loads it next. `peerweave-dylib` resolves lazily, so a plug-in for another PMIx would
+/// seem to load.
 fn open(path: &Path) -> Result<(), String> {
     let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
     // SAFETY: the path ends in a zero byte; the initialisers of NVSHMEM's plug-in run as they do
@@ -83,7 +84,7 @@ fn open(path: &Path) -> Result<(), String> {
     if !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) }.is_null() {
         return Ok(());
     }
-    // SAFETY: it takes nothing, and returns this thread's last error or null.
+    // SAFETY: the function takes no arguments, and returns this thread's last error or null.
     let words = unsafe { libc::dlerror() };
     if words.is_null() {
         return Err("the dynamic linker reported no reason".to_owned());

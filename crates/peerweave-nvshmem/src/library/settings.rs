@@ -110,8 +110,8 @@ impl Settings {
         bootstrap_interface "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
         /// Address family of the bootstrap: `AF_INET` or `AF_INET6`.
         bootstrap_family "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY";
-        /// Bootstrap of PEs that a launcher started: `PMI`, `MPI`, or `SHMEM`, which the program
-        /// has initialised.
+        /// Bootstrap of PEs that a launcher started: `PMI`, `MPI`, or `SHMEM` (which the program
+        /// must have initialised).
         bootstrap "NVSHMEM_BOOTSTRAP";
         /// The variant of PMI: `PMI`, `PMI-2`, `PMIX`.
         bootstrap_pmi "NVSHMEM_BOOTSTRAP_PMI";
@@ -220,7 +220,7 @@ impl Settings {
         let differs = read.keys().chain(asked.keys()).find(|name| read.get(*name) != asked.get(*name));
         let Some(name) = differs else { return Ok(()) };
         let text = |all: &BTreeMap<String, String>| all.get(name).map_or(format!("no {name}"), |value| format!("{name}={value}"));
-        let (what, found, asked) = ("the settings that it read at its start,", text(read), text(&asked));
+        let (what, found, asked) = ("the settings read at its start:", text(read), text(&asked));
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
     }
 
@@ -236,10 +236,13 @@ impl Settings {
         let text = |what, why| Err(NvshmemError::misuse(call, MisuseKind::Text { what, why }));
         for (name, value) in &self.variables {
             if !name.starts_with("NVSHMEM_") || name.contains(['=', '\0']) {
-                return text("the name of a variable", "it must begin with NVSHMEM_ and contain neither `=` nor a zero byte");
+                return text(
+                    "the name of a variable",
+                    "the name must begin with NVSHMEM_ and contain neither `=` nor a zero byte",
+                );
             }
             if value.contains('\0') {
-                return text("the value of a variable", "it contains a zero byte");
+                return text("the value of a variable", "the value contains a zero byte");
             }
         }
         Ok(())

@@ -8,7 +8,8 @@ use crate::error::NvshmemError;
 use crate::{SymmetricBuffer, Team};
 
 impl<T> SymmetricBuffer<T> {
-    /// Returns the multicast address of a team's parts, for kernels; `None` if NVSHMEM has none.
+    /// Returns the multicast address of the memory of all PEs of a team, for kernels; `None` if
+    /// NVSHMEM has none.
     ///
     /// # Errors
     /// [`NvshmemError::MulticastDisabled`] before NVSHMEM is called; [`MisuseKind::WrongContext`],
@@ -19,7 +20,7 @@ impl<T> SymmetricBuffer<T> {
         let comm = &self.allocation.comm;
         team.check(CALL, comm)?;
         let (address, handle) = (std::ptr::without_provenance(self.address() as usize), team.handle());
-        // SAFETY: it only looks up the address.
+        // SAFETY: the function only looks up the address.
         let mapped = comm.issue(CALL, |api, _| unsafe { api.nvshmemx_mc_ptr(handle, address) })?;
         Ok(Some(mapped.addr() as u64).filter(|mapped| *mapped != 0))
     }

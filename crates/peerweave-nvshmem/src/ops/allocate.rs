@@ -41,8 +41,8 @@ impl Context {
     /// refused first. Two things are unknown: the free blocks of the heap after memory was freed,
     /// and allocations of other processes on the device. In such a case NVSHMEM is called; if it
     /// fails and the process survives, the context is unusable ([`DeadState::Broken`]). A heap of
-    /// fixed size ([`Settings::disable_cuda_vmm`](crate::Settings::disable_cuda_vmm)) refuses
-    /// without damage.
+    /// fixed size ([`Settings::disable_cuda_vmm`](crate::Settings::disable_cuda_vmm)) refuses such
+    /// a request and stays usable.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_malloc", len, Kind::Malloc)
     }
@@ -73,7 +73,7 @@ impl Context {
         let comm = &self.comm;
         let alignment = if let Kind::Align(alignment) = kind { alignment } else { 0 };
         let countable = |bytes: &usize| isize::try_from(*bytes).is_ok();
-        // NVSHMEM adds both, and an overflow would give too small an allocation.
+        // NVSHMEM adds the size and the alignment. An overflow would give too small an allocation.
         let sum = |bytes: usize| bytes.max(size_of::<T>()).checked_add(alignment);
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| sum(*bytes).as_ref().is_some_and(countable));
         let able = match (bytes, kind) {
@@ -146,9 +146,9 @@ impl Context {
     /// All PEs, with a handle of the same allocation.
     ///
     /// # Errors
-    /// [`MisuseKind::InUse`] while other handles, slices or captured graphs use it. No PE frees it
-    /// then, the others get [`NvshmemError::Disagree`], and [`finalize`](Self::finalize) frees it.
-    /// Otherwise as for [`alloc`](Self::alloc).
+    /// [`MisuseKind::InUse`] while other handles, slices or captured graphs use the memory. In that
+    /// case no PE frees it, the other PEs get [`NvshmemError::Disagree`], and
+    /// [`finalize`](Self::finalize) frees it. Otherwise as for [`alloc`](Self::alloc).
     pub fn free<T: Element>(&self, buffer: SymmetricBuffer<T>) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_free";
         let allocation = buffer.into_handle();
@@ -182,6 +182,6 @@ pub(super) fn check_all_allocated(
     address: usize,
     usable: Result<(), NvshmemError>,
 ) -> Result<(), NvshmemError> {
-    let outcome = if address == 0 { "got none" } else { "got memory" };
+    let outcome = if address == 0 { "got no memory" } else { "got memory" };
     compare(comm, call, outcome, usable).inspect_err(|_| comm.mark_dead(DeadState::Broken { by: call }))
 }

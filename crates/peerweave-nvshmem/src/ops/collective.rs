@@ -41,8 +41,8 @@ impl Context {
     /// PE's puts and gets without a stream and `nbi` transfers, also over a network, and waits
     /// until every PE has called it.
     ///
-    /// Does not wait for puts on streams of this process: see [`Team::barrier`]. It holds the gate,
-    /// so a PE that does not arrive by the deadline makes the context unusable.
+    /// Does not wait for puts on streams of this process: see [`Team::barrier`]. The call waits
+    /// inside NVSHMEM, so a PE that does not arrive by the deadline makes the context unusable.
     /// [`Team::barrier_blocking`] waits on the device and does not have this effect.
     ///
     /// # Collective
@@ -65,8 +65,8 @@ impl Context {
 }
 
 impl Team {
-    /// Quiet and synchronisation in stream order: afterwards every PE of the team has arrived, and
-    /// its earlier puts are visible.
+    /// Completes transfers and synchronises the team, in stream order. Afterwards every PE of the
+    /// team has arrived, and the earlier puts of all PEs are visible.
     ///
     /// This includes the network. The stream waits for NVSHMEM's own streams, and then runs a
     /// kernel that completes this PE's network transfers before it arrives
@@ -89,7 +89,7 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_barrier_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Synchronisation in stream order without a quiet: earlier puts may not be visible.
+    /// Synchronises the team in stream order, without a quiet: earlier puts may not be visible.
     ///
     /// # Collective
     /// All PEs of the team.
@@ -103,8 +103,9 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Waits within the context's deadline until every PE of the team has called it and its earlier
-    /// puts are visible. This includes puts of the host without a stream, also over a network.
+    /// Waits within the context's deadline until every PE of the team has made this call, and its
+    /// earlier puts are visible. This includes puts of the host without a stream, also over a
+    /// network.
     ///
     /// Does not wait for puts on other streams of this process.
     ///

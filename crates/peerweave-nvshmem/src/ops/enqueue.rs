@@ -51,7 +51,7 @@ impl<'a> Enqueue<'a> {
         Ok(Self { comm, call, stream, capturing, keeps, team: None, left, registered: None })
     }
 
-    /// Fails if the stream is being captured and the call cannot be.
+    /// Fails if the stream is being captured and the call cannot be captured.
     pub(crate) fn not_captured(&self, why: &'static str) -> Result<(), NvshmemError> {
         if self.capturing { Err(NvshmemError::misuse(self.call, MisuseKind::Context { why })) } else { Ok(()) }
     }
@@ -178,7 +178,7 @@ impl<'a> Enqueue<'a> {
             keeps.push(Arc::<()>::clone(&self.comm.enqueued.captured));
             keep_in_graph(self.stream, keeps)?;
         }
-        // Kept until NVSHMEM has enqueued it.
+        // The turn is kept until NVSHMEM has enqueued the call.
         let _turn = match self.team {
             Some(team) => Some(team.order().follow(self.call, self.comm, self.stream, self.capturing)?),
             None => None,

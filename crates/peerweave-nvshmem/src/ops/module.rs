@@ -20,7 +20,7 @@ use crate::sys::Api;
 /// A module or library that is initialised with NVSHMEM's state until this value is dropped.
 ///
 /// Dropping is local. Drop it when no kernel of the module runs any more, and before NVSHMEM is
-/// finalised. It keeps the module loaded.
+/// finalised. The guard keeps the module loaded.
 pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,

@@ -23,7 +23,8 @@ use crate::{SymmetricBuffer, sys};
 /// Returns the number of elements that a strided transfer spans.
 fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len: usize) -> Result<(), NvshmemError> {
     if stride == 0 {
-        return Err(NvshmemError::misuse(call, MisuseKind::Value { what, found: 0, expected: "a stride of at least 1" }));
+        let what = if what == "the target" { "the target's stride" } else { "the source's stride" };
+        return Err(NvshmemError::misuse(call, MisuseKind::Value { what, found: 0, expected: "at least 1" }));
     }
     let end = count.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(1));
     match end {
@@ -342,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strided_range_is_checked_by_its_last_element() {
+    fn strided_range_must_contain_its_last_element() {
         assert!(span("test", "the target", 3, 4, 10).is_ok());
         let error = span("test", "the target", 3, 4, 9).expect_err("the last element is outside");
         assert_eq!(error.to_string(), "test: the target is 0..10, expected a range within 9 elements");

@@ -165,8 +165,8 @@ impl Context {
     /// On devices whose streams can wait without a kernel, NVSHMEM uses such waits for
     /// [`Compare::Eq`] and [`Compare::Ge`]. They compare `Ge` cyclically: a word that is 2^63 or
     /// more above `value` may not satisfy it. They never end too early. For such words (for example
-    /// with all bits set), use [`Compare::Gt`]. A kernel makes all other comparisons, and all those
-    /// of [`wait_until`](Self::wait_until).
+    /// with all bits set), use [`Compare::Gt`]. A kernel makes all other comparisons, and all
+    /// comparisons of [`wait_until`](Self::wait_until).
     ///
     /// # Errors
     /// As for [`signal`](Self::signal).

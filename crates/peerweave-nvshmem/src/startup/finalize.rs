@@ -47,8 +47,8 @@ impl Context {
     /// All PEs, for all of their handles.
     ///
     /// # Errors
-    /// [`MisuseKind::InUse`] while handles of symmetric memory in this process, or captured graphs,
-    /// use it. No PE finalises NVSHMEM then, the others get [`NvshmemError::Disagree`], and
+    /// [`MisuseKind::InUse`] while this process has handles of symmetric memory or captured graphs.
+    /// In that case no PE finalises NVSHMEM, the other PEs get [`NvshmemError::Disagree`], and
     /// [`current`](Self::current) returns the context again. [`NvshmemError::Timeout`] and
     /// [`NvshmemError::Bootstrap`] name the PEs that did not arrive.
     ///

@@ -90,8 +90,8 @@ pub(crate) fn local(
     Ok(StartInfo { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part() })
 }
 
-/// Checks the functions that every PE needs after the start. If a PE found one missing later, the
-/// others would wait for it.
+/// Checks the functions that every PE needs after the start. If a PE detected a missing function
+/// later, the others would wait for that PE.
 fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     const NEEDED: [&str; 12] = [
         "nvshmemx_get_uniqueid",

@@ -115,7 +115,7 @@ impl Context {
             }
         }
         let Some(id) = id else {
-            return Err(PreflightError::Peer { pe: Pe::new(0), reason: "it sent no id".to_owned() }.into());
+            return Err(PreflightError::Peer { pe: Pe::new(0), reason: "this PE sent no id".to_owned() }.into());
         };
         let start = start.expect("a PE that may not start has its own error");
         start.run(ready, inside, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
@@ -345,6 +345,8 @@ enum Begun {
 }
 
 impl Start {
+    /// Begins an initialisation, unless this process cannot start.
+    ///
     /// # Errors
     /// Errors that must not be sent to other PEs, because this PE is in another call with them.
     fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {

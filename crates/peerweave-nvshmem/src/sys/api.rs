@@ -108,29 +108,29 @@ peerweave_dylib::bindings! {
 
         // Order and synchronisation.
 
-        /// Quiet and synchronisation of a team.
+        /// Completes transfers and synchronises a team.
         "3.3.24" fn nvshmem_barrier(team: nvshmem_team_t) -> c_int;
-        /// Quiet and synchronisation of all PEs.
+        /// Completes transfers and synchronises all PEs.
         "3.3.24" fn nvshmem_barrier_all();
         /// Synchronises all PEs.
         "3.3.24" fn nvshmem_sync_all();
-        /// Quiet and synchronisation of a team.
+        /// Completes transfers and synchronises a team, in stream order.
         "3.3.24" fn nvshmemx_barrier_on_stream(team: nvshmem_team_t, stream: CUstream) -> c_int;
-        /// Quiet and synchronisation of all PEs.
+        /// Completes transfers and synchronises all PEs, in stream order.
         "3.3.24" fn nvshmemx_barrier_all_on_stream(stream: CUstream);
-        /// Synchronises a team.
+        /// Synchronises a team, in stream order.
         "3.3.24" fn nvshmemx_team_sync_on_stream(team: nvshmem_team_t, stream: CUstream) -> c_int;
-        /// Synchronises all PEs.
+        /// Synchronises all PEs, in stream order.
         "3.3.24" fn nvshmemx_sync_all_on_stream(stream: CUstream);
         /// Completes transfers.
         "3.3.24" fn nvshmem_quiet();
         /// Orders puts.
         "3.3.24" fn nvshmem_fence();
-        /// Completes transfers.
+        /// Completes transfers, in stream order.
         "3.3.24" fn nvshmemx_quiet_on_stream(stream: CUstream);
         /// Makes sources of puts reusable.
         "3.8.0" fn nvshmemx_flush();
-        /// Makes sources of puts reusable.
+        /// Makes sources of puts reusable, in stream order.
         "3.8.0" fn nvshmemx_flush_on_stream(stream: CUstream);
 
         // Signals.
@@ -146,280 +146,280 @@ peerweave_dylib::bindings! {
 
         // Transfers by bytes and by width.
 
-        /// Writes to a PE, bytes.
+        /// Writes bytes to a PE.
         "3.3.24" fn nvshmem_putmem(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, bytes, complete at quiet.
+        /// Writes bytes to a PE; complete after a quiet.
         "3.3.24" fn nvshmem_putmem_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, bytes.
+        /// Writes bytes to a PE, in stream order.
         "3.3.24" fn nvshmemx_putmem_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes to a PE, bytes, complete at quiet.
+        /// Writes bytes to a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_putmem_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads from a PE, bytes.
+        /// Reads bytes from a PE.
         "3.3.24" fn nvshmem_getmem(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, bytes, complete at quiet.
+        /// Reads bytes from a PE; complete after a quiet.
         "3.3.24" fn nvshmem_getmem_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, bytes.
+        /// Reads bytes from a PE, in stream order.
         "3.3.24" fn nvshmemx_getmem_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads from a PE, bytes, complete at quiet.
+        /// Reads bytes from a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_getmem_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes to a PE, then signals, bytes.
+        /// Writes bytes to a PE, then signals it, in stream order.
         "3.3.24" fn nvshmemx_putmem_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, bytes, complete at quiet.
+        /// Writes bytes to a PE, then signals it; complete after a quiet.
         "3.3.24" fn nvshmemx_putmem_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, elements of 8 bits.
+        /// Writes 8-bit elements to a PE.
         "3.3.24" fn nvshmem_put8(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, elements of 8 bits, complete at quiet.
+        /// Writes 8-bit elements to a PE; complete after a quiet.
         "3.3.24" fn nvshmem_put8_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, elements of 8 bits.
+        /// Writes 8-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put8_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes to a PE, elements of 8 bits, complete at quiet.
+        /// Writes 8-bit elements to a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_put8_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes to a PE, elements of 8 bits, strided.
+        /// Writes 8-bit elements to a PE, with strides.
         "3.3.24" fn nvshmem_iput8(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
         );
-        /// Writes to a PE, elements of 8 bits, strided.
+        /// Writes 8-bit elements to a PE, with strides, in stream order.
         "3.3.24" fn nvshmemx_iput8_on_stream(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Reads from a PE, elements of 8 bits.
+        /// Reads 8-bit elements from a PE.
         "3.3.24" fn nvshmem_get8(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, elements of 8 bits, complete at quiet.
+        /// Reads 8-bit elements from a PE; complete after a quiet.
         "3.3.24" fn nvshmem_get8_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, elements of 8 bits.
+        /// Reads 8-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get8_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads from a PE, elements of 8 bits, complete at quiet.
+        /// Reads 8-bit elements from a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_get8_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads from a PE, elements of 8 bits, strided.
+        /// Reads 8-bit elements from a PE, with strides.
         "3.3.24" fn nvshmem_iget8(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
         );
-        /// Reads from a PE, elements of 8 bits, strided.
+        /// Reads 8-bit elements from a PE, with strides, in stream order.
         "3.3.24" fn nvshmemx_iget8_on_stream(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, elements of 8 bits.
+        /// Writes 8-bit elements to a PE, then signals it, in stream order.
         "3.3.24" fn nvshmemx_put8_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, elements of 8 bits, complete at quiet.
+        /// Writes 8-bit elements to a PE, then signals it; complete after a quiet.
         "3.3.24" fn nvshmemx_put8_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, elements of 16 bits.
+        /// Writes 16-bit elements to a PE.
         "3.3.24" fn nvshmem_put16(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, elements of 16 bits, complete at quiet.
+        /// Writes 16-bit elements to a PE; complete after a quiet.
         "3.3.24" fn nvshmem_put16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, elements of 16 bits.
+        /// Writes 16-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes to a PE, elements of 16 bits, complete at quiet.
+        /// Writes 16-bit elements to a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_put16_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes to a PE, elements of 16 bits, strided.
+        /// Writes 16-bit elements to a PE, with strides.
         "3.3.24" fn nvshmem_iput16(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
         );
-        /// Writes to a PE, elements of 16 bits, strided.
+        /// Writes 16-bit elements to a PE, with strides, in stream order.
         "3.3.24" fn nvshmemx_iput16_on_stream(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Reads from a PE, elements of 16 bits.
+        /// Reads 16-bit elements from a PE.
         "3.3.24" fn nvshmem_get16(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, elements of 16 bits, complete at quiet.
+        /// Reads 16-bit elements from a PE; complete after a quiet.
         "3.3.24" fn nvshmem_get16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, elements of 16 bits.
+        /// Reads 16-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads from a PE, elements of 16 bits, complete at quiet.
+        /// Reads 16-bit elements from a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_get16_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads from a PE, elements of 16 bits, strided.
+        /// Reads 16-bit elements from a PE, with strides.
         "3.3.24" fn nvshmem_iget16(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
         );
-        /// Reads from a PE, elements of 16 bits, strided.
+        /// Reads 16-bit elements from a PE, with strides, in stream order.
         "3.3.24" fn nvshmemx_iget16_on_stream(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, elements of 16 bits.
+        /// Writes 16-bit elements to a PE, then signals it, in stream order.
         "3.3.24" fn nvshmemx_put16_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, elements of 16 bits, complete at quiet.
+        /// Writes 16-bit elements to a PE, then signals it; complete after a quiet.
         "3.3.24" fn nvshmemx_put16_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, elements of 32 bits.
+        /// Writes 32-bit elements to a PE.
         "3.3.24" fn nvshmem_put32(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, elements of 32 bits, complete at quiet.
+        /// Writes 32-bit elements to a PE; complete after a quiet.
         "3.3.24" fn nvshmem_put32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, elements of 32 bits.
+        /// Writes 32-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes to a PE, elements of 32 bits, complete at quiet.
+        /// Writes 32-bit elements to a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_put32_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes to a PE, elements of 32 bits, strided.
+        /// Writes 32-bit elements to a PE, with strides.
         "3.3.24" fn nvshmem_iput32(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
         );
-        /// Writes to a PE, elements of 32 bits, strided.
+        /// Writes 32-bit elements to a PE, with strides, in stream order.
         "3.3.24" fn nvshmemx_iput32_on_stream(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Reads from a PE, elements of 32 bits.
+        /// Reads 32-bit elements from a PE.
         "3.3.24" fn nvshmem_get32(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, elements of 32 bits, complete at quiet.
+        /// Reads 32-bit elements from a PE; complete after a quiet.
         "3.3.24" fn nvshmem_get32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, elements of 32 bits.
+        /// Reads 32-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads from a PE, elements of 32 bits, complete at quiet.
+        /// Reads 32-bit elements from a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_get32_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads from a PE, elements of 32 bits, strided.
+        /// Reads 32-bit elements from a PE, with strides.
         "3.3.24" fn nvshmem_iget32(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
         );
-        /// Reads from a PE, elements of 32 bits, strided.
+        /// Reads 32-bit elements from a PE, with strides, in stream order.
         "3.3.24" fn nvshmemx_iget32_on_stream(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, elements of 32 bits.
+        /// Writes 32-bit elements to a PE, then signals it, in stream order.
         "3.3.24" fn nvshmemx_put32_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, elements of 32 bits, complete at quiet.
+        /// Writes 32-bit elements to a PE, then signals it; complete after a quiet.
         "3.3.24" fn nvshmemx_put32_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, elements of 64 bits.
+        /// Writes 64-bit elements to a PE.
         "3.3.24" fn nvshmem_put64(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, elements of 64 bits, complete at quiet.
+        /// Writes 64-bit elements to a PE; complete after a quiet.
         "3.3.24" fn nvshmem_put64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, elements of 64 bits.
+        /// Writes 64-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes to a PE, elements of 64 bits, complete at quiet.
+        /// Writes 64-bit elements to a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_put64_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes to a PE, elements of 64 bits, strided.
+        /// Writes 64-bit elements to a PE, with strides.
         "3.3.24" fn nvshmem_iput64(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
         );
-        /// Writes to a PE, elements of 64 bits, strided.
+        /// Writes 64-bit elements to a PE, with strides, in stream order.
         "3.3.24" fn nvshmemx_iput64_on_stream(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Reads from a PE, elements of 64 bits.
+        /// Reads 64-bit elements from a PE.
         "3.3.24" fn nvshmem_get64(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, elements of 64 bits, complete at quiet.
+        /// Reads 64-bit elements from a PE; complete after a quiet.
         "3.3.24" fn nvshmem_get64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, elements of 64 bits.
+        /// Reads 64-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads from a PE, elements of 64 bits, complete at quiet.
+        /// Reads 64-bit elements from a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_get64_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads from a PE, elements of 64 bits, strided.
+        /// Reads 64-bit elements from a PE, with strides.
         "3.3.24" fn nvshmem_iget64(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
         );
-        /// Reads from a PE, elements of 64 bits, strided.
+        /// Reads 64-bit elements from a PE, with strides, in stream order.
         "3.3.24" fn nvshmemx_iget64_on_stream(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, elements of 64 bits.
+        /// Writes 64-bit elements to a PE, then signals it, in stream order.
         "3.3.24" fn nvshmemx_put64_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, elements of 64 bits, complete at quiet.
+        /// Writes 64-bit elements to a PE, then signals it; complete after a quiet.
         "3.3.24" fn nvshmemx_put64_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, elements of 128 bits.
+        /// Writes 128-bit elements to a PE.
         "3.3.24" fn nvshmem_put128(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, elements of 128 bits, complete at quiet.
+        /// Writes 128-bit elements to a PE; complete after a quiet.
         "3.3.24" fn nvshmem_put128_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes to a PE, elements of 128 bits.
+        /// Writes 128-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put128_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes to a PE, elements of 128 bits, complete at quiet.
+        /// Writes 128-bit elements to a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_put128_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes to a PE, elements of 128 bits, strided.
+        /// Writes 128-bit elements to a PE, with strides.
         "3.3.24" fn nvshmem_iput128(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
         );
-        /// Writes to a PE, elements of 128 bits, strided.
+        /// Writes 128-bit elements to a PE, with strides, in stream order.
         "3.3.24" fn nvshmemx_iput128_on_stream(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Reads from a PE, elements of 128 bits.
+        /// Reads 128-bit elements from a PE.
         "3.3.24" fn nvshmem_get128(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, elements of 128 bits, complete at quiet.
+        /// Reads 128-bit elements from a PE; complete after a quiet.
         "3.3.24" fn nvshmem_get128_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads from a PE, elements of 128 bits.
+        /// Reads 128-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get128_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads from a PE, elements of 128 bits, complete at quiet.
+        /// Reads 128-bit elements from a PE; complete after a quiet.
         "3.3.24" fn nvshmemx_get128_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads from a PE, elements of 128 bits, strided.
+        /// Reads 128-bit elements from a PE, with strides.
         "3.3.24" fn nvshmem_iget128(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
         );
-        /// Reads from a PE, elements of 128 bits, strided.
+        /// Reads 128-bit elements from a PE, with strides, in stream order.
         "3.3.24" fn nvshmemx_iget128_on_stream(
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, elements of 128 bits.
+        /// Writes 128-bit elements to a PE, then signals it, in stream order.
         "3.3.24" fn nvshmemx_put128_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes to a PE, then signals, elements of 128 bits, complete at quiet.
+        /// Writes 128-bit elements to a PE, then signals it; complete after a quiet.
         "3.3.24" fn nvshmemx_put128_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -427,23 +427,23 @@ peerweave_dylib::bindings! {
 
         // Collectives by bytes.
 
-        /// Sends a part to and receives a part from every PE of a team, bytes.
+        /// Exchanges parts, in bytes, among all PEs of a team.
         "3.3.24" fn nvshmem_alltoallmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
-        /// Sends a part to and receives a part from every PE of a team, bytes.
+        /// Exchanges parts, in bytes, among all PEs of a team, in stream order.
         "3.3.24" fn nvshmemx_alltoallmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
         ) -> c_int;
-        /// Concatenates the sources of a team's PEs on each of them, bytes.
+        /// Concatenates the sources of a team's PEs, in bytes, on every PE of the team.
         "3.3.24" fn nvshmem_fcollectmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
-        /// Concatenates the sources of a team's PEs on each of them, bytes.
+        /// Concatenates the sources of a team's PEs, in bytes, on every PE of the team, in stream order.
         "3.3.24" fn nvshmemx_fcollectmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
         ) -> c_int;
-        /// Copies the source of the root to every PE of a team, bytes.
+        /// Copies the root's source, in bytes, to every PE of a team.
         "3.3.24" fn nvshmem_broadcastmem(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, root: c_int,
         ) -> c_int;
-        /// Copies the source of the root to every PE of a team, bytes.
+        /// Copies the root's source, in bytes, to every PE of a team, in stream order.
         "3.3.24" fn nvshmemx_broadcastmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, root: c_int, stream: CUstream,
         ) -> c_int;

@@ -180,27 +180,28 @@ macro_rules! families {
     };
 }
 
-/// target, source, count, PE.
+/// Arguments: target, source, count, PE.
 pub type Transfer = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int);
-/// target, source, count, PE, stream.
+/// Arguments: target, source, count, PE, stream.
 pub type TransferOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, CUstream);
-/// target, source, stride of the target, stride of the source, count, PE.
+/// Arguments: target, source, stride of the target, stride of the source, count, PE.
 pub type Strided = unsafe extern "C" fn(*mut c_void, *const c_void, isize, isize, usize, c_int);
 /// Like [`Strided`], with a stream at the end.
 pub type StridedOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, isize, isize, usize, c_int, CUstream);
-/// target, source, count, signal's word, its value, operation, PE, stream.
+/// Arguments: target, source, count, word of the signal, value of the signal, operation, PE,
+/// stream.
 pub type PutSignalOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut u64, u64, c_int, c_int, CUstream);
-/// team, target, source, count.
+/// Arguments: team, target, source, count.
 pub type Collective = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize) -> c_int;
 /// Like [`Collective`], with a stream at the end.
 pub type CollectiveOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, CUstream) -> c_int;
-/// team, target, source, count, root.
+/// Arguments: team, target, source, count, root.
 pub type Broadcast = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, c_int) -> c_int;
 /// Like [`Broadcast`], with a stream at the end.
 pub type BroadcastOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, c_int, CUstream) -> c_int;
-/// words, number of words, mask, comparison, pointer to the values, stream.
+/// Arguments: words, number of words, mask, comparison, pointer to the values, stream.
 pub type WaitVectorOnStream = unsafe extern "C" fn(*mut c_void, usize, *const c_int, c_int, *mut c_void, CUstream);
-/// target, PE.
+/// Arguments: target, PE.
 pub type Increment = unsafe extern "C" fn(*mut c_void, c_int);
 /// A function that takes or returns an element by value; the caller casts it.
 pub type ByValue = NonNull<c_void>;

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_words_equal_those_of_the_headers() {
+    fn version_words_equal_the_headers() {
         let old = nvshmemx_init_attr_t::unset(Version::new(3, 4, 5));
         assert_eq!((old.version, old.args.version, old.args.uid_args.version), (65680, 65664, 65560));
         assert_eq!(old.args.cuda_device_id, 0, "padding in that layout");
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn struct_sizes_equal_those_of_the_headers() {
+    fn struct_sizes_equal_the_headers() {
         let size = |name: &str| facts().iter().find(|fact| fact.0 == format!("size {name}")).expect("it is listed").2;
         assert_eq!(size("nvshmemx_uniqueid_t"), 128);
         assert_eq!(size("nvshmemx_uniqueid_args_t"), 24);

@@ -34,9 +34,8 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// the second:
 ///
 /// - All handles of a team share one order: the order of the calls. Several threads may call its
-///   collectives. NVSHMEM's predefined teams (all PEs, those whose memory is mapped, those of a
-///   machine, those with the same index) share one order, because NVSHMEM implements collectives of
-///   all PEs partly as collectives of the others.
+///   collectives. NVSHMEM's predefined teams (world, shared, node, same index) share one order,
+///   because NVSHMEM implements collectives of all PEs partly as collectives of the others.
 /// - A collective on another stream than the team's last one waits on the device for all earlier
 ///   work of that stream. The host waits only while another thread is in a call of the team. If a
 ///   stream waits for work enqueued after the new collective, both streams deadlock: use a separate
@@ -254,8 +253,8 @@ impl Team {
         Ok(self.core.members[rank.index()])
     }
 
-    /// Returns the rank in another team of the PE with a rank in this team; `None` if the PE is not
-    /// a member.
+    /// Converts a rank of this team to the rank of the same PE in `other`; `None` if that PE is not
+    /// a member of `other`.
     ///
     /// # Errors
     /// [`MisuseKind::Rank`].

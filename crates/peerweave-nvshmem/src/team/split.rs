@@ -80,7 +80,7 @@ impl Team {
         if last < 0 {
             return value("the last member", last, "at least 0, counting down from the start by the stride");
         }
-        // The first is beyond the team only where it is counted down.
+        // The first rank can be outside of the team only if the stride is negative.
         let highest = last.max(start.into());
         if highest >= self.len() as i64 {
             let (what, found) = (if highest == last { "the last member" } else { "the start" }, highest as usize);
@@ -228,7 +228,7 @@ impl Context {
     /// Creates a team of any PEs, in any order, that all have the id.
     ///
     /// # Collective
-    /// The members, with the same list. The id matches them: PEs with different lists get
+    /// All members, with the same list. PEs are matched by the id, so PEs with different lists get
     /// [`NvshmemError::Disagree`].
     ///
     /// # Errors
@@ -256,7 +256,7 @@ impl Context {
         for (index, pe) in members.iter().enumerate() {
             self.comm.check_pe(call, "a member", *pe)?;
             if members[..index].contains(pe) {
-                return Err(value("a member", pe, "each PE once"));
+                return Err(value("a member", pe, "a PE that the list does not repeat"));
             }
         }
         if !members.contains(&self.comm.pe) {

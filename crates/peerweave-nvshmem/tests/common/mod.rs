@@ -181,10 +181,10 @@ pub(crate) fn settle() {
 /// Returns a counter of the fake library.
 pub(crate) fn count(what: &str) -> i64 {
     let name = std::ffi::CString::new(what).expect("no zero byte");
-    // SAFETY: the library is loaded for everybody to see.
+    // SAFETY: the library is loaded with global symbols.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"peerweave_fake_nvshmem_count".as_ptr()) };
     assert!(!address.is_null(), "the fake is not loaded");
-    // SAFETY: that function of the fake takes a C string and gives a number.
+    // SAFETY: this function of the fake takes a C string and returns a number.
     let function =
         unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn(*const std::ffi::c_char) -> i64>(address) };
     // SAFETY: it is a C string.
@@ -198,7 +198,7 @@ fn fake_driver(name: &std::ffi::CStr) -> std::ptr::NonNull<std::ffi::c_void> {
 
 fn fake_of_stream(name: &std::ffi::CStr, stream: &CudaStream) {
     type Function = extern "C" fn(peerweave_driver::cudarc::driver::sys::CUstream) -> std::ffi::c_int;
-    // SAFETY: the fake declares both functions so.
+    // SAFETY: the fake declares both functions with this signature.
     let function = unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, Function>(fake_driver(name)) };
     assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
 }
@@ -216,7 +216,7 @@ pub(crate) fn unblock(stream: &CudaStream) {
 pub(crate) fn fail_driver(orders: &str) {
     type Function = extern "C" fn(*const std::ffi::c_char) -> std::ffi::c_int;
     let orders = std::ffi::CString::new(orders).expect("no zero");
-    // SAFETY: the fake declares it so.
+    // SAFETY: the fake declares the function with this signature.
     let function =
         unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, Function>(fake_driver(c"peerweave_fake_cuda_fail")) };
     assert_eq!(function(orders.as_ptr()), 0, "{orders:?}");

@@ -13,13 +13,13 @@ use loom::sync::Arc;
 #[derive(Default)]
 struct Guarded(Gate, UnsafeCell<bool>);
 
-// SAFETY: shared is a cell that the model checker watches; synchronised by the gate, which is what
-// every test here is about.
+// SAFETY: the shared cell is watched by the model checker, and synchronised by the gate: every test
+// here checks that.
 unsafe impl Sync for Guarded {}
 
 impl Guarded {
     fn use_it(&self) {
-        // SAFETY: a thread that uses it is inside the gate, exclusively or as a reader.
+        // SAFETY: a thread that uses the value is inside the gate, exclusively or as a reader.
         self.1.with(|is_freed| assert!(!unsafe { *is_freed }, "used after it was freed"));
     }
 
@@ -83,7 +83,7 @@ fn abort_during_shared_entry_is_safe() {
 /// Aborts without waiting for threads that may be blocked in NCCL. Threads that have left NCCL are
 /// waited for.
 #[test]
-fn leave_blocking_after_abort_gave_up() {
+fn leave_blocking_after_abort_gave_up_is_safe() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
@@ -165,10 +165,10 @@ fn finalize_during_revoke_is_safe() {
 }
 
 #[test]
-fn two_calls_exclude_and_see_each_other() {
+fn calls_exclude_each_other_and_see_earlier_writes() {
     struct Counted(Gate, UnsafeCell<u32>);
-    // SAFETY: shared is a cell that the model checker watches; synchronised by the gate, which this
-    // test is about.
+    // SAFETY: the shared cell is watched by the model checker, and synchronised by the gate: this
+    // test checks that.
     unsafe impl Sync for Counted {}
     fn call(shared: &Counted) -> u32 {
         let Some(_inside) = shared.0.try_enter_blocking() else { return 0 };

@@ -47,7 +47,7 @@ fn drained_gate_is_empty() {
             true
         };
         std::thread::scope(|scope| {
-            let plunging = scope.spawn(move || call(&|| gate.try_enter_blocking().is_some_and(use_it)));
+            let entering_blocking = scope.spawn(move || call(&|| gate.try_enter_blocking().is_some_and(use_it)));
             let entering = scope.spawn(move || {
                 call(&|| gate.enter(Allowed::LIVE, || LONG).is_ok_and(|inside| inside.enter_blocking().is_ok() && use_it(inside)))
             });
@@ -56,7 +56,7 @@ fn drained_gate_is_empty() {
             gate.close(State::Aborted).expect("it was open");
             assert!(gate.drain(LONG));
             is_freed.store(true, Relaxed);
-            got_in += plunging.join().expect("no panic");
+            got_in += entering_blocking.join().expect("no panic");
             refused += 200 - entering.join().expect("no panic");
         });
     }
@@ -69,7 +69,7 @@ fn held_gate_stays_held_when_others_try() {
     let inside = gate.try_enter_blocking().expect("nobody is inside");
     assert!(gate.try_enter_blocking().is_none());
     assert_eq!(gate.enter(Allowed::LIVE, || Duration::ZERO).map(drop), Err(Refused::Busy));
-    assert!(gate.try_enter_blocking().is_none(), "who was refused has not given the turn away");
+    assert!(gate.try_enter_blocking().is_none(), "the refused thread released the gate");
     drop(inside);
     assert!(gate.try_enter_blocking().is_some());
 }
@@ -80,7 +80,7 @@ fn blocking_entry_succeeds_only_on_live_communicators() {
         let gate = Gate::default();
         gate.set(state).expect("open");
         assert!(gate.try_enter_blocking().is_none(), "{state:?}");
-        assert!(gate.enter(Allowed::OPEN, || Duration::ZERO).is_ok(), "{state:?}: the turn is free");
+        assert!(gate.enter(Allowed::OPEN, || Duration::ZERO).is_ok(), "{state:?}: the gate is free");
     }
     let gate = Gate::default();
     let inside = gate.try_enter_blocking().expect("it is live");
@@ -113,7 +113,7 @@ fn waiter_enters_before_a_repeating_caller() {
             most = most.max(taken.load(Relaxed) - before);
         }
         done.store(true, Relaxed);
-        println!("the other had at most {most} turns meanwhile");
+        println!("the other thread entered at most {most} times meanwhile");
         assert!(most < 60, "{most}");
     });
 }
@@ -152,7 +152,7 @@ fn waiter_is_notified_when_the_gate_closes() {
 }
 
 #[test]
-fn stuck_caller_is_given_up_and_brief_one_is_awaited() {
+fn drain_gives_up_stuck_callers_but_awaits_brief_ones() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
     inside.enter_blocking().expect("it is open");
@@ -169,7 +169,7 @@ fn stuck_caller_is_given_up_and_brief_one_is_awaited() {
 }
 
 #[test]
-fn stuck_reader_is_given_up() {
+fn drain_gives_up_a_stuck_reader() {
     let gate = Gate::default();
     let reader = gate.enter_shared(Allowed::OPEN).expect("it is open");
     let drained = reader.enter_blocking(|| {
@@ -199,13 +199,13 @@ fn gate_closes_only_from_the_expected_state() {
     let reader = gate.enter_shared(Allowed::OPEN).expect("it is open");
     assert_eq!(gate.set(State::Revoked), Ok(State::Live));
     let freed = reader.enter_blocking(|| gate.close_from(State::Live, State::Finalized));
-    assert_eq!(freed, Ok(Err(State::Revoked)), "it would be freed under who is inside NCCL");
+    assert_eq!(freed, Ok(Err(State::Revoked)), "the handle would be freed while a thread is inside NCCL");
     assert!(!gate.is_closed());
     drop((inside, reader));
-    assert!(gate.enter(Allowed::SPLIT, || LONG).is_ok(), "children can be made of it");
+    assert!(gate.enter(Allowed::SPLIT, || LONG).is_ok(), "a revoked communicator can have children");
     let gate = Gate::default();
     assert_eq!(gate.close_from(State::Live, State::Finalized), Ok(()));
-    assert_eq!(gate.set(State::Revoked), Err(State::Finalized), "what is closed stays closed");
+    assert_eq!(gate.set(State::Revoked), Err(State::Finalized), "a closed gate stays closed");
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn gate_closes_once() {
 }
 
 #[test]
-fn busy_gate_is_given_up_at_the_deadline() {
+fn entry_into_a_busy_gate_fails_at_the_deadline() {
     let gate = Gate::default();
     let _inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
     let second = gate.enter(Allowed::LIVE, || Duration::from_millis(10));

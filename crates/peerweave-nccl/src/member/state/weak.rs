@@ -2,8 +2,9 @@
 //! orders allow without a fence.
 //!
 //! `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test -p
-//! peerweave-nccl --lib state::weak`. Only the orders of the seeds are tested. Invariant: that of
-//! `model.rs`, which explores every order with few preemptions, but only supports fences.
+//! peerweave-nccl --lib state::weak`. Only the orders of the seeds are tested. Invariant: the same
+//! as in `model.rs`. That module explores every order with few preemptions, but only with explicit
+//! fences.
 
 use super::*;
 use std::cell::UnsafeCell;
@@ -17,13 +18,13 @@ const ROUNDS: usize = 3;
 #[derive(Default)]
 struct Guarded(Gate, UnsafeCell<bool>);
 
-// SAFETY: shared is a cell that Miri watches; synchronised by the gate, which is what every test
-// here is about.
+// SAFETY: the shared cell is watched by Miri, and synchronised by the gate: every test here checks
+// that.
 unsafe impl Sync for Guarded {}
 
 impl Guarded {
     fn use_it(&self) {
-        // SAFETY: a thread that uses it is inside the gate, exclusively or as a reader.
+        // SAFETY: a thread that uses the value is inside the gate, exclusively or as a reader.
         assert!(!unsafe { *self.1.get() }, "used after it was freed");
     }
 
@@ -94,7 +95,7 @@ fn abort_during_revoke_is_safe() {
 }
 
 #[test]
-fn leave_blocking_after_abort_gave_up() {
+fn leave_blocking_after_abort_gave_up_is_safe() {
     against_an_abort(Duration::ZERO, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
@@ -108,10 +109,10 @@ fn leave_blocking_after_abort_gave_up() {
 }
 
 #[test]
-fn two_calls_exclude_and_see_each_other() {
+fn calls_exclude_each_other_and_see_earlier_writes() {
     struct Counted(Gate, UnsafeCell<u32>);
-    // SAFETY: shared is a cell that Miri watches; synchronised by the gate, which this test is
-    // about.
+    // SAFETY: the shared cell is watched by Miri, and synchronised by the gate: this test checks
+    // that.
     unsafe impl Sync for Counted {}
     fn call(shared: &Counted) -> u32 {
         let Some(_inside) = shared.0.try_enter_blocking() else { return 0 };
