@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Variable of the second Cargo with the package whose entry points are compiled. `#[kernel]`
-/// generates entry points only for that package.
+/// Environment variable of the second Cargo, with the name of the package whose entry points are
+/// compiled. `#[kernel]` generates entry points only for that package.
 pub(crate) const INSIDE: &str = "PEERWEAVE_PTX_PACKAGE";
 
 /// Maximum duration of a build; the first one includes `core` and all dependencies.
@@ -41,8 +41,9 @@ pub struct Request {
 pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<PathBuf>), Problem> {
     let sm = request.variant.sm;
     let folder = request.target_dir.join(format!("sm_{sm}"));
-    fs::create_dir_all(&folder).map_err(|error| Problem(format!("{}: {error}", folder.display())))?;
-    // In the target directory, so that it is deleted together with Cargo's fingerprints.
+    fs::create_dir_all(&folder).map_err(|error| Problem(format!("cannot create {}: {error}", folder.display())))?;
+    // The PTX file is in the target directory, so that it is deleted together with Cargo's
+    // fingerprints.
     let stem = format!("{}-{:016x}", request.package, hash(&request.manifest));
     let text_file = folder.join(format!("{stem}-{}", request.variant.file_name()));
 
@@ -83,7 +84,8 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
     command.arg(format!("--emit=asm={}", text_file.display()));
     run(command, &folder.join(format!("{stem}.log")), toolchain)?;
 
-    let text = fs::read_to_string(&text_file).map_err(|error| Problem(format!("{}: {error}", text_file.display())))?;
+    let text =
+        fs::read_to_string(&text_file).map_err(|error| Problem(format!("cannot read {}: {error}", text_file.display())))?;
     let text = ptx::finish(&text);
     let missing: Vec<&str> = ptx::undefined(&text)
         .into_iter()
@@ -109,8 +111,8 @@ fn ptx_version(sm: u32) -> &'static str {
     }
 }
 
-/// Returns the PTX version required by `peerweave-device`, as a target feature. PTX 8.4 has 128-bit
-/// atomics, and requires a driver of CUDA 12.4 or newer.
+/// Removes the variables of this Cargo and its compiler from the environment of a command, because
+/// they would affect the second Cargo.
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let Some(name) = name.to_str() else { continue };
@@ -159,7 +161,7 @@ pub(crate) fn clean(command: &mut Command) {
 /// survives the build could keep a pipe open.
 fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Problem> {
     let problem = |what: String| Problem(format!("{} ({}): {what}", toolchain.rustc.display(), toolchain.version));
-    let file = fs::File::create(log).map_err(|error| problem(format!("{}: {error}", log.display())))?;
+    let file = fs::File::create(log).map_err(|error| problem(format!("cannot create {}: {error}", log.display())))?;
     let copy = file.try_clone().map_err(|error| problem(error.to_string()))?;
     let started = Instant::now();
     let mut child = command

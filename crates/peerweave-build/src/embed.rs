@@ -35,5 +35,5 @@ fn put(path: &Path, text: &str) {
     if fs::read_to_string(path).is_ok_and(|there| there == text) {
         return;
     }
-    fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    fs::write(path, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
 }

@@ -222,7 +222,7 @@ pub fn committed(folder: &str) {
     }
     let folder = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join(folder);
     println!("cargo::rerun-if-changed={}", folder.display());
-    let read = read_committed(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let read = read_committed(&folder).unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
     let none =
         || Problem(format!("{} contains no PTX: its folder has no file named like mapped-sm_90.ptx", variable("CARGO_PKG_NAME")));
     let outcome = if read.is_empty() { Err(none()) } else { Ok(read) };
@@ -269,8 +269,8 @@ fn watch(sources: &[PathBuf]) {
     }
 }
 
-/// Returns the target directory of the second Cargo. It is next to that of the first Cargo, so that
-/// crates share `core`.
+/// Returns the target directory of the second Cargo. The directory is next to the target directory
+/// of the first Cargo, so that crates share `core`.
 fn target_dir(out: &Path) -> PathBuf {
     let root = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file());
     root.unwrap_or(out).join("peerweave-ptx")

@@ -128,7 +128,7 @@ fn crate_outside_runs_on_the_host_and_contains_ptx() {
     assert!(printed.starts_with(RECEIVED), "{printed}");
     assert!(printed.contains("problem: PEERWEAVE_PTX_RUSTC is /nowhere/rustc") && printed.contains("rust-web-src"), "{printed}");
 
-    // Debian's compiler first, whatever else is there.
+    // Uses Debian's compiler first, even if others are installed.
     let debian = Path::new("/usr/lib/rustlib/src/rust/library/core").is_dir();
     let mut with_compiler = vec![("PEERWEAVE_PTX", "require")];
     if debian {

@@ -58,7 +58,7 @@ impl fmt::Display for Arch {
     }
 }
 
-/// A text is not the name of an architecture.
+/// The error for a text that is not the name of an architecture.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an architecture, expected sm_ and its number, such as sm_90 or sm_90a")]
 pub struct ParseArchError(String);
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_parsed_and_formatted() {
+    fn arch_names_are_parsed_and_formatted() {
         for (text, arch) in
             [("sm_90", Arch::new(9, 0)), ("sm_100a", Arch::new(10, 0).with_suffix('a')), ("sm_75", Arch::new(7, 5))]
         {

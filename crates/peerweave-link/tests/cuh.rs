@@ -34,7 +34,7 @@ fn header_compiles_with_the_layouts_of_the_host() {
             assert!(text.contains(instruction), "{arch}: no {instruction}");
         }
     }
-    // An assertion that does not hold is an error: so the ones above were looked at.
+    // A failing assertion is an error, which shows that the assertions above were evaluated.
     let wrong = peerweave_cuh().replace("alignas(16) TeamEntry {", "alignas(16) TeamEntry { u32 more;");
     let source = Source::new("ring.cu", RING).header("peerweave.cuh", wrong).option("-std=c++17");
     let error = nvrtc.compile(&source, Target::Ptx(Arch::new(9, 0))).expect_err("a field is in another place");

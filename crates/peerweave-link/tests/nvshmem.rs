@@ -59,7 +59,7 @@ fn every_wrapper_links_with_every_release() {
         let linked = library.linker(Arch::new(9, 0), &ptx).expect("CUDA's headers are installed").cache(None).link();
         let linked = linked.unwrap_or_else(|error| panic!("NVSHMEM {}: {error}", library.version));
         let names = symbols(&linked.cubin);
-        // What NVSHMEM's host side looks up when it is told of the module.
+        // Symbols that NVSHMEM's host library looks up when it initialises the module.
         for name in ["caller", "nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"] {
             assert!(names.iter().any(|found| found == name), "NVSHMEM {}: no {name}", library.version);
         }

@@ -11,7 +11,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use syn::{Error, FnArg, ItemFn, Result, ReturnType, Safety, Type, parse2};
 
-/// Variable with the package whose entry points are compiled, set by `peerweave-build`.
+/// Environment variable, set by `peerweave-build`, with the name of the package whose entry points
+/// are compiled.
 const PACKAGE: &str = "PEERWEAVE_PTX_PACKAGE";
 
 /// File that `peerweave-build` writes into `OUT_DIR`.

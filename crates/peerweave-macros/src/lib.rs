@@ -24,7 +24,7 @@ use proc_macro::TokenStream;
 /// `KERNEL` of type `peerweave_device::launch::Kernel`, which is passed to a launch:
 /// `stream.launch(&shift::KERNEL, 1, 1, (&dst,))`.
 ///
-/// # What the function looks like
+/// # Requirements
 /// - Its first parameter may be `&Context`. All other parameters have types that implement
 ///   `KernelArg`: numbers, `SymSlice<T>`, `DeviceSlice<T>`, arrays, and structs with
 ///   `#[derive(KernelArg)]`.

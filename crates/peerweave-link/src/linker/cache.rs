@@ -86,7 +86,7 @@ impl Cache {
         self.directory.join(key.file_name())
     }
 
-    /// Returns the result of a key, if it exists and is intact.
+    /// Returns the result stored under a key, if it exists and is intact.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.path(key);
         let mut file = File::open(&path).ok()?;

@@ -25,7 +25,7 @@ pub struct Linked {
     pub cubin: Vec<u8>,
     /// Log of compiler and linker; empty if the module came from the cache.
     pub log: String,
-    /// Whether it came from the cache.
+    /// Whether the module came from the cache.
     pub cached: bool,
 }
 

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn incompatible_versions_are_mismatches() {
+    fn incompatible_nvshmem_version_is_a_mismatch() {
         let root = tempfile::tempdir().expect("temporary directory");
         let variable = |name: &str| (name == "PEERWEAVE_NVSHMEM_DEVICE_PATH").then(|| root.path().to_path_buf());
         let find = |version: &str| {

@@ -67,8 +67,8 @@ pub fn wrappers(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> 
         let Function { name, result, body, .. } = function;
         text.push_str(&format!("extern \"C\" __device__ {result} {name}({parameters}) {{ {body} }}\n"));
     }
-    // A kernel for blocks of 1024 threads has 64 registers and cannot call functions that need
-    // more.
+    // A kernel for blocks of 1024 threads has 64 registers per thread, and cannot call functions
+    // that need more.
     let source = Source::new("peerweave_nvshmem.cu", text).option("-std=c++17").option("-default-device");
     let source = source.option("--maxrregcount=64").include(include);
     cuda.directories.iter().fold(source, |source, directory| source.include(directory))

@@ -22,7 +22,7 @@ macro_rules! fields {
     ($text:ident, $rust:ident as $cpp:literal: $($field:ident),*) => {
         $text.push_str(&format!("static_assert(sizeof(peerweave::{0}) == {1} && alignof(peerweave::{0}) == {2}, \"size of {0}\");\n", $cpp, size_of::<$rust>(), align_of::<$rust>()));
         $($text.push_str(&format!(
-            "static_assert(PEERWEAVE_OFFSET(peerweave::{0}, {1}) == {2}, \"place of {0}::{1}\");\n",
+            "static_assert(PEERWEAVE_OFFSET(peerweave::{0}, {1}) == {2}, \"offset of {0}::{1}\");\n",
             $cpp, stringify!($field), offset_of!($rust, $field),
         ));)*
     };
@@ -62,7 +62,7 @@ pub fn peerweave_cuh() -> String {
         ("MAPPED", PeerEntry::MAPPED),
         ("NONE", KernelStatus::NONE),
     ] {
-        text.push_str(&format!("static_assert(peerweave::{name} == {number}u, \"number of {name}\");\n"));
+        text.push_str(&format!("static_assert(peerweave::{name} == {number}u, \"value of {name}\");\n"));
     }
     text.push_str("#undef PEERWEAVE_OFFSET\n");
     text

@@ -19,7 +19,7 @@ use crate::Version;
 use crate::arch::Arch;
 use crate::error::LinkError;
 
-// SAFETY: what a machine has under these names is nvJitLink, which may be loaded at any time.
+// SAFETY: a file with one of these names is nvJitLink, which may be loaded at any time.
 const SEARCH: Search = unsafe {
     Search::new("nvJitLink", "PEERWEAVE_NVJITLINK_PATH", &["libnvJitLink.so.13", "libnvJitLink.so.12", "libnvJitLink.so"])
 }
@@ -171,7 +171,7 @@ impl NvJitLink {
     /// # Errors
     /// As for [`load`](Self::load).
     pub unsafe fn open(path: &Path) -> Result<Self, LinkError> {
-        // SAFETY: the caller says that it is an nvJitLink.
+        // SAFETY: the caller guarantees that the file is nvJitLink.
         Self::adopt(unsafe { SEARCH.open_at(path, Visibility::Local) }?)
     }
 
@@ -241,8 +241,8 @@ impl Loaded {
     fn link(&self, arch: Arch, options: &[CString], inputs: &[OwnedInput]) -> Result<(Vec<u8>, String), LinkError> {
         let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
         let mut session = Session { linker: self, arch, handle: std::ptr::null_mut(), inputs };
-        // SAFETY: the options are ended by zeros, live until the call is over, and there are as
-        // many as is said.
+        // SAFETY: the options end with zeros and live until the call returns, and their number is
+        // passed.
         let code = unsafe { self.api.nvJitLinkCreate(&raw mut session.handle, pointers.len() as u32, pointers.as_ptr()) }?;
         session.done(code)?;
         for (kind, name, bytes) in inputs {
@@ -259,7 +259,7 @@ impl Loaded {
         // SAFETY: the linker is live, and the pointer is to a live integer.
         session.done(unsafe { self.api.nvJitLinkGetLinkedCubinSize(session.handle, &raw mut len) }?)?;
         let mut cubin = vec![0_u8; len];
-        // SAFETY: there is room for as many bytes as the linker said.
+        // SAFETY: the buffer has as many bytes as the linker reported.
         session.done(unsafe { self.api.nvJitLinkGetLinkedCubin(session.handle, cubin.as_mut_ptr().cast()) }?)?;
         let log = session.log(Api::nvJitLinkGetInfoLogSize, Api::nvJitLinkGetInfoLog);
         tracing::debug!(%arch, inputs = inputs.len(), bytes = cubin.len(), "linked");
@@ -267,8 +267,8 @@ impl Loaded {
     }
 }
 
-/// Returns an error for machine code of another architecture. The library would keep a lock if it
-/// got such code: see the top of this file.
+/// Returns an error for machine code of another architecture. The library would not release a lock
+/// after such code: see the top of this file.
 fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
     let Some(found) = (input.kind == InputKind::Cubin).then(|| arch_of_cubin(&input.bytes)).flatten() else { return Ok(()) };
     if found.major == arch.major && found.minor <= arch.minor {
@@ -373,7 +373,7 @@ impl Session<'_> {
             return String::new();
         }
         let mut text = vec![0_u8; bytes];
-        // SAFETY: there is room for as many bytes as the linker said.
+        // SAFETY: the buffer has as many bytes as the linker reported.
         if !matches!(unsafe { get(&self.linker.api, self.handle, text.as_mut_ptr().cast()) }, Ok(0)) {
             return String::new();
         }
@@ -384,7 +384,7 @@ impl Session<'_> {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
-            // SAFETY: the linker was created, and nobody else has it.
+            // SAFETY: the linker was created, and only this value has its handle.
             let _ = unsafe { self.linker.api.nvJitLinkDestroy(&raw mut self.handle) };
         }
     }

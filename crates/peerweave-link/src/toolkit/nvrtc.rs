@@ -14,7 +14,7 @@ use crate::arch::Arch;
 use crate::error::LinkError;
 use crate::source::Source;
 
-// SAFETY: what a machine has under these names is NVRTC, which may be loaded at any time.
+// SAFETY: a file with one of these names is NVRTC, which may be loaded at any time.
 const SEARCH: Search =
     unsafe { Search::new("NVRTC", "PEERWEAVE_NVRTC_PATH", &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]) }
         .known_by(c"nvrtcCompileProgram")
@@ -26,7 +26,7 @@ const SEARCH: Search =
             "/opt/conda/lib",
         ]);
 
-// SAFETY: what lies beside NVRTC under this name is a part of it.
+// SAFETY: a file with this name in NVRTC's directory is a part of NVRTC.
 const BUILTINS: Search = unsafe { Search::without_variable("NVRTC's built-in functions", &["libnvrtc-builtins.so"]) };
 
 /// The oldest supported NVRTC: the first with the current name of LTO-IR and with `sm_90`.
@@ -152,7 +152,7 @@ impl Nvrtc {
     /// # Errors
     /// As for [`load`](Self::load).
     pub unsafe fn open(path: &Path) -> Result<Self, LinkError> {
-        // SAFETY: the caller says that it is an NVRTC.
+        // SAFETY: the caller guarantees that the file is NVRTC.
         Self::adopt(unsafe { SEARCH.open_at(path, Visibility::Local) }?)
     }
 
@@ -193,7 +193,7 @@ impl Nvrtc {
         let code = unsafe { self.api.nvrtcGetNumSupportedArchs(&raw mut count) }?;
         let mut numbers = vec![0; if code == 0 { count.unsigned_abs() as usize } else { 0 }];
         if !numbers.is_empty() {
-            // SAFETY: there is room for as many numbers as the library said.
+            // SAFETY: the buffer has as many numbers as the library reported.
             let _ = unsafe { self.api.nvrtcGetSupportedArchs(numbers.as_mut_ptr()) }?;
         }
         Ok(numbers.iter().map(|number: &c_int| Arch::new((number / 10) as u8, (number % 10) as u8)).collect())
@@ -232,8 +232,8 @@ impl Nvrtc {
         let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let (names, texts, options) = (pointers(&names), pointers(&texts), (pointers(&options), options));
         let mut program = OwnedProgram { api: &self.api, program: std::ptr::null_mut() };
-        // SAFETY: all texts are ended by zeros and live until the call is over; the lists have as
-        // many elements as is said.
+        // SAFETY: all texts end with zeros and live until the call returns; the lists have as many
+        // elements as is passed.
         let code = unsafe {
             self.api.nvrtcCreateProgram(
                 &raw mut program.program,
@@ -273,7 +273,7 @@ impl Nvrtc {
             return Ok(Vec::new());
         }
         let mut image = vec![0; bytes];
-        // SAFETY: there is room for as many bytes as the library said.
+        // SAFETY: the buffer has as many bytes as the library reported.
         let code = if bytes == 0 { 0 } else { unsafe { get(&self.api, program.program, image.as_mut_ptr().cast()) }? };
         Ok(if code == 0 { image } else { Vec::new() })
     }
@@ -287,7 +287,7 @@ impl Nvrtc {
         let text = if text.is_null() {
             String::new()
         } else {
-            // SAFETY: the library gives the address of a constant that is ended by a zero.
+            // SAFETY: the library returns the address of a constant that ends with a zero.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Err(LinkError::Compile {
@@ -308,7 +308,7 @@ fn load_builtins(compiler: &Library, version: Version) {
     let Some(file) = compiler.directory().map(|directory| directory.join(name)).filter(|file| file.is_file()) else { return };
     // SAFETY: it lies beside the compiler under the name that the compiler opens.
     if let Err(error) = unsafe { BUILTINS.open_at(&file, Visibility::Local) } {
-        tracing::debug!(%error, "NVRTC's built-in functions");
+        tracing::debug!(%error, "could not load NVRTC's built-in functions");
     }
 }
 
@@ -327,7 +327,7 @@ fn zero_ended(what: &'static str, text: &str) -> Result<CString, LinkError> {
     CString::new(text).map_err(|error| LinkError::Misuse {
         call: "Nvrtc::compile",
         what,
-        value: format!("text with a zero byte at {}", error.nul_position()),
+        value: format!("text with a zero byte at offset {}", error.nul_position()),
         expected: "text without zero bytes",
     })
 }
@@ -340,7 +340,7 @@ struct OwnedProgram<'a> {
 impl Drop for OwnedProgram<'_> {
     fn drop(&mut self) {
         if !self.program.is_null() {
-            // SAFETY: the program was created, and nobody else has it.
+            // SAFETY: the program was created, and only this value has its handle.
             let _ = unsafe { self.api.nvrtcDestroyProgram(&raw mut self.program) };
         }
     }

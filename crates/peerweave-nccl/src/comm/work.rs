@@ -61,8 +61,8 @@ impl Work {
 struct Mark(CUevent);
 
 // SAFETY: the shared value is a handle that only the driver dereferences, on any thread. It is
-// synchronised because only the watchdog's thread uses it. The test
-// `late_work_ends_at_its_own_deadline` would catch a failure.
+// synchronised because only the watchdog's thread uses it. A failure would be caught by the test
+// `late_work_ends_at_its_own_deadline`.
 unsafe impl Send for Mark {}
 
 impl Mark {

@@ -289,8 +289,8 @@ fn unset() -> ncclConfig_t {
 pub(crate) struct RawConfig(ncclConfig_t);
 
 // SAFETY: the pointers in the struct point to shared text. No thread writes the text, and it lives
-// until the process ends (`interned`), so no synchronisation is needed. The test
-// `config_names_can_be_read_by_other_threads` would catch a failure.
+// until the process ends (`interned`), so no synchronisation is needed. A failure would be caught
+// by the test `config_names_can_be_read_by_other_threads`.
 unsafe impl Send for RawConfig {}
 // SAFETY: as above, and nothing in the struct changes through a shared reference.
 unsafe impl Sync for RawConfig {}

@@ -57,7 +57,8 @@ struct Storage {
 }
 
 // SAFETY: the shared bytes are not written after the device communicator is created, so no
-// synchronisation is needed. The test `threads_share_a_device_communicator` would catch a failure.
+// synchronisation is needed. A failure would be caught by the test
+// `threads_share_a_device_communicator`.
 unsafe impl Send for Storage {}
 // SAFETY: as above.
 unsafe impl Sync for Storage {}

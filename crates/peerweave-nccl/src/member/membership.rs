@@ -40,12 +40,12 @@ pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_millis(10);
 pub(crate) struct Handle(NonNull<ncclComm>);
 
 // SAFETY: the shared pointer is dereferenced only by NCCL, which accepts calls of any thread, one
-// at a time. The gate synchronises them [C1]. The test `threads_share_a_communicator` would catch a
-// failure.
+// at a time. The gate synchronises them [C1]. A failure would be caught by the test
+// `threads_share_a_communicator`.
 unsafe impl Send for Handle {}
 // SAFETY: the shared pointer is dereferenced only by NCCL, which accepts calls of any thread, one
-// at a time. The gate synchronises them [C1]. The test `threads_share_a_communicator` would catch a
-// failure.
+// at a time. The gate synchronises them [C1]. A failure would be caught by the test
+// `threads_share_a_communicator`.
 unsafe impl Sync for Handle {}
 
 impl Handle {
@@ -121,12 +121,12 @@ pub(crate) struct Abort {
 struct SharedContext(CUcontext);
 
 // SAFETY: the shared pointer is only compared, or passed to the driver, which accepts it on any
-// thread and synchronises its use. The `Arc` beside it keeps the context alive. The test
-// `threads_share_a_communicator` would catch a failure.
+// thread and synchronises its use. The `Arc` beside it keeps the context alive. A failure would be
+// caught by the test `threads_share_a_communicator`.
 unsafe impl Send for SharedContext {}
 // SAFETY: the shared pointer is only compared, or passed to the driver, which accepts it on any
-// thread and synchronises its use. The `Arc` beside it keeps the context alive. The test
-// `threads_share_a_communicator` would catch a failure.
+// thread and synchronises its use. The `Arc` beside it keeps the context alive. A failure would be
+// caught by the test `threads_share_a_communicator`.
 unsafe impl Sync for SharedContext {}
 
 /// The rendezvous by which a communicator was created.

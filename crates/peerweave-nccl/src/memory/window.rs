@@ -111,12 +111,12 @@ pub(crate) struct Registered {
 struct Raw<P>(*mut P);
 
 // SAFETY: the shared pointer is dereferenced only by NCCL, in calls on its communicator, which the
-// communicator's gate synchronises. The test `every_rank_puts_to_every_window` would catch a
-// failure.
+// communicator's gate synchronises. A failure would be caught by the test
+// `every_rank_puts_to_every_window`.
 unsafe impl<P> Send for Raw<P> {}
 // SAFETY: the shared pointer is dereferenced only by NCCL, in calls on its communicator, which the
-// communicator's gate synchronises. The test `every_rank_puts_to_every_window` would catch a
-// failure.
+// communicator's gate synchronises. A failure would be caught by the test
+// `every_rank_puts_to_every_window`.
 unsafe impl<P> Sync for Raw<P> {}
 
 impl Registered {

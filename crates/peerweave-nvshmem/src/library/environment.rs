@@ -23,8 +23,8 @@ unsafe extern "C" {
 struct List(&'static [*const c_char]);
 
 // SAFETY: the shared addresses are those of texts that are never changed nor freed, so nothing
-// needs synchronisation. The test `environment_is_readable_through_c_while_it_changes` would catch
-// a violation.
+// needs synchronisation. A failure would be caught by the test
+// `environment_is_readable_through_c_while_it_changes`.
 unsafe impl Send for List {}
 
 /// The lists and texts installed so far. Locked while the environment is changed.
