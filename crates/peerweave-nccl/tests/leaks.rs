@@ -64,3 +64,16 @@ fn exit_without_leaks_reports_nothing() {
     let output = fakes(2).run_child("exit_without_leaks_reports_nothing");
     assert!(output.status.success() && !output.stderr.contains("leaked"), "{output}");
 }
+
+#[test]
+fn exit_waits_for_dropped_communicator() {
+    if child().is_some() {
+        Nccl::report_leaks_at_exit().expect("the system takes it");
+        drop(all(1));
+        assert_eq!(Nccl::leaks().ending, 1, "it is still being ended");
+        std::process::exit(0);
+    }
+    let output =
+        fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommFinalize=500").run_child("exit_waits_for_dropped_communicator");
+    assert!(output.status.success() && !output.stderr.contains("leaked"), "{output}");
+}

@@ -135,8 +135,8 @@ impl Nccl {
     /// Prints leaked resources to standard error when the process ends (by return from `main` or
     /// `exit`), one line for each. The report is printed once, even if requested several times.
     ///
-    /// The report waits for nothing: a communicator that was dropped shortly before may still be
-    /// ending, and is reported as such.
+    /// The end of the process waits up to 10 s for communicators that were dropped and are still
+    /// being ended. A communicator that takes longer is reported as such.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if the system accepts no more functions for the end of the process.

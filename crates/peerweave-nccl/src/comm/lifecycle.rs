@@ -137,8 +137,8 @@ impl Communicator {
     /// Waits until all communicators dropped so far are freed, for at most `deadline`. Returns
     /// whether they are freed.
     ///
-    /// Call it at the end of a program, because the background threads that free communicators end
-    /// with the process.
+    /// The end of the process waits for them too, for at most 10 s. Call this to wait longer, or to
+    /// know whether they are freed.
     pub fn wait_for_dropped(deadline: Duration) -> bool {
         // The order matters: if the watchdog drops a last handle, it counts the communicator before
         // its inspection ends.

@@ -3,19 +3,24 @@
 //! Calls that may wait forever inside NCCL run on a separate thread.
 
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use peerweave_driver::{CudaContext, Keep, wait_until};
 
 use crate::comm::abort::abort_handle;
 use crate::library::error::{CommunicatorName, MisuseKind, NcclError};
+use crate::library::loading;
 use crate::member::membership::{Handle, Inner, set_current};
 use crate::member::state::{Allowed, Inside, Refused, State};
 use crate::sys::ncclResult_t;
 use crate::{Nccl, Timeout};
+
+/// Longest time that the end of the process waits for communicators that are being ended.
+pub(crate) const EXIT_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Number of communicators that are being ended in the background.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 
@@ -153,6 +158,27 @@ pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
     )
 }
 
+/// Makes the end of the process wait for the threads that end communicators. NCCL and the driver
+/// free their state at that end, and a thread that is still inside them would use it.
+fn wait_at_exit() {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        // SAFETY: the function lives as long as the process. It is registered after NCCL and the
+        // driver were loaded, so it runs before what they registered.
+        if unsafe { libc::atexit(wait_for_ending) } != 0 {
+            tracing::warn!("atexit failed: the end of the process does not wait for dropped communicators");
+        }
+    });
+}
+
+extern "C" fn wait_for_ending() {
+    // A fork has a copy of the count, but not the threads.
+    if loading::not_forked("exit").is_ok() {
+        let ended = || Ok::<_, std::convert::Infallible>(count() == 0);
+        let _ = wait_until(Instant::now() + EXIT_PATIENCE, ended);
+    }
+}
+
 /// Runs `work` on a separate thread, and counts it until it returns. Returns `None` if the system
 /// cannot start a thread.
 pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
@@ -162,6 +188,7 @@ pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce(
             ENDING.fetch_sub(1, Ordering::Release);
         }
     }
+    wait_at_exit();
     ENDING.fetch_add(1, Ordering::Relaxed);
     let counted = Counted;
     let (sender, receiver) = channel();
