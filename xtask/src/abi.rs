@@ -20,7 +20,7 @@ use object::{Object as _, ObjectSymbol as _};
 
 use crate::Findings;
 
-/// The bindings could not be compared.
+/// The error if the bindings could not be compared.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AbiError {
     #[error("{}: {source}", path.display())]

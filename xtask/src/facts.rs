@@ -1,7 +1,7 @@
 //! Checks that files, tests and CI steps cited in comments and documents exist.
 //!
-//! Reads comments of Rust sources and the text of Markdown files, outside of code blocks. It does
-//! not check whether a test proves the comment's statement.
+//! Reads comments of Rust sources and the text of Markdown files, outside of code blocks. This
+//! module does not check whether a test proves the comment's statement.
 //!
 //! Invariant: a citation that is recognised is looked up; others are ignored.
 
@@ -29,7 +29,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Everything that can be cited.
+/// All names that can be cited.
 #[derive(Debug)]
 pub(crate) struct Facts {
     /// Every tracked path, with a leading `/`.
@@ -93,9 +93,9 @@ impl Facts {
                     continue;
                 }
                 match self.steps.iter().find(|(name, _)| name == step) {
-                    None => fault(format!("cites {tool}, and .ci/run has no step {step}")),
+                    None => fault(format!("cites {tool}, but .ci/run has no step {step}")),
                     Some((_, body)) if file.path.ends_with(".rs") && !has_package(body, package) => {
-                        fault(format!("cites {tool}, and the step {step} of .ci/run does not run {package}"));
+                        fault(format!("cites {tool}, but the step {step} of .ci/run does not run {package}"));
                     }
                     Some(_) => {}
                 }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_file_is_found() {
+    fn citation_of_a_missing_file_is_found() {
         assert_eq!(
             faults("fn f() {}\n// See `waits.rs`.\n"),
             ["crates/a/src/lib.rs:2: cites the file waits.rs, which does not exist"]
@@ -207,16 +207,16 @@ mod tests {
     fn tool_that_skips_the_crate_is_found() {
         assert_eq!(
             faults("// (under ThreadSanitizer)\n"),
-            ["crates/a/src/lib.rs:1: cites ThreadSanitizer, and .ci/run has no step sanitizer"]
+            ["crates/a/src/lib.rs:1: cites ThreadSanitizer, but .ci/run has no step sanitizer"]
         );
         assert_eq!(
             faults("// loom runs it\n"),
-            ["crates/a/src/lib.rs:1: cites loom, and the step loom of .ci/run does not run a"]
+            ["crates/a/src/lib.rs:1: cites loom, but the step loom of .ci/run does not run a"]
         );
     }
 
     #[test]
-    fn missing_check_is_found() {
+    fn citation_of_a_missing_check_is_found() {
         assert_eq!(faults("/// `cargo xtask colors`\n").len(), 1);
     }
 }

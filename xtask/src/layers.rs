@@ -1,6 +1,6 @@
 //! Checks the layers of the workspace: which crate may depend on which.
 //!
-//! It does not look inside a crate, except that crates for kernels must be `no_std`.
+//! This check does not look inside a crate, except that crates for kernels must be `no_std`.
 //!
 //! Invariant: each member declares its layer as `[package.metadata.peerweave] layer = N`. A normal
 //! or build dependency between members points to a strictly lower layer, so there is no cycle and
@@ -19,7 +19,7 @@ use proc_macro2::{TokenStream, TokenTree};
 /// Rules in addition to the order of the layers.
 pub(crate) struct Rules {
     forbidden: &'static [Forbidden],
-    /// Crates whose documentation examples use a crate above them, with that crate.
+    /// Pairs of a crate and a crate above it that the first one's documentation examples use.
     examples_up: &'static [(&'static str, &'static str)],
     no_std: &'static [&'static str],
 }
@@ -183,7 +183,7 @@ impl Workspace {
         for &name in rules.no_std {
             match self.member(name).map(|member| &member.library) {
                 None => faults.push(Fault::UnknownCrate { name }),
-                Some(None) => faults.push(Fault::NeedsStd { name, found: "it has no library" }),
+                Some(None) => faults.push(Fault::NeedsStd { name, found: "the crate has no library" }),
                 Some(Some(source)) => {
                     if let Some(found) = needs_std(source) {
                         faults.push(Fault::NeedsStd { name, found });
@@ -264,7 +264,7 @@ fn reached(metadata: &Metadata, package: &Package) -> BTreeSet<String> {
 /// `std` is allowed only for tests, for a model checker, or under a feature of that name.
 fn needs_std(source: &str) -> Option<&'static str> {
     let Ok(tokens) = source.parse::<TokenStream>() else {
-        return Some("its library could not be parsed as Rust");
+        return Some("the library could not be parsed as Rust");
     };
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut declared = false;
@@ -277,10 +277,10 @@ fn needs_std(source: &str) -> Option<&'static str> {
         let imported = token.to_string() == "std" && before(1).as_deref() == Some("crate");
         let conditional = before(3).is_some_and(|attribute| attribute.starts_with("[cfg"));
         if imported && !conditional {
-            return Some("it has an unconditional `extern crate std`");
+            return Some("the library has an unconditional `extern crate std`");
         }
     }
-    (!declared).then_some("it has no `#![no_std]` that only test, loom, miri, doc or feature = \"std\" disables")
+    (!declared).then_some("the library has no `#![no_std]` that only test, loom, miri, doc or feature = \"std\" disables")
 }
 
 fn declares_no_std(attribute: TokenStream) -> bool {

@@ -74,7 +74,7 @@ enum Check {
     Words,
 }
 
-/// A check could not run.
+/// The error of a check that could not run.
 #[derive(Debug, thiserror::Error)]
 enum Unable {
     #[error("cargo metadata: {0}")]

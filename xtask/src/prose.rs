@@ -5,20 +5,20 @@ use crate::tree::File;
 /// Consecutive lines of prose, joined.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// Its first line, from 1.
+    /// Number of the first line, counted from 1.
     pub(crate) line: usize,
-    /// Its words, without comment markers.
+    /// The joined text, without comment markers.
     pub(crate) text: String,
 }
 
 /// One line of prose.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line<'a> {
-    /// Its number, from 1.
+    /// Number of the line, counted from 1.
     pub(crate) number: usize,
     /// The whole line, with indentation and comment marker.
     pub(crate) whole: &'a str,
-    /// Its words; empty between paragraphs.
+    /// The text of the line, without comment marker; empty between paragraphs.
     pub(crate) words: &'a str,
 }
 
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn code_blocks_are_no_prose() {
+    fn code_blocks_are_not_prose() {
         assert_eq!(blocks("a.rs", "/// ```\n/// code\n/// ```\n/// Text.\n"), [(4, "Text.".to_owned())]);
         assert_eq!(blocks("a.md", "Text.\n```\ncode\n```\n"), [(1, "Text.".to_owned())]);
         assert_eq!(blocks("a.toml", "# text\n"), []);

@@ -31,7 +31,7 @@ use crate::Findings;
 struct Shipped {
     package: &'static str,
     variants: &'static [Variant],
-    /// Checks the loops of its kernels.
+    /// Checks the loops of the crate's kernels.
     loops: fn(&str, Variant) -> Outcome,
     /// Counts barriers that the compiler must not copy.
     barriers: fn(&str) -> Vec<String>,
@@ -52,14 +52,14 @@ const CRATES: [Shipped; 3] = [
         loops: loops::check,
         barriers: barriers::check,
     },
-    // Its kernels reach mapped memory alone, and copy nothing.
+    // The kernels of this crate access only mapped memory, and copy nothing.
     Shipped {
         package: "peerweave-stream-kernels",
         variants: &[mapped(70), mapped(90)],
         loops: |_, _| Outcome::default(),
         barriers: |_| Vec::new(),
     },
-    // Its kernels reach mapped memory alone.
+    // The kernels of this crate access only mapped memory.
     Shipped {
         package: "peerweave-collectives",
         variants: &[mapped(70), mapped(90)],
@@ -71,7 +71,7 @@ const CRATES: [Shipped; 3] = [
 /// Architectures for which every kernel is assembled, unless its PTX is for a later one.
 const ARCHITECTURES: [u32; 4] = [70, 80, 90, 100];
 
-/// The PTX could not be checked.
+/// The error if the PTX could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PtxError {
     #[error(transparent)]

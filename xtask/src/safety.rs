@@ -3,9 +3,9 @@
 //! its documentation, which states the contract or names the function or trait whose contract it
 //! is.
 //!
-//! It does not judge whether an argument is right. clippy requires the same of the code that it
-//! compiles; this check also reads code for other targets and configurations, and requires more of
-//! `Send` and `Sync`. A method in the `impl` of a trait has the trait's contract.
+//! This check does not judge whether an argument is right. clippy requires the same of the code
+//! that it compiles; this check also reads code for other targets and configurations, and requires
+//! more of `Send` and `Sync`. A method in the `impl` of a trait has the trait's contract.
 //!
 //! Invariant: "above" is above the statement or item with the `unsafe`, its attributes included, or
 //! between the first line of that statement and the `unsafe`. The argument for `Send` or `Sync`
@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The `unsafe` of all crates.
+/// All uses of `unsafe` in the workspace, by crate.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     crates: BTreeMap<String, Counts>,
@@ -109,7 +109,7 @@ impl Report {
         &self.faults
     }
 
-    /// Counts by crate, as text.
+    /// Returns the counts by crate, as text.
     pub(crate) fn table(&self) -> String {
         let width = self.crates.keys().map(String::len).max().unwrap_or(0).max("crate".len());
         let mut table = format!("{:width$}  blocks  impls  fns  argued\n", "crate");
@@ -133,10 +133,10 @@ impl fmt::Display for Counts {
     }
 }
 
-/// One `unsafe` of a file.
+/// One use of `unsafe` in a file.
 struct Site {
     kind: Kind,
-    /// Its line, from 1.
+    /// Line of the `unsafe`, counted from 1.
     line: usize,
     /// The first line of the statement or item around it.
     statement: usize,
@@ -150,7 +150,7 @@ enum Kind {
     },
     Function {
         name: String,
-        /// Whether it is a method in the `impl` of a trait, whose contract applies.
+        /// Whether the function is a method in the `impl` of a trait, whose contract applies.
         of_trait: bool,
     },
     /// A function pointer, a trait or an extern block.
@@ -169,7 +169,7 @@ impl fmt::Display for Kind {
 }
 
 impl Site {
-    /// Returns what its argument lacks, given the lines of the file.
+    /// Returns the missing part of the argument, if any, given the lines of the file.
     fn lacks(&self, lines: &[&str], argued_type: &mut Option<String>) -> Option<Lacks> {
         let Some(argument) = self.argument(lines) else {
             return Some(Lacks::Argument);

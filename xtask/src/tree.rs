@@ -6,13 +6,13 @@ use std::process::Command;
 /// One tracked file.
 #[derive(Debug)]
 pub(crate) struct File {
-    /// Its path from the root of the workspace, with `/`.
+    /// Path of the file from the root of the workspace, with `/`.
     pub(crate) path: String,
-    /// Its content.
+    /// Content of the file.
     pub(crate) text: String,
 }
 
-/// The tracked files could not be read.
+/// The error if the tracked files could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TreeError {
     #[error("git ls-files in {}: {source}", .root.display())]

@@ -9,16 +9,18 @@ use std::process::Command;
 
 use crate::Findings;
 
-/// The only narrow one that is tolerated: the product of the first input and its scalar.
+/// The only kernel that may compute in parts of registers: the product of the first input and its
+/// scalar.
 const NARROW: [&str; 1] = ["ReducefNtB18_9PreMulSum"];
 
-/// The fewest kernels that the crate has; with fewer, the symbols have other names than expected.
+/// Minimum number of kernels of the crate. If fewer are found, the symbols are named differently
+/// than expected.
 const FEWEST_KERNELS: usize = 50;
 
-/// The instructions could not be checked.
+/// The error if the instructions could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VectorsError {
-    #[error("AVX-512 needs an x86-64 machine, this one is {}", std::env::consts::ARCH)]
+    #[error("the check for AVX-512 needs an x86-64 machine, found {}", std::env::consts::ARCH)]
     Architecture,
     #[error("cargo rustc -p peerweave-host: {0}")]
     Build(String),

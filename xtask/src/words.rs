@@ -8,8 +8,8 @@ use std::fmt;
 /// A word and where it is forbidden.
 struct Word {
     text: &'static str,
-    /// The places where the word is forbidden; text before it must not be part of the same word or
-    /// path.
+    /// The places where the word is forbidden. An occurrence at the end of a longer word or path
+    /// does not count.
     place: Place,
     why: &'static str,
 }

@@ -65,7 +65,7 @@ pub enum CudaError {
         expected: String,
     },
     /// A collective call failed on another PE, so it failed on this one too.
-    #[error("{call}: it failed on {pe}: {message}")]
+    #[error("{call}: the call failed on {pe}: {message}")]
     PeFailed {
         /// The call.
         call: &'static str,

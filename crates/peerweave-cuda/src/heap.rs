@@ -51,7 +51,8 @@ impl Heap {
     ) -> Result<Self, CudaError> {
         let options = HeapOptions::new(bytes).max_bytes(bytes).multicast(multicast);
         let heap = SymmetricHeap::new(rendezvous, context, options)?;
-        // It covers what the heap has now: it never grows, since it has its limit.
+        // The mapping covers the whole heap, which never grows because it was created with its
+        // maximum size.
         let mapping = multicast.then(|| heap.multicast()).transpose()?;
         Ok(Self::Vmm(heap, mapping))
     }
@@ -101,7 +102,7 @@ impl Heap {
         Ok(PeerEntry { base: base.unwrap_or(0), node_pe, transport })
     }
 
-    /// The largest alignment of an allocation, in bytes.
+    /// Returns the largest alignment of an allocation, in bytes.
     pub(crate) fn max_alignment_bytes(&self) -> usize {
         match self {
             Self::Vmm(..) => 2 << 20,
@@ -155,7 +156,7 @@ impl Heap {
     }
 
     /// Ends the heap, with any remaining allocations. Collective. Returns a further function that
-    /// checks whether threads hold parts of it.
+    /// checks whether threads still hold parts of the heap.
     pub(crate) fn end(self) -> Result<Option<Question>, CudaError> {
         match self {
             Self::Vmm(heap, mapping) => {
@@ -271,8 +272,8 @@ struct Ranges {
     calls: u64,
 }
 
-/// A range of an arena. If it is dropped without being freed, it stays allocated, as it does on the
-/// PEs that did not drop it.
+/// A range of an arena. A lease that is dropped without being freed stays allocated, because it is
+/// still allocated on the other PEs.
 pub(crate) struct Lease {
     buffer: SymmetricBuffer<u8>,
     offset: u64,
@@ -316,13 +317,13 @@ impl Arena {
         self.agree(&mut ranges, CALL, at.unwrap_or(u64::MAX))?;
         let free = self.whole.len() as u64 - ranges.taken.values().sum::<u64>();
         let at = at.ok_or_else(|| {
-            misuse(CALL, "the length", format!("{bytes} bytes"), &format!("at most what is free of the heap, {free} bytes"))
+            misuse(CALL, "the length", format!("{bytes} bytes"), &format!("at most {free} bytes, the free part of the heap"))
         })?;
         ranges.taken.insert(at, bytes.next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES));
         let buffer = self.whole.slice(at as usize..(at + bytes) as usize)?;
         peerweave_vmm::zero(stream, &mut buffer.clone())?;
         let zeroed = wait(stream, deadline_after(self.context.deadline()))?;
-        // Nobody writes there before it is zero everywhere.
+        // No PE may write to the memory before it is zero on all PEs.
         self.agree(&mut ranges, CALL, u64::from(zeroed))?;
         if !zeroed {
             return Err(CudaError::Stuck { call: CALL, waited: self.context.deadline() });
@@ -356,7 +357,7 @@ impl Ranges {
 impl Drop for Lease {
     fn drop(&mut self) {
         if !*self.freed.get_mut() {
-            tracing::debug!(offset = self.offset, "symmetric memory is dropped without Gpu::free and stays taken");
+            tracing::debug!(offset = self.offset, "symmetric memory was dropped without Gpu::free and stays allocated");
         }
     }
 }

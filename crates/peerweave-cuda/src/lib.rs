@@ -13,7 +13,7 @@
 //!  CudaError  names the PE that is lost or did not do its part
 //! ```
 #![doc = include_str!("../README.md")]
-#![allow(clippy::result_large_err, reason = "an error ends what it is about; size does not matter there")]
+#![allow(clippy::result_large_err, reason = "errors are rare, so their size does not matter")]
 
 mod backend;
 mod collective;

@@ -135,7 +135,7 @@ impl Gpu {
         key: i64,
     ) -> Result<Option<Team>, CudaError> {
         let inner = &*self.0;
-        // All come to both exchanges, whatever happens to one between them.
+        // All PEs take part in both exchanges, even if one of them fails in between.
         let id = inner.heap.nvshmem().map(|nvshmem| nvshmem.team_id()).transpose();
         let own = Part {
             free: inner.teams.free(),
@@ -146,8 +146,9 @@ impl Gpu {
         };
         let all = (parent.exchange)("", &own.to_bytes())?;
         let parts = all.iter().map(|bytes| Part::from_bytes(bytes)).collect::<Option<Vec<Part>>>();
-        let parts =
-            parts.ok_or_else(|| misuse(call, "the call of another PE", "none of this version", "the same version everywhere"))?;
+        let parts = parts.ok_or_else(|| {
+            misuse(call, "the call of another PE", "in an unknown format", "the same version of Peerweave on all PEs")
+        })?;
         if let Some(pe) = parts.iter().position(|part| part.call != own.call) {
             return Err(misuse(
                 call,
@@ -199,7 +200,8 @@ impl Gpu {
         let handle = nvshmem.as_ref().map_or(TeamEntry::NO_HANDLE, peerweave_nvshmem::Team::raw);
         let mut tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         inner.sync.zero_range(&inner.stream, tables.lines_of(number))?;
-        // The copies that follow on the same stream are waited for, and with them the zeros.
+        // The zeros are complete when the following copies on the same stream are, and this call
+        // waits for those.
         tables.write_team(&inner.stream, number, &pes, handle)?;
         Ok(Arc::new(Members {
             pes: members,

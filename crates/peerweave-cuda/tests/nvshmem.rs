@@ -64,7 +64,8 @@ fn freed_memory_is_reused_and_zeroed() {
             assert_eq!((found[4], found[5], found[6], found[7]), (round + 4, 77, 78, round + 7));
             let error = gpu.alloc::<u64>(words).expect_err("there is no room for two");
             assert!(
-                error.to_string().starts_with("Gpu::alloc: the length is 786432 bytes, expected at most what is free"),
+                error.to_string().starts_with("Gpu::alloc: the length is 786432 bytes, expected at most ")
+                    && error.to_string().ends_with(" bytes, the free part of the heap"),
                 "{error}"
             );
             gpu.free(memory).expect("freed");

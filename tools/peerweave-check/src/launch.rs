@@ -18,12 +18,12 @@ pub(crate) fn is_pe() -> bool {
     std::env::var_os(PE).is_some()
 }
 
-/// Ends this process after `longest`, whatever hangs.
+/// Starts a thread that ends this process after `longest`, even if other threads hang.
 pub(crate) fn end_after(longest: Duration) {
     std::thread::spawn(move || {
         std::thread::sleep(longest);
         println!("FAILED timed out after {longest:?}");
-        // SAFETY: it only ends the process.
+        // SAFETY: the call only ends the process.
         unsafe { libc::_exit(1) }
     });
 }
@@ -39,7 +39,7 @@ pub(crate) fn jobs(n_pes: u32) -> Result<(Server, Vec<Job>), Failure> {
 /// The result of a PE that has ended.
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
-    /// The lines of its output that `keeps` selected.
+    /// The lines of the PE's output that `keeps` selected.
     pub(crate) kept: Vec<String>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn processes(n_pes: u32, limit: Duration, keeps: fn(&str) -> bool) ->
     Ok(statuses.into_iter().flatten().zip(kept).map(|(status, kept)| Ended { status, kept }).collect())
 }
 
-/// Processes that are killed when this is dropped.
+/// Processes that are killed when this value is dropped.
 struct Children(Vec<Child>);
 
 impl Drop for Children {

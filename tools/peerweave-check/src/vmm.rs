@@ -51,8 +51,8 @@ pub(crate) struct Arguments {
     /// Share memory by legacy IPC
     #[arg(long, conflicts_with = "fabric")]
     ipc: bool,
-    /// Share by fabric handles where they are to be had; the line `transport:` says FELL BACK and
-    /// why where they are not
+    /// Share memory by fabric handles if they are available; otherwise the line `transport:`
+    /// contains FELL BACK and the reason
     #[arg(long)]
     fabric: bool,
     /// Number of rounds of allocations and of mappings; a fiftieth as many heaps are created
@@ -105,7 +105,8 @@ impl Arguments {
 
 /// Starts the PEs and waits for them.
 fn parent(plan: &Arguments) -> Result<String, Failure> {
-    // Asks the driver without making a context: the memory that one takes is the children's.
+    // Queries the driver without creating a context, because a context would take memory that the
+    // children need.
     let matrix = PeerMatrix::look()?;
     let n_pes = plan.pes.unwrap_or(matrix.devices.len() as u32);
     println!("driver for CUDA {}, {} devices, {n_pes} PEs", Driver::get()?.version()?, matrix.devices.len());
@@ -216,7 +217,11 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
         let lost = |before: usize, after: usize| before as i64 - after as i64;
         kept.push(format!("{kind} {}, then {}", lost(first, second), lost(second, third)));
         if lost(second, third) > MOST_KEPT {
-            return Err(format!("{n} {kind} lose {} more bytes than the first ones", lost(second, third)).into());
+            return Err(format!(
+                "{n} {kind} leak memory: free memory decreased by {} bytes after the first pass",
+                lost(second, third)
+            )
+            .into());
         }
     }
     pes.say(&format!("decrease of free memory after the first rounds, and after the others: {}", kept.join("; ")));
@@ -307,14 +312,14 @@ fn options(pes: &Pes) -> HeapOptions {
 fn report_transport(pes: &Pes, heap: &SymmetricHeap) -> Result<(), Failure> {
     let transport = heap.transport();
     match (pes.sharing, transport, heap.fallback_reason()) {
-        (Sharing::PreferFabric, HeapTransport::Fabric, None) => pes.say("transport: Fabric, as asked"),
+        (Sharing::PreferFabric, HeapTransport::Fabric, None) => pes.say("transport: Fabric, as requested"),
         (Sharing::PreferFabric, transport, Some(why)) if transport != HeapTransport::Fabric => {
-            pes.say(&format!("transport: {transport:?}. FELL BACK: fabric was asked for and is NOT used: {why}"));
+            pes.say(&format!("transport: {transport:?}. FELL BACK: fabric was requested and is NOT used: {why}"));
         }
-        (Sharing::Ipc, HeapTransport::Ipc, None) => pes.say("transport: Ipc, as asked"),
+        (Sharing::Ipc, HeapTransport::Ipc, None) => pes.say("transport: Ipc, as requested"),
         (Sharing::Auto, transport, None) => pes.say(&format!("transport: {transport:?}")),
         (asked, transport, why) => {
-            return Err(format!("asked for {asked:?}, and the memory goes by {transport:?} ({why:?})").into());
+            return Err(format!("{asked:?} was requested, but the heap uses {transport:?} ({why:?})").into());
         }
     }
     Ok(())
@@ -344,7 +349,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     let start = Instant::now();
     heap.grow(64 * MIB)?;
     pes.say(&format!("grown to {} bytes: {:.1?}", heap.bytes(), start.elapsed()));
-    // Larger than the first chunk: it lies in both, or in the new one.
+    // The allocation is larger than the first chunk: it lies in both chunks, or in the new one.
     all_to_all(pes, &heap, 2, (48 * MIB / 8) / pes.n as usize)?;
     pes.say("every pair written and read across the growth");
     heap.check_peers()?;
@@ -381,7 +386,7 @@ fn heaps(pes: &Pes, n: usize) -> Result<(), Failure> {
     for round in 0..n {
         let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
         let memory = heap.alloc::<u64>(64)?;
-        // By legacy IPC, memory that others may have open is leaked rather than freed under them.
+        // With legacy IPC, memory that other PEs may have open is leaked instead of freed.
         if round % 2 == 0 || pes.sharing == Sharing::Ipc {
             heap.free(memory)?;
             heap.finalize()?;
@@ -401,7 +406,7 @@ fn mappings(pes: &Pes, n: usize) -> Result<(), Failure> {
     for round in 0..n {
         let memory = PhysicalMemory::create(&pes.context, bytes, Exportable::NOWHERE)?;
         let offset = round % 64 * bytes;
-        // The last one to be there goes as soon as the stream has passed its work.
+        // The previous mapping is freed as soon as the stream has completed its work.
         let mapping = loop {
             match addresses.map(offset, &memory, bytes) {
                 Err(VmmError::Misuse(Misuse::Occupied { .. })) if peerweave_driver::settle(soon()) => {}
@@ -444,8 +449,8 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     peerweave_vmm::write(&pes.stream, &mut memory, &mine, soon())?;
     pes.barrier("written")?;
     if pes.me == victim.get() {
-        // As the kernel would for lack of memory: no destructor runs, and the rendezvous is not
-        // left.
+        // Like the kernel's out-of-memory killer: no destructor runs, and the PE does not leave the
+        // rendezvous.
         #[cfg(target_os = "linux")]
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
         return Err("the killed process continued".into());
@@ -464,7 +469,7 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
         Err(VmmError::Misuse(Misuse::Broken { .. })) => {}
         other => return Err(format!("expected that the heap has failed, found {other:?}").into()),
     }
-    // Its memory is mapped here still, and this keeps it.
+    // The killed PE's memory is still mapped in this process, which keeps it alive.
     let found = peerweave_vmm::read(&pes.stream, &memory.peer(victim)?, soon())?;
     compare(&found, &words(victim.get(), victim.get(), 3, 1 << 20), "memory of the PE that was killed")?;
     pes.say("the memory of the killed PE was not freed");

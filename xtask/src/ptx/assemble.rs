@@ -20,9 +20,9 @@ pub(super) fn each(ptxas: &Path, file: &Path, variant: Variant, architectures: i
             Ok(done) => {
                 let said = String::from_utf8_lossy(&done.stderr);
                 let said = said.lines().take(5).collect::<Vec<_>>().join(" | ");
-                outcome.faults.push(format!("the assembler refuses it for sm_{sm}: {said}"));
+                outcome.faults.push(format!("ptxas refuses the file for sm_{sm}: {said}"));
             }
-            Err(error) => outcome.faults.push(format!("{}: {error}", ptxas.display())),
+            Err(error) => outcome.faults.push(format!("cannot run {}: {error}", ptxas.display())),
         }
     }
     outcome

@@ -5,9 +5,9 @@
 
 use super::text;
 
-/// A kernel, and the number of such barriers in its source.
+/// A kernel, and the number of barriers that return a value in its source.
 const EXPECTED: [(&str, usize); 1] = [
-    // A meeting by `exchange_one` and one by `exchange`: `Team::meet_as`.
+    // `Team::meet_as` synchronises once by `exchange_one` and once by `exchange`.
     ("bench_barrier_block", 2),
 ];
 

@@ -1,28 +1,29 @@
-//! Checks the collective kernels: a wait reads a line of every rank by one access of 16 bytes each
-//! before it looks at any, and pushes and copies move 16 bytes at a time. Counted in stretches of
-//! instructions without a branch.
+//! Checks the collective kernels: a wait reads a line of every rank, by one access of 16 bytes
+//! each, before it examines any of them; pushes and copies move 16 bytes at a time. The check
+//! counts instructions between two branches.
 
 use super::{Outcome, text};
 use peerweave_build::Variant;
 
-/// A line that announces itself: one atomic access.
+/// Reads a line that carries its own arrival mark, by one atomic access.
 const LOOK: &str = "ld.relaxed.sys.global.b128";
 const PUSH: &str = "st.relaxed.sys.global.b128";
-/// 16 bytes of an operand, or of a chunk.
+/// Reads 16 bytes of an operand, or of a chunk.
 const READ: &str = "ld.global.v2.b64";
 const WRITE: &str = "st.global.v2.b64";
-/// 16 bytes of a chunk that has arrived.
+/// Reads 16 bytes of a chunk that has arrived.
 const ARRIVED: &str = "ld.relaxed.sys.global.v2.b64";
 
 /// Barriers that return a value, of which the source of a chunked kernel has two: the compiler must
 /// not copy one into the paths of a branch.
 const BARRIER: &str = "bar.red.or.pred";
 
-/// Reads of memory of the thread: a vector that the compiler has not kept in registers. Reductions
-/// have none, but for those of 8 bits, whose vectors have 16 elements.
+/// Reads thread-local memory: a vector that the compiler has not kept in registers. Only reductions
+/// of 8-bit elements, whose vectors have 16 elements, have such reads.
 const LOCAL: &str = "ld.local.";
 
-/// What some stretch of a kernel must hold, for up to `ranks` ranks.
+/// Returns the instructions that at least one basic block of a kernel must contain, with their
+/// minimum numbers, for up to `ranks` ranks.
 fn expected(kernel: &str, ranks: usize) -> Vec<(&'static str, usize)> {
     if kernel.contains("_chunked_") {
         vec![(READ, 4), (WRITE, 4), (ARRIVED, ranks)]
@@ -36,7 +37,7 @@ pub(super) fn check(ptx: &str, _: Variant) -> Outcome {
     let mut outcome = Outcome::default();
     for kernel in peerweave_build::entries(ptx) {
         let Some(ranks) = kernel.rsplit('_').next().and_then(|last| last.parse::<usize>().ok()) else {
-            outcome.faults.push(format!("{kernel}: its name does not end with a number of ranks"));
+            outcome.faults.push(format!("{kernel}: the name does not end with a number of ranks"));
             continue;
         };
         let body = text::body(ptx, kernel).unwrap_or_default();
@@ -45,7 +46,7 @@ pub(super) fn check(ptx: &str, _: Variant) -> Outcome {
         for (wanted, least) in expected(kernel, ranks) {
             let most = text::blocks(body).into_iter().map(|block| count(block, wanted)).max().unwrap_or(0);
             if most < least {
-                outcome.faults.push(format!("{kernel}: no part of it holds {least} `{wanted}`, at most {most}"));
+                outcome.faults.push(format!("{kernel}: a basic block has at most {most} `{wanted}`, expected {least}"));
             }
         }
         let barriers = count(body, BARRIER);

@@ -13,7 +13,7 @@ struct Copies {
     kernel: &'static str,
     load: &'static str,
     store: &'static str,
-    /// Whether it uses bulk copies on architectures that have them.
+    /// Whether the kernel uses bulk copies on architectures that have them.
     bulk: bool,
 }
 
@@ -76,11 +76,17 @@ pub(super) fn check(ptx: &str, variant: Variant) -> Outcome {
         let widest =
             text::own_loops(body).into_iter().map(|block| count(block, load).min(count(block, store))).max().unwrap_or(0);
         if widest < IN_FLIGHT {
-            outcome.faults.push(format!("{kernel}: its loops hold {widest} `{load}` and `{store}`, expected {IN_FLIGHT}"));
+            outcome
+                .faults
+                .push(format!("{kernel}: the loops have at most {widest} `{load}` and `{store}`, expected {IN_FLIGHT}"));
         }
         let bulks = text::instructions(body).filter(|found| text::operation(found).starts_with("cp.async.bulk.")).count();
         if bulk && (variant.sm >= BULK) != (bulks > 0) {
-            outcome.faults.push(format!("{kernel}: found {bulks} bulk copies for sm_{}", variant.sm));
+            outcome.faults.push(format!(
+                "{kernel}: found {bulks} bulk copies for sm_{}, expected {}",
+                variant.sm,
+                if variant.sm >= BULK { "at least 1" } else { "none" }
+            ));
         }
         outcome.checked += 1;
     }

@@ -11,7 +11,7 @@ use peerweave_build::{Request, Toolchain, Variant};
 
 use super::{Outcome, PtxError, barriers, text};
 
-/// A primitive.
+/// A call of a primitive, with the instruction expected for it.
 struct Probe {
     /// The call; it may use the parameters of [`PARAMETERS`].
     call: String,
@@ -26,7 +26,7 @@ const PARAMETERS: &str = "p32: *mut u32, p64: *mut u64, i32_: *mut i32, i64_: *m
 const REACHES: [(&str, &str); 3] = [("Cta", "cta"), ("Gpu", "gpu"), ("Sys", "sys")];
 const ORDERS: [(&str, &str); 4] = [("Relaxed", "relaxed"), ("Acquire", "acquire"), ("Release", "release"), ("AcqRel", "acq_rel")];
 
-/// Type, pointer, value, and PTX's types for bits, additions and comparisons.
+/// Rust type, pointer, value, and PTX's types for bits, additions and comparisons.
 const INTEGERS: [(&str, &str, &str, &str, &str, &str); 4] = [
     ("u32", "p32", "a", "b32", "u32", "u32"),
     ("i32", "i32_", "a as i32", "b32", "s32", "s32"),
@@ -75,7 +75,8 @@ fn probes(sm: u32) -> Vec<Probe> {
                     format!("atom.{semantics}.{scope}.global.add.{t}"),
                 );
             }
-            // Before sm_90 there is no addition to bf16: it is a loop of comparisons.
+            // Before sm_90 there is no atomic addition to bf16: a loop of compare-and-swap replaces
+            // it.
             for t in ["f16", "bf16"].into_iter().filter(|t| *t == "f16" || sm >= 90) {
                 let value = format!("peerweave_device::types::{t}");
                 let call = format!(

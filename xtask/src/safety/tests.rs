@@ -124,7 +124,7 @@ fn file_that_is_not_rust_is_a_fault() {
 }
 
 #[test]
-fn fault_names_its_place() {
+fn fault_names_its_file_and_line() {
     let mut report = Report::default();
     report.add("a", "src/a.rs", "\nunsafe impl Sync for X {}");
     assert_eq!(report.faults()[0].to_string(), "src/a.rs:2: unsafe impl Sync for X: no `// SAFETY:` comment directly above");

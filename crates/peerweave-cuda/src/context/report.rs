@@ -52,7 +52,7 @@ impl Report {
 
     /// Returns the report of the first kernel that failed, if it is complete.
     pub(crate) fn failure(&self) -> Option<KernelFailure> {
-        // Written last, by a release.
+        // The kernel writes this word last, with release ordering.
         let kind = self.0.word(word_of!(kind)).load(Ordering::Acquire);
         if kind == 0 {
             return None;

@@ -54,8 +54,8 @@ pub(crate) struct Contents {
 unsafe fn words<T: Copy>(value: &T) -> Vec<u64> {
     const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>().is_multiple_of(8)) };
     let first = std::ptr::from_ref(value).cast::<u64>();
-    // SAFETY: the struct has so many whole words, all of them initialised since there is no
-    // padding, at an address that is aligned to them.
+    // SAFETY: the struct has that many whole words, all initialised because there is no padding,
+    // and is aligned for them.
     unsafe { std::slice::from_raw_parts(first, size_of::<T>() / 8) }.to_vec()
 }
 
@@ -150,7 +150,7 @@ impl Tables {
         self.epochs.copy_from(stream, &zeros)
     }
 
-    /// The address of the heap of a PE; `None` where there is no such PE, or it is not mapped.
+    /// Returns the address of the heap of a PE; `None` if the PE does not exist or is not mapped.
     pub(crate) fn base_of(&self, pe: Pe) -> Option<u64> {
         let entry = self.contents.peers.get(pe.get() as usize)?;
         (entry.transport == PeerEntry::MAPPED).then_some(entry.base)

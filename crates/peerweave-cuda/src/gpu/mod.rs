@@ -79,14 +79,14 @@ pub(crate) struct Inner {
     /// The first failure since the start or the last recovery.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
-    /// How many collective steps of `collective` there were, for the labels of their exchanges.
+    /// Number of collective steps of `collective` so far, for the labels of their exchanges.
     collectives: AtomicU64,
     /// The last field: waits for threads that hold parts of the fields above.
     pub(crate) gone: Gone,
 }
 
 impl Gpu {
-    /// Sets up the device of `context` for kernels. Each PE needs a device of its own.
+    /// Sets up the device of `context` for kernels. Each PE needs its own device.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
@@ -143,7 +143,7 @@ impl Gpu {
                 multicast: heap.multicast_address()?,
             },
         )?;
-        // Nobody's kernels may run before everybody's words are zero.
+        // No kernel of any PE may run before the words of all PEs are zero.
         rendezvous.barrier("peerweave-cuda/ready")?;
         let gone = Gone::new(heap.gone());
         Ok(Self(Arc::new(Inner {
@@ -204,7 +204,7 @@ impl Gpu {
         self.0.deadline
     }
 
-    /// Waits on the host until all PEs have called it. Does not wait for work on the device.
+    /// Waits on the host until all PEs have made this call. Does not wait for work on the device.
     ///
     /// # Errors
     /// [`CudaError::Bootstrap`] names the PEs that did not arrive.
@@ -258,13 +258,14 @@ impl Inner {
         (address < memory.address() + memory.len() as u64).then_some(memory)
     }
 
-    /// The address at which this device reaches the heap of a PE; an error where it does not.
+    /// Returns the address at which this device accesses the heap of a PE. Fails if that heap is
+    /// not mapped.
     pub(crate) fn base_of(&self, pe: Pe) -> Result<u64, CudaError> {
         let base = self.tables.lock().unwrap_or_else(PoisonError::into_inner).base_of(pe);
         base.ok_or_else(|| misuse("Collectives::new", "members", format!("a list with {pe}"), "PEs whose memory is mapped here"))
     }
 
-    /// The number of a collective step of `collective`, the same on all PEs.
+    /// Returns the number of the next collective step of `collective`, the same on all PEs.
     pub(crate) fn next_collectives(&self) -> u64 {
         self.collectives.fetch_add(1, Ordering::Relaxed)
     }

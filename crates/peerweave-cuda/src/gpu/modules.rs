@@ -45,9 +45,9 @@ impl Inner {
         Ok(kernel)
     }
 
-    /// A kernel of a crate that calls no network, loaded without the other kernels of its crate:
-    /// the driver compiles PTX at about a megabyte a second, and a program uses few kernels of a
-    /// large crate.
+    /// Returns a kernel of a crate that does not use the network, loaded without the crate's other
+    /// kernels. The driver compiles about a megabyte of PTX per second, and a program uses few
+    /// kernels of a large crate.
     pub(crate) fn entry(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
         let key = std::ptr::from_ref(image).addr();
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,8 +75,8 @@ impl Inner {
     }
 }
 
-/// PTX without its entries but one. What an entry may use besides stays: declarations, variables
-/// and functions, which begin and end with a line as entries do.
+/// Returns PTX text with only one of its entries. Keeps everything that an entry may use:
+/// declarations, variables and functions. They begin and end with a line, as entries do.
 fn only(text: &str, entry: &str) -> String {
     let mut out = String::with_capacity(text.len() / 16);
     let mut is_left_out = false;
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_entries_are_left_out() {
+    fn only_the_requested_entry_is_kept() {
         let text = ".version 8.4\n.func f(\n)\n{\n\tret;\n}\n.visible .entry a(\n)\n{\n{ call f; }\n}\n.visible .entry a_b(\n)\n{\n\tret;\n}\n.extern .shared .align 128 .b8 s[];\n";
         let expected = ".version 8.4\n.func f(\n)\n{\n\tret;\n}\n.visible .entry a(\n)\n{\n{ call f; }\n}\n.extern .shared .align 128 .b8 s[];\n";
         assert_eq!(only(text, "a"), expected);

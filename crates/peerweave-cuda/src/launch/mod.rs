@@ -70,7 +70,7 @@ impl std::ops::Deref for Stream {
 }
 
 impl Inner {
-    /// The address of the context, which does not change while the GPU lives.
+    /// Returns the address of the context, which does not change while the GPU lives.
     fn context_address(&self) -> u64 {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner).address()
     }

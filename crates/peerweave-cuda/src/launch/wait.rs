@@ -12,7 +12,7 @@ use crate::gpu::{Gpu, Inner};
 
 /// Interval at which a wait for a stream checks for lost PEs.
 const LOOK: Duration = Duration::from_millis(5);
-/// Time within which kernels must end after they were requested to.
+/// Time within which kernels must end after the request to end.
 const GRACE: Duration = Duration::from_secs(5);
 /// Time after a kernel's failure within which the notice of a PE's death may arrive.
 const NOTICE: Duration = Duration::from_millis(1500);
@@ -78,8 +78,8 @@ impl Inner {
         Err(error)
     }
 
-    /// Returns the death of a PE that may have caused a failure. Its notice may still have to
-    /// arrive.
+    /// Returns the loss of a PE that may have caused a failure. Waits for the notice of the loss,
+    /// which may arrive late.
     fn death_behind(&self, failure: &KernelFailure) -> Option<(Pe, Loss)> {
         if !matches!(failure.kind, Some(FailureKind::Deadline | FailureKind::Aborted)) {
             return None;

@@ -11,11 +11,11 @@ use crate::context::tables::{bytes_of, elements_of};
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 
-/// `len` elements in memory of this GPU, not symmetric. Clones are handles of the same memory. It
-/// is freed when the last handle is dropped and the streams that used it have completed.
+/// `len` elements in memory of this GPU, not symmetric. Clones are handles of the same memory. The
+/// memory is freed when the last handle is dropped and the streams that used it have completed.
 ///
-/// A launch with its [`slice`](Self::slice) among the arguments keeps it alive until the kernel has
-/// ended.
+/// A launch with its [`slice`](Self::slice) among the arguments keeps the memory alive until the
+/// kernel has ended.
 pub struct Local<T> {
     memory: Arc<DeviceMemory<u8>>,
     gpu: Gpu,
@@ -34,7 +34,7 @@ impl Gpu {
         let bytes =
             bytes.ok_or_else(|| misuse("Gpu::alloc_local", "len", len, "a number of elements that fits the address space"))?;
         let memory = Arc::new(DeviceMemory::zeroed(&self.0.stream, bytes)?);
-        // Other streams may use it at once.
+        // Waits, because other streams may use the memory immediately.
         self.wait(&self.0.stream)?;
         self.0.locals().insert(memory.address(), Arc::downgrade(&memory));
         Ok(Local { memory, gpu: self.clone(), len, _elements: PhantomData })
@@ -64,7 +64,7 @@ impl<T: Plain> Local<T> {
         drop(self.memory.read(stream));
     }
 
-    /// What a graph keeps.
+    /// Returns the owner that a graph must keep alive.
     pub(crate) fn keep(&self) -> Option<Keep> {
         self.memory.keep().map(|(_, keep)| keep)
     }

@@ -117,7 +117,7 @@ impl<T: Plain> Symmetric<T> {
         self.block.note(stream);
     }
 
-    /// What a graph keeps.
+    /// Returns the owner that a graph must keep alive.
     pub(crate) fn keep(&self) -> Option<Keep> {
         self.block.keep()
     }
@@ -140,7 +140,7 @@ impl<T: Plain> Symmetric<T> {
         Arc::strong_count(&self.block) == 1 && self.block.is_only_handle()
     }
 
-    /// The offset of the first element in the heap of every PE.
+    /// Returns the offset of the first element in the heap of every PE.
     pub(crate) fn offset(&self) -> SymOffset {
         SymOffset(self.block.offset)
     }

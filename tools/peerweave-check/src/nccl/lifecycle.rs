@@ -136,8 +136,8 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     let began = Instant::now();
     let call = first.comm.all_reduce_in_place(&first.stream, &mut buffer, ReduceOp::Sum);
     let outcome = call.and_then(|()| first.comm.wait(&first.stream, SHORT));
-    // One thread has all ranks, so that the others can only have been left out: that is known
-    // before the deadline.
+    // One thread has all ranks, so it must have omitted the others. The error is returned before
+    // the deadline.
     expect("a first all_reduce", began, Duration::ZERO, outcome, |error| {
         matches!(error, NcclError::Timeout(_)) || matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. }))
     })?;

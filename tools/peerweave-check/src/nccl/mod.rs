@@ -49,12 +49,12 @@ pub(crate) struct Arguments {
     /// File for the id; it must not exist yet, and all processes must be able to read it
     #[arg(long, value_name = "PATH", requires = "rank")]
     id_file: Option<PathBuf>,
-    /// Rank that kills itself after a first all-reduce; the others detect that, shrink and
-    /// continue. With --processes, their errors must name it
+    /// Rank that kills itself after a first all-reduce; the other ranks detect its death, shrink
+    /// and continue. With --processes, their errors must name the killed rank
     #[arg(long, value_name = "RANK")]
     kill: Option<usize>,
-    /// With --kill: kill before the ranks have connected, so that the first call of the others
-    /// waits for it until the watchdog ends the call
+    /// With --kill: kill the rank before the ranks have connected, so that the first call of the
+    /// others waits until the watchdog ends the call
     #[arg(long, requires = "kill")]
     early: bool,
     /// Use non-blocking communicators
@@ -100,7 +100,7 @@ fn check_ranks(arguments: &Arguments) {
 impl Arguments {
     /// Returns a builder with the settings that the options select.
     fn builder(&self, nccl: Nccl) -> CommunicatorBuilder {
-        // The default is what most programs have.
+        // Blocking is the default, which most programs use.
         let config = if self.non_blocking { Config::new().blocking(Switch::Off) } else { Config::new() };
         Communicator::builder().nccl(nccl).config(config).deadline(DEADLINE)
     }
@@ -258,8 +258,8 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
     if let Some(killed) = arguments.kill {
-        // The rendezvous is not left: a survivor that leaves would be one more that is gone for
-        // those that still wait.
+        // This rank does not leave the rendezvous: ranks that still wait would see it as another
+        // lost rank.
         return after_a_death(&members[0], killed, arguments.early, true).map_err(text);
     }
     let checks = everything(nccl, members, arguments.count)?;
@@ -311,7 +311,9 @@ fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
     loop {
         match std::fs::read_to_string(file) {
             Ok(text) => return text.trim().parse().map_err(|error: NcclError| error.to_string()),
-            Err(error) if Instant::now() > deadline => return Err(format!("{}: {error}", file.display())),
+            Err(error) if Instant::now() > deadline => {
+                return Err(format!("cannot read the id from {}: {error}", file.display()));
+            }
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
@@ -329,7 +331,7 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
     }
     if comm.rank() == Rank::new(killed as u32) {
         println!("rank {killed} kills itself");
-        // SAFETY: of no memory concern: the process ends.
+        // SAFETY: the call accesses no memory, and ends the process.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     }
     let mut buffer = DeviceMemory::from_slice(stream, &vec![1.0f32; 1 << 20])?;
@@ -359,7 +361,7 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
     comm.set_deadline(DEADLINE);
     let fewer = comm.shrink(&[Rank::new(killed as u32)], ShrinkMode::Abort)?;
     println!("{} is {} of {}", comm.rank(), fewer.rank(), fewer.n_ranks());
-    // The stream of the communicator that failed may still be held by what it ran.
+    // The stream of the failed communicator may still be blocked by its work.
     let stream = comm.context().new_stream().map_err(peerweave_driver::CudaError::of("cuStreamCreate"))?;
     sum_of_ranks(&[Member { comm: fewer.clone(), stream }])?;
     comm.abort(DEADLINE)?;

@@ -2,8 +2,8 @@
 //! process for each rank: windows, one-sided calls, pointers, configured calls, device
 //! communicators; growing, shrinking, revoking and suspending communicators; and misuse.
 //!
-//! The parts are in `newer/`; this module runs them and connects the ranks. It works with any
-//! version: parts whose functions the library lacks are listed as not run.
+//! The parts are in `newer/`; this module runs them and connects the ranks. The check runs with any
+//! version of NCCL: parts whose functions the library lacks are listed as not run.
 //!
 //! Invariant: each part has its own communicators, and all ranks leave it before the next one
 //! begins, so that a failed part does not affect others.
@@ -203,7 +203,8 @@ fn watch(ranks: &[Member]) {
         }
         println!("FAILED timed out after {WHOLE_RUN:?}");
         let _ = std::io::stdout().flush();
-        // SAFETY: of no memory concern: the process ends, without what would wait for the devices.
+        // SAFETY: the call accesses no memory. It ends the process without running destructors,
+        // which would wait for the devices.
         unsafe { libc::_exit(1) };
     });
 }
@@ -316,7 +317,7 @@ impl Part<'_> {
         self.notes.borrow_mut().push(what.into());
     }
 
-    /// Returns whether the library has the function; if not, prints that.
+    /// Returns whether the library has the function; if not, prints that the check was not run.
     fn has(&self, name: &str, function: &str) -> bool {
         let has = self.nccl().has(function);
         if !has {
@@ -325,7 +326,8 @@ impl Part<'_> {
         has
     }
 
-    /// Returns whether the library has at least this version; if not, prints that.
+    /// Returns whether the library has at least this version; if not, prints that the check was not
+    /// run.
     fn is_since(&self, name: &str, version: Version) -> bool {
         let is = self.nccl().version().at_least(version);
         if !is {
@@ -376,7 +378,8 @@ impl Part<'_> {
 
     /// Creates a communicator of all ranks.
     fn communicator(&self, config: &Config) -> Result<Communicator, Failed> {
-        self.communicator_of(self.ranks(), config)?.ok_or_else(|| Failed("the number of ranks is valid".to_owned()))
+        self.communicator_of(self.ranks(), config)?
+            .ok_or_else(|| Failed("a communicator of all ranks does not contain this rank".to_owned()))
     }
 
     /// Creates a communicator of the first ranks. Every rank must call this.

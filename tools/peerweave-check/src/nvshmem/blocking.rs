@@ -32,7 +32,7 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let target = context.alloc::<T>(COUNT)?;
     source.copy_from(&stream, &(0..COUNT).map(|index| T::sample(pe, index)).collect::<Vec<_>>())?;
     let blank = vec![T::default(); COUNT];
-    // Every third element, to every second.
+    // Copies every third source element to every second target element.
     let count = COUNT / 3;
     let strides = Strides { count, source: 3, dest: 2 };
     let strided = |from: u32| {
@@ -60,7 +60,7 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     checks.same("put_value_blocking", &found, |index| if index == 7 { T::sample(previous, 11) } else { T::default() });
     let value = context.get_value(&source.slice(13..14)?, next, &stream)?;
     checks.same("get_value", &[value], |_| T::sample(next.get(), 13));
-    // What the host and what streams have put is there after each barrier that the host waits for.
+    // After each barrier for which the host waits, puts of the host and of streams are complete.
     type Barrier = fn(&Context) -> Result<(), NvshmemError>;
     let barriers: [(&'static str, Barrier); 2] = [
         ("barrier_blocking after put_blocking", |context| context.world().barrier_blocking()),
@@ -77,7 +77,8 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     target.copy_from(&stream, &blank)?;
     checks.world.barrier_blocking()?;
     context.put_nbi(&target, &source, next, &stream)?;
-    // The barrier completes what was left, which the stream has to come to first.
+    // The barrier completes pending transfers, but only those that the stream has already started,
+    // so this waits for the stream.
     stream.synchronize()?;
     context.barrier_all_blocking()?;
     checks.same("barrier_all_blocking after put_nbi", &target.to_vec(&stream)?, |index| T::sample(previous, index));

@@ -1,4 +1,4 @@
-//! Checks lifetimes: drops in every order, finalize with live objects, and restart. It is a
+//! Checks lifetimes: drops in every order, finalize with live objects, and restart. This part is a
 //! separate run, because it ends and restarts NVSHMEM.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     counted(&mut checks, rendezvous, &start)?;
     let mut count = checks.finish()?;
 
-    // The context goes while a buffer lives: nothing ends, and nothing is lost.
+    // The context is dropped while a buffer lives: NVSHMEM keeps running, and no memory is lost.
     let (pe, n) = (context.pe().get(), context.n_pes());
     let old_team = context.world();
     drop(context);
@@ -37,7 +37,8 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     let (found, previous) = (orphan.to_vec(&stream)?, checks.previous());
     checks.same("an orphan", &found[8..], |_| previous);
     count += checks.finish()?;
-    // The last PE still has a handle of it: NVSHMEM is not ended, and every PE gets an error.
+    // The last PE still has a handle of the buffer: NVSHMEM is not finalised, and every PE gets an
+    // error.
     let kept = (pe + 1 == n).then(|| orphan.clone());
     drop(orphan);
     let refused = context.finalize();
@@ -60,7 +61,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
         return Err(format!("finalize reported {report:?}, expected {LEFT:?} bytes in this order").into());
     }
 
-    // What is left of the first is dead, and taken for nothing of the second.
+    // Handles of the first context are dead, and do not refer to the second one.
     let second = start()?;
     let mut checks = Checks::new(&second, rendezvous)?;
     let dead = old_team.barrier(second.stream());
@@ -113,8 +114,8 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     let last = if checks.pe().is_multiple_of(2) { teams.remove(0) } else { teams.remove(1) };
     drop(last);
     drop(teams);
-    // Freeing requires the same memory on every PE: here it differs, so no PE frees, and both are
-    // deferred.
+    // Freeing requires the same memory on every PE. Here the memory differs, so no PE frees it, and
+    // both allocations are leaked until finalize.
     let error = if checks.pe() == 0 { context.free(apart).err() } else { context.free(orphan.clone()).err() };
     if checks.n() > 1 {
         let told = matches!(&error, Some(NvshmemError::Disagree(_) | NvshmemError::Misuse(_)));
@@ -123,7 +124,7 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
         checks.check("freeing", error.is_none(), || format!("{error:?}"));
         drop(context.alloc::<u8>(64)?);
     }
-    // Nothing of that is in the way of what comes.
+    // The dropped objects do not affect later allocations.
     let fresh = context.alloc_zeroed::<u64>(1000)?;
     let found = fresh.to_vec(&stream)?;
     checks.same("an allocation after drops", &found, |_| 0);

@@ -25,7 +25,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     teams(checks)?;
     starts(checks)?;
     absent(checks, &words)?;
-    // Nothing of all that has spoilt anything.
+    // The refused calls have not affected the context.
     checks.barrier()?;
     checks.context.free(buffer)?;
     checks.context.free(words)?;
@@ -104,7 +104,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     checks.refused("a stride of zero", strided(0, 1, 2), |kind| matches!(kind, MisuseKind::Value { .. }));
     let odd = buffer.slice(1..8)?;
     checks.refused("elements that are not aligned", odd.cast::<f64>(), |kind| matches!(kind, MisuseKind::Value { .. }));
-    // Nothing is a length that is allowed.
+    // A length of 0 is allowed.
     checks.check("nothing", context.put(&none, &none, next, &stream).is_ok() && none.to_vec(&stream)?.is_empty(), String::new);
     Ok(())
 }
@@ -250,12 +250,12 @@ fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let large = context.alloc::<u64>(usize::MAX / 4);
     checks.check("too large", matches!(large, Err(NvshmemError::Cuda(DriverError::TooLarge { .. }))), || format!("{large:?}"));
     if checks.n() > 1 {
-        // NVSHMEM is not called where the PEs differ, so that its heaps stay alike.
+        // NVSHMEM is not called if the PEs differ, so its heaps stay equal.
         let differ = context.alloc::<u8>(100 + checks.pe() as usize);
         checks.check("disagree", matches!(differ, Err(NvshmemError::Disagree(_))), || format!("{differ:?}"));
     }
-    // One PE has another handle: no PE frees it, and every PE gets an error. It is freed at the
-    // end.
+    // One PE has another handle: no PE frees the memory, and every PE gets an error. The memory is
+    // freed at the end.
     let shared = context.alloc::<u8>(64)?;
     let second = (checks.pe() == 0).then(|| shared.clone());
     let refused = context.free(shared);

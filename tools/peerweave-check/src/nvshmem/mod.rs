@@ -152,10 +152,10 @@ fn as_pe(asked: &Arguments, job: &Job) -> Result<usize, Failure> {
     let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: WAIT, ..Options::default() })?);
     if let Some(fault) = &asked.fault {
         faulty(fault, job, &rendezvous).map_err(with_pe)?;
-        // The GPU, and NVSHMEM's own clean-up, may wait for the one that is gone: there is to be
-        // none.
+        // Ends the process without clean-up, because the GPU and NVSHMEM's own clean-up may wait
+        // for the lost PE.
         println!("{}", done(job, 1));
-        // SAFETY: it only ends the process.
+        // SAFETY: the call only ends the process.
         unsafe { libc::_exit(0) }
     }
     let checks = everything(asked.only.as_deref(), job, &rendezvous).map_err(with_pe)?;
@@ -202,7 +202,7 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
         let (start, before) = (Instant::now(), checks.count());
         run(&mut checks).map_err(|error| format!("in {part}: {error}"))?;
         Passed::say(part, checks.count() - before, start.elapsed());
-        // One mistake leaves memory that must not be freed, on purpose.
+        // One check of `mistakes` deliberately leaves memory that cannot be freed.
         left += usize::from(part == "mistakes");
     }
     count += checks.finish()?;
@@ -222,7 +222,7 @@ fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
     let place = match fault {
         "no-library" => std::env::temp_dir().join("there-is-no-nvshmem-here"),
         "no-plugins" => {
-            // The library alone, without what should lie beside it.
+            // A directory with the library alone, without its plug-ins.
             let alone = std::env::temp_dir().join(format!("check-nvshmem-{}-{}", std::process::id(), job.pe.get()));
             std::fs::create_dir_all(&alone)?;
             let finder =
@@ -247,13 +247,14 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Fa
     let made = if last { spoil(fault, job)? } else { None };
     match fault {
         "missing" if last => {
-            // Joined the job, and never starts NVSHMEM. The others must not wait forever.
+            // This PE joins the job, but never starts NVSHMEM. The others must not wait forever.
             std::thread::sleep(WAIT + Duration::from_secs(5));
-            // SAFETY: it only ends the process.
+            // SAFETY: the call only ends the process.
             unsafe { libc::_exit(0) }
         }
         "missing" | "shared-gpu" | "no-library" | "no-plugins" => {
-            let error = Context::from_rendezvous(rendezvous, &device, settings()).err().ok_or("it started")?;
+            let error =
+                Context::from_rendezvous(rendezvous, &device, settings()).err().ok_or("NVSHMEM started despite the fault")?;
             println!("{}: {error}", job.pe);
             let named = error.to_string().contains(&format!("PE {}", job.n_pes - 1));
             let right = match (fault, &error) {

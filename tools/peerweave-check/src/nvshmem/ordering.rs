@@ -33,7 +33,7 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
         context.world().sync(one)?;
         shared.barrier(other)?;
         world.broadcast(&copy, &sum, peerweave_types::Rank::new(round % n), one)?;
-        // The blocking forms have a stream of their own.
+        // The blocking calls use their own stream.
         if round % 10 == 0 {
             world.barrier_blocking()?;
         }
@@ -42,7 +42,7 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
         let found = copy.to_vec(stream)?;
         checks.same("two streams", &found, |_| u64::from(n) * u64::from(n + 1) / 2);
     }
-    // A set-up call waits for what is on the streams.
+    // A setup call waits for the work of the streams.
     for round in 0..4 {
         world.barrier(&streams[round % 2])?;
         let made = world.split_strided(0, 1, n, Default::default())?.ok_or("all are in it")?;
@@ -83,7 +83,7 @@ fn threads(checks: &mut Checks<'_>) -> Result<(), Failure> {
     for result in passed {
         checks.check("threads", result.is_ok(), || format!("{result:?}"));
     }
-    // What they shared still works.
+    // The context that the threads shared is still usable.
     let word = context.alloc_zeroed::<u32>(1)?;
     let stream = Arc::clone(&checks.stream);
     context.put_value(&word, checks.pe(), next, &stream)?;

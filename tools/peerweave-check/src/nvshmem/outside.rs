@@ -42,7 +42,7 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
             return Ok(());
         }
     };
-    // The buffer keeps it alive: no other handle exists.
+    // The buffer keeps the memory alive: no other handle exists.
     let (low, high) = (whole.slice(0..COUNT)?, whole.slice(COUNT..2 * COUNT)?);
     let number = |pe: u32, index: usize| pe * 10_000 + index as u32;
     low.copy_from(&stream, &(0..COUNT).map(|index| number(checks.pe(), index)).collect::<Vec<_>>())?;
@@ -57,9 +57,9 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let refused = context.free(whole);
     checks.refused("unregistering memory that has slices", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
     drop(high);
-    // The list has it still: a part is a handle too.
+    // The memory is still listed, because a slice is a handle too.
     context.free(low)?;
-    // At an address of its own wish, where the library can.
+    // Registers at a preferred address, if the library supports it.
     let near = context.register_symmetric_near(&shareable(checks)?, 0);
     let can = context.library().has("nvshmemx_buffer_register_symmetric_at_preferred_address");
     match near {
@@ -71,8 +71,8 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
             checks.check("register_symmetric_near", !can && matches!(error, NvshmemError::Unsupported(_)), || error.to_string())
         }
     }
-    // One PE has memory that can be made symmetric, and the others have other memory, or a part: no
-    // PE registers, and NVSHMEM, which would be without a heap, is not called.
+    // One PE has memory that can be made symmetric. The others have other memory, or a part of a
+    // mapping. So no PE registers, and NVSHMEM is not called, because it would lose its heap.
     let small = DeviceMemory::<u32>::from_slice(&stream, &[0; 256])?;
     if n > 1 && checks.pe() == 0 {
         let differ = context.register_symmetric(&shareable(checks)?).map(drop);
@@ -104,7 +104,7 @@ fn local(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let refused = context.register_local(&borrowed).map(drop);
     checks.refused("registering borrowed memory", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
     context.put(&target, &source, next, &stream)?;
-    // Its owner may go: the registration has it, and the stream.
+    // The owner may be dropped: the registration and the stream keep the memory alive.
     drop(source);
     checks.barrier()?;
     let found = target.to_vec(&stream)?;

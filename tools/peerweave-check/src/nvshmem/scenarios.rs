@@ -55,7 +55,7 @@ impl<'a> Checks<'a> {
         (self.pe() + self.n() - 1) % self.n()
     }
 
-    /// Waits until every PE has called this and all puts are visible.
+    /// Waits until every PE has called this function and all puts are visible.
     pub(crate) fn barrier(&self) -> Result<(), Failure> {
         Ok(self.world.barrier(&self.stream)?)
     }
@@ -110,7 +110,7 @@ impl<'a> Checks<'a> {
             }
         }
         if let Some(first) = self.faults.first() {
-            return Err(format!("{} of its checks failed, first {first}", self.faults.len()).into());
+            return Err(format!("{} checks of this PE failed; the first one: {first}", self.faults.len()).into());
         }
         Ok(self.counts.values().map(|(right, _)| right).sum())
     }
@@ -134,7 +134,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     words::<u32>(checks)?;
     words::<i64>(checks)?;
     words::<u64>(checks)?;
-    // Symmetric memory belongs to all PEs: teams use memory that all have allocated.
+    // Symmetric memory belongs to all PEs, so teams use memory that all PEs have allocated.
     let pool = Pool {
         source: checks.context.alloc(COUNT * checks.n() as usize)?,
         target: checks.context.alloc(COUNT * checks.n() as usize)?,
@@ -143,7 +143,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
         if let Some(team) = &team {
             on_team(checks, team, &pool).map_err(|error| format!("on {name}, {team:?}: {error}"))?;
         }
-        // A PE that is not in the team waits for those that are.
+        // A PE outside of the team waits for the members.
         checks.world.barrier_blocking()?;
         if let Some(team) = team.filter(|team| team.kind() == peerweave_nvshmem::TeamKind::Made) {
             team.destroy()?;
@@ -197,7 +197,7 @@ fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     })?;
     let outside = DeviceMemory::<T>::from_slice(&stream, &mine)?;
     step(checks, "put_outside", &of_previous, &|| context.put(&target, &outside, next, &stream))?;
-    // Every third element, to every second.
+    // Copies every third source element to every second target element.
     let count = COUNT / 3;
     let strides = Strides { count, source: 3, dest: 2 };
     let strided = |from: u32| {
@@ -207,13 +207,13 @@ fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     };
     step(checks, "put_strided", &strided(previous), &|| context.put_strided(&target, &source, strides, next, &stream))?;
     step(checks, "get_strided", &strided(next.get()), &|| context.get_strided(&target, &source, strides, next, &stream))?;
-    // One value, not the first.
+    // Transfers one value other than the first.
     let (one_target, one_source) = (target.slice(7..8)?, source.slice(11..12)?);
     let alone = |index: usize| if index == 7 { T::sample(previous, 11) } else { T::default() };
     step(checks, "put_value", &alone, &|| context.put_value(&one_target, mine[11], next, &stream))?;
     let value = context.get_value_blocking(&one_source, next)?;
     checks.same("get_value", &[value], |_| T::sample(next.get(), 11));
-    // A part, with a signal.
+    // Puts a part of the buffer, with a signal.
     let signal = context.alloc_zeroed::<u64>(1)?;
     let (part_target, part_source) = (target.slice(5..COUNT - 5)?, source.slice(3..COUNT - 7)?);
     let part = |index: usize| if (5..COUNT - 5).contains(&index) { T::sample(previous, index - 2) } else { T::default() };
@@ -274,7 +274,7 @@ fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     context.signal_wait(&word, Compare::Eq, 5, &stream)?;
     let found = context.signal_fetch_blocking(&word)?;
     let fetched = word.to_vec(&stream)?[0];
-    // The first does not wait for the stream: it may be too early.
+    // The first read does not wait for the stream, so it may come before the update.
     checks.check("signal", (found == 5 || found == sum) && fetched == 5, || {
         format!("the word is {found}, then {fetched}, expected 5")
     });
@@ -342,17 +342,17 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         checks.check("team", column.members()[column.rank().index()] == Pe::new(pe), || format!("{column:?}"));
         teams.push(("row", Some(row)));
         teams.push(("column", Some(column)));
-        // Any members, in any order.
+        // A team of arbitrary members, in arbitrary order.
         let id = if pe == 0 { context.team_id()?.to_u64() } else { 0 };
         let all = checks.rendezvous.exchange("check_nvshmem/team", &id.to_le_bytes())?;
         let id = TeamId::from_u64(u64::from_le_bytes(all[0].as_slice().try_into()?));
         let backwards: Vec<Pe> = (0..n).rev().map(Pe::new).collect();
         let team = context.team_of(id, &backwards, TeamConfig::default())?;
         checks.check("team", team.members() == backwards && team.rank().get() == n - 1 - pe, || format!("{team:?}"));
-        // A part of such a team.
+        // A part of a team that was created by an id.
         let part = team.split_strided(0, 1, n - 1, TeamConfig::default())?;
         checks.check("team", part.is_some() == (pe != 0), || format!("{part:?}"));
-        // The same, counted down.
+        // All PEs in descending order.
         let down = world.split_strided(n - 1, -1, n, TeamConfig::default())?.ok_or("all are in it")?;
         checks.check("team", down.members() == backwards && down.rank().get() == n - 1 - pe, || format!("{down:?}"));
         down.barrier_blocking()?;
@@ -489,12 +489,13 @@ fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
         checks.same("graph", &summed, |_| (0..n).map(number).sum());
         checks.world.barrier_blocking()?;
     }
-    // While the graph lives, its memory is not freed.
+    // Memory that a graph uses is not freed while the graph lives.
     let refused = context.free(sum.clone());
     checks.refused("free of memory with another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
     let second = target.clone();
     drop((target, graph));
-    // The graph's reference goes by a thread of the driver's, then by one of ours.
+    // A thread of the driver drops the graph's reference, then a thread of this project drops the
+    // memory.
     std::thread::sleep(std::time::Duration::from_millis(200));
     peerweave_driver::settle(std::time::Instant::now() + context.deadline());
     context.free(second)?;

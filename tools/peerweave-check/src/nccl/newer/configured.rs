@@ -85,7 +85,7 @@ fn forms(
     let (n, rank, stream, root) = (comm.n_ranks(), comm.rank().index(), &part.stream, comm.n_ranks() - 1);
     let at_root = rank == root;
     let own = rank * len..(rank + 1) * len;
-    // What rank `from` has for rank `to`.
+    // The elements that rank `from` sends to rank `to`.
     let addressed = |from: usize, to: usize| moved::<f32>(from * 7 + to, len);
     let row = |from: usize| (0..n).flat_map(|to| addressed(from, to)).collect::<Vec<f32>>();
     let gathered = || (0..n).flat_map(|from| moved::<f32>(from, len)).collect::<Vec<f32>>();
@@ -99,8 +99,8 @@ fn forms(
             }
         };
     }
-    // `given` goes into the first of `send`, zeros into `recv`; compared is what begins `recv`,
-    // unless nothing is expected.
+    // Writes `given` to the start of `send`, and zeros to `recv`. Then compares the start of `recv`
+    // with the expected elements, if there are any.
     macro_rules! apart {
         ($name:ident, $given:expr, $of:expr, $expected:expr, |$from:ident, $to:ident| $($argument:expr),*) => {{
             let (given, expected): (Vec<f32>, Option<Vec<f32>>) = ($given, $expected);
@@ -160,7 +160,7 @@ fn forms(
         moved(rank, len),
         n * len,
         at_root.then(gathered),
-        // What the others give is the place in their windows: see `gather`.
+        // The other ranks pass a buffer to give its offset in their windows: see `gather`.
         |from, to| &from,
         Some(&mut to as &mut dyn DeviceBufferMut<f32>),
         Rank::new(root as u32)

@@ -36,7 +36,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     for (layout, version) in layouts {
         part.step(&format!("{layout:?}"));
         let first = make(part, &comm, layout, version, 4)?;
-        // A second beside the first, and a third after it.
+        // Creates a second one while the first exists, and a third one afterwards.
         let second = make(part, &comm, layout, version, 1)?;
         // SAFETY: no kernel was started.
         unsafe { first.destroy() }?;
@@ -68,7 +68,7 @@ fn teams(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.note(format!("rank 0: lsa {lsa:?}, rail {rail:?}"));
     for team in [Some(comm.world_team()), lsa, rail].into_iter().flatten() {
         let own = DeviceTeam::rank_of(&team, team.index());
-        part.check(own == Some(comm.rank()), || format!("{team:?} is of {own:?}"));
+        part.check(own == Some(comm.rank()), || format!("{team:?} has {own:?} as this rank"));
     }
     part.check(lsa.is_some() && rail.is_some(), || format!("lsa {lsa:?}, rail {rail:?}"));
     if part.has("fabric teams", "ncclTeamCft") {

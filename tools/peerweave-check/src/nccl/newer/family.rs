@@ -19,7 +19,7 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
     halves(part, &comm, "split")?;
     if n > 1 {
         let staying = comm.rank().index() + 1 < n;
-        // The second may end what the parent does: nothing is made of it afterwards.
+        // The second mode may end the parent's work, so the parent is not used afterwards.
         for mode in [ShrinkMode::Default, ShrinkMode::Abort] {
             part.step(&format!("shrink, {mode:?}"));
             let fewer = staying.then(|| comm.shrink(&[Rank::new((n - 1) as u32)], mode)).transpose()?;
@@ -63,7 +63,7 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     }
     part.meet()?;
     part.step("the id");
-    // One rank of those that are there makes it, and gives it to grow as well.
+    // One of the present ranks creates the id, and also passes it to `grow`.
     let id = few.as_ref().filter(|few| few.rank() == Rank::new(0)).map(Communicator::grow_id).transpose()?;
     let text = id.as_ref().map_or_else(String::new, |id| id.to_hex());
     let given: UniqueId = String::from_utf8_lossy(&part.exchange(text.as_bytes())?[0]).parse()?;
@@ -81,8 +81,8 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     part.computes(&all, "grown")?;
     part.step("the smaller communicator ends");
     few.map_or(Ok(()), |few| few.finalize(super::DEADLINE))?;
-    // Seen on hardware: while one thread of the process still frees what was mapped, another's
-    // kernel must not wait for it.
+    // Observed on hardware: while a thread of the process still frees mapped memory, a kernel of
+    // another thread must not wait for that thread.
     part.meet()?;
     part.computes(&all, "the grown communicator, after its parent ended")?;
     part.meet()?;

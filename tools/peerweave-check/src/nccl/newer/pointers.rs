@@ -50,8 +50,8 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
                 part.check(registered.lsa_pointer(index, offset)? == Some(address), || format!("index {index} in the LSA team"));
             }
             let len = LEN - offset;
-            // SAFETY: the window is registered, of that length and filled; its first half is not
-            // written. The other side is this function's own.
+            // SAFETY: the window is registered, has that length and is filled; its first half is
+            // not written. The other memory belongs to this function.
             unsafe { copy(part, stream, mine.address(), address, len) }?;
             let found = mine.slice(0..len)?.to_vec(stream)?;
             part.same(&found, &moved::<u32>(peer, LEN)[offset..], || format!("from rank {peer}, element {offset} on"));
@@ -60,8 +60,8 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         let place = LEN + rank * (LEN / n);
         if let Some(address) = registered.peer_pointer(Rank::new(peer as u32), place)? {
             let word = DeviceMemory::from_slice(stream, &[(1000 + 100 * rank + peer) as u32])?;
-            // SAFETY: inside of the window, where only this rank writes; other ranks read only
-            // after all have met.
+            // SAFETY: the range is inside the window, where only this rank writes; other ranks read
+            // only after all ranks have synchronised.
             unsafe { copy(part, stream, address, word.address(), 1) }?;
         }
     }

@@ -85,7 +85,8 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
                 part.computes(&comm, what)?;
                 comm.finalize(super::DEADLINE)?;
             }
-            // So with every rank. None of them is allowed from 2.30.7 on only.
+            // Every rank returns the same error. Zero one-sided contexts are allowed only from
+            // 2.30.7 on.
             Err(super::Failed(error)) if error.contains("needs NCCL") || what == NO_ONE_SIDED => {
                 part.note(format!("not run: {error}"))
             }
@@ -118,7 +119,8 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
         if let Some(before) = before {
             let resting = comm.mem_stats()?;
             part.check(!before.is_suspended && resting.is_suspended, || format!("{before:?}, suspended {resting:?}"));
-            // NCCL 2.30 leaves its sums as they are: what counts is what the device has free.
+            // NCCL 2.30 does not update its statistics, so the check compares the device's free
+            // memory.
             let gained = || free(part).map(|now| now.saturating_sub(free_before) as u64).unwrap_or(0);
             let until = std::time::Instant::now() + COUNTED;
             while gained() == 0 && resting.total_bytes >= before.total_bytes && std::time::Instant::now() < until {

@@ -34,7 +34,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     graphs(part, &comm)?;
     part.step("finalize");
     comm.finalize(super::DEADLINE)?;
-    // Copies instead of kernels, for what copies can do.
+    // Uses copy engines instead of kernels where they can do the work.
     if part.is_since("windows without CTAs", Version::new(2, 28, 0)) {
         let comm = part.communicator(&Config::new().cta_policy(CtaPolicy::Zero))?;
         of_type::<f32>(part, &comm, &[8, 100_000, 8 * MIB])?;
@@ -65,7 +65,7 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
     if part.nccl().has("ncclWinGetUserPtr") {
         part.check(sending.user_address()? == send.address(), || "the address of a window".to_owned());
     }
-    // NCCL 2.28.9 gives wrong elements there.
+    // NCCL 2.28.9 returns wrong elements for other starts.
     let whole_words = |start: usize| (start * size_of::<T>()).is_multiple_of(4);
     let parts_of_words = STARTS.into_iter().all(whole_words)
         || part.is_since("parts of windows that begin at no multiple of 4 bytes", Version::new(2, 30, 7));
@@ -170,7 +170,7 @@ fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
     let len = 3 * MIB / 4;
     for kind in kinds {
         let memory = alloc::<f32>(part, len + 1024)?;
-        // From the second page on.
+        // The range starts at the second page.
         let mut inside = memory.slice(1024..len + 1024)?;
         let registered = window(comm, &inside, kind)?;
         inside.copy_from(&part.stream, &pattern(comm.rank().index(), len))?;
@@ -179,7 +179,7 @@ fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
         part.same(&inside.to_vec(&part.stream)?, &sums(comm.n_ranks(), 0..len), || format!("all_reduce in {kind:?}"));
         registered.deregister(&part.stream, super::DEADLINE)?;
     }
-    // What NCCL asks of every rank before is the same length.
+    // Earlier versions require the same length on every rank.
     if part.is_since("windows of different lengths", Version::new(2, 31, 0)) {
         let lens = |rank: usize| 1024 + rank * MIB;
         let memory = alloc::<f32>(part, lens(comm.rank().index()))?;
@@ -228,8 +228,8 @@ fn graphs(part: &Part<'_>, comm: &Communicator) -> Outcome {
             part.same(&part_of.to_vec(stream)?, mine, || format!("captured reduce_scatter of {share}, round {round}"));
         }
         drop(graph);
-        // A graph that is gone lets go of the windows some time later; that they stay registered is
-        // no fault.
+        // The driver releases the windows of a destroyed graph some time later, so windows that
+        // stay registered are no fault.
         drop(windows);
     }
     Ok(())
