@@ -86,16 +86,16 @@ pub struct PtxImage {
 /// One build of a crate of kernels.
 #[derive(Debug)]
 pub struct PtxVariant {
-    /// The architecture for which it was built: 90 means `sm_90`. It runs on this architecture and
-    /// later ones.
+    /// The architecture for which the PTX was built: 90 means `sm_90`. The PTX runs on this
+    /// architecture and later ones.
     pub sm: u32,
-    /// Whether it calls NVSHMEM's device library and must be linked with it.
+    /// Whether the PTX calls NVSHMEM's device library and must be linked with it.
     pub network: bool,
     /// The PTX.
     pub text: &'static str,
 }
 
-/// No variant of a [`PtxImage`] runs on the device.
+/// The error if no variant of a [`PtxImage`] runs on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoVariant {
     /// The requested architecture.

@@ -67,7 +67,7 @@ extern crate std;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-// Where accesses are made is the one place, beside the calls of kernels, that needs `unsafe`.
+// Only this module, which makes the accesses, and the calls of kernels need `unsafe`.
 #[allow(unsafe_code)]
 pub mod api;
 #[allow(unsafe_code)]
@@ -113,7 +113,8 @@ pub use word::{Word, Words};
 #[macro_export]
 macro_rules! kernel_preamble {
     () => {
-        // In a module: the directive is an item, and stands where statements may.
+        // The module makes the directive an item, so that the macro may be used where statements
+        // are.
         mod peerweave_kernel_preamble {
             ::core::arch::global_asm!(".extern .shared .align 128 .b8 peerweave_dynamic_shared[];");
         }

@@ -52,7 +52,8 @@ macro_rules! shared_array_named {
         };
         #[cfg(not(target_arch = "nvptx64"))]
         let pointer = {
-            // Its address tells this declaration from all others, which a constant's would not.
+            // The address of this static identifies the declaration; the address of a constant need
+            // not be unique.
             static SITE: ::core::sync::atomic::AtomicU8 = ::core::sync::atomic::AtomicU8::new(0);
             let (bytes, align) = (::core::mem::size_of::<[$t; $n]>(), ::core::mem::align_of::<$t>());
             $crate::gpu::executor().fixed_shared((&raw const SITE).addr(), bytes, align).cast::<$t>()

@@ -9,9 +9,9 @@ use core::marker::PhantomData;
 /// A 64-bit word that several PEs access.
 ///
 /// Implemented for [`core::sync::atomic::AtomicU64`], and for the model checker's atomic under
-/// `--cfg loom`. Kernels have an implementation of their own. The orders are those of the C++20
-/// memory model, and the protocols need exactly those stated. An addition continues the release
-/// sequence of the store that it replaces.
+/// `--cfg loom`. Kernels have their own implementation. The orders are those of the C++20 memory
+/// model, and the protocols need exactly those stated. An addition continues the release sequence
+/// of the store that it replaces.
 pub trait Word {
     /// Reads the word. Orders nothing.
     fn load_relaxed(&self) -> u64;

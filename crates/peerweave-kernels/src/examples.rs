@@ -11,7 +11,7 @@ use peerweave_device::prelude::*;
 pub fn ring(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
     let next = (ctx.my_pe() + 1) % ctx.n_pes();
     ctx.p(dst, ctx.my_pe() as i32, next);
-    // Completes the put, and waits for that of the neighbour.
+    // Completes the put, and waits for the neighbour's put.
     ctx.barrier_all()
 }
 
@@ -62,7 +62,7 @@ pub fn all_gather(ctx: &Context, parts: SymSlice<u32>, arrived: SymSlice<u64>, s
             ctx.signal_wait_until_from_block(arrived, Compare::Ge, step as u64, before)?;
         }
         if step + 1 < n {
-            // Travels on while this PE works on it: neither changes the part.
+            // Passes the part on while this PE reads it: neither operation changes the part.
             ctx.put_signal_nbi_block(part, part, arrived, 1, SignalOp::Add, next);
         }
         let mine = ctx.local(part);

@@ -1,37 +1,40 @@
 //! The kernels of stream-ordered operations: signals, waits, atomics, barriers, elements.
 //!
-//! Each is launched with one thread, except for [`stream_barrier()`] and [`stream_fill()`]. What a
-//! kernel returns goes to `outcome`, a few words that the host reads after the kernel has ended:
-//! word 0 is [`OUTCOME_DONE`] if the operation succeeded. Invariant: word 0 is written last, and
-//! only after success.
+//! Each is launched with one thread, except for [`stream_barrier()`] and [`stream_fill()`]. A
+//! kernel writes its result to `outcome`, a few words that the host reads after the kernel has
+//! ended: word 0 is [`OUTCOME_DONE`] if the operation succeeded. Invariant: word 0 is written last,
+//! and only after success.
 #![no_std]
 #![allow(clippy::too_many_arguments, reason = "a parameter of a kernel is a register; a struct would be memory")]
 
-/// The README, whose text is documentation of this crate.
+/// Includes the README in the documentation of this crate.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
 use peerweave_device::prelude::*;
 
-/// Word 0 of the outcome: the operation succeeded.
+/// Word 0 of the outcome if the operation succeeded.
 pub const OUTCOME_DONE: u64 = 1;
-/// Word 0 of the outcome: a test whose condition does not hold.
+/// Word 0 of the outcome of a test whose condition does not hold.
 pub const OUTCOME_NOT_YET: u64 = 2;
-/// The first word of the bits of a wait for several words: bit `i` says that word `i` satisfied it.
+/// Index of the first word of the bits that a wait for several words writes: bit `i` is set if word
+/// `i` satisfied the comparison.
 pub const OUTCOME_BITS: usize = 2;
 
 /// The conditions of [`stream_wait()`].
 pub mod until {
     /// All words satisfy the comparison. Word 1 of the outcome is the value of the last one.
     pub const ALL: u32 = 0;
-    /// One word does. Word 1 of the outcome is its index plus one; 0 if all are excluded.
+    /// Any one word satisfies the comparison. Word 1 of the outcome is the index of that word plus
+    /// one; 0 if all are excluded.
     pub const ANY: u32 = 1;
-    /// At least one word does. The bits of the outcome are those of all that do.
+    /// At least one word satisfies the comparison. The outcome has a bit for each word that does.
     pub const SOME: u32 = 2;
 }
 
-/// The operations of [`stream_atomic()`]. Those that fetch write the old value to word 1.
+/// The operations of [`stream_atomic()`]. Operations that fetch write the old value to word 1 of
+/// the outcome.
 pub mod atomic {
     /// Reads.
     pub const FETCH: u32 = 0;
@@ -51,7 +54,7 @@ pub mod atomic {
     pub const XOR: u32 = 7;
 }
 
-/// The comparison with a number: `Compare as u32`.
+/// Returns the comparison with this number: `Compare as u32`.
 #[inline(always)]
 fn comparison(number: u32) -> Compare {
     match number {
@@ -64,7 +67,8 @@ fn comparison(number: u32) -> Compare {
     }
 }
 
-/// Changes a signal word of a PE, after all that was before in the stream. `add`: 0 sets, 1 adds.
+/// Changes a signal word of a PE, after all earlier work of the stream. If `add` is 0, sets the
+/// word; if 1, adds to it.
 #[kernel]
 pub fn stream_signal(ctx: &Context, word: SymSlice<u64>, value: u64, add: u32, pe: u32) {
     ctx.signal_op(word, value, if add == 0 { SignalOp::Set } else { SignalOp::Add }, pe);
@@ -91,7 +95,7 @@ fn mark(ctx: &Context, words: SymSlice<u64>, exclude: DeviceSlice<u64>, compare:
     }
 }
 
-/// The last word that is not excluded, as it is now; 0 if there is none.
+/// Returns the current value of the last word that is not excluded; 0 if there is none.
 #[inline(always)]
 fn last_value(ctx: &Context, words: SymSlice<u64>, exclude: DeviceSlice<u64>) -> u64 {
     let mut index = words.len();
@@ -198,8 +202,8 @@ pub fn stream_atomic(
     outcome.write(0, OUTCOME_DONE);
 }
 
-/// Meets the other members of a team, by the threads of one block. What every member had in its
-/// stream before is visible afterwards.
+/// Synchronises the members of a team, by the threads of one block. Earlier work of every member's
+/// stream is visible afterwards.
 #[kernel]
 pub fn stream_barrier(ctx: &Context, team: KernelTeam, outcome: DeviceSlice<u64>) -> Result<(), Failed> {
     ctx.barrier_block(team)?;
@@ -212,7 +216,7 @@ pub fn stream_barrier(ctx: &Context, team: KernelTeam, outcome: DeviceSlice<u64>
 /// Writes one element of `bytes` bytes to a PE: the first bytes of `bits`.
 #[kernel]
 pub fn stream_put_element(ctx: &Context, element: SymSlice<u8>, bits: u64, bytes: u32, pe: u32) {
-    // SAFETY: the launch gives the offset of an aligned element of so many bytes.
+    // SAFETY: the launch gives the offset of an aligned element of that many bytes.
     unsafe {
         match bytes {
             1 => ctx.p(element, bits as u8, pe),
@@ -229,7 +233,7 @@ pub fn stream_put_element(ctx: &Context, element: SymSlice<u8>, bits: u64, bytes
 pub fn stream_fill(first: DeviceSlice<u8>, bits: u64, bytes: u32, count: u64) {
     let threads = u64::from(gpu::grid_dim().x) * u64::from(gpu::block_dim().x);
     let start = u64::from(gpu::block_idx().x) * u64::from(gpu::block_dim().x) + u64::from(gpu::thread_idx().x);
-    // SAFETY: the launch gives the address of so many aligned elements of `bytes` bytes.
+    // SAFETY: the launch gives the address of that many aligned elements of `bytes` bytes.
     let (halves, words, wide) = unsafe {
         (
             DeviceSlice::<u16>::from_raw(first.address(), count as usize),

@@ -11,23 +11,23 @@ use core::marker::PhantomData;
 use core::mem::offset_of;
 use peerweave_types::{DeviceSlice, FailureKind, KernelContext, KernelOp, PeerEntry, Plain, SymSlice};
 
-/// A kernel's path to its peers: every operation is a method of it.
+/// Gives a kernel access to its peers: every operation of a kernel is a method of its context.
 ///
-/// `#[kernel]` makes one from the first parameter of the entry. It is a few numbers in registers;
-/// each thread has its own.
+/// `#[kernel]` creates the context from the first parameter of the entry. A context is a few
+/// numbers in registers; each thread has its own.
 ///
 /// # Names
-/// A name without an ending is for one thread. `_warp` and `_block` are made by all threads of a
-/// warp or a block together, with the same arguments; each thread sees the same outcome, and the
-/// call waits for all of them before it returns. It does not before it starts: where other threads
-/// of the scope have written the source, synchronise first. `_nbi` forms may return before the
-/// source has been read; [`Self::flush`] or [`Self::quiet`] completes them. `_relaxed` forms order
-/// nothing beside the word that they access.
+/// A method without a suffix is called by one thread. A method with the suffix `_warp` or `_block`
+/// is called by all threads of a warp or a block together, with the same arguments. Each thread
+/// gets the same outcome. Such a call waits for all of these threads before it returns, but not
+/// before it starts: if other threads of the scope have written the source, synchronise first.
+/// `_nbi` forms may return before the source has been read; [`Self::flush`] or [`Self::quiet`]
+/// completes them. `_relaxed` forms do not order other accesses.
 ///
 /// # Order
 /// A put is complete at the peer after [`Self::quiet`] and before a barrier ends. [`Self::fence`]
-/// orders puts to each PE. A signal releases all that the caller did before it, and a wait acquires
-/// it.
+/// orders puts to each PE. A signal releases the caller's earlier accesses, and a wait for the
+/// signal acquires them.
 ///
 /// # Failures
 /// Calls that return nothing write a failure to the context's status, which ends the waits of all
@@ -40,13 +40,13 @@ pub struct Context {
     peers: u64,
     /// Address of this PE's heap.
     my_base: u64,
-    /// The mapped PE that was asked for last, and where its heap is: a fence empties the cache of
-    /// the SM, and a load of the table after it takes a quarter of what a put takes. Invariant: the
-    /// PE exists and is mapped, so that a hit needs no other check.
+    /// The mapped PE that was looked up last, and the address of its heap. A fence empties the
+    /// cache of the SM, and a load of the table after a fence takes a quarter of the time of a put.
+    /// Invariant: the PE exists and is mapped, so a hit needs no other check.
     last: Cell<(u32, u64)>,
-    /// The team that met last.
+    /// The team that this thread synchronised last.
     pub(crate) last_team: Cell<TeamCache>,
-    /// The meeting that this thread attended last.
+    /// The addresses of this thread's last synchronisation of a team.
     pub(crate) last_meeting: Cell<Meeting>,
     pub(crate) lent: Cell<Lent>,
     pub(crate) bulk_pending: Cell<bool>,
@@ -54,18 +54,18 @@ pub struct Context {
     local: PhantomData<*const ()>,
 }
 
-/// The path to a PE.
+/// The means by which a PE's memory is accessed.
 #[derive(Clone, Copy)]
 pub(crate) enum Reach {
-    /// At this address of its heap.
+    /// Loads and stores: the PE's heap is mapped at this address.
     Mapped(u64),
-    /// Over the network: NVSHMEM's device library.
+    /// The network: NVSHMEM's device library.
     Network,
 }
 
 impl Context {
-    /// Reads what the host has written, and refuses a context of another version. Called by the
-    /// entry that `#[kernel]` creates.
+    /// Reads the context that the host has written. Fails for a context of another version. Called
+    /// by the entry that `#[kernel]` creates.
     ///
     /// # Errors
     /// [`FailureKind::Version`]. The status is not written then, because its address is unknown.
@@ -85,8 +85,9 @@ impl Context {
         Ok(unsafe { Self::enter_unchecked(raw) })
     }
 
-    /// As [`Self::enter`], without a look at the version: nothing is read before it is used. Called
-    /// by the entry of `#[kernel(unchecked)]`, whose launches compare the version on the host.
+    /// Like [`Self::enter`], but does not check the version, so that no field is read before it is
+    /// used. Called by the entry of `#[kernel(unchecked)]`, whose launches compare the version on
+    /// the host.
     ///
     /// # Safety
     /// As for [`Self::enter`]; the context is of this version.
@@ -121,31 +122,31 @@ impl Context {
         }
     }
 
-    /// This PE.
+    /// Returns the number of this PE.
     #[inline(always)]
     pub fn my_pe(&self) -> u32 {
         self.my_pe
     }
 
-    /// Number of PEs of the job.
+    /// Returns the number of PEs of the job.
     #[inline(always)]
     pub fn n_pes(&self) -> u32 {
         self.n_pes
     }
 
-    /// Number of this PE among the PEs of its node.
+    /// Returns the index of this PE among the PEs of its node.
     #[inline]
     pub fn node_pe(&self) -> u32 {
         self.raw().node_pe
     }
 
-    /// Number of PEs of this PE's node.
+    /// Returns the number of PEs of this PE's node.
     #[inline]
     pub fn node_n_pes(&self) -> u32 {
         self.raw().node_n_pes
     }
 
-    /// The context as the host wrote it.
+    /// Returns the context as the host wrote it.
     #[inline(always)]
     pub(crate) fn raw(&self) -> &KernelContext {
         // SAFETY: `enter` was promised a context that is readable, and written by nobody, while the
@@ -208,7 +209,7 @@ impl Context {
         pe < self.n_pes && self.base_of(pe) != 0
     }
 
-    /// This PE's own elements of symmetric memory.
+    /// Returns this PE's own elements of symmetric memory.
     #[inline(always)]
     pub fn local<T: Plain>(&self, of: SymSlice<T>) -> DeviceSlice<T> {
         // SAFETY: `SymSlice::from_raw` was promised elements in the heap of every PE, and this PE's
@@ -216,11 +217,11 @@ impl Context {
         unsafe { DeviceSlice::from_raw(self.my_base() + of.offset().0, of.len()) }
     }
 
-    /// A PE's elements of symmetric memory; `None` where its memory is not mapped here, or there is
-    /// no such PE.
+    /// Returns a PE's elements of symmetric memory; `None` if the PE's memory is not mapped here,
+    /// or the PE does not exist.
     ///
-    /// Reads and writes through it are weak: order them with the peer's by signals, barriers and
-    /// fences.
+    /// Reads and writes through the view are weak: order them with the peer's accesses by signals,
+    /// barriers and fences.
     #[inline(always)]
     pub fn get_peer_array<T: Plain>(&self, of: SymSlice<T>, pe: u32) -> Option<DeviceSlice<T>> {
         if pe >= self.n_pes {
@@ -235,7 +236,7 @@ impl Context {
     }
 }
 
-/// The address of the entry of a PE, whose first word is the base.
+/// Returns the address of the entry of a PE, whose first word is the address of the PE's heap.
 #[inline(always)]
 fn entry(peers: u64, pe: u32) -> *const u64 {
     const { assert!(offset_of!(PeerEntry, base) == 0) };

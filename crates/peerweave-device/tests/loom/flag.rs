@@ -5,7 +5,7 @@ use crate::{Patience, Plain, Team, check, refuted, several};
 use peerweave_device::flag;
 
 /// Each epoch publishes one more piece of data; the waiter polls only for every second epoch.
-fn data_is_there_when_the_flag_is_reached<W: TestWord>() {
+fn data_is_visible_when_the_flag_is_reached<W: TestWord>() {
     check(
         Team::PAIR,
         || (W::default(), several::<Plain>(3)),
@@ -30,11 +30,11 @@ fn data_is_there_when_the_flag_is_reached<W: TestWord>() {
 
 #[test]
 fn reached_flag_makes_earlier_writes_visible() {
-    data_is_there_when_the_flag_is_reached::<Exact>();
+    data_is_visible_when_the_flag_is_reached::<Exact>();
 }
 
-refuted!(a_flag_that_does_not_release_is_refuted, data_is_there_when_the_flag_is_reached::<NoRelease>());
-refuted!(a_flag_that_does_not_acquire_is_refuted, data_is_there_when_the_flag_is_reached::<NoAcquire>());
+refuted!(a_flag_that_does_not_release_is_refuted, data_is_visible_when_the_flag_is_reached::<NoRelease>());
+refuted!(a_flag_that_does_not_acquire_is_refuted, data_is_visible_when_the_flag_is_reached::<NoAcquire>());
 
 /// Two PEs wait for each other's flag, and access one cell in turn.
 #[test]

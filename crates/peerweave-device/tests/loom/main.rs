@@ -92,7 +92,7 @@ impl Team {
     }
 }
 
-/// A rank ended its scenario early, because a wait exceeded its limit.
+/// The error of a rank that ended its scenario early, because a wait exceeded its limit.
 #[derive(Debug)]
 struct GaveUp;
 
@@ -129,9 +129,9 @@ impl Pause for Patience {
 #[derive(Default)]
 struct Plain(UnsafeCell<u64>);
 
-// SAFETY: shared is the number in the cell; the protocol under test synchronises; the checker
-// refutes it where it does not, before the number is touched (every `refuted!` test does just
-// that).
+// SAFETY: the shared number in the cell is synchronised by the protocol under test. If the protocol
+// fails to do so, the checker reports that before the number is accessed, which every `refuted!`
+// test checks.
 unsafe impl Sync for Plain {}
 
 impl Plain {

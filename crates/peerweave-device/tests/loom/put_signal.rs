@@ -48,12 +48,12 @@ fn add<W: TestWord>() {
 }
 
 #[test]
-fn data_is_there_when_a_set_signal_is_seen() {
+fn data_is_visible_when_a_set_signal_is_seen() {
     set::<Exact>();
 }
 
 #[test]
-fn data_of_both_senders_is_there_when_both_have_added() {
+fn data_of_both_senders_is_visible_when_both_have_added() {
     add::<Exact>();
 }
 
@@ -136,7 +136,7 @@ fn wait_some_makes_data_of_its_words_visible() {
 }
 
 #[test]
-fn excluded_words_are_not_waited_for() {
+fn waits_ignore_excluded_words() {
     two_words::<Exact>(all, |index| index == 0);
     two_words::<Exact>(any, |index| index == 0);
 }

@@ -25,7 +25,7 @@ pub fn bench_g(ctx: &Context, from: SymSlice<u64>, pe: u32, iterations: u32, res
     for repetition in 0..iterations.saturating_add(WARM_UP) {
         clock.tick(repetition);
         if gpu::thread_rank() == 0 {
-            // The next address depends on what was got: a get of the memory's zeros is always of
+            // The next address depends on the value read. The memory is zero, so every get reads
             // the first element.
             let place = (sum as usize).min(from.len().saturating_sub(1));
             sum = ctx.g(from.slice(place..), pe);

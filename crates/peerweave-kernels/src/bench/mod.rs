@@ -3,7 +3,7 @@
 //!
 //! Each kernel repeats its operation `iterations` times, after [`WARM_UP`] repetitions that are not
 //! measured, and writes the nanoseconds of one repetition to `result[0]`. It runs as one block. The
-//! bandwidth kernels run as many blocks, and write the start and the end time of each.
+//! bandwidth kernels run as several blocks, and write the start and the end time of each.
 
 mod latency;
 mod ping_pong;

@@ -11,7 +11,7 @@ macro_rules! integers {
             #[kernel]
             fn operations(ctx: &Context, of: SymSlice<$t>) {
                 let (at, pe) = (|index| of.at(index), right(ctx));
-                // Strong and relaxed forms of each, on elements of their own.
+                // Strong and relaxed forms of each operation, on different elements.
                 ctx.atomic_set(at(0), 40, pe);
                 ctx.atomic_set_relaxed(at(1), 41, pe);
                 assert_eq!((ctx.atomic_fetch(at(0), pe), ctx.atomic_fetch_relaxed(at(1), pe)), (40, 41));
@@ -37,7 +37,7 @@ macro_rules! integers {
                 ctx.atomic_xor(at(0), 0b100, pe);
                 ctx.atomic_xor_relaxed(at(1), 0b100, pe);
                 assert_eq!((ctx.atomic_fetch(at(0), pe), ctx.atomic_fetch(at(1), pe)), (15, 3));
-                // Leaves something that the host can look at.
+                // Leaves a value that the host can check.
                 ctx.atomic_set(at(0), 1 + ctx.my_pe() as $t, pe);
             }
 
@@ -50,7 +50,7 @@ macro_rules! integers {
             }
 
             #[test]
-            fn operations_return_the_previous_value() {
+            fn atomic_operations_return_the_previous_value() {
                 let mut job = job(5);
                 let of = job.alloc::<$t>(2);
                 go(&mut job, &operations::KERNEL, 1, (of,));
@@ -140,7 +140,7 @@ macro_rules! halves {
             }
 
             #[test]
-            fn additions_do_not_change_the_neighbour() {
+            fn half_word_additions_do_not_change_the_neighbour() {
                 let mut job = job(4);
                 let of = job.alloc::<$t>(4);
                 (0..PES).for_each(|pe| job.write(pe, of, &[$t::from_f32(7.0), $t::ZERO, $t::from_f32(9.0), $t::ONE]));

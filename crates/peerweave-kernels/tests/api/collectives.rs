@@ -26,7 +26,7 @@ macro_rules! moving {
             }
 
             #[test]
-            fn collective_elements_arrive_at_their_members() {
+            fn collectives_deliver_every_element_to_its_member() {
                 for (seed, len) in [(0, 1), (1, 8), (2, 21), (3, 100)] {
                     let mut job = job(seed);
                     let n = PES as usize;
@@ -42,7 +42,7 @@ macro_rules! moving {
                     for pe in 0..n {
                         assert_eq!(job.read(pe as u32, all), everybody);
                         assert_eq!(job.read(pe as u32, root), (0..len).map(|index| value(1, index)).collect::<Vec<_>>());
-                        // Every member gave the same, of which part `pe` is the one of PE `pe`.
+                        // Every member passed the same elements; part `pe` is for PE `pe`.
                         let mut parts: Vec<u16> = (0..n).flat_map(|_| (0..len).map(|index| value(pe, index))).collect();
                         parts.push(0);
                         assert_eq!(job.read(pe as u32, turned), parts);
@@ -145,7 +145,7 @@ fn barriers(ctx: &Context, cells: SymSlice<u64>, form: u32) -> Result<(), Failed
         gpu::sync_threads();
         let left = u64::from((me + n - 1) % n);
         assert_eq!(ctx.g(cell, me), round * 100 + left, "round {round}");
-        // Nobody writes the next round before all have looked.
+        // No PE writes the next round before all PEs have read this one.
         ctx.barrier_all_block()?;
     }
     Ok(())

@@ -30,7 +30,7 @@ fn meets(ctx: &Context, form: u32) -> Result<(), Failed> {
 }
 
 #[test]
-fn barrier_without_a_pe_names_it_within_the_deadline() {
+fn barrier_names_the_missing_pe_within_the_deadline() {
     for form in 0..3 {
         for missing in 0..PES {
             let mut job = impatient();
@@ -61,7 +61,7 @@ fn waits(ctx: &Context, signal: SymSlice<u64>, words: SymSlice<i32>, form: u32) 
 }
 
 #[test]
-fn wait_without_a_signal_ends_by_the_deadline() {
+fn wait_without_a_signal_ends_at_the_deadline() {
     let operations = [
         KernelOp::SignalWaitUntil,
         KernelOp::SignalWaitUntil,
@@ -156,7 +156,7 @@ fn block_without_a_slot_is_refused() {
 #[test]
 fn context_of_another_version_is_refused() {
     let mut raw = context_of_one_pe();
-    // SAFETY: a whole context, of which the version is looked at first.
+    // SAFETY: the context is complete, and its version is checked first.
     assert!(unsafe { Context::enter(&raw const raw) }.is_ok());
     raw.version ^= 1;
     // SAFETY: as above.

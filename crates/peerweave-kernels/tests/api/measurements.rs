@@ -47,7 +47,7 @@ moves! {
 }
 
 #[test]
-fn ping_pong_of_each_scope_ends() {
+fn ping_pong_of_each_scope_completes() {
     for kernel in
         [&bench::bench_ping_pong_thread::KERNEL, &bench::bench_ping_pong_warp::KERNEL, &bench::bench_ping_pong_block::KERNEL]
     {
@@ -79,7 +79,7 @@ fn atomics_of_all_pes_are_counted() {
 }
 
 #[test]
-fn barriers_and_single_elements_end() {
+fn barriers_and_single_elements_complete() {
     let mut job = job(8);
     let to = job.alloc::<u64>(3);
     let mut words = vec![u64::MAX; 2];

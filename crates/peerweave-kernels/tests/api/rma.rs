@@ -240,7 +240,7 @@ fn from_slices(ctx: &Context, to: SymSlice<u16>, got: SymSlice<u16>) -> Result<(
     let mine = [ctx.my_pe() as u16, 2, 3, 4, 5];
     // SAFETY: on the host there is nothing to lend to.
     unsafe { ctx.lend_shared(SharedSlice::dynamic()) };
-    // The shorter length counts.
+    // The shorter length is used.
     assert_eq!(ctx.put(to, &mine, right(ctx)), 5);
     assert_eq!(ctx.put(to.slice(6..), &mine[..3], right(ctx)), 2);
     ctx.reclaim_shared();

@@ -70,7 +70,7 @@ fn several(ctx: &Context, signals: SymSlice<u64>, seen: SymSlice<u64>) -> Result
         for pe in 1..n {
             ctx.signal_op(signals.at(pe as usize), 10 + u64::from(pe), SignalOp::Set, pe);
         }
-        // Everybody answers in its own word here.
+        // Every PE answers in its own word.
         let not_mine = |index: usize| index == 0 || index >= PES as usize;
         let mut indices = [0; 8];
         let some = ctx.wait_until_some(signals, &mut indices, not_mine, Compare::Ne, 0)?;
@@ -135,7 +135,7 @@ macro_rules! compares {
             }
 
             #[test]
-            fn comparisons_are_those_of_the_type() {
+            fn comparisons_use_the_order_of_the_type() {
                 let mut job = job(0);
                 let of = job.alloc::<$t>(1);
                 go(&mut job, &compares::KERNEL, 1, (of,));

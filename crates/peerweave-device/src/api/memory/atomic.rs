@@ -22,7 +22,7 @@ impl Context {
         assert!(!of.is_empty(), "an atomic operation is on one element, and the slice is empty");
         match self.reach(KernelOp::Atomic, pe) {
             Ok(Reach::Mapped(base)) => {
-                // Bulk stores of this thread come before what it does now.
+                // Completes the earlier bulk stores of this thread.
                 self.finish_bulk();
                 Some(Ok(address(base + of.offset().0)))
             }

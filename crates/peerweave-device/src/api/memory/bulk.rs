@@ -2,8 +2,8 @@
 //! moves as much as a block does.
 //!
 //! The lent region holds two barriers and two buffers. A copy fills one buffer from global memory
-//! while the other is written out. Invariant: a buffer is filled again only when the group of
-//! stores that read it has been read out; stores may be outstanding between calls, and
+//! while the other is written out. Invariant: a buffer is filled again only when the stores of its
+//! previous content no longer read it. Stores may be outstanding between calls;
 //! [`Context::finish_bulk`] completes them.
 
 use crate::Pause;
@@ -15,18 +15,18 @@ use peerweave_types::KernelOp;
 /// The region that a thread has lent.
 #[derive(Clone, Copy)]
 pub(crate) struct Lent {
-    /// Address of the barriers in the shared window; buffers follow at [`HEADER`]. 0 and `half` 0
-    /// where nothing is lent.
+    /// Address of the barriers in the shared window; the buffers follow at [`HEADER`]. If nothing
+    /// is lent, this and `half` are 0.
     barriers: u32,
-    /// Bytes of each buffer; 0 where nothing is lent.
+    /// Bytes of each buffer; 0 if nothing is lent.
     half: u32,
-    /// Parity of the phase that each barrier is in, one bit for each.
+    /// Parity of the current phase of each barrier, one bit each.
     parity: u32,
 }
 
-/// Bytes before the buffers: two barriers, and what aligns the buffers.
+/// Bytes before the buffers: two barriers, and padding that aligns the buffers.
 const HEADER: u32 = 128;
-/// Buffers are multiples of this.
+/// The size of a buffer is a multiple of this number of bytes.
 const GRAIN: u32 = 128;
 
 impl Lent {
@@ -34,13 +34,14 @@ impl Lent {
 }
 
 impl Context {
-    /// Lends shared memory to this thread's puts and gets, which then use bulk copies where the GPU
-    /// has them (sm_90 and later; the kernel must have been compiled for it). Elsewhere, and on the
-    /// host, it does nothing.
+    /// Lends shared memory to this thread's puts and gets, which then use bulk copies if the GPU
+    /// supports them (sm_90 and later; the kernel must have been compiled for it). On other GPUs
+    /// and on the host this has no effect.
     ///
-    /// Each thread lends a region of its own. 64 KiB and 128 bytes move 32 KiB at a time; a few KiB
-    /// are worth it already. Copies at warp and block scope use the region of the scope's first
-    /// thread. [`Self::reclaim_shared`] ends it, as the end of the context does.
+    /// Each thread lends its own region. A region of 64 KiB and 128 bytes moves 32 KiB at a time; a
+    /// region of a few KiB is already useful. Copies at warp and block scope use the region of the
+    /// scope's first thread. [`Self::reclaim_shared`] ends the loan, and so does the end of the
+    /// context.
     ///
     /// # Safety
     /// Nothing else accesses the region until [`Self::reclaim_shared`] returns or the thread ends.
@@ -101,7 +102,8 @@ impl Context {
         }
     }
 
-    /// Returns whether this thread may copy so: memory is lent, and all is aligned.
+    /// Returns whether this thread may make a bulk copy: memory is lent, and the addresses and the
+    /// length are aligned.
     #[inline(always)]
     pub(crate) fn can_bulk(&self, to: *const u8, from: *const u8, bytes: usize) -> bool {
         bulk::AVAILABLE && self.lent.get().half != 0 && (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN)
@@ -121,13 +123,13 @@ impl Context {
         let mut lent = self.lent.get();
         let half = lent.half as usize;
         bulk::fence_global();
-        // Buffers that an earlier call has left to its stores.
+        // Waits until the stores of an earlier call no longer read the buffers.
         self.flush_bulk();
-        // Chunk `n` goes through buffer `n % 2`; no division, which costs as much as a copy of a
-        // KiB.
+        // Chunk `n` goes through buffer `n % 2`; there is no division, because it takes as long as
+        // a copy of 1 KiB.
         let chunk = |at: usize| (bytes - at).min(half) as u32;
         // SAFETY: the chunk lies within the source, the buffer within the lent region, and the
-        // buffer is idle: the stores of the chunk that it held were read out.
+        // buffer is idle: the stores of its previous chunk no longer read it.
         let load = |at: usize, which: u32| unsafe {
             let buffer = lent.barriers + HEADER + which * lent.half;
             bulk::start_load(buffer, from.add(at), chunk(at), lent.barriers + which * 8);
@@ -138,7 +140,7 @@ impl Context {
         loop {
             let next = at + half;
             if next < bytes {
-                // The other buffer is read by the stores of the chunk before this.
+                // The stores of the previous chunk may still read the other buffer.
                 bulk::wait_read::<0>();
                 load(next, which ^ 1);
             }

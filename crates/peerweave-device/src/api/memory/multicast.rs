@@ -55,8 +55,7 @@ impl Context {
     #[inline]
     pub fn get_multicast_array<T: Plain>(&self, of: SymSlice<T>) -> Option<MulticastSlice<T>> {
         let base = self.raw().multicast;
-        // The host has an address only where a test's fake devices do, which take it for what it
-        // is.
+        // On the host only the fake devices of tests have a multicast address, and they support it.
         let available = crate::arch::multimem::AVAILABLE || cfg!(not(target_arch = "nvptx64"));
         if base == 0 || !available {
             return None;
@@ -95,7 +94,7 @@ macro_rules! loads {
         $(#[$doc])*
         ///
         /// # Panics
-        /// If the index is out of range: a trap.
+        /// If the index is out of range; on a GPU that is a trap.
         #[inline(always)]
         pub fn $name(self, index: usize) -> T {
             // SAFETY: `get_multicast_array` gave the address where the architecture has such
@@ -110,7 +109,7 @@ macro_rules! writes {
         $(#[$doc])*
         ///
         /// # Panics
-        /// If the index is out of range: a trap.
+        /// If the index is out of range; on a GPU that is a trap.
         #[inline(always)]
         pub fn $name(self, index: usize, value: T) {
             // SAFETY: `get_multicast_array` gave the address where the architecture has such

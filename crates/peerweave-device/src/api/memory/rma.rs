@@ -36,9 +36,9 @@ fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {
         return can;
     }
-    // The fences come after the vote: without lent memory a copy pays for the vote alone. The first
-    // thread then asks itself again, so that the compiler leaves the bulk copy out of kernels that
-    // lend nothing.
+    // The fences come after the vote: without lent memory a copy costs only the vote. The first
+    // thread then checks again, so that the compiler omits the bulk copy from kernels that lend
+    // nothing.
     let agreed = S::any(S::rank() == 0 && can);
     if agreed {
         if !GLOBAL {
@@ -69,7 +69,7 @@ impl Context {
             let can = GLOBAL && self.can_bulk(to, from, bytes);
             if GLOBAL && agree_on_bulk::<S, GLOBAL>(can) {
                 if S::rank() == 0 && can {
-                    // SAFETY: asked above; both sides are global memory. A failure is in the
+                    // SAFETY: checked above; both sides are global memory. A failure is in the
                     // status, which the next wait finds.
                     let _ = unsafe { self.bulk_copy(to, from, bytes) };
                     self.leave_put::<S, GLOBAL>(nbi);
@@ -120,7 +120,7 @@ impl Context {
             let can = self.can_bulk(to, from, bytes);
             if (GLOBAL || shared) && agree_on_bulk::<S, GLOBAL>(can) {
                 if S::rank() == 0 && can {
-                    // SAFETY: asked above; `to` is of the space that each arm needs. A failure is
+                    // SAFETY: checked above; `to` is of the space that each arm needs. A failure is
                     // in the status.
                     let _ =
                         unsafe { if shared { self.bulk_to_shared(to, from, bytes) } else { self.bulk_copy(to, from, bytes) } };
@@ -359,8 +359,8 @@ macro_rules! scoped {
         $iput:ident, $iget:ident) => {
         impl Context {
             #[doc = concat!("Copies elements to a PE, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used; returns it. The source can be reused
-            /// when the call returns.
+            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            /// copied. The source can be reused when the call returns.
             ///
             /// # Ordering
             /// None. The put is complete at the peer after [`Self::quiet`], and before a later
@@ -371,8 +371,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies elements from a PE, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used; returns it. The elements have
-            /// arrived when the call returns.
+            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            /// copied. The elements have arrived when the call returns.
             ///
             /// # Ordering
             /// None: if the peer wrote the elements, wait for its signal first.
@@ -382,18 +382,18 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Starts to copy elements to a PE, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used; returns it. The source can be reused
-            /// after [`Self::flush`] or [`Self::quiet`], called by the first thread of the scope or
-            /// by all threads.
+            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            /// copied. The source can be reused after [`Self::flush`] or [`Self::quiet`], called by
+            /// the first thread of the scope or by all threads.
             #[inline(always)]
             pub fn $put_nbi<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, true)
             }
 
             #[doc = concat!("Starts to copy elements from a PE, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used; returns it. The elements have
-            /// arrived after [`Self::quiet`], called by the first thread of the scope or by all
-            /// threads.
+            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            /// copied. The elements have arrived after [`Self::quiet`], called by the first thread
+            /// of the scope or by all threads.
             #[inline(always)]
             pub fn $get_nbi<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, true)

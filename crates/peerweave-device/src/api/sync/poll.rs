@@ -1,4 +1,4 @@
-//! Waits of kernels that read shared memory by protocols of their own.
+//! Waits for kernels that use their own protocols on shared memory.
 
 use crate::api::report::Report;
 use crate::api::{Context, Failed};
@@ -7,12 +7,12 @@ use crate::pause::until;
 use peerweave_types::{FailureKind, KernelOp};
 
 impl Context {
-    /// Calls `look` until it returns something: the wait of a kernel whose protocol is its own,
-    /// such as one in which the data is the flag. It ends by the context's deadline, or when
-    /// another wait of this PE has failed.
+    /// Calls `look` until it returns a value. This is the wait for a kernel's own protocol, for
+    /// example one in which the data serves as its own flag. The wait fails at the context's
+    /// deadline, or when another wait of this PE has failed.
     ///
-    /// `missing` is called once, after a failure: it returns the PE that did not do its part, which
-    /// the host's error names. `look` orders nothing unless its reads do.
+    /// `missing` is called once, after a failure: it returns the PE that did not do its part, and
+    /// the host's error names that PE. Only the reads of `look` determine the memory order.
     ///
     /// # Errors
     /// [`Failed`], which has been written to the status.
@@ -21,7 +21,7 @@ impl Context {
     /// use peerweave_device::prelude::*;
     /// use peerweave_device::types::KernelOp;
     ///
-    /// /// Waits until PE 0 has written another number than 0 here.
+    /// /// Waits until PE 0 has written a number other than 0 here.
     /// #[kernel]
     /// pub fn wait_for_number(ctx: &Context, number: SymSlice<u64>) -> Result<(), Failed> {
     ///     let look = || Some(ctx.atomic_fetch(number, ctx.my_pe())).filter(|found| *found != 0);
@@ -41,9 +41,9 @@ impl Context {
         until(&mut spin, look).map_err(|kind| self.fail(kind, Report { pe: missing(), ..Report::of(operation) }))
     }
 
-    /// [`Self::poll`] by those threads of a block for which `polls` is true. All threads of the
-    /// block call it, and return together: when all have seen what they look for, or one has
-    /// failed. What a thread acquired is visible to all.
+    /// Like [`Self::poll`], for the threads of a block for which `polls` is true. All threads of
+    /// the block call it and return together: when every polling thread has its value, or when one
+    /// has failed. Writes that one thread acquired are visible to all.
     ///
     /// # Errors
     /// [`Failed`], on all threads.
@@ -55,8 +55,8 @@ impl Context {
         look: impl FnMut() -> Option<()>,
         missing: impl FnOnce() -> u32,
     ) -> Result<(), Failed> {
-        // One path to the barrier, also for threads that do not poll, and no look at the outcome
-        // behind it: the compiler would copy the barrier into each path.
+        // All threads take one path to the barrier, and the outcome is not examined after it.
+        // Otherwise the compiler would copy the barrier into each path.
         let mut look = look;
         let has_failed = self.poll(operation, || if polls { look() } else { Some(()) }, missing).is_err();
         if gpu::sync_threads_or(has_failed) { Err(Failed::new(FailureKind::Aborted)) } else { Ok(()) }

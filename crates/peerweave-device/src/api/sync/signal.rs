@@ -180,8 +180,8 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $put_signal:ident, $put_signal_nbi:ident) => {
         impl Context {
             #[doc = concat!("Copies elements to a PE, then changes its signal word, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used; returns it. The source can be reused
-            /// when the call returns.
+            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            /// copied. The source can be reused when the call returns.
             ///
             /// # Ordering
             /// Release: a waiter that acquires the signal sees the elements, and all earlier writes
@@ -200,9 +200,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Starts to copy elements to a PE, followed by a signal, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used; returns it. The source can be reused
-            /// after [`Self::flush`] or [`Self::quiet`], called by the first thread of the scope or
-            /// by all threads.
+            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            /// copied. The source can be reused after [`Self::flush`] or [`Self::quiet`], called by
+            /// the first thread of the scope or by all threads.
             ///
             /// # Ordering
             /// A waiter that acquires the signal sees the elements.

@@ -1,9 +1,9 @@
 //! Collectives of a team, by one thread, or by all threads of a warp or of a block.
 //!
-//! Data moves by puts into the members' results, and reductions read the members' operands: by
-//! stores and loads where a member is mapped, by the network elsewhere. Each begins or ends with a
-//! meeting of the team ([`Team::meet`](super::Team::meet)), which is what orders it and
-//! completes its puts.
+//! A collective puts data into the members' results, and a reduction reads the members' operands:
+//! by stores and loads if a member is mapped, and over the network otherwise. Each collective
+//! begins or ends with a synchronisation of the team ([`Team::meet`](super::Team::meet)), which
+//! orders the collective and completes its puts.
 //!
 //! Invariant: elements are combined in rank order, so that every member gets the same bits.
 
@@ -42,7 +42,8 @@ impl Context {
     }
 
     /// Puts to every member the elements that `from` returns for its rank, and synchronises. Each
-    /// rank begins with itself, then its neighbour, so that not all store to one member at a time.
+    /// rank begins with itself, then its neighbour, so that not all ranks store to the same member
+    /// at the same time.
     #[inline(always)]
     fn give_each<T: Plain, S: Scope>(
         &self,
@@ -107,9 +108,9 @@ impl Context {
         let members = self.team(operation, team)?;
         let count = to.len().min(from.len());
         members.meet::<S>(self, operation)?;
-        // Each rank reduces a share of whole vectors, which the last rank's makes up to the end,
-        // and stores it to every member. In place that is right too: a share is read by the rank
-        // alone that writes it.
+        // Each rank reduces a share of whole vectors, and stores it to every member; the last
+        // rank's share extends to the end. This is correct in place too, because only the rank that
+        // writes a share reads it.
         let per_vector = (VECTOR / size_of::<T>()).max(1);
         let share = count.div_ceil(per_vector).div_ceil(members.size() as usize) * per_vector;
         let start = (members.my_rank() as usize * share).min(count);
@@ -121,8 +122,8 @@ impl Context {
             outcome = outcome.and(members.reach(self, operation, rank).map(drop));
         }
         if outcome.is_ok() {
-            // SAFETY: `SymSlice` promises the elements in every heap, and all members are reached:
-            // asked above.
+            // SAFETY: `SymSlice` promises the elements in every heap, and all members are
+            // reachable: checked above.
             unsafe { self.combine::<T, S, C>(&members, offsets, end - start, everyone) };
         }
         outcome?;
@@ -146,14 +147,14 @@ impl Context {
         for rank in 0..members.size() {
             members.reach(self, operation, rank)?;
         }
-        // SAFETY: `SymSlice` promises the elements in every heap, and all members are reached:
-        // asked above.
+        // SAFETY: `SymSlice` promises the elements in every heap, and all members are reachable:
+        // checked above.
         unsafe { self.combine::<T, S, C>(&members, offsets, count, mine..mine + 1) };
         members.meet::<S>(self, operation)
     }
 
-    /// Puts a result of [`Self::combine`] to the members that are not mapped, from this PE's own.
-    /// The meeting that follows completes the puts.
+    /// Puts this PE's result of [`Self::combine`] to the members that are not mapped. The
+    /// synchronisation that follows completes the puts.
     #[inline(always)]
     fn give_result<T: Plain, S: Scope>(&self, members: &Team, result: SymSlice<T>) {
         if !self.has_network() || members.all_mapped() {
@@ -169,8 +170,9 @@ impl Context {
         }
     }
 
-    /// Combines `count` elements of all members, and stores the result to those of the members
-    /// `receivers` that are mapped. Elements of others are read by the network, word by word.
+    /// Combines `count` elements of all members, and stores the result to the mapped members among
+    /// `receivers`. Elements of members that are not mapped are read over the network, word by
+    /// word.
     ///
     /// # Safety
     /// At both offsets (target, source) every member's heap has as many elements; all members are
@@ -184,7 +186,7 @@ impl Context {
         receivers: core::ops::Range<u32>,
     ) {
         let base = |rank| members.mapped_base(self, rank);
-        // Known when a kernel without the network is compiled: it asks no member.
+        // A constant in kernels compiled without the network, which then check no member.
         let network = network::available();
         let size = members.size();
         let aligned = ((to.0 | from.0) as usize).is_multiple_of(VECTOR) && VECTOR.is_multiple_of(size_of::<T>());
@@ -244,13 +246,13 @@ impl Context {
     }
 }
 
-/// The public names, one for each scope.
+/// Declares the public methods, one for each scope.
 macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {
             #[doc = concat!("Copies the elements of the member with rank `root` to `to` of every member, by ", $words, ".")]
-            /// Every member calls it, from the same block index, when its `to` may be written. The
-            /// shorter length counts.
+            /// Every member makes this call, from the same block index, when its `to` may be
+            /// written. If the lengths differ, the shorter one is used.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -266,8 +268,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies the elements of every member to `to` of every member, in rank order, by ", $words, ".")]
-            /// Every member calls it, from the same block index, when its `to` may be written. `to`
-            /// is as long as all parts together; if it is shorter, parts are cut.
+            /// Every member makes this call, from the same block index, when its `to` may be
+            /// written. `to` is as long as all parts together; if it is shorter, the last parts are
+            /// cut off.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -278,8 +281,8 @@ macro_rules! scoped {
 
             #[doc = concat!("Copies part `j` of this member's elements to part `i` of member `j`'s `to`, where `i` is this rank, by ",
                 $words, ".")]
-            /// Every member calls it, from the same block index, when its `to` may be written.
-            /// Parts are equal; remaining elements are not moved.
+            /// Every member makes this call, from the same block index, when its `to` may be
+            /// written. Parts are equal; remaining elements are not moved.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -289,8 +292,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the elements of all members, and gives every member the result in `to`, by ", $words, ".")]
-            /// Every member calls it, from the same block index, when its `to` may be written. The
-            /// shorter length counts. `to` may be `from`.
+            /// Every member makes this call, from the same block index, when its `to` may be
+            /// written. If the lengths differ, the shorter one is used. `to` may be `from`.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -306,9 +309,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the elements of all members, and gives member `i` part `i` of the result, by ", $words, ".")]
-            /// Every member calls it, from the same block index, when its `to` may be written.
-            /// `from` is as long as all parts together; where it is shorter, so is each part. `to`
-            /// does not overlap `from`.
+            /// Every member makes this call, from the same block index, when its `to` may be
+            /// written. `from` is as long as all parts together; if it is shorter, each part is
+            /// shorter too. `to` does not overlap `from`.
             ///
             /// # Errors
             /// As for [`Self::barrier`].

@@ -148,7 +148,7 @@ reducible!(u64 as u64, u64, 2, |w| w, |v| v, |x| x, |y| y);
 reducible!(f32 as f32, u32, 4, |w| w, |v| v, |x| x.to_bits(), |y| f32::from_bits(y));
 reducible!(f64 as f64, u64, 2, |w| w, |v| v, |x| x.to_bits(), |y| f64::from_bits(y));
 
-/// 16-bit floats travel in pairs, by the conversions that the machine has for two of them.
+/// Implements 16-bit floats in pairs, by instructions that convert two values at a time.
 macro_rules! reducible_pairs {
     ($t:ty, $values:ident, $pair:ident) => {
         impl Reducible for $t {

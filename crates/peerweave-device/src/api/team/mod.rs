@@ -1,13 +1,13 @@
 //! Barriers and syncs of teams, at each scope.
 //!
-//! The protocol is [`crate::barrier`]: every rank announces its arrival to every member, in a line
-//! of its own in each heap, and waits on its own memory: by a store where the member is mapped, by
-//! a signal over the network elsewhere. The threads of a scope share the work. Block `b` of each
-//! member meets block `b` of the others: each has a slot of its own, with an epoch that lies in
-//! memory of this device and outlives the kernel.
+//! The protocol is [`crate::barrier`]. Every rank announces its arrival to every member, in its own
+//! line in each heap, and waits on its own memory. It announces by a store if the member is mapped,
+//! and by a signal over the network otherwise. The threads of a scope share the work. Block `b` of
+//! each member synchronises with block `b` of the others. Each block has its own slot, with an
+//! epoch in memory of this device that outlives the kernel.
 //!
-//! Invariant: an epoch is read after a `sync` of the scope, and written after the next and before
-//! the one that ends the meeting, so that all its threads see one value.
+//! Invariant: an epoch is read after a `sync` of the scope, and written after the next `sync` and
+//! before the last one, so that all threads see one value.
 
 mod collective;
 pub mod combine;
@@ -26,15 +26,15 @@ use peerweave_types::{FailureKind, KernelOp, KernelTeam, SignalOp, SymOffset, Te
 
 /// A team of which this PE is a member.
 ///
-/// It holds no reference to the context, which its methods are given: a reference in it would keep
-/// the whole context in memory, where the compiler otherwise has registers.
+/// The methods take the context as an argument. If a team held a reference to the context, the
+/// compiler would keep the whole context in memory instead of in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Team {
     entry: TeamEntry,
     index: u32,
 }
 
-/// The team that a thread used last: what an operation would load again each time.
+/// The team that a thread used last, cached because each operation would otherwise load it again.
 #[derive(Clone, Copy)]
 pub(crate) struct TeamCache {
     index: u32,
@@ -45,20 +45,20 @@ impl TeamCache {
     pub(crate) const NOTHING: Self = Self { index: u32::MAX, entry: NO_TEAM };
 }
 
-/// What a thread does in a meeting where each thread of the scope has one other member at most:
-/// what a barrier would look up again each time, at the price of half of its messages.
+/// The addresses by which a thread synchronises, if each thread of the scope has at most one other
+/// member. Cached, because looking them up for each barrier takes half as long as the barrier's
+/// messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Meeting {
-    /// The team and the scope ([`key`]); `u32::MAX` where there is none.
+    /// The team and the scope ([`key`]); `u32::MAX` if nothing is cached.
     key: u32,
     /// The rank that this thread announces to and awaits.
     rank: u32,
     /// Address of the epoch of this block's slot.
     epoch: u64,
-    /// Address of the word in that rank's heap by which this PE is known; 0 where this thread has
-    /// no rank.
+    /// Address of this PE's word in that rank's heap; 0 if this thread has no rank.
     theirs: u64,
-    /// Address of the word in this heap by which that rank is known.
+    /// Address of that rank's word in this PE's heap.
     mine: u64,
 }
 
@@ -66,21 +66,21 @@ impl Meeting {
     pub(crate) const NOTHING: Self = Self { key: u32::MAX, rank: 0, epoch: 0, theirs: 0, mine: 0 };
 }
 
-/// What [`Meeting::key`] is for a team and a scope.
+/// Returns the value of [`Meeting::key`] for a team and a scope.
 #[inline(always)]
 fn key<S: Scope>(team: u32) -> u32 {
     team << 2 | S::KIND as u32
 }
 
-/// What a meeting does beside waiting for all members.
+/// The memory orders of a synchronisation, in addition to waiting for all members.
 mod orders {
-    /// Completes what was put, and hands over what every member did before.
+    /// Completes puts, and makes earlier writes of every member visible.
     #[derive(Clone, Copy)]
     pub(super) struct Complete;
-    /// Hands over what every member did before; puts over a network may be incomplete.
+    /// Makes earlier writes of every member visible; puts over a network may be incomplete.
     #[derive(Clone, Copy)]
     pub(super) struct Strong;
-    /// Nothing.
+    /// Orders nothing.
     #[derive(Clone, Copy)]
     pub(super) struct Relaxed;
 
@@ -116,7 +116,7 @@ const NO_TEAM: TeamEntry = TeamEntry {
 };
 
 impl Context {
-    /// The entry of a team, as the host wrote it.
+    /// Returns the entry of a team, as the host wrote it.
     #[inline(always)]
     fn team_entry(&self, team: KernelTeam) -> Option<TeamEntry> {
         let raw = self.raw();
@@ -141,8 +141,8 @@ impl Context {
         })
     }
 
-    /// A team, for an operation that all its members call. A team that there is not, or that this
-    /// PE is not in, is a failure.
+    /// Returns a team, for an operation that all of its members call. Fails if the team does not
+    /// exist, or this PE is not a member.
     #[inline(always)]
     pub(crate) fn team(&self, operation: KernelOp, team: KernelTeam) -> Result<Team, Failed> {
         let cache = self.last_team.get();
@@ -158,27 +158,28 @@ impl Context {
         }
     }
 
-    /// The rank of this PE in a team; `None` where it is not a member, or there is no such team.
+    /// Returns the rank of this PE in a team; `None` if it is not a member, or the team does not
+    /// exist.
     #[inline]
     pub fn team_my_pe(&self, team: KernelTeam) -> Option<u32> {
         self.team_entry(team).map(|entry| entry.my_rank).filter(|rank| *rank != TeamEntry::NOT_A_MEMBER)
     }
 
-    /// Number of members of a team; 0 where there is no such team.
+    /// Returns the number of members of a team; 0 if the team does not exist.
     #[inline]
     pub fn team_n_pes(&self, team: KernelTeam) -> u32 {
         self.team_entry(team).map_or(0, |entry| entry.size)
     }
 
-    /// The PE that has a rank in a team; `None` where there is no such rank or team.
+    /// Returns the PE that has a rank in a team; `None` if the rank or the team does not exist.
     #[inline]
     pub fn team_pe(&self, team: KernelTeam, rank: u32) -> Option<u32> {
         let entry = self.team_entry(team).filter(|entry| rank < entry.size)?;
         Some(Team { entry, index: team.index() }.member(rank))
     }
 
-    /// The rank in team `to` of the PE that has a rank in team `from`; `None` where there is none,
-    /// or no such team.
+    /// Converts a rank in team `from` to the rank of the same PE in team `to`; `None` if the PE is
+    /// not a member, or a team or the rank does not exist.
     #[inline]
     pub fn team_translate_pe(&self, from: KernelTeam, rank: u32, to: KernelTeam) -> Option<u32> {
         let (pe, size) = (self.team_pe(from, rank)?, self.team_n_pes(to));
@@ -187,13 +188,13 @@ impl Context {
 }
 
 impl Team {
-    /// The rank of this PE.
+    /// Returns the rank of this PE.
     #[inline(always)]
     pub(crate) fn my_rank(&self) -> u32 {
         self.entry.my_rank
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     #[inline(always)]
     pub(crate) fn size(&self) -> u32 {
         self.entry.size
@@ -205,7 +206,7 @@ impl Team {
         self.entry.all_mapped != 0
     }
 
-    /// The PE with a rank below [`Self::size`].
+    /// Returns the PE with a rank below [`Self::size`].
     #[inline(always)]
     pub(crate) fn member(&self, rank: u32) -> u32 {
         // SAFETY: the table has an entry for each rank, and nobody writes it while the kernel runs.
@@ -227,8 +228,8 @@ impl Team {
         context.reach(operation, self.member(rank))
     }
 
-    /// Waits until every member has come here, with all that it did before and with its puts
-    /// complete. All threads of the scope call it.
+    /// Waits until every member has arrived. Earlier writes of every member are then visible, and
+    /// its puts are complete. All threads of the scope call it.
     ///
     /// # Errors
     /// The same for all threads of the scope.
@@ -237,8 +238,8 @@ impl Team {
         self.meet_as::<S, orders::Complete>(context, operation)
     }
 
-    /// Waits until every member has come here, with the order `O`. All threads of the scope call
-    /// it.
+    /// Waits until every member has arrived, with the memory order `O`. All threads of the scope
+    /// call it.
     ///
     /// # Errors
     /// The same for all threads of the scope.
@@ -269,8 +270,8 @@ impl Team {
         })
     }
 
-    /// The meeting of this thread, where each thread that takes part has one other member at most,
-    /// and all are mapped.
+    /// Returns this thread's addresses, if each thread that takes part has at most one other
+    /// member, and all members are mapped.
     #[inline(always)]
     fn arrange<S: Scope>(&self, context: &Context, slot: u32) -> Option<Meeting> {
         let entry = &self.entry;
@@ -293,9 +294,9 @@ impl Team {
         Some(meeting)
     }
 
-    /// Synchronises the scope, lets its first warp exchange arrivals, and gives all its threads one
-    /// outcome. A warp is enough: its lanes share the members, and what the other threads did
-    /// before the sync is released with them.
+    /// Synchronises the scope, lets its first warp exchange arrivals, and returns the same outcome
+    /// to all threads. One warp is sufficient: its lanes share the members, and its release
+    /// includes what the other threads did before the sync.
     #[inline(always)]
     fn meet_by<S: Scope, O: Order>(
         &self,
@@ -307,7 +308,7 @@ impl Team {
         }
         S::sync();
         if O::COMPLETES && context.has_network() {
-            // One thread completes the puts of all: they have synchronised with it.
+            // One thread completes the puts of all threads, because they have synchronised with it.
             if S::rank() == 0 {
                 network::quiet(context.my_pe());
             }
@@ -325,11 +326,11 @@ impl Team {
         }
     }
 
-    /// Announces this PE to the one other member of this thread and waits for it. All threads of
-    /// the scope call it, after they have synchronised.
+    /// Announces this PE to this thread's only other member, and waits for that member. All threads
+    /// of the scope call it, after they have synchronised.
     ///
-    /// The epoch is counted before the wait, so that the store is done by the time of the next
-    /// fence, and taken back where the wait fails: a caller may meet again in the same epoch.
+    /// The epoch is advanced before the wait, so that its store is complete by the next fence. If
+    /// the wait fails, the epoch is restored, and a caller may synchronise again in the same epoch.
     #[inline(always)]
     fn exchange_one<S: Scope, O: Order>(&self, context: &Context, operation: KernelOp, meeting: Meeting) -> Result<(), Failed> {
         let before = epoch_of(meeting.epoch);
@@ -355,8 +356,8 @@ impl Team {
         self.agree::<S>(outcome, meeting.epoch, before)
     }
 
-    /// [`Self::exchange_one`] with any number of other members for each thread, and where some
-    /// cannot be reached.
+    /// Like [`Self::exchange_one`], for any number of other members of each thread, also if some
+    /// are not mapped or cannot be reached.
     #[inline(always)]
     fn exchange<S: Scope, O: Order>(&self, context: &Context, operation: KernelOp, slot: u32) -> Result<(), Failed> {
         let entry = &self.entry;
@@ -414,13 +415,13 @@ impl Team {
                 network::signal(signal, self.member(rank));
             }
             // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by
-            // this protocol alone; the member is mapped: the caller asked how it is reached.
+            // this protocol alone; the member is mapped: the caller has checked that.
             base => flag::post_fenced(unsafe { Word64::at(base + line) }, epoch),
         }
     }
 
-    /// Ends a meeting with one outcome for all threads of the scope; one that failed does not
-    /// count.
+    /// Ends a synchronisation with the same outcome for all threads of the scope. After a failure
+    /// the epoch is restored.
     #[inline(always)]
     fn agree<S: Scope>(&self, outcome: Result<(), Failed>, epoch: u64, before: u64) -> Result<(), Failed> {
         if !S::any(outcome.is_err()) {
@@ -432,7 +433,7 @@ impl Team {
         outcome.and(Err(Failed::new(FailureKind::Aborted)))
     }
 
-    /// Reports a member that has not come.
+    /// Reports a member that has not arrived.
     #[cold]
     #[inline]
     fn missing(&self, context: &Context, operation: KernelOp, kind: FailureKind, rank: u32, line: u64, epoch: u64) -> Failed {
@@ -443,7 +444,7 @@ impl Team {
     }
 }
 
-/// The lines of this PE at other members, however those are reached.
+/// This PE's lines in the heaps of other members, which are mapped or reached over the network.
 struct Lines<F> {
     len: usize,
     post: F,
@@ -477,7 +478,7 @@ fn wait<O: Order, Ws: Words>(words: &Ws, epoch: u64, context: &Context) -> Resul
     if O::ORDERS { barrier::wait(words, epoch, &mut spin) } else { barrier::wait_relaxed(words, epoch, &mut spin) }
 }
 
-/// The epoch of a slot, which lies in memory of this device and which kernels alone access.
+/// Returns the epoch of a slot, which lies in memory of this device that only kernels access.
 #[inline(always)]
 fn epoch_of(at: u64) -> u64 {
     // SAFETY: the team's table says where its epochs are; the host keeps them while kernels run.
@@ -498,22 +499,22 @@ impl Context {
     }
 }
 
-/// The public names, one for each scope.
+/// Declares the public methods, one for each scope.
 macro_rules! scoped {
     ($scope:ident, $words:literal: $barrier:ident, $barrier_all:ident, $sync:ident, $sync_all:ident,
         $sync_relaxed:ident, $sync_all_relaxed:ident) => {
         impl Context {
-            #[doc = concat!("Completes all puts, then waits until every member of the team has come here, by ", $words, ".")]
-            /// Every member calls it, from the same block index; one caller per block and team at a
-            /// time.
+            #[doc = concat!("Completes all puts, then waits until every member of the team has arrived, by ", $words, ".")]
+            /// Every member makes this call, from the same block index. Only one caller per block
+            /// and team is allowed at a time.
             ///
             /// # Ordering
-            /// What every member put and wrote before is visible after.
+            /// Earlier puts and writes of every member are visible afterwards.
             ///
             /// # Errors
-            /// [`FailureKind::Deadline`], and the status names the PE that did not come;
-            /// [`FailureKind::Aborted`]; [`FailureKind::NoSlot`] where the team has no slot for
-            /// this block; [`FailureKind::NoSuchPeer`].
+            /// [`FailureKind::Deadline`], and the status names the PE that did not arrive;
+            /// [`FailureKind::Aborted`]; [`FailureKind::NoSlot`] if the team has no slot for this
+            /// block; [`FailureKind::NoSuchPeer`].
             #[inline(always)]
             pub fn $barrier(&self, team: KernelTeam) -> Result<(), Failed> {
                 self.meet_any::<$scope, orders::Complete>(KernelOp::Barrier, team)
@@ -528,8 +529,8 @@ macro_rules! scoped {
                 self.meet_any::<$scope, orders::Complete>(KernelOp::Barrier, KernelTeam::WORLD)
             }
 
-            #[doc = concat!("Waits until every member of the team has come here, by ", $words, "; puts over a network may be incomplete.")]
-            /// Otherwise as a barrier.
+            #[doc = concat!("Waits until every member of the team has arrived, by ", $words, "; puts over a network may be incomplete.")]
+            /// Otherwise like a barrier.
             ///
             /// # Errors
             #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
@@ -547,13 +548,12 @@ macro_rules! scoped {
                 self.meet_any::<$scope, orders::Strong>(KernelOp::Sync, KernelTeam::WORLD)
             }
 
-            #[doc = concat!("Waits until every member of the team has come here, by ", $words, ", and orders nothing.")]
-            /// Otherwise as a barrier, and cheaper by its two fences: for members that exchange
-            /// nothing by it but that they have come, such as before a buffer is used again that
-            /// other signals guard.
+            #[doc = concat!("Waits until every member of the team has arrived, by ", $words, ", and orders nothing.")]
+            /// Otherwise like a barrier, but without its two fences. Use it if members exchange no
+            /// data by it, for example before they reuse a buffer that other signals guard.
             ///
             /// # Ordering
-            /// None: what members wrote before may not be visible after, and puts may be
+            /// None: earlier writes of members may not be visible afterwards, and puts may be
             /// incomplete.
             ///
             /// # Errors

@@ -2,25 +2,25 @@
 
 use peerweave_types::{bf16, f16};
 
-/// Two `f16`, the first in the low half.
+/// Converts two values to `f16`, the first one in the low half.
 #[inline]
 pub fn f16_pair([low, high]: [f32; 2]) -> u32 {
     u32::from(f16::from_f32(low).to_bits()) | u32::from(f16::from_f32(high).to_bits()) << 16
 }
 
-/// The values of two `f16`, the first in the low half.
+/// Converts two `f16`, the first one in the low half, to `f32`.
 #[inline]
 pub fn f16_values(pair: u32) -> [f32; 2] {
     [f16::from_bits(pair as u16).to_f32(), f16::from_bits((pair >> 16) as u16).to_f32()]
 }
 
-/// Two `bf16`, the first in the low half.
+/// Converts two values to `bf16`, the first one in the low half.
 #[inline]
 pub fn bf16_pair([low, high]: [f32; 2]) -> u32 {
     u32::from(bf16::from_f32(low).to_bits()) | u32::from(bf16::from_f32(high).to_bits()) << 16
 }
 
-/// The values of two `bf16`, the first in the low half.
+/// Converts two `bf16`, the first one in the low half, to `f32`.
 #[inline]
 pub fn bf16_values(pair: u32) -> [f32; 2] {
     [bf16::from_bits(pair as u16).to_f32(), bf16::from_bits((pair >> 16) as u16).to_f32()]

@@ -105,11 +105,12 @@ pub fn now_ns() -> u64 {
     executor().now_ns()
 }
 
-/// Lets the kernel behind this one in the stream begin. On the host kernels begin in order.
+/// Allows the next kernel of the stream to start early. On the host this has no effect: kernels
+/// start in order.
 #[inline]
 pub fn start_next_kernel() {}
 
-/// Waits until the kernels before this one in the stream have ended. On the host they have.
+/// Waits until the earlier kernels of the stream have ended. On the host this is always the case.
 #[inline]
 pub fn wait_for_previous_kernel() {}
 

@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use std::time::Instant;
 use std::vec::Vec;
 
-/// The operations that a kernel thread needs of its executor. The default of every method is that
-/// of a block of one thread.
+/// The operations that a kernel thread needs of its executor. The default methods implement a block
+/// of one thread.
 ///
 /// An executor is set once for the process, and is called on every thread that runs device code. A
 /// thread that it does not run must get the results of [`Single`].
@@ -119,7 +119,7 @@ impl Executor for Single {}
 
 static EXECUTOR: OnceLock<&'static dyn Executor> = OnceLock::new();
 
-/// Another executor is already set.
+/// The error if another executor is already set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlreadySet;
 

@@ -4,7 +4,7 @@ use core::arch::asm;
 #[cfg(not(target_feature = "sm_90"))]
 use peerweave_types::bf16;
 
-/// Two `f16`, the first in the low half.
+/// Converts two values to `f16`, the first one in the low half.
 #[inline(always)]
 pub fn f16_pair(values: [f32; 2]) -> u32 {
     let pair: u32;
@@ -21,7 +21,7 @@ pub fn f16_pair(values: [f32; 2]) -> u32 {
     pair
 }
 
-/// The values of two `f16`, the first in the low half.
+/// Converts two `f16`, the first one in the low half, to `f32`.
 #[inline(always)]
 pub fn f16_values(pair: u32) -> [f32; 2] {
     let (low, high): (f32, f32);
@@ -38,7 +38,7 @@ pub fn f16_values(pair: u32) -> [f32; 2] {
     [low, high]
 }
 
-/// Two `bf16`, the first in the low half.
+/// Converts two values to `bf16`, the first one in the low half.
 #[inline(always)]
 pub fn bf16_pair(values: [f32; 2]) -> u32 {
     #[cfg(target_feature = "sm_90")]
@@ -62,7 +62,7 @@ pub fn bf16_pair(values: [f32; 2]) -> u32 {
     }
 }
 
-/// The values of two `bf16`, the first in the low half.
+/// Converts two `bf16`, the first one in the low half, to `f32`.
 #[inline(always)]
 pub fn bf16_values(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]

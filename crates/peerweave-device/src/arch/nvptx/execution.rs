@@ -163,8 +163,8 @@ pub fn now_ns() -> u64 {
     now
 }
 
-/// Lets the kernel behind this one in the stream begin, where its launch allows a programmatic
-/// start. It is advice: nothing is ordered by it. Before sm_90 it does nothing.
+/// Allows the next kernel of the stream to start early, if its launch permits a programmatic start.
+/// This is a hint, and orders nothing. Before sm_90 it has no effect.
 #[inline(always)]
 pub fn start_next_kernel() {
     #[cfg(target_feature = "sm_90")]
@@ -174,8 +174,8 @@ pub fn start_next_kernel() {
     }
 }
 
-/// Waits until the kernels before this one in the stream have ended, and their writes are visible.
-/// Without a programmatic start that holds already.
+/// Waits until the earlier kernels of the stream have ended, and their writes are visible. Without
+/// a programmatic start this is always the case.
 #[inline(always)]
 pub fn wait_for_previous_kernel() {
     #[cfg(target_feature = "sm_90")]
