@@ -9,10 +9,6 @@ use peerweave_bootstrap::Rendezvous;
 
 use super::Failure;
 
-/// Number of calls in the trial that estimates the time of a call, and minimum number of calls in a
-/// batch.
-pub(super) const FEWEST_CALLS: u64 = 3;
-
 /// Barriers and agreement of one PE.
 pub(super) struct Agreement<'a> {
     rendezvous: &'a Rendezvous,
@@ -46,11 +42,11 @@ impl<'a> Agreement<'a> {
         Ok(all.into_iter().fold(0, u64::max))
     }
 
-    /// Returns the number of calls that take about `batch_ms` milliseconds, given that
-    /// [`FEWEST_CALLS`] took this PE `mine_ns` nanoseconds. The same on every PE.
-    pub(super) fn calls_per_batch(&self, mine_ns: u64, batch_ms: u32) -> Result<u64, Failure> {
+    /// Returns the number of calls that take about `batch_ms` milliseconds, at least `calls`, given
+    /// that `calls` took this PE `mine_ns` nanoseconds. The same on every PE.
+    pub(super) fn calls_per_batch(&self, mine_ns: u64, calls: u64, batch_ms: u32) -> Result<u64, Failure> {
         let slowest = self.largest(mine_ns)?.max(1);
         // The first calls are slower than the rest, so this tends to give too few.
-        Ok((u64::from(batch_ms) * 1_000_000 * FEWEST_CALLS / slowest).clamp(FEWEST_CALLS, 100_000))
+        Ok((u64::from(batch_ms) * 1_000_000 * calls / slowest).clamp(calls, 100_000))
     }
 }

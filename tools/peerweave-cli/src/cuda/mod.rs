@@ -4,6 +4,7 @@
 //! ```text
 //!   nccl.rs       a PE with NCCL         nccl_calls.rs     its calls
 //!   nvshmem.rs    a PE with NVSHMEM      nvshmem_calls.rs  its calls
+//!   trial.rs      the measurement of one case, alike for both
 //!   agreement.rs  barriers and agreement of PEs
 //! ```
 
@@ -17,6 +18,8 @@ mod nccl_calls;
 mod nvshmem;
 #[cfg(feature = "cuda")]
 mod nvshmem_calls;
+#[cfg(feature = "cuda")]
+mod trial;
 
 use crate::workload::config::Config;
 

@@ -4,20 +4,11 @@ use std::sync::Arc;
 
 use peerweave_driver::{CudaStream, DeviceMemory};
 use peerweave_nccl::{Communicator, Group, NcclError, PreMulSum};
-use peerweave_types::{F8E4M3, F8E5M2, Rank, ReduceOp, bf16, f16};
+use peerweave_types::{Rank, ReduceOp};
 
 use crate::workload::geometry::{self, Placement, View};
 use crate::workload::op::BenchOp;
 use crate::workload::pattern::{Sample, scalar};
-
-/// Element types. Those of eight bits are moved but not reduced; the plan contains no such
-/// reduction.
-pub(super) trait Elements: Sample {}
-
-macro_rules! elements {
-    ($($t:ty),*) => { $(impl Elements for $t {})* };
-}
-elements!(i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64, F8E4M3, F8E5M2);
 
 /// The reduction of an operation, if any.
 pub(super) enum Operation<T> {
@@ -30,7 +21,7 @@ pub(super) enum Operation<T> {
 }
 
 /// Returns the reduction of a case; creates it for this communicator if necessary.
-pub(super) fn operation<T: Elements>(
+pub(super) fn operation<T: Sample>(
     communicator: &Communicator,
     redop: Option<ReduceOp>,
     view: &View,
@@ -51,7 +42,7 @@ pub(super) struct Setting<'a> {
 }
 
 /// Enqueues one call. `recv` is the buffer of the result and, in place, of the input.
-pub(super) fn enqueue<T: Elements>(
+pub(super) fn enqueue<T: Sample>(
     setting: &Setting<'_>,
     operation: &Operation<T>,
     send: &mut DeviceMemory<T>,
@@ -91,7 +82,7 @@ pub(super) fn enqueue<T: Elements>(
     }
 }
 
-fn reduce<T: Elements>(
+fn reduce<T: Sample>(
     setting: &Setting<'_>,
     op: impl peerweave_nccl::Reduction<T>,
     send: &mut DeviceMemory<T>,

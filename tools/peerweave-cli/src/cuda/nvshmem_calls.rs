@@ -10,7 +10,6 @@ use peerweave_driver::{CudaStream, DeviceMemory, DriverError};
 use peerweave_nvshmem::{Context, NvshmemError, Signal, SymmetricBuffer, Team};
 use peerweave_types::{Compare, F8E4M3, F8E5M2, Pe, Rank, ReduceOp, SignalOp, bf16, f16};
 
-use super::nccl_calls::Elements;
 use crate::workload::geometry::{Placement, View};
 use crate::workload::op::BenchOp;
 use crate::workload::pattern::G_DUE;
@@ -18,7 +17,7 @@ use crate::workload::pattern::Sample;
 
 /// Element types. Those of eight bits are moved but not reduced; the plan contains no such
 /// reduction.
-pub(super) trait Reduced: Elements {
+pub(super) trait Reduced: Sample {
     /// [`Team::reduce`].
     fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError>;
     /// [`Team::reduce_scatter`].
@@ -71,13 +70,6 @@ pub(super) enum Memory<T> {
 }
 
 impl<T: Sample> Memory<T> {
-    pub(super) fn len(&self) -> usize {
-        match self {
-            Self::Symmetric(buffer) => buffer.len(),
-            Self::Device(memory) => memory.len(),
-        }
-    }
-
     pub(super) fn slice(&self, range: Range<usize>) -> Result<Self, NvshmemError> {
         Ok(match self {
             Self::Symmetric(buffer) => Self::Symmetric(buffer.slice(range)?),

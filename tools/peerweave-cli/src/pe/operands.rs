@@ -11,7 +11,7 @@ use super::calls::{self, Calls, Setting, Words};
 use super::memory::{self, Memory};
 use crate::workload::config::{Case, Config};
 use crate::workload::geometry::{self, Part, Placement, Tile, View};
-use crate::workload::pattern::{Sample, input_tile, moved_tile, reduced_tile};
+use crate::workload::pattern::{Sample, tile};
 
 /// The memory of a PE, large enough for the largest case of its type.
 pub struct Buffers<T, M> {
@@ -137,13 +137,7 @@ impl<'a, T: Sample, M: Memory<T>, W> Typed<'a, T, M, W> {
 
 impl<T: Sample, M: Memory<T>, W> Typed<'_, T, M, W> {
     fn tile(&self, of: Tile, round: u64) -> Vec<T> {
-        let n_pes = self.setting.view.n_pes;
-        match (of, self.redop) {
-            (Tile::Input(rank), None) => moved_tile(rank, round),
-            (Tile::Input(rank), Some(redop)) => input_tile(redop, n_pes, rank, round),
-            (Tile::Reduced, Some(redop)) => reduced_tile(redop, n_pes, round),
-            (Tile::Reduced, None) => unreachable!("only reductions have a reduced result"),
-        }
+        tile(of, self.redop, self.setting.view.n_pes, round)
     }
 }
 

@@ -13,6 +13,8 @@
 use half::{bf16, f16};
 use peerweave_types::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
 
+use super::geometry::Tile;
+
 /// Number of elements after which inputs repeat; a prime.
 pub const PERIOD: usize = 4093;
 
@@ -59,6 +61,16 @@ float_samples!(f16 as u16, bf16 as u16, f32 as u32, f64 as u64, F8E4M3 as u8, F8
 /// Returns the scalar of a rank for `mulsum`, as in nccl-tests: 1 on even ranks, 2 on odd ones.
 pub fn scalar<T: Sample>(rank: usize) -> T {
     T::from_bits64(encode(T::DTYPE, Value::Whole(1 + (rank % 2) as i64)))
+}
+
+/// Returns the elements of a tile in this round, among `n_pes` ranks.
+pub fn tile<T: Sample>(of: Tile, redop: Option<ReduceOp>, n_pes: usize, round: u64) -> Vec<T> {
+    match (of, redop) {
+        (Tile::Input(rank), None) => moved_tile(rank, round),
+        (Tile::Input(rank), Some(redop)) => input_tile(redop, n_pes, rank, round),
+        (Tile::Reduced, Some(redop)) => reduced_tile(redop, n_pes, round),
+        (Tile::Reduced, None) => unreachable!("only reductions have a reduced result"),
+    }
 }
 
 /// Returns the input of `rank` in this round, for an operation that moves elements.

@@ -1,0 +1,207 @@
+//! The measurement of one case on a GPU, alike for both libraries: checks it, times it, and checks
+//! it again.
+//!
+//! Invariant: every PE makes the same sequence of barriers here; PEs differ only in whether they
+//! are timed.
+
+use std::sync::Arc;
+
+use peerweave_driver::cudarc::driver::CudaGraph;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_driver::{CudaError, CudaStream};
+use peerweave_types::ReduceOp;
+
+use super::Failure;
+use super::agreement::Agreement;
+use crate::workload::config::Config;
+use crate::workload::geometry::{self, GUARD, Part, Placement, View};
+use crate::workload::op::BenchOp;
+use crate::workload::pattern::{PERIOD, Sample, poison, tile};
+
+/// Number of calls in the trial that estimates the time of a call, and minimum number of calls in a
+/// batch.
+const FEWEST_CALLS: u64 = 3;
+
+/// A PE of the measurement.
+pub(super) struct Site<'a> {
+    pub(super) config: &'a Config,
+    pub(super) stream: &'a Arc<CudaStream>,
+    pub(super) agreement: Agreement<'a>,
+}
+
+/// A case.
+#[derive(Clone, Copy)]
+pub(super) struct Subject {
+    pub(super) view: View,
+    pub(super) redop: Option<ReduceOp>,
+}
+
+/// Outcome of a measurement: calls per batch, microseconds per call of each batch (none if this PE
+/// is not timed), and wrong elements if results were checked.
+pub(super) type Outcome = (u64, Vec<f64>, Option<u64>);
+
+/// One placement of one case, with its buffers.
+pub(super) trait Trial<T: Sample> {
+    /// Returns this PE.
+    fn site(&self) -> &Site<'_>;
+    /// Returns the case.
+    fn subject(&self) -> Subject;
+    /// Enqueues calls, and their completion.
+    fn enqueue(&mut self, times: u64) -> Result<(), Failure>;
+    /// Counts calls that a graph makes; a negative number if they were only captured.
+    fn count(&mut self, _calls: i64) {}
+    /// Waits for all enqueued work.
+    fn finish(&self) -> Result<(), Failure>;
+    /// Times launches after a barrier, in seconds.
+    fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure>;
+    /// Writes the memory of the result, with the guard elements behind it, and of the input, if
+    /// that has its own.
+    fn write(&mut self, result: &[T], input: Option<&[T]>) -> Result<(), Failure>;
+    /// Reads the memory of the result and of the guard elements behind it.
+    fn read(&self) -> Result<Vec<T>, Failure>;
+    /// Initializes the words that peers change, before the first call.
+    fn prepare_words(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+    /// Counts wrong words since the last check.
+    fn wrong_words(&mut self) -> Result<u64, Failure> {
+        Ok(0)
+    }
+    /// Counts the PEs that left a barrier too early.
+    fn leavers(&mut self) -> Result<u64, Failure> {
+        Ok(0)
+    }
+
+    /// Measures the case.
+    fn measure(&mut self) -> Result<Outcome, Failure> {
+        let (config, Subject { view, .. }) = (self.site().config.clone(), self.subject());
+        let mut wrong = 0;
+        self.prepare_words()?;
+        self.prepare(0)?;
+        if config.check {
+            self.make(1)?;
+            wrong += self.check(0)?;
+            if view.op.meets() {
+                wrong += self.leavers()?;
+            }
+        }
+        self.make(config.warmup.max(1))?;
+        let graph = config.graph.map(|calls| self.capture(calls)).transpose()?;
+        let per_launch = u64::from(config.graph.unwrap_or(1));
+        let is_timed = !view.op.is_one_sided() || view.rank == 0;
+        let launches = match config.iters {
+            Some(iters) => iters.div_ceil(per_launch),
+            None => {
+                let mine = self.timed(graph.as_ref(), FEWEST_CALLS)?;
+                let mine_ns = if is_timed { (mine * 1e9) as u64 } else { 0 };
+                self.site().agreement.calls_per_batch(mine_ns, FEWEST_CALLS, config.batch_ms)?
+            }
+        };
+        // A ping-pong is a round trip, of which half is reported.
+        let share = if view.op == BenchOp::PingPong { 0.5 } else { 1.0 };
+        let mut batch_us = Vec::new();
+        for _ in 0..config.batches {
+            let spent = self.timed(graph.as_ref(), launches)?;
+            if is_timed {
+                batch_us.push(spent * 1e6 / (launches * per_launch) as f64 * share);
+            }
+        }
+        self.site().agreement.barrier()?;
+        if config.check {
+            // In place, the calls have overwritten their inputs. Only fresh inputs have a known
+            // result.
+            let round = u64::from(view.placement == Placement::InPlace);
+            self.prepare(round)?;
+            match &graph {
+                Some(graph) if view.placement == Placement::OutOfPlace => {
+                    self.launch(Some(graph), 1)?;
+                    self.finish()?;
+                }
+                _ => self.make(1)?,
+            }
+            wrong += self.check(round)?;
+        }
+        Ok((launches * per_launch, batch_us, config.check.then_some(wrong)))
+    }
+
+    /// Makes calls and waits for them, without timing.
+    fn make(&mut self, times: u64) -> Result<(), Failure> {
+        self.enqueue(times)?;
+        self.finish()
+    }
+
+    /// Captures calls as a graph.
+    fn capture(&mut self, calls: u32) -> Result<CudaGraph, Failure> {
+        let stream = Arc::clone(self.site().stream);
+        stream
+            .begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(CudaError::of("cuStreamBeginCapture"))?;
+        let captured = self.enqueue(u64::from(calls));
+        // Ends the capture even after an error, because the stream could not be used otherwise.
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(CudaError::of("cuStreamEndCapture"));
+        captured?;
+        let graph = graph?.ok_or("the capture returned no graph")?;
+        self.count(-i64::from(calls));
+        graph.upload().map_err(CudaError::of("cuGraphUpload"))?;
+        self.launch(Some(&graph), 1)?;
+        self.finish()?;
+        Ok(graph)
+    }
+
+    /// Enqueues calls, or graphs of calls.
+    fn launch(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<(), Failure> {
+        let Some(graph) = graph else { return self.enqueue(launches) };
+        self.count(launches as i64 * i64::from(self.site().config.graph.unwrap_or(1)));
+        for _ in 0..launches {
+            graph.launch().map_err(CudaError::of("cuGraphLaunch"))?;
+        }
+        Ok(())
+    }
+
+    /// Fills the input with the values of this round, and overwrites the result with a value that
+    /// no result has.
+    fn prepare(&mut self, round: u64) -> Result<(), Failure> {
+        let subject = self.subject();
+        if subject.view.op.has_size() {
+            let (input, is_shared) = (geometry::input(&subject.view), geometry::shares_buffer(&subject.view));
+            let mut result = vec![poison::<T>(); geometry::lengths(&subject.view).1 + GUARD];
+            let mut own = vec![poison::<T>(); if is_shared { 0 } else { input.at + input.len }];
+            let filled = if is_shared { &mut result } else { &mut own };
+            filled[input.at..input.at + input.len]
+                .iter_mut()
+                .zip(subject.values(&input, round))
+                .for_each(|(to, from)| *to = from);
+            self.write(&result, (!is_shared).then_some(&own))?;
+        }
+        self.site().agreement.barrier()
+    }
+
+    /// Counts wrong elements in this PE's result and behind it. Waits until all PEs have counted,
+    /// because the next call may write here.
+    fn check(&mut self, round: u64) -> Result<u64, Failure> {
+        // All puts have completed.
+        self.site().agreement.barrier()?;
+        let subject = self.subject();
+        let mut wrong = self.wrong_words()?;
+        if subject.view.op.has_size() {
+            let found = self.read()?;
+            for part in geometry::results(&subject.view) {
+                let pairs = found[part.at..part.at + part.len].iter().zip(subject.values::<T>(&part, round));
+                wrong += pairs.filter(|(found, due)| found.bits64() != due.bits64()).count() as u64;
+            }
+            let behind = &found[found.len() - GUARD..];
+            wrong += behind.iter().filter(|found| found.bits64() != poison::<T>().bits64()).count() as u64;
+        }
+        self.site().agreement.barrier()?;
+        Ok(wrong)
+    }
+}
+
+impl Subject {
+    /// Returns the elements of a part of a buffer.
+    fn values<T: Sample>(&self, part: &Part, round: u64) -> impl Iterator<Item = T> + use<T> {
+        let tile = tile(part.of, self.redop, self.view.n_pes, round);
+        let from = part.from;
+        (0..part.len).map(move |i| tile[(from + i) % PERIOD])
+    }
+}
