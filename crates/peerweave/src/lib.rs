@@ -39,6 +39,9 @@
 //! # }
 //! ```
 //!
+//! The [`guide`] helps to choose an operation, and lists the names of MPI, OpenSHMEM, NCCL and
+//! `torch.distributed`.
+//!
 //! Start several PEs with `peerweave run -n 4 -- PROGRAM`, `torchrun`, `mpirun` or `srun`. In a
 //! test, run them as threads with [`on_threads`].
 
@@ -54,6 +57,7 @@ struct Readme;
 
 mod choice;
 pub mod environment;
+pub mod guide;
 mod world;
 
 pub use choice::{BackendChoice, BackendKind};
