@@ -32,7 +32,7 @@ fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
                 ("wait_until", Some(FailureKind::Deadline), Some(KernelOp::SignalWaitUntil))
             );
             assert!(matches!(team.failure(), Some(Error::Kernel(_))));
-            // Later kernels are refused, and say why.
+            // Later kernels are refused with the reason.
             for error in [team.barrier(&stream).unwrap_err(), team.barrier_blocking().unwrap_err()] {
                 assert!(matches!(error, Error::Poisoned { call: "barrier", .. }), "{error}");
             }
@@ -80,7 +80,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
-    // What needs nobody else still works.
+    // Calls that need no other PE still work.
     words.copy_from(&[7]).unwrap();
     assert_eq!(words.load(0).unwrap(), 7);
     drop((words, world));

@@ -30,7 +30,7 @@ fn work(gpu: &Gpu) {
     stream.wait().expect("the kernels end");
     gpu.barrier("worked").expect("everybody comes");
     gpu.free(word).expect("freed");
-    // Others are dropped, and stay taken.
+    // The other allocations are dropped, and stay allocated.
 }
 
 /// Checks that no handle of the rendezvous remains when `end` has ended a GPU that had work.
@@ -47,24 +47,24 @@ fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
 }
 
 #[test]
-fn rendezvous_is_free_right_after_the_end() {
+fn rendezvous_has_no_other_owner_after_end() {
     fakes().run(|| is_free_right_after(|gpu| gpu.end().expect("nothing failed")));
 }
 
 #[test]
-fn rendezvous_is_free_right_after_a_drop() {
+fn rendezvous_has_no_other_owner_after_a_drop() {
     fakes().run(|| is_free_right_after(drop));
 }
 
 #[test]
-fn rendezvous_is_free_after_a_drop_with_work_in_flight() {
+fn rendezvous_is_released_by_a_drop_with_work_in_flight() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_millis(300));
         pes_that_may_fail(2, short, |gpu| {
             let gpu = gpu.expect("it is set up");
             let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
             let (signal, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
-            // It ends by its deadline, after all of this has been dropped.
+            // The kernel ends at its deadline, after all of these values have been dropped.
             stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1 - gpu.pe().get())).expect("it is launched");
             drop((signal, stream));
             drop(gpu);

@@ -76,8 +76,8 @@ fn missing_pe_is_named_and_recovery_resets_barriers() {
 }
 
 #[test]
-fn killed_pe_ends_kernels_that_wait_for_it_and_is_named() {
-    const SCENARIO: &str = "killed_pe_ends_kernels_that_wait_for_it_and_is_named";
+fn killed_pe_is_named_and_ends_kernels_that_wait_for_it() {
+    const SCENARIO: &str = "killed_pe_is_named_and_ends_kernels_that_wait_for_it";
     let fakes = fakes();
     let outputs = match peerweave_fakes::child() {
         Some(child) => return one_is_killed(&child),
@@ -102,14 +102,14 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     let error = stream.wait().expect_err("PE 2 is dead");
     assert!(matches!(error, CudaError::PeLost { .. }) && error.pe() == Some(Pe::new(2)), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
-    // What needs nobody else still works.
+    // Calls that need no other PE still work.
     own.write(&stream, 0, &[1, 2, 3, 4]).expect("the GPU is usable");
     let error = gpu.recover().expect_err("PE 2 stays dead");
     assert_eq!(error.pe(), Some(Pe::new(2)), "{error}");
 }
 
 #[test]
-fn wrong_launches_are_refused_before_anything_runs() {
+fn invalid_launches_are_refused_before_anything_runs() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
             let (memory, other) = (gpu.alloc::<u64>(16).expect("room"), gpu.alloc::<u64>(16).expect("room"));

@@ -50,7 +50,7 @@ fn context_has_no_multicast_address_by_default() {
 }
 
 #[test]
-fn forbidden_multicast_is_an_error_of_the_set_up() {
+fn disabled_multicast_is_an_error_of_the_setup() {
     fakes().env("PEERWEAVE_MULTICAST", "off").run(|| {
         common::pes_that_may_fail(2, options().multicast(true), |gpu| {
             let error = gpu.expect_err("it is forbidden");

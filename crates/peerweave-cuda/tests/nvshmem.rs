@@ -55,7 +55,7 @@ fn freed_memory_is_reused_and_zeroed() {
         let stream = gpu.stream().expect("a stream");
         let words = 3 << 15;
         for round in 0..4 {
-            // Three quarters of the heap each time: there is no room for two.
+            // Each allocation takes three quarters of the heap, so there is no room for two.
             let memory = gpu.alloc::<u64>(words).expect("the one before was freed");
             assert_eq!(memory.read(&stream).expect("it is read"), vec![0; words]);
             stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), round)).expect("it is launched");
@@ -74,12 +74,12 @@ fn freed_memory_is_reused_and_zeroed() {
 }
 
 #[test]
-fn allocations_of_other_lengths_are_refused_on_all_pes() {
+fn allocations_of_different_lengths_are_refused_on_all_pes() {
     fakes().run_many(2, |child| {
         let gpu = gpu(&child);
         let first = gpu.alloc::<u32>(100).expect("room");
         let second = gpu.alloc::<u32>(100).expect("room");
-        // The same length, freed in another order.
+        // The same lengths, freed in another order.
         let (one, other) = if child.rank == 0 { (first, second) } else { (second, first) };
         let error = gpu.free(one).expect_err("PEs free different memory");
         assert!(matches!(&error, CudaError::Misuse { call: "Gpu::free", .. }), "{error}");
@@ -88,7 +88,7 @@ fn allocations_of_other_lengths_are_refused_on_all_pes() {
 }
 
 #[test]
-fn teams_work_in_nvshmems_heap() {
+fn teams_in_nvshmems_heap_can_be_split_and_destroyed() {
     fakes().run_many(3, |child| {
         let gpu = gpu(&child);
         let me = gpu.pe().get();
@@ -96,7 +96,7 @@ fn teams_work_in_nvshmems_heap() {
         let (to, from) = (gpu.alloc::<u32>(33).expect("room"), gpu.alloc::<u32>(33).expect("room"));
         from.write(&stream, 0, &[me + 1; 33]).expect("written");
         gpu.barrier("written").expect("all are here");
-        // More rounds than there are numbers; in each, other members.
+        // There are more rounds than team numbers; each round has other members.
         let mut total = 0;
         for round in 0..4 {
             let color = u64::from((me + round).is_multiple_of(3));
@@ -115,7 +115,7 @@ fn teams_work_in_nvshmems_heap() {
 }
 
 #[test]
-fn silent_pe_is_named_in_nvshmems_heap() {
+fn missing_pe_is_named_in_nvshmems_heap() {
     fakes().run_many(2, |child| {
         let short = options(Transport::Nvshmem(settings())).deadline(Duration::from_millis(300));
         let gpu = common::process(&child, short);
@@ -133,13 +133,13 @@ fn silent_pe_is_named_in_nvshmems_heap() {
 }
 
 #[test]
-fn forced_network_needs_a_kernel_of_that_flavour() {
+fn forced_network_needs_a_kernel_built_for_the_network() {
     fakes().run_many(2, |child| {
         let gpu = common::process(&child, options(Transport::Network(settings())));
         assert!(gpu.uses_network(), "no other PE is reached directly");
         let (word, signal) = (gpu.alloc::<u64>(1).expect("room"), gpu.alloc::<u64>(1).expect("room"));
         let stream = gpu.stream().expect("a stream");
-        // Nothing is linked here: the fake has no device library, and that is said before anything
+        // The fake has no device library to link with, and the launch reports that before anything
         // runs.
         let error = stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect_err("no device library");
         assert!(matches!(error, CudaError::Link(_)), "{error}");

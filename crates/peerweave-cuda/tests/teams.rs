@@ -65,12 +65,12 @@ fn split_by_shape_returns_a_team_to_members_only() {
 }
 
 #[test]
-fn numbers_are_used_again_and_teams_start_anew() {
+fn team_numbers_are_reused_with_fresh_epochs() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
             let mut total = 0;
-            // Teams of two and one, of other PEs in each round.
+            // Teams of two PEs and of one, with other members in each round.
             for round in 0..8 {
                 let color = u64::from((gpu.pe().get() + round).is_multiple_of(3));
                 let team = gpu.split(Some(color), 0).expect("a number is free").expect("a color was given");
@@ -99,7 +99,7 @@ fn split_without_a_free_number_fails_on_all_pes() {
                 "Gpu::split: the number of teams is 4, expected at most 3, some of them may be taken on other PEs: see \
                  GpuOptions::teams and Team::destroy"
             );
-            // One PE alone gives one back: it is still taken on the other.
+            // Only one PE destroys a team: its number is still in use on the other PE.
             let mut teams = teams;
             if gpu.pe() == Pe::new(0) {
                 teams.remove(1).destroy().expect("nothing uses it");
@@ -115,7 +115,7 @@ fn split_without_a_free_number_fails_on_all_pes() {
 }
 
 #[test]
-fn calls_that_differ_are_errors_on_all_pes() {
+fn different_calls_are_errors_on_all_pes() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let shape = TeamShape { start: 0, stride: 1, size: 1 + gpu.pe().get() };

@@ -153,7 +153,7 @@ fn kernel_without_end_ends_by_the_deadline() {
 }
 
 #[test]
-fn wrong_launches_are_refused_before_anything_runs() {
+fn invalid_launches_are_refused_before_anything_runs() {
     alone(|world| -> Result<()> {
         let stream = world.stream()?;
         let (bytes, words) = (world.alloc_zeroed::<u8>(64)?, world.alloc_zeroed::<u64>(8)?);

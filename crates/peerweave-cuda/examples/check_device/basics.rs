@@ -104,7 +104,7 @@ fn refused(gpu: &Gpu) -> Outcome {
 fn replayed(gpu: &Gpu) -> Outcome {
     use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
     let (memory, stream) = (gpu.alloc::<u64>(64)?, gpu.stream()?);
-    // Loading is no work for a graph.
+    // Loads the kernel first: loading cannot be captured into a graph.
     stream.launch(&barriers::KERNEL, 1, 32, (1,))?;
     stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 0))?;
     stream.wait()?;
@@ -118,6 +118,6 @@ fn replayed(gpu: &Gpu) -> Outcome {
         graph.launch()?;
     }
     same("elements", memory.read(&stream)?, (9..73).collect())?;
-    // The epochs go on after a replay.
+    // The epochs continue after a replay.
     meet(gpu, 3)
 }

@@ -22,7 +22,7 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symm
     let ran = loaded.and_then(|()| stream.launch_with(kernel, config, args)).and_then(|()| result.read(&stream));
     let outcome = ran.map_err(|error| error.to_string()).and_then(|found| match found[..4] {
         [0, ..] if found[RESULT_WORDS - 1] == FINISHED => Ok(()),
-        [0, ..] => Err("the kernel did not come to its end".to_owned()),
+        [0, ..] => Err("the kernel did not run to its end".to_owned()),
         [count, line, value, expected] => {
             Err(format!("{count} differences, first in line {line}: {value:#x}, expected {expected:#x}"))
         }
@@ -33,7 +33,7 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symm
     if let Some(failed) = all.iter().position(|text| !text.is_empty()) {
         gpu.recover()?;
         outcome?;
-        return Err(format!("it failed on PE {failed}").into());
+        return Err(format!("the kernel failed on PE {failed}").into());
     }
     Ok(gpu.free(result)?)
 }

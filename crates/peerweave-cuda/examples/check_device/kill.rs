@@ -1,5 +1,5 @@
-//! A PE ends itself while kernels of the others wait for it. Each of them must get an error that
-//! names it, and its GPU must stay usable.
+//! A PE ends itself while kernels of the others wait for it. Each of the others must get an error
+//! that names the dead PE, and its own GPU must stay usable.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,9 @@
 //! Checks on GPUs that kernels communicate. `peerweave run` starts one process for each GPU.
 //!
-//! `check_device` alone tests kernels by direct access. `--transport nvshmem` and `--transport
-//! network` use NVSHMEM's heap; the latter never by direct access. `--part checks` tests every
-//! function that kernels call. With `--kill PE`, that PE ends itself while kernels of the others
-//! wait for it. Every wait has a deadline. The output ends with a table.
+//! `check_device` alone tests kernels by direct access. `--transport nvshmem` and
+//! `--transport network` use NVSHMEM's heap; `network` never uses direct access. `--part checks`
+//! tests every function that kernels call. With `--kill PE`, that PE ends itself while kernels of
+//! the others wait for it. Every wait has a deadline. The output ends with a table.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
     let passed = table.print(&gpu);
     if passed && arguments.kill.is_none() {
         gpu.end()?;
-        Arc::into_inner(rendezvous).ok_or("the GPU has ended and something holds the rendezvous")?.leave()?;
+        Arc::into_inner(rendezvous).ok_or("the GPU has ended, but the rendezvous still has another owner")?.leave()?;
     }
     Ok(passed)
 }

@@ -1,5 +1,5 @@
-//! Times in CUDA graphs of 20 calls, the contenders alternated in one run; medians of the slowest
-//! PE.
+//! Measures calls in CUDA graphs of 20 calls, alternating the compared libraries in one run; prints
+//! medians of the slowest PE.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,9 +13,9 @@ use peerweave_types::{DType, ReduceOp, bf16};
 
 use crate::{Arguments, Outcome};
 
-/// Calls of a graph.
+/// Number of calls of a graph.
 const CALLS: usize = 20;
-/// Measurements of each contender.
+/// Number of measurements of each library.
 const ROUNDS: usize = 9;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -28,7 +28,7 @@ struct Bench<'a> {
     recv: DeviceMemory<bf16>,
 }
 
-/// Elements that add up exactly.
+/// Returns an element; sums of these elements are exact.
 fn given(rank: u32, index: usize) -> f32 {
     ((index * 7 + rank as usize * 3) % 5) as f32 - 2.0
 }
@@ -83,7 +83,7 @@ impl<'a> Bench<'a> {
         Ok(self.recv.slice(0..count)?.copy_from(&self.stream, &marks)?)
     }
 
-    /// Microseconds of one call of a graph: the slowest PE's.
+    /// Returns the microseconds of one call of a graph, on the slowest PE.
     fn time(&self, graph: &CudaGraph, repeats: usize) -> Result<f64> {
         self.gpu.barrier("round")?;
         let event = || self.stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
@@ -122,7 +122,7 @@ fn sizes(arguments: &Arguments) -> Vec<usize> {
     all.filter(|bytes| (arguments.min_bytes..=arguments.max_bytes).contains(bytes)).collect()
 }
 
-/// Our route beside NCCL without windows.
+/// Measures the chosen route, and NCCL without windows.
 pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -> Outcome {
     let mut bench = Bench::new(gpu, collectives, arguments.max_bytes)?;
     let context = Arc::clone(gpu.context());
@@ -189,7 +189,7 @@ enum Parts {
 }
 
 impl Bench<'_> {
-    /// One call of ours; `part` is in elements.
+    /// Makes one call of this crate; `part` is in elements.
     fn call_parts(&self, parts: Parts, part: usize) -> Outcome {
         let (send, recv, bytes) = (self.send.address(), self.recv.address(), 2 * part as u64);
         // SAFETY: both are live memory of this device until all graphs have run.
@@ -227,7 +227,7 @@ impl Bench<'_> {
     }
 }
 
-/// all_gather, all_to_all and reduce_scatter beside NCCL without windows, by total bytes.
+/// Measures all_gather, all_to_all and reduce_scatter, and NCCL without windows, by total bytes.
 fn run_parts(bench: &mut Bench<'_>, nccl: &Communicator, arguments: &Arguments) -> Outcome {
     let ranks = bench.collectives.members().len();
     for parts in [Parts::AllGather, Parts::AllToAll, Parts::ReduceScatter] {
@@ -273,7 +273,7 @@ fn run_parts(bench: &mut Bench<'_>, nccl: &Communicator, arguments: &Arguments) 
     Ok(())
 }
 
-/// Microseconds that the host spends in one call.
+/// Returns the microseconds that the host spends in one call.
 fn host_time(bench: &Bench<'_>, mut call: impl FnMut() -> Outcome) -> Result<f64> {
     const MANY: u32 = 200;
     bench.gpu.barrier("host time")?;
@@ -286,7 +286,7 @@ fn host_time(bench: &Bench<'_>, mut call: impl FnMut() -> Outcome) -> Result<f64
     Ok(spent.as_secs_f64() * 1e6 / f64::from(MANY))
 }
 
-/// The best shape of each algorithm for each size.
+/// Prints the best launch shapes of each algorithm for each size.
 pub(crate) fn sweep(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -> Outcome {
     let mut bench = Bench::new(gpu, collectives, arguments.max_bytes)?;
     let ranks = gpu.n_pes() as usize;

@@ -1,4 +1,4 @@
-//! Results on GPUs, each element compared with small numbers whose reductions are exact.
+//! Checks results on GPUs: compares each element, with small numbers whose reductions are exact.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use peerweave_types::{Element, ReduceOp, bf16, f16};
 
 use crate::{Arguments, Outcome};
 
-/// An element that is made of a small number.
+/// An element that can be created from a small number.
 trait Small: Element + PartialEq + std::fmt::Debug {
     fn small(number: i64) -> Self;
 }
@@ -37,7 +37,7 @@ small! {
     f64: |n| n as Self;
 }
 
-/// The element of a rank at an index.
+/// Returns the element of a rank at an index.
 fn given(rank: u32, index: usize) -> i64 {
     ((index * 7 + rank as usize * 3) % 4) as i64
 }
@@ -74,10 +74,10 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// One call, by the route or by the one that is chosen.
+    /// Makes one call by `route`, or by the automatically chosen route, and checks the result.
     fn call<T: Small>(&mut self, count: usize, op: ReduceOp, shift: [usize; 2], in_place: bool, route: Option<Route>) -> Outcome {
         let (rank, ranks) = (self.collectives.rank().get(), self.collectives.members().len() as u32);
-        // The mean of integers is cut off; that of floats must be exact.
+        // The mean of integers is truncated; the mean of floats must be exact.
         if op == ReduceOp::Avg && !T::DTYPE.is_integer() && !ranks.is_power_of_two() {
             return Ok(());
         }
@@ -98,7 +98,7 @@ impl Checker<'_> {
         for (index, value) in found.iter().take(count).enumerate() {
             let wanted = match op {
                 ReduceOp::Avg if !T::DTYPE.is_integer() => {
-                    // Halves and quarters: compared as sums.
+                    // The mean has halves and quarters, so it is compared as a sum.
                     let sum = expected(ReduceOp::Sum, ranks, index);
                     if sum % i64::from(ranks) != 0 {
                         continue;
@@ -112,13 +112,13 @@ impl Checker<'_> {
             }
         }
         if !in_place && found[count] != T::small(99) {
-            return Err(format!("{}: wrote behind the end", what()).into());
+            return Err(format!("{}: wrote beyond the end of the result", what()).into());
         }
         self.checked += 1;
         Ok(())
     }
 
-    /// Every reduction of a type by every algorithm.
+    /// Checks every reduction of a type by every algorithm.
     fn every<T: Small>(&mut self) -> Outcome {
         for op in ReduceOp::ALL.into_iter().filter(|op| op.accepts(T::DTYPE) && *op != ReduceOp::PreMulSum) {
             for algorithm in Algorithm::ALL {
@@ -167,8 +167,9 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
     Ok(())
 }
 
-/// Many small calls without a wait between them, on two streams and in a graph, each in place: the
-/// element doubles or is divided, so that one lost or mixed call shows in all that follow.
+/// Makes many small calls without a wait between them, on two streams and in a graph, each in
+/// place. Each call doubles or divides the element, so that a lost or mixed call shows in all later
+/// results.
 fn repeats(gpu: &Gpu, collectives: &Collectives) -> Result<u64, Box<dyn std::error::Error>> {
     const COUNT: usize = 3000;
     const ROUNDS: u64 = 20_000;
@@ -185,7 +186,8 @@ fn repeats(gpu: &Gpu, collectives: &Collectives) -> Result<u64, Box<dyn std::err
     };
     for round in 0..ROUNDS {
         let stream = &streams[(round / 7 % 2) as usize];
-        // A sum of equal elements, and its mean: the same elements, by another rank's data.
+        // A sum of equal elements, then a mean, returns the original elements, but from another
+        // rank's data.
         let count = [4, COUNT, 700][(round % 3) as usize];
         call(stream, count, ReduceOp::Sum)?;
         call(stream, count, ReduceOp::Avg)?;

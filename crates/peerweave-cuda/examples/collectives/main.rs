@@ -2,8 +2,9 @@
 //! started by `peerweave run`.
 //!
 //! `--part check`: results of random calls, every type and reduction, graphs, several streams.
-//! `--part bench`: microseconds beside NCCL's, in CUDA graphs of 20 calls, alternated in one run.
-//! `--part sweep`: the best shapes of launches. Every wait is bounded; PE 0 prints tables.
+//! `--part bench`: microseconds of a call and of NCCL's call, in CUDA graphs of 20 calls,
+//! alternated in one run. `--part sweep`: the best shapes of launches. Every wait is bounded; PE 0
+//! prints tables.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -19,10 +20,10 @@ mod check;
 #[derive(Parser)]
 #[command(about = "Checks and measures collectives on GPUs; one process for each GPU")]
 struct Arguments {
-    /// What to do.
+    /// The part to run.
     #[arg(long, value_enum, default_value_t = Part::Check)]
     part: Part,
-    /// How long a wait lasts at most, in seconds.
+    /// Time limit of a wait, in seconds.
     #[arg(long, default_value_t = 10)]
     deadline: u64,
     /// The largest message, in bytes.
@@ -34,24 +35,24 @@ struct Arguments {
     /// Number of random calls.
     #[arg(long, default_value_t = 300)]
     calls: u64,
-    /// The most blocks of a kernel.
+    /// Maximum number of blocks of a kernel.
     #[arg(long, default_value_t = 256)]
     max_blocks: u32,
     /// Bytes of a slot of a ring.
     #[arg(long, default_value_t = 32 << 10)]
     slot_bytes: u64,
-    /// Kernels begin after the one before them in the stream has ended.
+    /// Start each kernel only after the previous kernel of the stream has ended.
     #[arg(long)]
     plain_start: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Part {
-    /// Results.
+    /// Compare results with the expected ones.
     Check,
-    /// Times beside NCCL's.
+    /// Measure times, and NCCL's times for comparison.
     Bench,
-    /// Times of many shapes.
+    /// Measure times of many launch shapes.
     Sweep,
 }
 
@@ -82,11 +83,11 @@ fn run(arguments: &Arguments) -> Outcome {
         Part::Bench => bench::run(&gpu, &collectives, arguments)?,
         Part::Sweep => bench::sweep(&gpu, &collectives, arguments)?,
     }
-    // The driver lets go of what graphs kept on a thread of its own.
+    // The driver releases the values kept by graphs on another thread.
     std::thread::sleep(Duration::from_millis(300));
     gpu.barrier("done")?;
     collectives.end()?;
     gpu.end()?;
-    Arc::into_inner(rendezvous).ok_or("the GPU has ended and something holds the rendezvous")?.leave()?;
+    Arc::into_inner(rendezvous).ok_or("the GPU has ended, but the rendezvous still has another owner")?.leave()?;
     Ok(())
 }

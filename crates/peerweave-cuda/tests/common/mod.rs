@@ -54,7 +54,7 @@ pub(crate) fn pes_that_may_fail<T: Send>(
                     let rendezvous = Arc::new(rendezvous.expect("everybody joins"));
                     let context = peerweave_driver::context(pe as usize).expect("the fake has devices");
                     let result = body(Gpu::new(&rendezvous, &context, options));
-                    // Leaves in order, unless the body has lost its peers.
+                    // Leaves the job, unless the body has lost its peers.
                     if let Some(rendezvous) = Arc::into_inner(rendezvous) {
                         let _ = rendezvous.leave();
                     }
@@ -97,7 +97,7 @@ impl std::ops::Deref for ProcessGpu {
 impl Drop for ProcessGpu {
     fn drop(&mut self) {
         let (gpu, rendezvous) = (self.gpu.take(), self.rendezvous.take());
-        // A PE that panics has failed, and the others are to see that.
+        // A PE that panics has failed, and the others must detect that.
         if std::thread::panicking() {
             return;
         }
@@ -107,7 +107,7 @@ impl Drop for ProcessGpu {
         if let Some(rendezvous) = rendezvous.and_then(Arc::into_inner) {
             let _ = rendezvous.leave();
         } else {
-            panic!("something holds the rendezvous after the end of the GPU: {ended:?}");
+            panic!("the rendezvous still has another owner after the end of the GPU: {ended:?}");
         }
     }
 }
@@ -356,7 +356,8 @@ pub(crate) fn register() {
     register_collectives();
 }
 
-/// Runs the body as each of `n` PEs of a world on GPUs, which it ends; gives what they return.
+/// Runs the body as each of `n` PEs of a world on GPUs, and ends the world. Returns the bodies'
+/// results.
 pub(crate) fn worlds<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
     pes_that_may_fail(n, options, |gpu| {
         let world = World::new(Cuda::new(gpu.expect("it is set up")).expect("a backend")).expect("a world");
@@ -370,7 +371,7 @@ pub(crate) fn worlds<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&World)
 pub(crate) fn register_one(name: &str, function: unsafe extern "C" fn(*const FakeLaunch)) {
     type Register = extern "C" fn(*const c_char, unsafe extern "C" fn(*const FakeLaunch)) -> c_int;
     let symbol = Driver::get().expect("the fake").api().library().symbol(c"peerweave_fake_kernel").expect("the fake has it");
-    // SAFETY: the fake declares it so.
+    // SAFETY: the fake declares the function with this signature.
     let register = unsafe { std::mem::transmute::<NonNull<c_void>, Register>(symbol) };
     let name = CString::new(name).expect("no zero");
     assert_eq!(register(name.as_ptr(), function), 0);
@@ -381,7 +382,7 @@ pub(crate) fn store_by_multicast(address: u64, bytes: &[u8]) {
     type Store = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
     let symbol =
         Driver::get().expect("the fake").api().library().symbol(c"peerweave_fake_multicast_store").expect("the fake has it");
-    // SAFETY: the fake declares it so.
+    // SAFETY: the fake declares the function with this signature.
     let store = unsafe { std::mem::transmute::<NonNull<c_void>, Store>(symbol) };
     // SAFETY: the bytes are readable; the fake looks the address up.
     assert_eq!(unsafe { store(address, bytes.as_ptr().cast(), bytes.len()) }, 0);
