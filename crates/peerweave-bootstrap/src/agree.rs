@@ -2,8 +2,8 @@
 //! receives the reports of all PEs.
 //!
 //! Disagreements are handled by the caller. Invariant: if every wait of a round ends in time, all
-//! PEs of the round reach the same decision. So all of them undo the failure of one, and no PE
-//! waits for the deadline.
+//! PEs of the round reach the same decision. So if one PE fails, all of them undo the call, and no
+//! PE waits for the deadline.
 
 use std::time::Instant;
 

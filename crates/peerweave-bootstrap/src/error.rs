@@ -113,7 +113,7 @@ pub enum BootstrapError {
         source: ProtocolError,
     },
 
-    /// A blob, a label or a key exceeds the limit.
+    /// A blob, a label or a key exceeds its size limit.
     #[error("{call}: {what} has {len_bytes} bytes, expected at most {limit_bytes}")]
     TooLarge {
         /// The call, with its label or key.
@@ -236,7 +236,7 @@ pub enum ProtocolError {
         kind: u8,
     },
     /// A hello does not start with [`MAGIC`](crate::proto::MAGIC).
-    #[error("a hello has no magic bytes")]
+    #[error("a hello does not start with the magic bytes of the protocol")]
     Magic,
     /// A hello has another protocol version.
     #[error("a hello has version {found}, expected {VERSION}")]

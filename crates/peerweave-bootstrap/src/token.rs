@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn derived_token_depends_on_the_whole_identity_only() {
+    fn derived_token_depends_only_on_the_identity() {
         assert_eq!(Token::derived_from("job 1"), Token::derived_from("job 1"));
         assert_ne!(Token::derived_from("job 1"), Token::derived_from("job 2"));
         let bytes = *Token::derived_from("job 1").as_bytes();

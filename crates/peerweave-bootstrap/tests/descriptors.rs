@@ -63,14 +63,14 @@ fn disjoint_groups_pass_descriptors_at_the_same_time() {
         let members = pes([2 * machine, 2 * machine + 1]);
         let mine = (rendezvous.pe() == members[0]).then(|| memory(&[machine as u8]));
         assert_eq!(content(rendezvous.share_descriptor(&members, mine).unwrap()), [machine as u8]);
-        // In order, since the other machine may not be done.
+        // An orderly leave, because the other machine may not be done.
         rendezvous.leave().unwrap();
     });
 }
 
 #[test]
 fn shared_descriptors_arrive_in_member_order() {
-    // More than one message holds.
+    // More descriptors than one message holds.
     let party = Party::new(70);
     let members = pes((0..70).rev());
     party.run(0..70, |rendezvous| {
@@ -193,9 +193,10 @@ fn member_that_dies_meanwhile_is_named_at_once() {
             let error = rendezvous.exchange_descriptors(&members, memory(b"")).unwrap_err();
             assert!(matches!(error, BootstrapError::PeLost { pe, .. } if pe == Pe::new(dead)), "{error}");
             assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-            // Stays until the other one has seen the first loss, which is this PE's own otherwise.
+            // Stays until the other PE has seen the first loss; otherwise the first loss would be
+            // that of this PE.
             told.fetch_add(1, Ordering::SeqCst);
-            eventually("the other one is told", || told.load(Ordering::SeqCst) == 2);
+            eventually("the error of the other PE", || told.load(Ordering::SeqCst) == 2);
         });
     }
 }
@@ -213,11 +214,11 @@ fn unidentified_connections_get_no_descriptors() {
     let members = pes(0..3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(2) {
-            // The leader waits for this PE: of the sockets that there are, one is its. All kinds of
-            // unidentified connections arrive.
+            // The leader waits for this PE, so one of the open sockets belongs to the leader. All
+            // kinds of unidentified connections arrive.
             eventually("the leader listens", || sockets().len() >= 2);
             let mut unidentified = Vec::new();
-            // Says that it is this PE, and knows everything but the token.
+            // An impostor that has everything of this PE except the token.
             let impostor = [b"peerw-fd".as_slice(), &[0; 32], &2u32.to_le_bytes()].concat();
             for name in sockets() {
                 for garbage in [&b""[..], b"x", b"peerw-fd", &[0; 44], &[0xff; 4096], &impostor] {

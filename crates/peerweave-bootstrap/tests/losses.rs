@@ -64,7 +64,7 @@ fn slow_pe_after_the_server_ended_names_the_first_loss() {
 }
 
 #[test]
-fn late_pe_after_a_failed_join_gets_the_lost_pe() {
+fn late_pe_after_a_failed_join_gets_the_name_of_the_lost_pe() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     thread::scope(|scope| {
         let holder = scope.spawn(|| join(&served_by_pe0(0, 3, &endpoint, token), LONG).map(drop));

@@ -104,7 +104,7 @@ mod linux {
                 println!("{}", start.elapsed().as_millis());
                 say(result);
                 drop(held);
-                // The next call is not disturbed by what became of that one.
+                // The failure of that call does not affect the next one.
                 rendezvous.barrier("again").unwrap();
                 say(rendezvous.exchange_descriptors(&members, File::open("/dev/zero").unwrap().into()).map(|_| ()));
                 rendezvous.leave().unwrap();
@@ -170,7 +170,7 @@ mod linux {
             0 => {
                 let refused = matches!(rendezvous.barrier("child"), Err(BootstrapError::Forked { .. }));
                 println!("refused {refused} {}", std::process::id());
-                // Whatever becomes of the test, this ends.
+                // This child ends even if the test fails.
                 thread::sleep(LONG);
             }
             child => {
@@ -333,7 +333,7 @@ mod linux {
             if killed == 0 {
                 all_name(&mut others, killed, since);
             } else {
-                // The leader is among those that wait; PE 1 has what it came for.
+                // Only the leader still waits; PE 1 already has its descriptors.
                 all_name(&mut others[..1], killed, since);
                 assert_eq!(others[1].line(), "ok");
             }
@@ -341,8 +341,8 @@ mod linux {
     }
 
     fn process_out_of_descriptors_is_named_soon() {
-        // The leader, which needs one to listen, and two for each other member; and a member, which
-        // needs one to come, and one for each.
+        // The leader needs one descriptor to listen and two for each other member. A member needs
+        // one to connect and one for each other member.
         for (short, rooms) in [(0, 0..5), (2, 0..3)] {
             for room in rooms {
                 let party = Party::new(3);
@@ -378,7 +378,7 @@ mod linux {
     }
 
     fn stalled_server_delays_no_exchange_past_its_deadline() {
-        // Before anybody comes, and while the first member waits for the second one.
+        // Before any member connects, and while the first member waits for the second one.
         for waits in [false, true] {
             let mut serving = Process::start("join and hang", torchrun(0, 3, 4 + u32::from(waits)));
             let vars = |pe| torchrun(pe, 3, 4 + u32::from(waits));
@@ -398,7 +398,8 @@ mod linux {
             for process in &mut others {
                 let millis: u64 = process.line().parse().expect("a number");
                 let told = process.line();
-                // The deadline is a second, and one of grace. The server never goes on.
+                // The deadline is one second, followed by one second of grace. The server never
+                // continues.
                 assert!(millis < SOON.as_millis() as u64, "{waits}: {told} after {millis} ms");
                 assert!(told.starts_with("missing") || told.starts_with("lost"), "{told}");
             }

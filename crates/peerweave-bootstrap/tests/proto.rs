@@ -74,7 +74,7 @@ fn frame() -> impl Strategy<Value = Frame> {
 
 proptest! {
     #[test]
-    fn encoded_frames_decode_to_the_same(frame in frame(), tail in vec(any::<u8>(), 0..20)) {
+    fn encoded_frame_decodes_to_the_same_frame(frame in frame(), tail in vec(any::<u8>(), 0..20)) {
         let mut bytes = frame.to_bytes();
         let len_bytes = bytes.len();
         // What follows belongs to the next frame.
@@ -160,13 +160,13 @@ fn hello_is_refused_at_its_first_wrong_byte() {
     for at in 0..13 {
         let mut bytes = hello[..=at].to_vec();
         bytes[at] = !bytes[at];
-        // Of the length only all four bytes say anything.
+        // The length can be checked only when all four bytes have arrived.
         assert_eq!(decode(&bytes).is_err(), at >= 3, "byte {at}");
     }
 }
 
 #[test]
-fn lists_of_pes_out_of_order_are_refused() {
+fn unordered_lists_of_pes_are_refused() {
     for missing in [vec![1, 1], vec![2, 1]] {
         let bytes = Frame::Late { request: 1, missing }.to_bytes();
         assert_eq!(decode(&bytes), Err(ProtocolError::Field { field: "missing" }));

@@ -44,7 +44,7 @@ fn exchange_returns_all_blobs_in_pe_order() {
 }
 
 #[test]
-fn largest_blobs_are_exchanged_whole() {
+fn largest_blobs_are_exchanged_unchanged() {
     let party = Party::new(4);
     let blobs = party.run(0..4, |rendezvous| {
         let blob: Vec<u8> = (0..1u32 << 20).map(|i| (i.wrapping_mul(31 + rendezvous.pe().get()) >> 3) as u8).collect();
@@ -122,8 +122,8 @@ fn incomplete_join_names_the_missing_pes_to_all() {
     assert!(start.elapsed() < Duration::from_secs(1) + SOON);
     for error in errors {
         match error {
-            // The first one whose wait expires may leave before the others'; they are told of those
-            // it waited for.
+            // The PE whose wait expires first may leave before the other waits expire. The other
+            // PEs then get the names of the PEs that it waited for.
             BootstrapError::Timeout { call, missing, .. } => assert_eq!((call.as_str(), missing), ("join", pes([1, 3]))),
             other => panic!("{other}"),
         }
@@ -137,7 +137,8 @@ fn incomplete_collective_names_the_missing_pes() {
         let rendezvous = joined.unwrap();
         rendezvous.barrier("start").unwrap();
         if rendezvous.pe() == Pe::new(1) {
-            // The others give up and go. It is told that it was this PE that they had waited for.
+            // The other PEs give up and leave. This PE gets an error that they had waited for this
+            // PE.
             party.until(|state| state.lost.len() == 2);
             match rendezvous.exchange("all", b"x").unwrap_err() {
                 BootstrapError::PeLost { cause, .. } => assert_eq!(cause, Loss::GaveUp { missing: pes([1]) }),
@@ -182,7 +183,7 @@ fn get_of_a_missing_key_times_out() {
             BootstrapError::Timeout { call, missing, .. } => assert_eq!((call.as_str(), missing), ("get(\"nobody\")", vec![])),
             other => panic!("{other}"),
         }
-        // In order, or the other one's wait would end with this loss.
+        // An orderly leave: otherwise the other PE's wait would end with this loss.
         rendezvous.leave().unwrap();
     });
 }
@@ -221,13 +222,13 @@ fn pe_lost_during_an_exchange_is_named_at_once() {
 }
 
 #[test]
-fn pe_that_left_is_an_error_only_for_waits_on_it() {
+fn pe_that_left_fails_only_waits_that_need_it() {
     let party = Party::new(3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(1) {
             return rendezvous.leave().unwrap();
         }
-        eventually("the farewell", || party.server.state().left.contains(&Pe::new(1)));
+        eventually("the leave of PE 1", || party.server.state().left.contains(&Pe::new(1)));
         rendezvous.check().unwrap();
         rendezvous.put("key", b"").unwrap();
         match rendezvous.barrier("without one").unwrap_err() {
@@ -256,7 +257,7 @@ fn launcher_report_reaches_all_pes_unchanged() {
             }
         }
     });
-    // And it is told itself, should it come after all.
+    // The PE itself gets the report if it joins later.
     assert_eq!(party.join(2, LONG).unwrap_err().blamed(), pes([2]));
     let state = party.server.state();
     assert!(state.lost.contains(&(Pe::new(2), Loss::Reported("exit status 127".to_owned()))), "{state:?}");
@@ -395,8 +396,8 @@ fn pe_0_serves_until_all_leave_and_can_serve_again() {
 }
 
 #[test]
-fn pe_0_serves_other_machines_when_its_name_is_local() {
-    // A port that nobody has at present.
+fn pe_0_with_a_loopback_name_serves_other_machines() {
+    // A port that is free at present.
     let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let mut jobs = served_by_pe_0(3, Endpoint::Tcp("localhost".to_owned(), port));
     for job in &mut jobs {
@@ -453,7 +454,7 @@ fn pe_0_that_gives_up_names_the_missing_pes() {
     let serving = jobs.remove(0);
     let start = Instant::now();
     let errors = thread::scope(|scope| {
-        // The others would wait on for long: that PE 0 gives up is what ends it.
+        // The others would wait much longer: their wait ends because PE 0 gives up.
         let others = scope.spawn(|| run_jobs(jobs, LONG, |joined| joined.unwrap_err()));
         let short = Options { deadline: Duration::from_secs(1), ..Options::default() };
         let mine = Rendezvous::join(&serving, short).unwrap_err();
@@ -523,7 +524,7 @@ fn eight_pes_join_and_exchange_in_a_few_milliseconds() {
         .collect();
     let best = times.iter().min().unwrap();
     println!("8 PEs as threads, server, join and one exchange: best of {} {best:?}", times.len());
-    // None of the waits of a join, which are of 50 ms and more where a peer is late, on a machine
-    // that is busy as well.
+    // The time contains no sleep of a join, which takes 50 ms and more if a peer is late. The limit
+    // allows for a busy machine.
     assert!(*best < SOON / 8, "{times:?}");
 }

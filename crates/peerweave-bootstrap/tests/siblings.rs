@@ -35,7 +35,8 @@ mod linux {
     pub(crate) fn role(role: &str) {
         let join = || Rendezvous::join(&Job::from_env().unwrap(), Options { deadline: LONG, ..Options::default() });
         match role {
-            // The answer is said before anybody leaves: a PE that leaves meanwhile would be named.
+            // The answer is printed before any PE leaves, because a PE that leaves meanwhile would
+            // be named.
             "join" => match join() {
                 Ok(rendezvous) => {
                     let met = rendezvous.barrier("all have come");

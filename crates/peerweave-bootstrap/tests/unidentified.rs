@@ -77,7 +77,7 @@ fn garbage_is_dropped_at_its_first_bytes() {
 }
 
 #[test]
-fn frames_of_members_from_unidentified_are_dropped() {
+fn member_frames_of_unidentified_connections_are_dropped() {
     with_unidentified(ServerOptions::default(), |party| {
         for frame in [
             Frame::Leave,
@@ -118,7 +118,7 @@ fn client_of_another_version_is_refused_and_dropped() {
 }
 
 #[test]
-fn silent_or_slow_hellos_are_dropped_in_time() {
+fn connections_with_no_or_slow_hellos_are_dropped_in_time() {
     let options = ServerOptions { hello_within: Duration::from_millis(200), ..ServerOptions::default() };
     with_unidentified(options, |party| {
         let silent = connect(party);
@@ -132,7 +132,7 @@ fn silent_or_slow_hellos_are_dropped_in_time() {
             sent += 1;
             thread::sleep(Duration::from_millis(20));
         }
-        assert!(sent < bytes.len(), "the slow hello was heard to its end");
+        assert!(sent < bytes.len(), "the server read the slow hello to its end");
         for stream in [silent, half, slow] {
             assert_eq!(rest(stream), b"");
         }
@@ -159,9 +159,9 @@ fn member_that_breaks_the_protocol_is_lost_and_named() {
     let breaches: [Vec<u8>; 4] = [
         vec![0xff; 64],
         Frame::Welcome.to_bytes(),
-        // A round that is not its next one.
+        // A round that is not the next one of this PE.
         Frame::Enter { request: ROUND_BIT | 7, collective: Collective::Barrier, label: "x".into(), blob: vec![] }.to_bytes(),
-        // A frame longer than any.
+        // A frame longer than the limit.
         vec![0, 0, 0x20, 0, 2],
     ];
     for breach in breaches {
@@ -181,7 +181,7 @@ fn member_that_breaks_the_protocol_is_lost_and_named() {
 }
 
 #[test]
-fn member_that_never_reads_is_dropped_without_a_wait() {
+fn member_that_never_reads_is_dropped_without_delay() {
     let options = ServerOptions { max_unread_bytes: 4 << 20, ..ServerOptions::default() };
     let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
     thread::scope(|scope| {
@@ -229,5 +229,5 @@ fn frames_sent_in_single_bytes_are_decoded() {
         at += used;
     }
     assert_eq!(at, said.len());
-    eventually("the farewell", || party.server.state().left.len() == 1);
+    eventually("the leave of one PE", || party.server.state().left.len() == 1);
 }

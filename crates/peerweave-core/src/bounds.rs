@@ -40,7 +40,7 @@ pub(crate) fn index(call: &'static str, argument: &'static str, index: usize, le
     if index < len { Ok(()) } else { Err(wrong_index(call, argument, index, len)) }
 }
 
-/// The start and length of a range of `len` elements.
+/// Returns the start and length of `range`, a range of `len` elements.
 pub(crate) fn range(call: &'static str, len: usize, range: &impl RangeBounds<usize>) -> Result<(usize, usize)> {
     let start = match range.start_bound() {
         Bound::Included(&start) => Some(start),
@@ -63,7 +63,7 @@ pub(crate) fn positive(call: &'static str, argument: &'static str, value: usize)
     if value > 0 { Ok(()) } else { Err(wrong_value(call, argument, value, "at least 1")) }
 }
 
-/// The size of an allocation in bytes.
+/// Returns the size of an allocation in bytes.
 pub(crate) fn allocation(call: &'static str, elements: usize, dtype: DType, align: usize, max_align: usize) -> Result<usize> {
     if !align.is_power_of_two() {
         return Err(wrong_value(call, "align_bytes", align, "a power of two"));

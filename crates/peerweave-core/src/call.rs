@@ -1,5 +1,5 @@
-//! Passes operations to the backend; no other file does. Checks only that the stream and the team
-//! belong to the same world.
+//! Passes operations to the backend; no other file does. This file checks only that the stream and
+//! the team belong to the same world.
 //!
 //! Invariant: only operations that `check/` prepared pass through here. The safety arguments rest
 //! on it (\[C1\]).
@@ -24,8 +24,8 @@ pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
     unsafe { shared.backend.run(prepared.op(), &|| prepared.keep()) }
 }
 
-/// Like [`run`], if another value than the owners of `prepared` holds the memory, for operations
-/// without a result.
+/// Like [`run`], for operations without a result whose memory is held by another value than the
+/// owners of `prepared`.
 pub(crate) fn run_kept(shared: &Shared, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<()> {
     // SAFETY: [C1]: as in `run`; `keep` gives clones of the owners that the caller has.
     unsafe { shared.backend.run(prepared.op(), keep) }.map(drop)
@@ -40,7 +40,7 @@ pub(crate) fn run_unit(shared: &Shared, prepared: Prepared<'_>) -> Result<()> {
     }
 }
 
-/// Moves the error off the path of success.
+/// Keeps error handling out of the hot path.
 #[cold]
 #[inline(never)]
 fn failed(error: Error) -> Error {
@@ -68,12 +68,12 @@ pub(crate) fn submit_on<R>(stream: &Stream, prepared: &Prepared<'_>, decode: fn(
     Ok(Ticket::new(submitted, &stream.shared, decode))
 }
 
-/// Like [`submit`], if another value than the owners of `prepared` holds the memory.
+/// Like [`submit`], for memory that is held by another value than the owners of `prepared`.
 #[inline(always)]
 pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
     // SAFETY: [C1]: the memory belongs to owners that the caller has; `keep` gives clones of them,
-    // which the queue holds until the operation has completed or failed ([B6]). Where the operation
-    // is complete on return, the owners themselves have lived as long.
+    // which the queue holds until the operation has completed or failed ([B6]). If the operation is
+    // complete on return, the owners themselves have lived until then.
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }
 
@@ -81,9 +81,9 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
 ///
 /// # Safety
 /// The memory to which the arguments of `op` refer is valid while the value that `keep` returned
-/// lives, or until this returns if the launch is complete then ([B6]).
+/// lives, or, if the launch is complete when this call returns, until then ([B6]).
 pub(crate) unsafe fn launch<R>(stream: &Stream, op: &Op, keep: &dyn Fn() -> Keep, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let submitted = unsafe { stream.inner.submit(op, keep) }?;
     Ok(Ticket::new(submitted, &stream.shared, decode))
 }

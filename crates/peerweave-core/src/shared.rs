@@ -24,7 +24,7 @@ pub(crate) struct Shared {
     pub(crate) deadline: Duration,
     /// Whether the backend refuses operations on ordinary memory.
     pub(crate) private_refused: bool,
-    /// The device whose memory operations take.
+    /// The device whose memory operations accept.
     pub(crate) device: Option<u32>,
     guard: ForkGuard,
     finalized: AtomicBool,
@@ -64,14 +64,14 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns whether this process was forked from the one that made the world. It does not have
-    /// the mappings of the backend.
+    /// Returns whether this process was forked from the one that made the world. A forked process
+    /// does not have the mappings of the backend.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.guard.is_forked()
     }
 
-    /// Returns a guard by which a handle that outlives this can check for a fork.
+    /// Returns a guard with which a handle that outlives this state can check for a fork.
     #[inline]
     pub(crate) fn guard(&self) -> ForkGuard {
         self.guard
@@ -84,8 +84,8 @@ impl Shared {
         misuse(call, kind)
     }
 
-    /// Fails where `what`, of the world `theirs`, is used with a team, buffer or stream of this
-    /// world.
+    /// Fails if `what`, which belongs to the world `theirs`, is used with a team, buffer or stream
+    /// of this world.
     #[inline(always)]
     pub(crate) fn same_world(self: &Arc<Self>, call: &'static str, theirs: &Arc<Self>, what: &'static str) -> Result<()> {
         if Arc::ptr_eq(self, theirs) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignQueue { what })) }

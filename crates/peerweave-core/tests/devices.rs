@@ -74,7 +74,8 @@ fn device_memory_is_an_operand_at_its_address() {
     let place = Place::Device { address: handle.address(), ordinal: DEVICE };
     assert_eq!((reduce.send, put.source), (Some(place), place));
     assert_eq!(x.to_vec().unwrap(), [2.0, 3.0]);
-    // The owner was notified of the stream of the one, and of none for the other.
+    // The owner was notified with the stream of the first operation, and without a stream for the
+    // second.
     assert_eq!((memory.before(), memory.after.load(SeqCst)), (vec![true, false], 1));
 }
 
@@ -127,7 +128,7 @@ fn queue_holds_the_owner_of_device_memory_until_the_end() {
     let (stream, handle) = (world.stream().unwrap(), memory.handle(DEVICE));
     let ticket = world.team().put(&stream, &handle, &x, Rank::new(0)).unwrap();
     drop(handle);
-    assert_eq!(Arc::strong_count(&memory), 2, "the queue has a share");
+    assert_eq!(Arc::strong_count(&memory), 2, "the queue also holds it");
     noop.run_all();
     ticket.wait().unwrap();
     assert_eq!((Arc::strong_count(&memory), x.load(0).unwrap()), (1, 4.0));
@@ -166,14 +167,14 @@ fn members_of_a_group_may_not_overlap_in_device_memory() {
 fn symmetric_memory_of_a_device_has_no_host_address() {
     let (noop, world) = on_device();
     let x = world.alloc_zeroed::<f32>(2).unwrap();
-    // SAFETY: it gives no slice.
+    // SAFETY: both calls fail, so there is no slice.
     let slices = unsafe { [x.as_slice().map(drop), x.as_mut_slice().map(drop)] };
     for refused in slices.into_iter().chain([x.as_ptr().map(drop)]) {
         let error = refused.unwrap_err();
         assert!(matches!(error, Error::Unsupported { backend: "noop", .. }), "{error}");
     }
     assert!(matches!(x.device_address(), Some((address, 3)) if address != 0));
-    // Copies work all the same.
+    // Copies still work.
     x.copy_from(&[1.0, 2.0]).unwrap();
     assert_eq!(x.to_vec().unwrap(), [1.0, 2.0]);
     assert_eq!(World::new(Noop::new(0, 1)).unwrap().alloc::<f32>(1).unwrap().device_address(), None);

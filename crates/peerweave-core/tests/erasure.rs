@@ -1,5 +1,4 @@
-//! Each call becomes the operation that it should: the fields of the erased `Op`, against the rules
-//! of the contract.
+//! Checks the fields of the `Op` that each call passes to the backend.
 
 use peerweave_core::backend::{
     Allocation, AtomicKind, Collective, CollectiveKind, Direction, Op, Place, Put, SplitCall, SplitPart, TeamId, Until, WaitMode,
@@ -36,7 +35,7 @@ impl Scene {
         Self { noop, world, team, stream, x, y }
     }
 
-    /// The one operation that was handed over; `submitted` says how.
+    /// Returns the only operation that the backend received, by `submit` or else by `run`.
     fn op(&self, submitted: bool) -> Op {
         match (<[Call; 1]>::try_from(self.noop.take_calls()), submitted) {
             (Ok([Call::Run(op)]), false) | (Ok([Call::Submit(op)]), true) => op,
@@ -73,7 +72,7 @@ fn collective_call_becomes_op_with_counts_and_addresses() {
     let (at_x, at_y) = (s.at(x, 0), s.at(y, 0));
     let two = y.slice(..2).unwrap();
     let none_root = Rank::new(0);
-    // Both forms of each call, and what they become.
+    // Checks the operations that both forms of a call pass to the backend.
     macro_rules! both {
         ($(($stream:expr, $blocking:expr) => $expected:expr;)*) => {$(
             $stream.unwrap();
@@ -218,7 +217,7 @@ fn waits_and_tests_read_the_words_of_this_pe() {
     assert_eq!(s.team.test_some(&words, None, Compare::Gt, 0).unwrap(), []);
     assert_eq!((wait().5, s.team.test_any(&words, None, Compare::Gt, 0).unwrap()), (Until::Some, None));
     s.noop.take_calls();
-    // Where every word is excluded, there is nothing to wait for.
+    // If every word is excluded, there is nothing to wait for.
     assert_eq!(s.team.wait_until_any_blocking(&words, Some(&[true; 4]), Compare::Gt, 0).unwrap(), None);
     assert!(s.team.test_all(&words, Some(&[true; 4]), Compare::Gt, 0).unwrap());
 }
@@ -372,7 +371,7 @@ fn allocation_reaches_the_backend_in_bytes() {
 }
 
 #[test]
-fn backend_is_returned_by_its_type() {
+fn backend_is_returned_as_its_concrete_type() {
     let s = Scene::new();
     assert!(std::ptr::eq(s.world.backend::<Noop>().unwrap(), &*s.noop));
     assert_eq!(s.world.backend_name(), "noop");
@@ -399,7 +398,7 @@ proptest! {
         prop_assert!(back[..start].iter().chain(&back[start + len..]).all(|&x| x == 0));
     }
 
-    /// A range of a range is the range that it should be, or an error.
+    /// A range of a range names the same elements as a slice of a slice, or is an error.
     #[test]
     fn ranges_of_ranges_add_up(a in 0usize..20, b in 0usize..20, c in 0usize..20, d in 0usize..20) {
         let world = World::new(Noop::new(0, 1)).unwrap();
@@ -414,9 +413,9 @@ proptest! {
         }
     }
 
-    /// Chunks are what a slice's chunks are.
+    /// `chunks` divides a buffer as `slice::chunks` divides a slice.
     #[test]
-    fn chunks_are_those_of_a_slice(len in 0usize..50, chunk in 1usize..60) {
+    fn chunks_divide_as_those_of_a_slice(len in 0usize..50, chunk in 1usize..60) {
         let world = World::new(Noop::new(0, 1)).unwrap();
         let x = world.alloc_zeroed::<u8>(len).unwrap();
         let naive: Vec<u8> = (0..len as u8).collect();

@@ -17,7 +17,7 @@ fn peer_died() -> Error {
 }
 
 #[test]
-fn failed_host_access_is_the_error_of_each_copy() {
+fn each_copy_returns_the_error_of_a_failed_host_access() {
     let (noop, world) = world();
     let x = world.alloc_zeroed::<i32>(3).unwrap();
     let gone = || noop.fail_next_access(Error::system("cuMemcpyDtoHAsync", std::io::Error::other("the device is lost")));
@@ -43,8 +43,8 @@ fn operation_that_times_out_keeps_its_memory() {
     let (send, recv) = (Buffer::from(vec![1i32, 2]), Buffer::zeroed(2));
     noop.time_out_next();
     assert!(matches!(team.all_reduce_blocking(&send, &recv, ReduceOp::Sum), Err(Error::Timeout(_))));
-    let send = send.into_vec().expect_err("work that still runs has a share");
-    let recv = recv.into_vec().expect_err("work that still runs has a share");
+    let send = send.into_vec().expect_err("running work still holds it");
+    let recv = recv.into_vec().expect_err("running work still holds it");
     noop.run_all();
     assert!(send.into_vec().is_ok() && recv.into_vec().is_ok());
 }
@@ -59,7 +59,7 @@ fn group_that_times_out_keeps_the_memory_of_its_members() {
         g.recv(&dest, Rank::new(0))
     });
     assert!(matches!(outcome, Err(Error::Timeout(_))));
-    let source = source.into_vec().expect_err("work that still runs has a share");
+    let source = source.into_vec().expect_err("running work still holds it");
     noop.run_all();
     assert!(source.into_vec().is_ok() && dest.into_vec().is_ok());
 }
@@ -78,7 +78,7 @@ fn poisoned_team_names_the_first_failure() {
         error.to_string(),
         "barrier: the world (1 PEs) is poisoned by an earlier failure: all_reduce on the world (1 PEs): PE 0 died"
     );
-    // What needs no other rank still runs.
+    // Operations that need no other rank still run.
     team.p_blocking(&x, 0, 7, Rank::new(0)).unwrap();
     assert_eq!(x.load(0).unwrap(), 7);
 }

@@ -40,7 +40,7 @@ fn graph_holds_the_memory_of_its_operations() {
     let (stream, source, dest) = (world.stream().unwrap(), Buffer::from(vec![1.0f32, 2.0]), Buffer::zeroed(2));
     noop.capture_streams(true);
     drop(world.team().all_reduce(&stream, &source, &dest, ReduceOp::Sum).unwrap());
-    let source = source.into_vec().expect_err("the graph has a share");
+    let source = source.into_vec().expect_err("the graph also holds it");
     noop.replay().unwrap();
     assert_eq!(dest.to_vec(), [1.0, 2.0]);
     noop.drop_graph();

@@ -37,7 +37,7 @@ fn range_keeps_its_allocation_alive() {
 }
 
 #[test]
-fn dropping_handles_makes_no_call_of_the_backend() {
+fn dropping_handles_does_not_call_the_backend() {
     let noop = Noop::new(0, 2);
     let world = World::new(noop.clone()).unwrap();
     let team = world.team().split(Some(0), 0).unwrap().unwrap();

@@ -1,5 +1,4 @@
-//! Every wrong use of the API, with the error that it gives. Nothing reaches the backend in any of
-//! them.
+//! Checks the error of every wrong use of the API, and that no wrong call reaches the backend.
 
 use peerweave_core::backend::Caps;
 use peerweave_core::noop::{Call, Noop};
@@ -31,7 +30,7 @@ struct Scene {
     other: Other,
 }
 
-/// Things of another world.
+/// Handles of another world.
 struct Other {
     team: Team,
     stream: Stream,
@@ -67,8 +66,8 @@ impl Scene {
 
 type Wrong = fn(&Scene) -> Result<()>;
 
-/// What is called, and what it says. Where a check is shared by many calls, it stands here once for
-/// each way of calling.
+/// Wrong calls with their error messages. A check that many calls share is listed once for each
+/// form of call.
 const TABLE: &[(&str, Wrong)] = &[
     // ---- lengths ----
     ("put_blocking: `source` has 5 elements, expected 6", |s| s.team.put_blocking(&[0.0; 5], &s.x, PEER)),
@@ -95,7 +94,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("wait_until_any_blocking: `exclude` has 2 elements, expected 6", |s| {
         s.team.wait_until_any_blocking(&s.words, Some(&[true, false]), Compare::Eq, 0).map(drop)
     }),
-    // ---- lengths that the ranks cannot share ----
+    // ---- lengths that are no multiple of the number of ranks ----
     ("all_gather_in_place_blocking: `buffer` has 5 elements, expected a multiple of 3 (the ranks of the team)", |s| {
         s.team.all_gather_in_place_blocking(&s.x.slice(1..)?)
     }),
@@ -194,7 +193,7 @@ const TABLE: &[(&str, Wrong)] = &[
             g.recv(&s.private, SELF)
         })
     }),
-    // ---- released, foreign, gone ----
+    // ---- released, of another world, destroyed ----
     ("put_blocking: `dest` was released", |s| s.team.put_blocking(&s.x, &s.released, PEER)),
     ("put_blocking: `source` was released", |s| s.team.put_blocking(&s.released, &s.x, PEER)),
     ("all_reduce: `recv` was released", |s| s.team.all_reduce(&s.stream, &s.x, &s.released, ReduceOp::Sum).map(drop)),
@@ -247,12 +246,12 @@ const TABLE: &[(&str, Wrong)] = &[
     }),
     ("split_at: `range` has 6 elements, but the call uses 0..7", |s| s.x.split_at(7).map(drop)),
     ("chunks: `len` is 0, expected at least 1", |s| s.x.chunks(0).map(drop)),
-    ("load: `index` is 6, expected below 6", |s| s.x.load(6).map(drop)),
-    ("store: `index` is 6, expected below 6", |s| s.x.store(6, 0.0)),
-    ("signal: `index` is 6, expected below 6", |s| s.words.signal(6).map(drop)),
-    ("p_blocking: `index` is 6, expected below 6", |s| s.team.p_blocking(&s.x, 6, 0.0, PEER)),
-    ("g_blocking: `index` is 9, expected below 6", |s| s.team.g_blocking(&s.x, 9, PEER).map(drop)),
-    ("atomic_set: `index` is 6, expected below 6", |s| s.team.atomic_set(&s.stream, &s.words, 6, 1, PEER).map(drop)),
+    ("load: `index` is 6, expected an index below 6", |s| s.x.load(6).map(drop)),
+    ("store: `index` is 6, expected an index below 6", |s| s.x.store(6, 0.0)),
+    ("signal: `index` is 6, expected an index below 6", |s| s.words.signal(6).map(drop)),
+    ("p_blocking: `index` is 6, expected an index below 6", |s| s.team.p_blocking(&s.x, 6, 0.0, PEER)),
+    ("g_blocking: `index` is 9, expected an index below 6", |s| s.team.g_blocking(&s.x, 9, PEER).map(drop)),
+    ("atomic_set: `index` is 6, expected an index below 6", |s| s.team.atomic_set(&s.stream, &s.words, 6, 1, PEER).map(drop)),
     ("put_strided_blocking: `dest` has 6 elements, but the call uses 0..7", |s| {
         s.team.put_strided_blocking(&[0.0; 3], &s.x, Strides { count: 3, source: 1, dest: 3 }, PEER)
     }),
@@ -285,11 +284,12 @@ const TABLE: &[(&str, Wrong)] = &[
         let counts = VectorCounts { recv_offsets: vec![4, 0, 1], ..VectorCounts::packed([2, 2, 2], [2, 2, 2]) };
         s.team.all_to_all_v_blocking(&s.x, &s.y, counts)
     }),
-    ("all_to_all_v_blocking: `counts.recv_counts` is 1, expected for this rank itself, the same as in `send_counts`", |s| {
-        s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([2, 2, 2], [2, 1, 2]))
-    }),
     (
-        "all_to_all_v_in_place_blocking: `counts.recv_counts` is [1, 2, 1], expected in place, the same as on the sending side",
+        "all_to_all_v_blocking: `counts.recv_counts` is 1, expected the count of `send_counts` for this rank, which sends to itself",
+        |s| s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([2, 2, 2], [2, 1, 2])),
+    ),
+    (
+        "all_to_all_v_in_place_blocking: `counts.recv_counts` is [1, 2, 1], expected the same list as on the sending side, because the call is in place",
         |s| s.team.all_to_all_v_in_place_blocking(&s.x, VectorCounts::packed([2, 2, 2], [1, 2, 1])),
     ),
     // ---- shapes, allocations ----
@@ -323,14 +323,14 @@ const TABLE: &[(&str, Wrong)] = &[
     ("group.recv: `dest` was released", |s| {
         s.team.group_blocking(|g| {
             g.send(&s.x, PEER)?;
-            g.recv(&s.released, PEER).ok(); // not looked at: the group is refused nevertheless
+            g.recv(&s.released, PEER).ok(); // the error is ignored here, but the group fails
             Ok(())
         })
     }),
 ];
 
 #[test]
-fn every_misuse_is_an_error_before_the_backend() {
+fn every_misuse_fails_before_the_backend_is_called() {
     for &(expected, wrong) in TABLE {
         let scene = Scene::new().unwrap();
         scene.world.local_team().unwrap();
@@ -364,17 +364,17 @@ fn group_of_another_team_is_refused() {
 #[test]
 fn valid_calls_are_accepted() {
     let s = Scene::new().unwrap();
-    // A root's arguments are ignored elsewhere, whatever they are.
+    // Other ranks' arguments for the root are ignored, even invalid ones.
     s.team.reduce_blocking(&s.x, &s.other.x, ReduceOp::Sum, PEER).unwrap();
     s.team.broadcast_blocking(&s.released, &s.x, PEER).unwrap();
     s.team.gather_blocking(&s.x, &s.x, PEER).unwrap();
     s.team.scatter_blocking(Some(&s.x), &s.x, PEER).unwrap();
-    // Nothing is something that overlaps nothing.
+    // An empty range overlaps nothing.
     let nothing = s.x.slice(3..3).unwrap();
     s.team.all_reduce_blocking(&nothing, &nothing, ReduceOp::Sum).unwrap();
     s.team.put_blocking(&nothing, &nothing, SELF).unwrap();
     s.team.all_to_all_blocking::<u8>(&[], &mut []).unwrap();
-    // Neighbours do not overlap; neither do a put's sides on different PEs.
+    // Adjacent ranges do not overlap; nor do the source and destination of a put on different PEs.
     let (left, right) = s.x.split_at(3).unwrap();
     s.team.all_reduce_blocking(&left, &right, Reduction::pre_mul_sum(0.5)).unwrap();
     s.team.put_blocking(&s.x, &s.x, PEER).unwrap();
@@ -386,7 +386,7 @@ fn valid_calls_are_accepted() {
             g.recv(&s.y, SELF)
         })
         .unwrap();
-    // Strides of nothing.
+    // A strided put of no elements.
     s.team.put_strided_blocking(&[0.0; 0], &s.x, Strides { count: 0, source: 9, dest: 9 }, PEER).unwrap();
     // Empty parts may lie anywhere.
     let counts = VectorCounts { recv_offsets: vec![99, 0, 99], ..VectorCounts::packed([0, 6, 0], [0, 6, 0]) };
@@ -429,7 +429,7 @@ fn handles_are_refused_after_finalize() {
 }
 
 #[test]
-fn ordinary_memory_is_refused_where_the_backend_takes_none() {
+fn ordinary_memory_is_refused_if_the_backend_forbids_it() {
     let mut caps = Caps::new(1 << 16, 4, "nothing");
     caps.private_buffers = PrivateBuffers::Refused;
     let world = World::new(Noop::with_caps(0, 2, caps)).unwrap();
@@ -443,7 +443,7 @@ fn ordinary_memory_is_refused_where_the_backend_takes_none() {
 }
 
 #[test]
-fn failed_allocation_error_has_the_free_bytes() {
+fn failed_allocation_error_reports_the_free_bytes() {
     let noop = Noop::with_heap(0, 1, 8192);
     let world = World::new(noop.clone()).unwrap();
     let _x = world.alloc::<u8>(8000).unwrap();
@@ -452,14 +452,14 @@ fn failed_allocation_error_has_the_free_bytes() {
     assert!(matches!(noop.take_calls()[..], [Call::Allocate(_), Call::Allocate(_)]));
 }
 
-/// The whole process is forked; the child touches nothing but the world and leaves by `_exit`.
+/// The whole process is forked; the child uses only the world and ends by `_exit`.
 #[cfg(all(unix, not(miri)))]
 #[test]
 fn call_in_a_forked_child_is_an_error() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<u64>(1).unwrap();
-    // SAFETY: the child allocates only for the error, by the system's allocator, whose locks it
-    // keeps whole over a fork; it then leaves at once.
+    // SAFETY: the child allocates only for the error, with the system's allocator, which keeps its
+    // locks consistent across a fork; it then exits at once.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let forked = |result: Result<()>| result.is_err_and(|error| error.misuse() == Some(&peerweave_core::MisuseKind::Forked));

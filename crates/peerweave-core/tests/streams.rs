@@ -1,4 +1,5 @@
-//! Streams, tickets and what a queue holds, on a backend that queues until it is told to run.
+//! Checks streams, tickets and the memory that a queue holds, on a backend that queues operations
+//! until the test runs them.
 
 use peerweave_core::backend::Op;
 use peerweave_core::noop::{Call, Noop};
@@ -47,7 +48,7 @@ fn queued_operations_keep_their_buffers_until_they_end() {
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (source, dest) = (Buffer::from(vec![1.0f32, 2.0]), Buffer::zeroed(2));
     let ticket = team.all_reduce(&stream, &source, &dest, ReduceOp::Sum).unwrap();
-    let source = source.into_vec().expect_err("the queue has a share");
+    let source = source.into_vec().expect_err("the queue also holds it");
     drop(source);
     noop.run_all();
     ticket.wait().unwrap();
@@ -79,7 +80,7 @@ fn groups_keep_the_buffers_of_their_members() {
         })
         .unwrap()
     };
-    let dest = dest.into_vec().expect_err("the queue has a share");
+    let dest = dest.into_vec().expect_err("the queue also holds it");
     noop.run_all();
     ticket.wait().unwrap();
     assert_eq!(dest.into_vec().unwrap(), [1, 2, 3]);
@@ -104,7 +105,7 @@ fn handles_can_be_dropped_while_operations_are_queued() {
     let x = world.alloc_zeroed::<u8>(4).unwrap();
     let ticket = world.team().all_reduce_in_place(&stream, &x, ReduceOp::Sum).unwrap();
     drop((x, stream, world));
-    assert!(Arc::strong_count(&noop) > 1, "what waits holds the backend");
+    assert!(Arc::strong_count(&noop) > 1, "pending operations hold the backend");
     noop.run_all();
     ticket.wait().unwrap();
     drop(ticket);
@@ -112,7 +113,7 @@ fn handles_can_be_dropped_while_operations_are_queued() {
 }
 
 #[test]
-fn element_travels_in_the_operation_of_a_put_and_get() {
+fn p_and_g_carry_the_element_in_the_operation() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let x = world.alloc_zeroed::<peerweave_core::bf16>(3).unwrap();
@@ -146,7 +147,7 @@ fn copies_and_fills_run_in_the_order_of_their_stream() {
     stream.copy(&mine, &x.slice(1..3).unwrap()).unwrap();
     let copied = stream.copy(&x, &back).unwrap();
     assert_eq!((x.to_vec().unwrap(), copied.is_complete()), (vec![0; 5], false));
-    assert!(mine.into_vec().is_err(), "the queue has a share");
+    assert!(mine.into_vec().is_err(), "the queue also holds it");
     noop.run_all();
     assert_eq!(back.to_vec(), [0x0102, 1, 2, 0x0102, 0x0102]);
     let overlapping = stream.copy(&x.slice(..3).unwrap(), &x.slice(2..).unwrap()).unwrap_err();
@@ -156,7 +157,7 @@ fn copies_and_fills_run_in_the_order_of_their_stream() {
 }
 
 #[test]
-fn adopted_stream_must_be_of_the_backend_of_the_world() {
+fn stream_of_another_backend_is_not_adopted() {
     use peerweave_core::backend::Backend;
     let (noop, world) = held();
     let stream = world.adopt_stream(noop.stream().unwrap()).unwrap();
@@ -204,7 +205,7 @@ fn failure_is_reported_by_later_tickets_and_one_synchronize() {
     assert!(matches!(skipped, Error::Skipped { .. }));
     assert_eq!(skipped.blamed(), [Pe::new(0)]);
     assert!(matches!(stream.synchronize(), Err(Error::Peer { .. })));
-    stream.synchronize().expect("told once");
+    stream.synchronize().expect("the failure was returned before");
 }
 
 #[test]
@@ -222,7 +223,7 @@ fn event_completes_after_earlier_operations() {
     let (noop, world) = held();
     let (team, stream, other) = (world.team(), world.stream().unwrap(), world.stream().unwrap());
     let start = stream.record().unwrap();
-    assert!(start.is_complete(), "nothing before it");
+    assert!(start.is_complete(), "no operation precedes the event");
     team.barrier(&stream).unwrap();
     let end = stream.record().unwrap();
     other.wait_event(&end).unwrap();
@@ -268,7 +269,7 @@ fn release_waits_for_pending_operations_on_the_heap() {
     assert!(matches!(&noop.take_calls()[..], [Call::Allocate(_), Call::Submit(Op::Collective(_)), Call::Release(_)]));
 }
 
-/// A worker writes a buffer while another thread reads it: a mixture of old and new, nothing worse
+/// A worker writes a buffer while another thread reads it: it gets a mixture of old and new values
 /// (for ThreadSanitizer).
 #[test]
 fn buffer_can_be_read_while_an_operation_writes_it() {

@@ -30,19 +30,19 @@ fn dropped_elsewhere<R>(make: impl FnOnce(&Arc<CudaContext>) -> R) {
 }
 
 #[test]
-fn dropped_memory_leaves_the_current_context() {
+fn dropping_memory_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
         dropped_elsewhere(|zero| DeviceMemory::<u32>::zeroed(&zero.new_stream().expect("a stream"), 4).expect("room"));
     });
 }
 
 #[test]
-fn dropped_stream_leaves_the_current_context() {
+fn dropping_a_stream_keeps_the_current_context() {
     Fakes::new().cuda().run(|| dropped_elsewhere(|zero| PrivateStream::new(zero).expect("a stream")));
 }
 
 #[test]
-fn dropped_access_leaves_the_current_context() {
+fn dropping_an_access_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
         let zero = context(0).expect("a device");
         let (own, other) = (zero.new_stream().expect("a stream"), zero.new_stream().expect("a stream"));
@@ -55,7 +55,7 @@ fn dropped_access_leaves_the_current_context() {
 }
 
 #[test]
-fn retired_value_leaves_the_current_context() {
+fn retiring_a_value_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
         let (zero, one) = (context(0).expect("a device"), context(1).expect("two devices"));
         let stream = zero.new_stream().expect("a stream");

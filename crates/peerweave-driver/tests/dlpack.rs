@@ -85,7 +85,7 @@ impl Made {
     /// Sets the pointers of the struct to its own fields.
     fn linked(self) -> NonNull<Producer> {
         let producer = NonNull::from(Box::leak(self.0));
-        // SAFETY: it is nobody else's yet.
+        // SAFETY: no other code uses it yet.
         let this = unsafe { &mut *producer.as_ptr() };
         let (shape, strides) = (this.shape.as_mut_ptr(), this.strides.as_mut_ptr());
         let strides = if this.strides.is_empty() { std::ptr::null_mut() } else { strides };
@@ -130,7 +130,7 @@ impl Made {
 /// # Safety
 /// `context` is the context of a tensor that is deleted, once.
 unsafe fn delete(context: *mut c_void) {
-    // SAFETY: the caller's promise; `linked` leaked it.
+    // SAFETY: guaranteed by the caller; `linked` leaked it.
     let producer = unsafe { Box::from_raw(context.cast::<Producer>()) };
     producer.deleted.fetch_add(1, Ordering::SeqCst);
 }
@@ -138,14 +138,14 @@ unsafe fn delete(context: *mut c_void) {
 /// # Safety
 /// `this` is a struct returned by `managed`, and is deleted once.
 unsafe extern "C" fn delete_managed(this: *mut DLManagedTensor) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { delete((*this).manager_ctx) }
 }
 
 /// # Safety
 /// `this` is a struct returned by `versioned`, and is deleted once.
 unsafe extern "C" fn delete_versioned(this: *mut DLManagedTensorVersioned) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { delete((*this).manager_ctx) }
 }
 
@@ -278,8 +278,8 @@ fn unknown_major_version_is_refused_and_deleted() {
 fn valid_shapes_strides_and_types_are_imported() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
-        // A stride that is never taken may be any; null is row-major; a scalar has one element; an
-        // offset moves the beginning.
+        // The stride of a dimension of length 1 may be any number. Null strides mean row-major
+        // order. A scalar has one element. An offset moves the first element.
         let taken = |(made, _): (Made, Arc<AtomicUsize>)| {
             // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
             unsafe { DlpackTensor::<f32>::from_managed(made.managed()) }.expect("it can be used").into_memory().expect("writable")

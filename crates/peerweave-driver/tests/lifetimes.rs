@@ -207,7 +207,7 @@ fn error_recorded_by_others_stays_in_the_context() {
 }
 
 #[test]
-fn default_stream_is_that_of_its_context_on_any_thread() {
+fn default_stream_belongs_to_its_context_on_any_thread() {
     Fakes::new().cuda().run(|| {
         let (zero, one) = (context(0).expect("a device"), context(1).expect("another device"));
         let stream = zero.default_stream();
@@ -260,8 +260,8 @@ fn slice_read_by_two_streams_outlives_the_work_of_both() {
 #[test]
 fn slice_outlives_streams_of_another_context_object() {
     Fakes::new().cuda().run(|| {
-        // Two values of cudarc's for one context of the driver; neither knows how many streams the
-        // other has made.
+        // Two cudarc objects for one context of the driver. Neither knows how many streams the
+        // other has created.
         let own = context(0).expect("a device").default_stream();
         let (_elsewhere, stream) = device();
         let mut slice = own.alloc_zeros::<u8>(64).expect("room");
@@ -279,7 +279,7 @@ fn slice_outlives_streams_of_another_context_object() {
 }
 
 #[test]
-fn default_stream_slice_records_no_other_stream() {
+fn default_stream_slice_is_freed_after_work_of_other_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let own = context.default_stream();
@@ -287,15 +287,15 @@ fn default_stream_slice_records_no_other_stream() {
         let stream = context.new_stream().expect("a stream");
         block(&stream);
         drop(slice.write(&stream).expect("a live stream"));
-        // Once no stream is left that it made, a context of cudarc's frees without a look at
-        // events. So the order must be there before.
+        // When none of its own streams is left, cudarc's context frees memory without checking
+        // events. So the default stream must already wait.
         assert!(!wait(&own, Instant::now() + SHORT).expect("a live stream"));
         freed_after(&own, &stream, slice);
     });
 }
 
 #[test]
-fn slice_written_by_another_stream_does_not_delay_its_own() {
+fn slice_written_by_another_stream_does_not_delay_own_stream() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
@@ -328,7 +328,7 @@ fn pending_error_of_others_does_not_stop_stream_joins() {
         drop(slice.read(&other).expect("a live stream"));
         let _ = context.check_err();
         freed_after(&own, &other, slice);
-        // And nobody waits for a stream that cudarc has told its events to.
+        // This thread does not wait for a stream whose events cudarc has recorded.
         let mut slice = own.alloc_zeros::<u8>(64).expect("room");
         block(&other);
         left();
@@ -350,7 +350,7 @@ fn per_thread_streams_are_refused() {
         refused(DeviceMemory::from_slice(&stream, &[1u32]).expect_err("another thread could not wait"));
         let before = free_bytes(&context);
         let memory = DeviceMemory::<u8>::alloc(&context, 1 << 20).expect("room");
-        // What takes it as a buffer cannot be told: then it is leaked.
+        // A call that accepts the buffer cannot be refused, so the memory is leaked.
         block(&stream);
         drop(memory.read(&stream).expect("a live stream"));
         std::thread::scope(|scope| scope.spawn(move || drop(memory)).join().expect("no panic"));
@@ -393,7 +393,7 @@ fn driver_that_has_shut_down_is_not_called() {
         let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("room");
         drop(memory);
         retire(&context, [Arc::clone(&stream)], Box::new(move || flag.store(true, Ordering::Release)));
-        // As the driver's own exit handler leaves it.
+        // The state that the driver's own exit handler leaves.
         fail("cuCtxGetCurrent:*=4,cuEventQuery:*=4,cuStreamIsCapturing:*=4");
         assert!(settle(Instant::now() + LONG), "nothing is waited for any more");
         fail("");
@@ -438,7 +438,7 @@ fn freeing_uses_one_stream_per_context_and_releases_both() {
     Fakes::new().cuda().run(|| {
         let kept = context(0).expect("a device");
         for _ in 0..50 {
-            // A value of its own for the same context of the driver.
+            // Another cudarc object for the same context of the driver.
             let context = context(0).expect("a device");
             drop(DeviceMemory::<u8>::alloc(&context, 64).expect("room"));
             assert!(settle(Instant::now() + LONG));
@@ -457,7 +457,7 @@ fn slice_of_a_private_stream_outlives_the_stream_that_writes_it() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let (own, other) = (PrivateStream::new(&context).expect("a stream"), PrivateStream::new(&context).expect("a stream"));
-        // As long as there is one that cudarc counts, it looks at events.
+        // cudarc checks events as long as a stream exists that it counts.
         let counted = context.new_stream().expect("a stream");
         let mut slice = own.alloc_zeros::<u8>(64).expect("room");
         block(&other);

@@ -43,8 +43,8 @@ fn pending_copy_does_not_read_memory_of_the_caller() {
         let mut pinned = unsafe { context.alloc_pinned::<u64>(4) }.expect("room");
         let values = pinned.as_mut_slice().expect("nobody uses it");
         values.fill(1);
-        // The stream is stuck before the copy is on it, and then it cannot be learnt whether it has
-        // passed.
+        // The stream is stuck before the copy is enqueued, so it is unknown whether the copy has
+        // been executed.
         let before = peerweave_fakes::entered("cuMemcpyHtoDAsync_v2");
         fail("cuMemcpyHtoDAsync_v2:1=400ms,cuStreamQuery:2=999,cuStreamSynchronize:1=999");
         let error = std::thread::scope(|scope| {
@@ -230,7 +230,7 @@ fn memory_that_cannot_be_freed_safely_is_leaked() {
 #[test]
 fn missing_driver_error_lists_the_paths_tried() {
     Fakes::new().run(|| {
-        // A machine that has a driver of its own is not what this is about.
+        // The test applies only to machines without a driver.
         match Driver::get() {
             Err(DriverError::Load(error)) => {
                 assert_eq!(
@@ -257,7 +257,7 @@ fn driver_initialisation_failure_is_an_error() {
 
 #[test]
 fn unknown_code_is_an_error_with_its_number() {
-    // Of a driver that is newer than every list of codes that is compiled in.
+    // Codes of a driver that is newer than every compiled list of codes.
     let newer = "cuMemAlloc_v2:1=4242,cuStreamQuery:1=4242,cuEventQuery:1=-1";
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", newer).run(|| {
         let (context, stream) = device();

@@ -35,7 +35,7 @@ fn idle_streams_without_handles_are_removed() {
             assert!(held.iter().all(|held| all.contains(held)), "one that may get work is kept");
             assert_eq!(all.iter().filter(|stream| stream.cu_stream().is_null()).count(), 1, "the default stream, once");
         }
-        // What the part knows, the whole knows, also when somebody finds a handle again.
+        // The outer list has every stream of the nested list, also if a handle is upgraded again.
         let again = part.all().into_iter().last().expect("there are some");
         part.note(&again);
         assert!(whole.all().contains(&again));
@@ -52,8 +52,8 @@ fn streams_in_several_lists_are_removed() {
         let (whole, other) = (Arc::new(Streams::new()), Streams::new());
         let part = Streams::within(&whole);
         for round in 0..1000 {
-            // One kind is destroyed by cudarc, and one by this crate, some time after its maker has
-            // dropped it.
+            // cudarc destroys one kind of stream. This crate destroys the other kind some time
+            // after its owner has dropped it.
             let (made, private);
             let stream = if round % 2 == 0 {
                 made = context.new_stream().expect("a stream");
@@ -83,7 +83,8 @@ fn recording_a_stream_keeps_the_current_context() {
         let (here, elsewhere) = (context(0).expect("a device"), context(1).expect("a device"));
         let streams = Streams::new();
         for _ in 0..100 {
-            // Known, and then to be asked and destroyed, which is done in its own context.
+            // The stream is recorded, and later queried and destroyed, which happens in its own
+            // context.
             let stream = elsewhere.new_stream().expect("a stream");
             here.bind_to_thread().expect("a live context");
             streams.note(&stream);

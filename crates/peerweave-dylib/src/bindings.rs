@@ -48,7 +48,7 @@ impl Symbol {
     #[inline]
     pub fn get(&self, library: &Library, name: &'static CStr, since: &'static str) -> Result<NonNull<c_void>, MissingSymbol> {
         // Relaxed is enough: what is published is an address inside a mapping that is older than
-        // `library` and never goes away.
+        // `library` and is never unmapped.
         let address = self.0.load(Ordering::Relaxed);
         if address > ABSENT {
             // SAFETY: it is greater than ABSENT, so it is not null.
@@ -190,7 +190,7 @@ mod tests {
     }
 
     fn math() -> Math {
-        // SAFETY: what a system has under this name is its mathematics.
+        // SAFETY: a library of this name is the system's math library.
         const SEARCH: Search = unsafe { Search::new("libm", "TEST_LIBM_PATH", &["libm.so.6"]) };
         Math::new(SEARCH.open(Visibility::Local).expect("every Linux has libm"))
     }

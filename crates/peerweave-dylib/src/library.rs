@@ -41,9 +41,9 @@ impl Library {
     /// # Errors
     /// The message of the dynamic linker.
     pub(crate) fn open(product: &'static str, file: &Path, visibility: Visibility) -> Result<Self, String> {
-        // SAFETY: loading runs the library's initialisers. Which library that is was chosen by who
-        // runs the program (a variable, its Python, the system), who vouches for it as for the
-        // program itself.
+        // SAFETY: loading runs the library's initialisers. The user who runs the program chose the
+        // library (by a variable, by Python or by the system), and is responsible for it, as for
+        // the program itself.
         let handle = unsafe { os::open(file, visibility) }.map_err(|error| words_of(&error, file))?;
         let handle = handle.ok_or("the dynamic linker returned no handle")?;
         let path = os::path_of(handle).unwrap_or_else(|| file.to_path_buf());

@@ -14,8 +14,8 @@ use std::path::PathBuf;
 /// assert_eq!(peerweave_dylib::mapped("libc.so").len(), 1);
 /// ```
 pub fn mapped(stem: &str) -> Vec<PathBuf> {
-    // A reader of this file sees the mappings of one moment; lossy, since other libraries' paths
-    // are none of our business.
+    // A reader of this file sees the mappings of one moment. Paths of other libraries may be
+    // converted with loss, because they are not used.
     std::fs::read("/proc/self/maps").map(|maps| files(&String::from_utf8_lossy(&maps), stem)).unwrap_or_default()
 }
 

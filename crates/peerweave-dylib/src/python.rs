@@ -27,8 +27,8 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
         Some(path) => ["python3", "python"].iter().flat_map(|interpreter| prefixes(&path, interpreter)).collect(),
         None => Vec::new(),
     };
-    // An environment does not see what a user has installed for all of them; a system's interpreter
-    // sees that first.
+    // A virtual environment does not see packages that a user has installed for all interpreters; a
+    // system's interpreter searches those first.
     let (environments, systems): (Vec<_>, Vec<_>) = prefixes.iter().partition(|prefix| prefix.join("pyvenv.cfg").is_file());
     let home = variable("HOME").map(|home| Path::new(&home).join(".local"));
     for prefix in environments.into_iter().chain(&home).chain(systems) {

@@ -101,7 +101,7 @@ impl Search {
     /// [`LoadError`] with every path that was tried. A file that does not exist is not passed to
     /// the dynamic linker.
     pub fn open(&self, visibility: Visibility) -> Result<Library, LoadError> {
-        // SAFETY: the environment is what whoever runs the program gave it.
+        // SAFETY: the user who runs the program has set the environment.
         unsafe { self.open_with(visibility, &|name| std::env::var_os(name)) }
     }
 
@@ -199,8 +199,8 @@ impl Search {
                 None => return Some(library),
                 Some(mark) => format!("lacks the function {}, so it is not {}", mark.to_string_lossy(), self.product),
             },
-            // The dynamic linker's words for a file of another architecture are those for one that
-            // is not there.
+            // The dynamic linker's message for a file of another architecture is the same as for a
+            // missing file.
             Err(reason) if file.exists() && reason.contains("No such file") => {
                 format!("{reason}; the file exists, but may be for another architecture, or may need a missing library")
             }
@@ -219,9 +219,9 @@ impl Search {
 mod tests {
     use super::*;
 
-    // SAFETY: what a system has under this name is its mathematics.
+    // SAFETY: a library of this name is the system's math library.
     const SEARCH: Search = unsafe { Search::new("libm", "TEST_LIBM_PATH", &["libm.so.6"]) }.in_directories(&["/nowhere/at/all"]);
-    // SAFETY: nobody has these.
+    // SAFETY: no system has libraries of these names.
     const ABSENT: Search = unsafe { Search::new("Nothing", "TEST_NOTHING_PATH", &["libnothing.so.7", "libnothing.so"]) }
         .in_wheels(&["vendor/lib"])
         .in_directories(&["/nowhere/at/all"]);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn wheel_precedes_the_linker() {
+    fn wheel_precedes_the_search_path_of_the_linker() {
         let system = open_with(&SEARCH, &|_| None).expect("every Linux has libm");
         let venv = tempfile::tempdir().expect("temporary directory");
         let lib = venv.path().join("lib/python3.12/site-packages/vendor/lib");
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn library_of_the_same_name_but_other_identity_is_rejected() {
+    fn different_library_of_the_same_name_is_rejected() {
         // SAFETY: as `SEARCH`.
         let search = unsafe { Search::without_variable("mathematics", &["libm.so.6"]) };
         search.known_by(c"cos").open(Visibility::Local).expect("it is there");

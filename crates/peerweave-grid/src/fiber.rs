@@ -68,8 +68,8 @@ impl Fiber {
             own.suspend.set(suspend);
             body();
         };
-        // SAFETY: the coroutine does not outlive `body`, by the caller's promise; all else that it
-        // holds is owned.
+        // SAFETY: the coroutine does not outlive `body`, by guaranteed by the caller; all else that
+        // it holds is owned.
         let coroutine = unsafe { Coroutine::with_stack_unchecked(stack, main) };
         Ok(Self { coroutine, current })
     }

@@ -286,7 +286,7 @@ impl Job {
         let connected = network.as_ref().map(Network::connect);
         let outcome = run_together(&launches, &options);
         drop(connected);
-        // What a kernel left under way arrives after it.
+        // Messages that a kernel left in flight arrive after it.
         network.iter().for_each(|network| network.deliver_all());
         drop(launches);
         drop(bodies);

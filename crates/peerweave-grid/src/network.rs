@@ -162,7 +162,11 @@ impl Network {
     /// Returns the address in the heap of `pe` that corresponds to `address` in the heap of
     /// `owner`.
     fn at(&self, owner: usize, address: u64, bytes: usize, pe: u32) -> u64 {
-        assert_eq!(self.find(address, bytes), Some(owner), "the network was given {address:#x} and memory of another heap");
+        assert_eq!(
+            self.find(address, bytes),
+            Some(owner),
+            "the network got address {address:#x}, expected an address in the same heap as the call's other memory"
+        );
         self.heaps[pe as usize].start + (address - self.heaps[owner].start)
     }
 }
@@ -174,7 +178,7 @@ impl State {
         while self.random.below(3) == 0 && !self.pending.is_empty() {
             let at = self.random.below(self.pending.len());
             let Message { from, to, fences, .. } = self.pending[at];
-            // What was sent before the fence that this message is behind.
+            // Delivers what was sent before the last fence before this message.
             self.deliver(|message| message.from == from && message.to == to && message.fences < fences);
             let chosen = |message: &Message| message.from == from && message.to == to && message.fences == fences;
             let matching: Vec<usize> = (0..self.pending.len()).filter(|at| chosen(&self.pending[*at])).collect();

@@ -81,7 +81,7 @@ impl<'a> Launch<'a> {
         let threads = grid.count().saturating_mul(block.count());
         if cooperative && threads > MAX_COOPERATIVE_THREADS {
             let expected = format!("at most {MAX_COOPERATIVE_THREADS} threads, because all blocks run at the same time");
-            return wrong("the cooperative grid", format!("{threads} threads"), expected);
+            return wrong("the size of the cooperative grid", format!("{threads} threads"), expected);
         }
         Ok(())
     }

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn schedules_with_other_seeds_have_other_orders() {
+    fn schedules_with_different_seeds_have_different_orders() {
         let orders: std::collections::BTreeSet<_> = (0..32).map(order).collect();
         assert!(orders.len() >= 30, "only {} different orders of 32 seeds", orders.len());
     }

@@ -63,7 +63,7 @@ fn barrier_orders_accesses_under_any_seed() {
 }
 
 #[test]
-fn barrier_or_is_true_for_all_if_one_passes_true() {
+fn sync_threads_or_returns_true_to_all_if_one_passes_true() {
     explore(SEEDS, |seed| {
         go(seed, 2, 70, &|| {
             let me = gpu::thread_idx().x;
@@ -130,7 +130,7 @@ fn dynamic_shared_memory_belongs_to_the_block() {
 }
 
 #[test]
-fn fixed_shared_memory_is_per_declaration_and_block() {
+fn each_block_has_its_own_fixed_shared_memory() {
     let places = RefCell::new(BTreeSet::new());
     let body = || {
         let one = gpu::executor().fixed_shared(1, 64, 64);
@@ -351,7 +351,7 @@ fn warp_masks_that_differ_are_divergent() {
 }
 
 #[test]
-fn wait_without_end_ends_by_the_deadline() {
+fn endless_wait_ends_at_the_deadline() {
     let dropped = AtomicBool::new(false);
     struct Say<'a>(&'a AtomicBool);
     impl Drop for Say<'_> {
@@ -381,7 +381,7 @@ fn wait_without_end_ends_by_the_deadline() {
 }
 
 #[test]
-fn endless_loop_with_steps_ends_by_the_deadline() {
+fn endless_loop_with_steps_ends_at_the_deadline() {
     let body = || {
         loop {
             step();

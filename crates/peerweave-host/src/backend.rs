@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The backend for the shared memory of one machine, as one PE holds it.
+/// One PE's handle to the backend for the shared memory of one machine.
 ///
 /// A process of a job calls [`Host::join`](crate::Host::join); [`on_threads`](crate::on_threads)
 /// makes one for each thread.
@@ -42,7 +42,8 @@ impl Host {
     fn drain(&self, call: &'static str) -> Result<(), Error> {
         let shared = &*self.shared;
         let started = Instant::now();
-        // An operation that was enqueued just before ends at its own deadline, and names its cause.
+        // The wait is longer than the deadline, so that an operation that was enqueued just before
+        // ends at its own deadline, with an error that names the cause.
         let limit = shared.peers.deadline.saturating_add(COMPLETION_GRACE);
         while shared.queues.queued.load(Ordering::Acquire) > 0 {
             let waited = started.elapsed();
@@ -111,7 +112,7 @@ unsafe impl Backend for Host {
                 call: "alloc",
                 requested_bytes: request.bytes,
                 available_bytes: (available / shared.n_pes() as u64) as usize,
-                what: "of this machine's memory, for each PE",
+                what: "memory of this machine, for each PE",
             });
         }
         let mut heap = self.heap();
@@ -120,7 +121,7 @@ unsafe impl Backend for Host {
                 call: "alloc",
                 requested_bytes: request.bytes,
                 available_bytes: heap.largest_free() as usize,
-                what: "in one range of the symmetric heap",
+                what: "the largest free range of the symmetric heap",
             });
         };
         let used_before = heap.note_use(at + bytes);
@@ -155,8 +156,8 @@ unsafe impl Backend for Host {
 
     #[inline]
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<(), Error> {
-        // SAFETY: the caller's promise; the two are apart since one is symmetric and the other is
-        // not.
+        // SAFETY: guaranteed by the caller; the ranges do not overlap, because only one of them is
+        // symmetric memory.
         unsafe { simd::copy(into, self.shared.own(at), bytes) };
         Ok(())
     }
@@ -198,7 +199,7 @@ unsafe impl Backend for Host {
         stream.downcast_ref::<HostStream>().is_some_and(|stream| stream.is_of(&self.shared))
     }
 
-    // A failed operation has ended on every thread: nothing of it needs `keep`.
+    // No thread still runs a failed operation, so `keep` is not needed.
     #[inline]
     unsafe fn run(&self, op: &Op, _keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
         ops::run(&self.shared, op)
@@ -236,7 +237,7 @@ unsafe impl Backend for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Local: writes to the page of this PE and leaves the rendezvous, and does not wait.
+        // Local: this writes to the page of this PE and leaves the rendezvous, without waiting.
         self.shared.leave();
     }
 }

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostOptions {
-    /// The deadline of every wait that has no other.
+    /// The deadline of every wait for which the caller gives none.
     pub deadline: Duration,
     /// The size of the symmetric heap of each PE, in bytes. `None` means the memory of the machine;
     /// pages take no memory until they are accessed.
@@ -105,7 +105,7 @@ impl Host {
         let mapping = Arc::new(Mapping::new(file.as_fd(), layout).map_err(system)?);
         let me = job.pe.index();
         announce(&mapping, me);
-        // After this, the pages of all PEs are filled in.
+        // After this barrier, the pages of all PEs are filled in.
         let met = rendezvous.barrier_within("peerweave-host", left()).map_err(setup);
         met.and_then(|()| Self::new(me, mapping.clone(), options, Some(rendezvous.clone()), left()))
             // The process may end now, but the PE did not die: other PEs report the root cause that
@@ -114,7 +114,7 @@ impl Host {
     }
 
     /// Returns the backends of `n_pes` PEs that are threads of this process, in order. Each must be
-    /// used by a thread of its own.
+    /// used by its own thread.
     ///
     /// # Errors
     /// [`Error::System`] if the memory cannot be mapped.
@@ -123,7 +123,7 @@ impl Host {
         let layout = layout(n_pes, options)?;
         let mapping = own_memory(layout).map_err(|error| Error::system(CALL, error))?;
         (0..n_pes).for_each(|pe| announce(&mapping, pe));
-        // They are made one after the other, without the collective that ends a join.
+        // The backends are made one after the other, without the collective that ends a join.
         let alone = |pe| Shared::alone(pe, mapping.clone(), options, None, Err("PEs are threads".into()));
         Ok((0..n_pes).map(|pe| Self { shared: Arc::new(alone(pe)) }).collect())
     }
@@ -272,7 +272,7 @@ fn layout(n_pes: usize, options: &HostOptions) -> Result<Layout, Error> {
     if n_pes == 0 || n_pes > 4096 {
         return Err(value("n_pes", n_pes.to_string(), "1 to 4096 PEs on one machine"));
     }
-    // As much as the machine has, limited by the address space.
+    // The memory of the machine, limited by the address space.
     let default = (machine::memory_bytes() as usize).min((1 << 44) / n_pes);
     let heap_bytes = options.heap_bytes.unwrap_or(default);
     let layout = heap_bytes.checked_next_multiple_of(4096).and_then(|heap_bytes| Layout::new(n_pes, heap_bytes));

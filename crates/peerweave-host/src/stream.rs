@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a stream-ordered call may run on the thread of its caller.
+/// The time that a stream-ordered call may run on the thread of its caller.
 const CALLER_BUDGET: Duration = Duration::from_millis(1);
 
-/// A stream, as its users hold it.
+/// The handle of a stream.
 #[derive(Debug)]
 pub(crate) struct HostStream {
     inner: Arc<Inner>,
@@ -31,9 +31,10 @@ pub(crate) struct HostStream {
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
-    /// A thread runs an operation of this stream.
+    /// Whether a thread runs an operation of this stream.
     busy: AtomicBool,
-    /// An operation was queued whose end was not noticed yet. Only set under `queue`.
+    /// Whether an operation was queued whose end was not noticed yet. It is set only while `queue`
+    /// is locked.
     pending: AtomicBool,
     queue: Mutex<Jobs>,
     changed: Condvar,
@@ -111,7 +112,7 @@ unsafe impl StreamBackend for HostStream {
         let inner = &*self.inner;
         let shared = &*inner.shared;
         if !ops::waits(op) && !inner.pending.load(Ordering::Acquire) && !inner.busy.swap(true, Ordering::Acquire) {
-            // Needs no place among other operations: no lock.
+            // The operation needs no place among other operations, so it takes no lock.
             let _release = Release(&inner.busy);
             return shared.run_one_sided(op).map(Submitted::Complete);
         }
@@ -136,13 +137,13 @@ unsafe impl StreamBackend for HostStream {
         }
         let mut queue = lock(&inner.queue);
         if self.need_worker(&mut queue, call).is_err() {
-            // Without a thread of the stream the caller waits.
+            // The thread of the stream could not be started, so the caller waits.
             drop(queue);
             let outcome = task.drive(shared, Limit::Deadline(shared.peers.deadline)).map_err(Stop::into_error)?;
             return Ok(Submitted::Complete(outcome));
         }
-        // Before all operations that were queued meanwhile, and before `busy` is released, so that
-        // none overtakes.
+        // The task is queued before all operations that were queued meanwhile, and before `busy` is
+        // released, so that no operation overtakes it.
         let submitted = self.push(queue, call, task.into_owned(), keep(), End::Front);
         drop(release);
         inner.changed.notify_all();
@@ -224,7 +225,7 @@ impl HostStream {
         Ok(())
     }
 
-    /// Only if the thread of the stream runs.
+    /// Adds a job to the queue. The thread of the stream must be running.
     fn enqueue(&self, mut queue: MutexGuard<'_, Jobs>, job: Job, end: End) {
         self.inner.pending.store(true, Ordering::Release);
         self.inner.shared.queues.queued.fetch_add(1, Ordering::AcqRel);
@@ -293,7 +294,7 @@ impl Inner {
         }
     }
 
-    /// Waits for a job; `false` if there will be none.
+    /// Waits for a job. Returns `false` if no more jobs can arrive.
     fn wait_for_job(self: &Arc<Self>) -> bool {
         let mut queue = lock(&self.queue);
         while queue.jobs.is_empty() {
@@ -317,8 +318,8 @@ impl Inner {
                 // run.
                 let because = earlier.filter(|failure| !matches!(failure.error, Error::Mismatch(_)));
                 let run = || match &because {
-                    // It has a place in its team, which it must take and leave. A collective that
-                    // some ranks skip would stop the others, so its team fails.
+                    // The operation has a place in its team, which it must take and leave. A
+                    // collective that some ranks skip would block the others, so its team fails.
                     Some(because) => {
                         let skipped = Error::Skipped { call, because: Arc::new(because.error.clone()) };
                         task.skip(&self.shared, &skipped);
@@ -348,18 +349,18 @@ impl Inner {
             }
             Job::WaitEvent(event) => {
                 let failed = event.passed_within(self.shared.peers.deadline).err();
-                // A failure that the event passes on was noted by its own stream; a second note
-                // shares whether it was returned.
+                // A failure that the event passes on was recorded by its own stream. The second
+                // record shares the flag that says whether it was returned.
                 failed.inspect(|failure| self.shared.queues.note(failure.clone()))
             }
         }
     }
 }
 
-/// How long an operation may take to complete its ticket after its own deadline has passed.
+/// The time that an operation may take to complete its ticket after its own deadline has passed.
 pub(crate) const COMPLETION_GRACE: Duration = Duration::from_millis(200);
 
-/// The rest of the time of a wait for a stream or a ticket, or the error of its deadline.
+/// Returns the time that is left of a wait for a stream or a ticket, or the error of its deadline.
 fn rest(shared: &Shared, call: &'static str, started: Instant, within: Duration) -> Result<Duration, Error> {
     let waited = started.elapsed();
     if let Some(rest) = within.checked_sub(waited).filter(|rest| !rest.is_zero()) {
@@ -422,7 +423,7 @@ pub(crate) struct HostEvent {
     changed: Condvar,
 }
 
-/// The time since the first event of the process.
+/// Returns the time since the first event of the process.
 fn clock() -> Duration {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
@@ -438,7 +439,7 @@ impl HostEvent {
         matches!(&*lock(&self.state), Some((_, Ok(()))))
     }
 
-    /// The time at which the stream passed it.
+    /// Returns the time at which the stream passed the event.
     fn passed_at(&self) -> Option<Duration> {
         lock(&self.state).as_ref().map(|(at, _)| *at)
     }

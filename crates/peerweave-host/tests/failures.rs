@@ -48,7 +48,7 @@ fn calls_after_a_failure_are_poisoned_and_name_the_pe() {
 }
 
 #[test]
-fn failure_of_a_dropped_ticket_comes_out_of_finalize() {
+fn finalize_returns_the_failure_of_a_dropped_ticket() {
     with_deadline(1, SHORT, |world| {
         drop(wait_in_vain(&world));
         let buffer = world.alloc::<u8>(1).unwrap();
@@ -60,7 +60,7 @@ fn failure_of_a_dropped_ticket_comes_out_of_finalize() {
 }
 
 #[test]
-fn failure_that_is_still_pending_comes_out_of_finalize() {
+fn finalize_returns_the_failure_of_a_pending_operation() {
     with_deadline(2, SHORT, |world| {
         drop(wait_in_vain(&world));
         let error = world.finalize().unwrap_err();

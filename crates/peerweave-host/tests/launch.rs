@@ -28,7 +28,7 @@ fn count(word: u64) {
 
 #[kernel]
 fn panics_in(block: u32, thread: u32) {
-    assert!((gpu::block_rank(), gpu::thread_rank()) != (block, thread), "told to");
+    assert!((gpu::block_rank(), gpu::thread_rank()) != (block, thread), "as requested");
 }
 
 #[kernel]
@@ -83,7 +83,7 @@ fn launches_run_in_stream_order() {
 }
 
 #[test]
-fn cooperative_blocks_and_shared_memory_are_passed_on() {
+fn cooperative_launch_gets_its_blocks_and_shared_memory() {
     alone(|world| -> Result<()> {
         let stream = world.stream()?;
         let word = AtomicU64::new(0);
@@ -103,7 +103,7 @@ fn panic_in_a_kernel_fails_its_ticket_and_its_stream() {
         let (stream, other) = (world.stream()?, world.stream()?);
         let ticket = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?;
         let error = ticket.wait().unwrap_err();
-        let expected = "panics_in: block (1, 0, 0) thread (40, 0, 0) panicked: told to (seed 0)";
+        let expected = "panics_in: block (1, 0, 0) thread (40, 0, 0) panicked: as requested (seed 0)";
         assert_eq!(error.to_string(), expected);
         assert!(matches!(&error, Error::Kernel(failure) if failure.kernel == "panics_in" && failure.missing.is_none()));
         let counted = AtomicU64::new(0);
@@ -124,12 +124,12 @@ fn kernel_that_fails_reports_the_seed_that_was_chosen() {
     let outcomes = on_threads(1, &seeded, |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let error = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?.wait_within(Duration::from_secs(20)).unwrap_err();
-        assert!(error.to_string().ends_with("the schedule is that of PEERWEAVE_KERNEL_SEED=41"), "{error}");
-        // What an operation reports says so too.
+        assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats the schedule"), "{error}");
+        // The report of an operation contains the seed too.
         let stream = world.stream()?;
         let ticket = stream.launch(&waits_for_pe_1::KERNEL, 1, 1, (&signal,))?;
         let error = ticket.wait_within(Duration::from_secs(20)).unwrap_err();
-        assert!(error.to_string().ends_with("the schedule is that of PEERWEAVE_KERNEL_SEED=41"), "{error}");
+        assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats the schedule"), "{error}");
         drop(stream);
         Ok(())
     });
@@ -137,7 +137,7 @@ fn kernel_that_fails_reports_the_seed_that_was_chosen() {
 }
 
 #[test]
-fn kernel_without_end_ends_by_the_deadline() {
+fn kernel_that_never_returns_is_stopped_at_the_deadline() {
     on_threads(1, &options(Duration::from_millis(200)), |world| -> Result<()> {
         let stream = world.stream()?;
         let started = Instant::now();
@@ -204,7 +204,7 @@ fn waits_for_pe_1(ctx: &Context, signal: SymSlice<u64>) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Puts this PE's number to the next, and meets all.
+/// Puts this PE's number to the next PE, then synchronizes with all PEs.
 #[kernel]
 fn shift(ctx: &Context, dst: SymSlice<u32>) -> Result<(), Failed> {
     ctx.p(dst, ctx.my_pe(), (ctx.my_pe() + 1) % ctx.n_pes());
@@ -256,7 +256,7 @@ fn wait_that_times_out_names_the_missing_pe() {
 }
 
 #[test]
-fn pe_that_leaves_while_a_kernel_waits_is_named_soon() {
+fn pe_that_leaves_while_a_kernel_waits_is_named_in_the_error() {
     let started = Instant::now();
     let outcomes = on_threads(2, &options(Duration::from_secs(60)), |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
@@ -326,8 +326,8 @@ fn team_in_a_reused_slot_starts_with_fresh_state() {
         let (sum, mine) = (world.alloc_zeroed::<u32>(5)?, world.alloc::<u32>(5)?);
         mine.fill(1)?;
         for round in 0..6u64 {
-            // Teams of two and of one, of other members in each round, so that lines of one team
-            // are those of others later.
+            // Teams of one and two PEs, with different members in each round, so that a team uses
+            // lines that other teams used before.
             let color = u64::from((u64::from(world.my_pe().get()) + round).is_multiple_of(3));
             let team = world.team().split(Some(color), 0)?.expect("a color was given");
             for _ in 0..=round {
@@ -342,7 +342,7 @@ fn team_in_a_reused_slot_starts_with_fresh_state() {
 }
 
 #[test]
-fn team_that_was_destroyed_or_is_foreign_is_refused() {
+fn destroyed_team_and_team_of_another_world_are_refused() {
     alone(|world| {
         alone(|other| -> Result<()> {
             let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);

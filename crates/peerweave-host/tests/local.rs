@@ -1,5 +1,5 @@
-//! What one PE does with its own memory: fills, copies, elements; and what the backend says of
-//! itself.
+//! Checks operations of a PE on its own memory (fills, copies, elements), and the capabilities that
+//! the backend reports.
 
 use peerweave_core::backend::CollectiveKind;
 use peerweave_core::{
@@ -90,7 +90,7 @@ fn capabilities_describe_each_reduction() {
 }
 
 #[test]
-fn failed_team_says_why_on_the_pe_that_saw_it() {
+fn team_failure_has_its_cause_on_the_pe_that_detected_it() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_millis(100);
     on_threads(2, &options, |world| {

@@ -4,7 +4,8 @@
 use peerweave_core::{Error, Result, TeamShape, World};
 use peerweave_host::{HostOptions, on_threads};
 
-/// Makes `call` on three PEs, where PE 1 is odd; each of them says what PE 1 and another called.
+/// Makes `call` on three PEs, differently on PE 1. Checks that the error of each PE contains the
+/// calls of PE 1 and of another PE.
 fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + Sync) {
     on_threads(3, &HostOptions::default(), |world| {
         let is_odd = world.my_pe().get() == 1;
@@ -26,7 +27,7 @@ fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + S
 }
 
 #[test]
-fn strided_splits_into_other_shapes_mismatch() {
+fn strided_splits_with_different_shapes_mismatch() {
     let split = |world: &World, start, stride, size| world.team().split_strided(TeamShape { start, stride, size }).map(drop);
     differ("split_strided into 1 ranks from 0 at stride 1", "split_strided into 3 ranks from 0 at stride 1", |world, odd| {
         split(world, 0, 1, if odd { 1 } else { 3 })
@@ -37,7 +38,7 @@ fn strided_splits_into_other_shapes_mismatch() {
 }
 
 #[test]
-fn splits_by_other_calls_or_row_lengths_mismatch() {
+fn splits_by_different_calls_or_row_lengths_mismatch() {
     differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
         world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
     });
@@ -55,7 +56,7 @@ fn splits_by_other_calls_or_row_lengths_mismatch() {
 }
 
 #[test]
-fn allocations_of_other_types_mismatch() {
+fn allocations_of_different_types_mismatch() {
     differ("alloc of 8 elements of f64 aligned to 64, not zeroed", "alloc of 16 elements of i32 aligned to 64, not zeroed", {
         |world, odd| if odd { world.alloc::<f64>(8).map(drop) } else { world.alloc::<i32>(16).map(drop) }
     });

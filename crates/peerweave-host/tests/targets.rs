@@ -1,10 +1,10 @@
-//! One-sided operations at a PE that is gone: a program that spins on them ends.
+//! One-sided operations on a PE that has left: a program that spins on them gets an error.
 
 use peerweave_core::{Compare, Error, PeerCause, Rank, Result, Symmetric, World};
 use peerweave_host::{HostOptions, on_threads};
 use std::time::{Duration, Instant};
 
-/// Calls `spin` until it fails, at PEs 0 and 2, after PE 1 has left with 1 in its word.
+/// Calls `spin` on PEs 0 and 2 until it fails, after PE 1 has left. The word of PE 1 holds 1.
 fn spins_end(name: &str, spin: impl Fn(&World, &Symmetric<u64>) -> Result<()> + Sync) {
     const GONE: Rank = Rank::new(1);
     on_threads(3, &HostOptions::default(), |world| {
@@ -24,7 +24,7 @@ fn spins_end(name: &str, spin: impl Fn(&World, &Symmetric<u64>) -> Result<()> + 
         };
         let left = matches!(&error, Error::Peer { pe, cause: PeerCause::Left, .. } if pe.get() == 1);
         assert!(left, "{name}: {error}");
-        // Known from now on.
+        // This thread knows of the loss from now on.
         let again = spin(&world, &word);
         assert!(again.is_err(), "{name}: a call after the error succeeds");
     })
@@ -32,7 +32,7 @@ fn spins_end(name: &str, spin: impl Fn(&World, &Symmetric<u64>) -> Result<()> + 
 }
 
 #[test]
-fn lock_that_a_pe_holds_which_left_is_not_awaited() {
+fn spinning_on_the_lock_of_a_pe_that_left_fails() {
     spins_end("compare and swap", |world, word| {
         world.team().atomic_compare_swap_blocking(word, 0, 0u64, 1, Rank::new(1)).map(|old| assert_eq!(old, 1))
     });
@@ -44,7 +44,7 @@ fn lock_that_a_pe_holds_which_left_is_not_awaited() {
 }
 
 #[test]
-fn puts_and_gets_at_a_pe_that_left_fail_soon() {
+fn puts_and_gets_to_a_pe_that_left_fail_soon() {
     const GONE: Rank = Rank::new(1);
     spins_end("put", |world, word| world.team().put_blocking(&[3u64], word, GONE));
     spins_end("p", |world, word| world.team().p_blocking(word, 0, 3, GONE));
@@ -56,7 +56,7 @@ fn puts_and_gets_at_a_pe_that_left_fail_soon() {
 }
 
 #[test]
-fn calls_at_living_pes_go_on_after_a_pe_has_left() {
+fn calls_to_living_pes_succeed_after_a_pe_has_left() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, word) = (world.team().clone(), world.alloc_zeroed::<u64>(1).unwrap());
         team.barrier_blocking().unwrap();

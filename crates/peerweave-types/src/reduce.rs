@@ -4,8 +4,6 @@ use crate::DType;
 use core::fmt;
 
 /// A reduction as a run-time value.
-///
-/// Passes each view of memory and each team in this argument to the visitor, in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]

@@ -5,7 +5,7 @@
 /// ```
 /// use peerweave_types::Strides;
 ///
-/// // Two elements that follow each other go to every other place.
+/// // Two adjacent elements are copied to every second place.
 /// let every_other = Strides { count: 2, source: 1, dest: 2 };
 /// assert_eq!(every_other.dest, 2);
 /// ```

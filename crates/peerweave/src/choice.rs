@@ -8,7 +8,7 @@ use std::fmt;
 /// The value of `PEERWEAVE_BACKEND`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// GPUs where there is one for each PE of the machine, otherwise shared memory.
+    /// GPUs if there is one for each PE of the machine, otherwise shared memory.
     #[default]
     Auto,
     /// Shared memory.
@@ -47,7 +47,7 @@ impl fmt::Display for BackendKind {
     }
 }
 
-/// The backend that [`World::from_env`](crate::World::from_env) takes, and the reason.
+/// The backend that [`World::from_env`](crate::World::from_env) chooses, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BackendChoice {
@@ -65,10 +65,11 @@ impl fmt::Display for BackendChoice {
 }
 
 impl BackendChoice {
-    /// Returns the backend that the environment and this machine give to a job, without joining it.
+    /// Returns the backend that a job gets from the environment and this machine, without joining
+    /// the job.
     ///
-    /// All PEs of a machine see the same GPUs and choose alike, unless their environments differ.
-    /// Where PEs disagree, all of them get an error when they join.
+    /// All PEs of a machine see the same GPUs and choose the same backend, unless their
+    /// environments differ. If PEs disagree, all of them get an error when they join.
     ///
     /// # Errors
     /// [`Error::Misuse`] for an invalid value of a variable of Peerweave, and for
@@ -86,19 +87,20 @@ impl BackendChoice {
     }
 }
 
-/// The number of GPUs that this process sees, or why it sees none.
+/// Returns the number of GPUs that this process sees, or the reason why it sees none.
 #[cfg(feature = "cuda")]
 pub(crate) fn gpus() -> Option<Result<usize, String>> {
     Some(peerweave_cuda::visible_gpus().map_err(|error| error.to_string()))
 }
 
-/// `None`: this build has no backend for GPUs.
+/// Returns `None`: this build has no backend for GPUs.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn gpus() -> Option<Result<usize, String>> {
     None
 }
 
-/// Decides by the request, the GPUs that this process sees, and the number of PEs of the machine.
+/// Chooses the backend from the request, the number of GPUs that this process sees, and the number
+/// of PEs of the machine.
 pub(crate) fn decide(
     request: Request,
     gpus: impl FnOnce() -> Option<Result<usize, String>>,
@@ -128,7 +130,7 @@ pub(crate) fn decide(
         Ok(found) => choice(
             BackendKind::Host,
             format!(
-                "this process sees {found} GPUs, and the machine has {pes} PEs; {}=cuda takes them all the same",
+                "this process sees {found} GPUs, and the machine has {pes} PEs; set {}=cuda to use the GPUs nevertheless",
                 names::BACKEND
             ),
         ),
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_gpus_where_each_pe_gets_one() {
+    fn auto_uses_gpus_if_each_pe_gets_one() {
         let cuda = choose(Request::Auto, Some(Ok(4)), 4);
         assert_eq!(cuda.to_string(), "cuda: this process sees 4 GPUs for 4 PEs of the machine");
         let host = choose(Request::Auto, Some(Ok(2)), 4);
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn requested_backend_is_taken_whatever_the_machine_has() {
+    fn requested_backend_is_used_on_any_machine() {
         assert_eq!(choose(Request::Host, Some(Ok(8)), 1).to_string(), "host: PEERWEAVE_BACKEND=host");
         assert_eq!(choose(Request::Cuda, Some(Ok(1)), 4).to_string(), "cuda: PEERWEAVE_BACKEND=cuda");
     }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 /// The names of the variables.
 pub mod names {
-    /// The backend: `host`, `cuda`, or `auto`, the default, which takes GPUs where the build has
-    /// the feature `cuda` and each PE of the machine gets one. See
+    /// The backend: `host`, `cuda`, or `auto`, the default, which uses GPUs if the build has the
+    /// feature `cuda` and each PE of the machine gets a GPU. See
     /// [`BackendChoice`](crate::BackendChoice).
     pub const BACKEND: &str = "PEERWEAVE_BACKEND";
     /// Default deadline of waits, in seconds; fractions are allowed.

@@ -30,7 +30,7 @@ pub struct World(peerweave_core::World);
 impl World {
     /// Joins the job started by `peerweave run`, `torchrun`, Open MPI, MPICH or Slurm, as found in
     /// the environment. Without a launcher, creates a job of one PE. Reads settings from the
-    /// variables of [`environment::names`], and takes the backend of
+    /// variables of [`environment::names`], and uses the backend of
     /// [`BackendChoice`](crate::BackendChoice).
     ///
     /// # Collective
@@ -195,8 +195,8 @@ impl WorldBuilder {
         peerweave_host::on_threads(n_pes, &self.host_options(&Settings::from_env()?), |world| program(World::from(world)))
     }
 
-    /// Returns the settings of the builder, where it has none those of the environment, else the
-    /// defaults.
+    /// Returns the settings of the builder. A missing one is taken from the environment, or else
+    /// has its default.
     fn host_options(&self, settings: &Settings) -> HostOptions {
         let mut options = HostOptions::default();
         options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
@@ -217,7 +217,7 @@ impl WorldBuilder {
         Ok(peerweave_cuda::Cuda::join(job, &options)?)
     }
 
-    /// No build without the feature chooses GPUs.
+    /// Fails: this build cannot use GPUs.
     #[cfg(not(feature = "cuda"))]
     fn cuda(&self, _: &Job, _: &Settings) -> Result<Arc<dyn Backend>, Error> {
         let why = "this build of `peerweave` has no feature `cuda`";

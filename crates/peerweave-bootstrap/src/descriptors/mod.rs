@@ -187,7 +187,7 @@ impl<'a> Call<'a> {
     /// Connects to the leader, with or without a descriptor, and receives `n_fds` descriptors.
     fn follow(&self, fd: Option<BorrowedFd<'_>>, n_fds: usize) -> Result<Vec<OwnedFd>, BootstrapError> {
         let place = self.rendezvous.get_by(&self.key, self.deadline).map_err(|error| match error {
-            // The leader stores it.
+            // The leader stores the key.
             BootstrapError::Timeout { .. } => self.timeout(vec![self.members[0]]),
             error => error,
         })?;
@@ -253,7 +253,7 @@ impl<'a> Call<'a> {
         let mut hello = MAGIC.to_vec();
         hello.extend(token.as_bytes());
         hello.extend(self.rendezvous.pe().get().to_le_bytes());
-        // The socket's buffer is empty, so that so few bytes go at once or not at all.
+        // The socket's buffer is empty, so these few bytes are sent at once or not at all.
         match send(stream.as_fd(), &hello, fd.as_slice())? == hello.len() {
             true => Ok(stream),
             false => Err(io::ErrorKind::WriteZero.into()),
@@ -282,7 +282,12 @@ impl<'a> Call<'a> {
                 [DESCRIPTORS, n] if usize::from(n) == fds.len() && n > 0 && sent.fds.len() + fds.len() <= n_fds => {
                     sent.fds.extend(fds)
                 }
-                _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "the first member sent something else")),
+                _ => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidData,
+                        "the first member sent an invalid message, expected descriptors or the list of missing members",
+                    ));
+                }
             }
         }
         Ok(sent)

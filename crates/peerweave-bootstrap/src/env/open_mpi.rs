@@ -12,7 +12,8 @@ use crate::limits::MAX_PES;
 
 pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     let by_open_mpi = vars.is_set(names::OMPI_COMM_WORLD_RANK);
-    // Slurm's plugin for PMIx sets PMIX_RANK beside Slurm's own variables, and the latter say more.
+    // Slurm's plugin for PMIx sets PMIX_RANK beside Slurm's own variables, which have more
+    // information.
     let by_pmix = vars.is_set(names::PMIX_RANK) && !vars.is_set(names::SLURM_PROCID);
     let (index, count) = match (by_open_mpi, by_pmix) {
         (true, _) => (names::OMPI_COMM_WORLD_RANK, names::OMPI_COMM_WORLD_SIZE),

@@ -229,7 +229,7 @@ fn slurm_with_its_pmix_plugin_is_read_as_slurm() {
 }
 
 #[test]
-fn pes_of_one_job_agree_and_other_jobs_differ() {
+fn rendezvous_and_token_are_equal_only_within_a_job() {
     let pe = |rank: u32, port: u32, restart: u32| {
         job(&format!(
             "RANK={rank} WORLD_SIZE=2 LOCAL_RANK={rank} LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port} \
@@ -246,7 +246,7 @@ fn pes_of_one_job_agree_and_other_jobs_differ() {
 }
 
 #[test]
-fn explicit_token_and_rendezvous_override_the_derived() {
+fn explicit_token_and_rendezvous_override_derived_ones() {
     let environment = format!(
         "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=x MASTER_PORT=1 PEERWEAVE_TOKEN={HEX} \
          PEERWEAVE_RENDEZVOUS=unix:@mine"

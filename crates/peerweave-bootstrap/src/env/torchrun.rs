@@ -9,8 +9,8 @@ use crate::error::BootstrapError;
 use crate::job::Launcher;
 
 pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
-    // Both names are common words: one alone means torchrun only beside one of its rarer
-    // companions.
+    // Both names are common words: one of them alone indicates torchrun only together with one of
+    // torchrun's less common variables.
     let companions = [names::LOCAL_RANK, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID];
     match (vars.is_set(names::RANK), vars.is_set(names::WORLD_SIZE)) {
         (false, false) => return Ok(None),

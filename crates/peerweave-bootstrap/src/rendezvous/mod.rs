@@ -451,7 +451,7 @@ impl Rendezvous {
     /// use peerweave_bootstrap::{Job, Options, Pe, Rendezvous};
     ///
     /// let rendezvous = Rendezvous::join(&Job::single(), Options::default())?;
-    /// rendezvous.blame(Pe::new(3)); // alone: nobody is told
+    /// rendezvous.blame(Pe::new(3)); // a job of one PE: no PE is notified
     /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
     /// ```
     pub fn blame(&self, pe: Pe) {

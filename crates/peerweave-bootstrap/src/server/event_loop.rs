@@ -425,8 +425,8 @@ impl EventLoop {
     /// Closes a connection. If it belonged to a PE that had not left, the PE is lost.
     fn close(&mut self, link: Link, out: &mut Vec<Action>) {
         let Some(mut connection) = self.connections.remove(&link) else { return };
-        // Explicitly, because a process forked from this one may hold copies that would keep
-        // ringing.
+        // Explicitly, because a process forked from this one may hold copies of the descriptors,
+        // which would still cause events.
         connection.unregister(self.poll.registry());
         match connection.phase {
             Phase::Unidentified(_) => self.n_unidentified -= 1,

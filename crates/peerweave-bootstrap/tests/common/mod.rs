@@ -66,7 +66,7 @@ impl Party {
 pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < LONG, "{what} did not come about");
+        assert!(start.elapsed() < LONG, "{what} did not happen");
         thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,11 +1,12 @@
 //! Ordinary memory that pending operations may use. Memory that peers can access is in
 //! `symmetric.rs`.
 //!
-//! Invariants: **\[P1\]** the memory of a [`Memory`] is that of a `Vec`, and is freed when the last
-//! handle is dropped and the last operation that uses it has ended. **\[P2\]** While there may be
-//! more than one of these, it is accessed only through raw pointers and atomically, because an
-//! operation on another thread may access it at any time. Only [`Buffer::get_mut`] returns a
-//! reference to it, to the only handle.
+//! Invariants: **\[P1\]** a [`Memory`] owns the allocation of a `Vec`. It is freed when the last
+//! handle is dropped and the last operation that uses it has ended. **\[P2\]** While several
+//! handles or operations may share the allocation, it is accessed only through raw pointers and
+//! atomically, because an operation on another thread may access it at any time. Only
+//! [`Buffer::get_mut`] returns a reference to it, and only if no other handle or operation shares
+//! it.
 #![allow(unsafe_code)]
 
 use crate::arguments::shared_bytes;
@@ -33,9 +34,9 @@ pub(crate) struct Memory {
 
 // SAFETY: shared: the bytes behind `at`. Synchronised: by [P2], every access while it is shared is
 // atomic, and by the `Arc` around it, whose count orders the last access before the free or before
-// the `Vec` is given back. Elements have no thread of their own ([E4]: `Copy`, no pointers). Would
-// be caught by: `queued_operations_keep_their_buffers_until_they_end` in tests/streams.rs,
-// under ThreadSanitizer.
+// the `Vec` is given back. Elements are not bound to a thread ([E4]: `Copy`, no pointers). Would be
+// caught by: `queued_operations_keep_their_buffers_until_they_end` in tests/streams.rs, under
+// ThreadSanitizer.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
@@ -48,7 +49,7 @@ impl Memory {
         /// `at` and `capacity` are those of a `Vec<T>` that was taken apart and is not used again.
         unsafe fn free<T>(at: NonNull<u8>, capacity: usize) {
             // SAFETY: the caller passes the pointer and capacity of a `Vec<T>` that was taken apart
-            // below; `T` is `Copy`, so that a length of 0 forgets nothing that has a drop.
+            // below; `T` is `Copy`, so no destructor is skipped by a length of 0.
             drop(unsafe { Vec::<T>::from_raw_parts(at.cast().as_ptr(), 0, capacity) });
         }
         let mut vec = ManuallyDrop::new(vec);

@@ -1,7 +1,7 @@
-//! Memory of a device that is not symmetric: that of other libraries, or of the application.
+//! Device memory that is not symmetric: allocated by other libraries or by the application.
 //!
-//! Nothing here accesses it. Invariant: **\[D1\]** the elements of a handle stay allocated while
-//! its owner lives; the caller of [`OnDevice::from_raw`] promised that.
+//! This module does not access the memory. Invariant: **\[D1\]** the elements of a handle stay
+//! allocated while its owner lives; the caller of [`OnDevice::from_raw`] promised that.
 #![allow(unsafe_code)]
 
 use crate::arguments::span::{Owner, Span};
@@ -16,8 +16,9 @@ use std::sync::Arc;
 /// A handle to memory of a device that operations can use, or to a range of it, with its owner.
 ///
 /// A clone is the same memory. A stream with a pending operation on the memory holds its owner, so
-/// a handle can be dropped while it is in use. The backend must work on this device
-/// ([`Caps::device`](crate::Caps::device)); others return an error before anything is enqueued.
+/// a handle can be dropped while it is in use. The backend must use this device
+/// ([`Caps::device`](crate::Caps::device)); otherwise calls return an error before anything is
+/// enqueued.
 ///
 /// ```
 /// use peerweave::backend::DeviceOwner;
@@ -55,7 +56,7 @@ impl<T: Element> OnDevice<T> {
     /// allocated.
     ///
     /// # Safety
-    /// The address is that of `len` elements on that device, aligned to an element, which stay
+    /// `address` points to `len` elements on that device, aligned to an element, which stay
     /// allocated while `owner` or a clone of it lives. Work of the device may read and write them
     /// at any time between [`DeviceOwner::before`] and the end of the operation.
     pub unsafe fn from_raw(address: u64, len: usize, ordinal: u32, owner: Arc<dyn DeviceOwner>) -> Self {

@@ -1,5 +1,5 @@
-//! Reductions, with the scalar of the one that takes a scalar. `check/` checks which reductions an
-//! element type has.
+//! Reductions; `PreMulSum` carries its scalar. `check/` checks which reductions an element type
+//! supports.
 
 use crate::backend;
 use peerweave_types::{Number, ReduceOp};
@@ -29,7 +29,7 @@ pub struct Reduction<T> {
 
 impl<T> Reduction<T> {
     /// Returns a sum in which the elements of this PE are multiplied by `scalar`. Each PE may pass
-    /// another scalar.
+    /// a different scalar.
     pub const fn pre_mul_sum(scalar: T) -> Self {
         Self { op: ReduceOp::PreMulSum, scalar: Some(scalar) }
     }
@@ -40,8 +40,8 @@ impl<T> Reduction<T> {
     }
 }
 
-/// `ReduceOp::PreMulSum` has no scalar here, and every call rejects it: use
-/// [`Reduction::pre_mul_sum`].
+/// Converts an operation without a scalar. Every call rejects a `ReduceOp::PreMulSum` converted in
+/// this way: use [`Reduction::pre_mul_sum`].
 impl<T> From<ReduceOp> for Reduction<T> {
     #[inline]
     fn from(op: ReduceOp) -> Self {
@@ -49,7 +49,7 @@ impl<T> From<ReduceOp> for Reduction<T> {
     }
 }
 
-/// A [`Reduction`] without its type.
+/// A [`Reduction`] without its element type.
 #[derive(Clone, Copy)]
 pub(crate) struct ErasedReduction {
     pub(crate) op: ReduceOp,
@@ -68,10 +68,10 @@ impl<T: Number> From<Reduction<T>> for ErasedReduction {
     }
 }
 
-/// Computes the counts of an all-to-all-v.
+/// Constructors for the counts of an all-to-all-v.
 impl backend::VectorCounts {
-    /// Counts of parts that lie without gaps, in rank order, on both sides: the offsets are running
-    /// sums.
+    /// Returns counts for parts that lie without gaps, in rank order, in both buffers: the offsets
+    /// are running sums.
     ///
     /// ```
     /// use peerweave::VectorCounts;

@@ -1,5 +1,5 @@
 //! Copies to and from memory that other threads and PEs may access at the same time. The copies
-//! order nothing: signals, barriers and tickets do.
+//! order no other accesses; signals, barriers and tickets do.
 //!
 //! Invariant: the shared side is accessed only by relaxed atomic operations, in aligned words with
 //! single bytes at both ends. So a concurrent access gives a mixture of old and new bytes, not
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 const WORD: usize = size_of::<u64>();
 
-/// Returns the number of bytes before the first aligned word of `bytes` bytes at `at`, and of whole
-/// words after them.
+/// Splits `bytes` bytes at `at`: returns the number of bytes before the first aligned word, and the
+/// number of whole words after them.
 #[inline]
 fn split(at: *const u8, bytes: usize) -> (usize, usize) {
     let head = (at as usize).wrapping_neg() % WORD;
@@ -21,8 +21,8 @@ fn split(at: *const u8, bytes: usize) -> (usize, usize) {
 /// Copies from shared memory to memory of the caller.
 ///
 /// # Safety
-/// `from` is valid for atomic reads of `bytes`, `into` for writes of `bytes` that no other thread
-/// accesses.
+/// `from` is valid for atomic reads of `bytes` bytes. `into` is valid for writes of `bytes` bytes,
+/// and no other thread accesses them.
 #[inline]
 pub(crate) unsafe fn read(from: *mut u8, into: *mut u8, bytes: usize) {
     let (head, words) = split(from, bytes);
@@ -67,11 +67,11 @@ pub(crate) unsafe fn write(from: *const u8, to: *mut u8, bytes: usize) {
 /// The source of a copy.
 #[derive(Clone, Copy)]
 pub(crate) enum Reading {
-    /// Memory that is shared.
+    /// Shared memory, read atomically.
     Shared(*mut u8),
-    /// Memory that the caller of an operation named. It may be a shared slice, to which no atomic
-    /// may refer, so it is read by volatile accesses. If another thread changes it meanwhile, these
-    /// read a mixture of bytes.
+    /// Memory that the caller passed to an operation. It may be borrowed as `&[T]`, which must not
+    /// be accessed through an atomic, so it is read by volatile accesses. If another thread changes
+    /// the memory meanwhile, they read a mixture of bytes.
     Named(*const u8),
 }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 ///
 /// [`Symmetric::<u64>::signal`](crate::Symmetric::signal) creates it. A clone is the same word.
 ///
-/// Change a word that another PE waits for only by signals and atomics: puts and local stores to it
-/// are not ordered after data.
+/// If another PE waits for a word, change the word only by signals and atomics: puts and local
+/// stores to it are not ordered after data.
 #[derive(Clone, Debug)]
 pub struct Signal {
     region: Arc<Region>,

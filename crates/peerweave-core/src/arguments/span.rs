@@ -14,7 +14,7 @@ use crate::backend::{DeviceOwner, Keep, KeptMemory, Place};
 use peerweave_types::{DType, Element};
 use std::sync::Arc;
 
-/// The memory of one argument, erased.
+/// The memory of one argument, without its element type.
 #[derive(Clone, Copy)]
 pub(crate) struct Span<'a> {
     pub(crate) place: Place,
@@ -73,7 +73,8 @@ impl Owner<'_> {
     }
 }
 
-/// The owner of an argument, as a queue holds it. Only its drop matters.
+/// The owner of an argument while a queue holds it. It is held only so that the memory is not freed
+/// earlier.
 #[derive(Debug)]
 #[allow(dead_code, reason = "held for its drop")]
 pub(crate) enum Held {

@@ -1,4 +1,4 @@
-//! Handles to symmetric memory. Nothing moves between PEs here: see `ops/`.
+//! Handles to symmetric memory. Operations between PEs are in `ops/`.
 //!
 //! Invariants: **\[S1\]** a handle names elements within one allocation; only `Symmetric::allocate`
 //! and the slicing below make handles. **\[S2\]** The memory is accessed only through the backend,
@@ -41,7 +41,7 @@ impl Region {
         self.released.load(Ordering::Acquire)
     }
 
-    /// Checks that operations may use it.
+    /// Checks that operations may use the allocation.
     #[inline]
     fn usable(&self, call: &'static str) -> Result<()> {
         self.shared.usable(call)?;
@@ -61,7 +61,7 @@ impl Drop for Region {
 }
 
 /// A handle to symmetric memory: a buffer that every PE has at the same offset of its heap, or a
-/// range of one.
+/// range of such a buffer.
 ///
 /// [`World::alloc`](crate::World::alloc), which all PEs call together, allocates it. The methods
 /// here access the copy of this PE; operations of a [`Team`](crate::Team) access those of other
@@ -82,7 +82,8 @@ pub struct Symmetric<T> {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// Allocates. Collective; `location` is the call of the user.
+    /// Allocates symmetric memory. Collective; `location` is the source location of the user's
+    /// call.
     pub(crate) fn allocate(
         call: &'static str,
         shared: &Arc<Shared>,
@@ -100,7 +101,7 @@ impl<T: Element> Symmetric<T> {
         Ok(Self { region: Arc::new(region), at, len: elements, element: PhantomData })
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -111,17 +112,18 @@ impl<T: Element> Symmetric<T> {
         self.len == 0
     }
 
-    /// The offset of the first element in the segment of every PE, in bytes.
+    /// Returns the offset of the first element in the segment of every PE, in bytes.
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at
     }
 
-    /// A view of the elements for kernels: the same place in the heap of every PE.
+    /// Returns a view of the elements for kernels. The view names the same place in the heap of
+    /// every PE.
     ///
-    /// A launch takes `&Symmetric<T>` itself; use this for arguments that are structs. The view
-    /// does not keep the memory alive: a launch checks that it lies in an allocation that was not
-    /// released.
+    /// A launch accepts `&Symmetric<T>` directly; use a view as a field of an argument that is a
+    /// struct. The view does not keep the memory alive: a launch checks that it lies in an
+    /// allocation that was not released.
     #[inline]
     pub fn view(&self) -> SymSlice<T> {
         // SAFETY: [S1]: the elements lie in one allocation, aligned; launches check that it is
@@ -134,7 +136,7 @@ impl<T: Element> Symmetric<T> {
         self.region.is_released()
     }
 
-    /// A handle to a range of this one's elements.
+    /// Returns a handle to a range of this one's elements.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
@@ -143,7 +145,7 @@ impl<T: Element> Symmetric<T> {
         Ok(self.part(start, len))
     }
 
-    /// Handles to the elements before `middle` and to the rest.
+    /// Returns a handle to the elements before `middle` and a handle to the rest.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if `middle` exceeds the length.
@@ -152,7 +154,7 @@ impl<T: Element> Symmetric<T> {
         Ok((self.part(0, middle), self.part(middle, self.len - middle)))
     }
 
-    /// Handles to parts of `len` elements, in order; the last may have fewer.
+    /// Returns handles to parts of `len` elements, in order; the last may have fewer.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if `len` is 0.
@@ -167,7 +169,7 @@ impl<T: Element> Symmetric<T> {
         Self { region: self.region.clone(), at, len, element: PhantomData }
     }
 
-    /// The address of the copy of this PE, for the host.
+    /// Returns the address of this PE's copy, for use by the host.
     ///
     /// It is valid until the allocation is released or the last handle of the world is dropped.
     /// Peers may write there at any time: accesses through it must be atomic, or be ordered by
@@ -180,9 +182,8 @@ impl<T: Element> Symmetric<T> {
         self.host("as_ptr")
     }
 
-    /// The address of the copy of this PE for kernels and copies of its device, with the number of
-    /// that device; `None` if the memory is memory of the host. Valid as long as
-    /// [`Symmetric::as_ptr`].
+    /// Returns the address of this PE's copy for kernels and copies of its device, and the number
+    /// of that device; `None` for host memory. Valid as long as [`Symmetric::as_ptr`].
     pub fn device_address(&self) -> Option<(u64, usize)> {
         match self.region.shared.backend.local(self.at) {
             LocalAddress::Device { address, ordinal } => Some((address, ordinal)),
@@ -200,18 +201,18 @@ impl<T: Element> Symmetric<T> {
         }
     }
 
-    /// Copies the elements of this PE to a new vector. Not ordered with the operations of streams:
-    /// [`Stream::copy`](crate::Stream::copy) is.
+    /// Copies the elements of this PE to a new vector. The copy is not ordered with the operations
+    /// of streams; [`Stream::copy`](crate::Stream::copy) is.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after release or finalize; where the memory is that of a device,
+    /// [`Misuse`](crate::Misuse) after release or finalize; for device memory also
     /// [`Error::Timeout`](crate::Error::Timeout) and errors of the device.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.region.usable("to_vec")?;
         let mut into = Vec::<T>::with_capacity(self.len);
         // SAFETY: [S1]: the bytes lie in one allocation, which is not released; `into` has room for
-        // them and is no symmetric memory. They are then initialised, and every bit pattern is a
-        // value ([E1]).
+        // them and is not symmetric memory. The bytes are then initialised, and every bit pattern
+        // is a value ([E1]).
         unsafe {
             self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), self.len * size_of::<T>())?;
             into.set_len(self.len);
@@ -226,7 +227,7 @@ impl<T: Element> Symmetric<T> {
     pub fn copy_to(&self, into: &mut [T]) -> Result<()> {
         self.region.usable("copy_to")?;
         bounds::length("copy_to", "into", into.len(), self.len)?;
-        // SAFETY: [S1] and not released; `into` has as many bytes. It is no symmetric memory: safe
+        // SAFETY: [S1] and not released; `into` has as many bytes. It is not symmetric memory: safe
         // code has no reference to any ([S2]), and the contract of `as_slice` forbids it.
         unsafe { self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), size_of_val(into)) }
     }
@@ -242,8 +243,9 @@ impl<T: Element> Symmetric<T> {
         unsafe { self.region.shared.backend.write_local(self.at, from.as_ptr().cast(), size_of_val(from)) }
     }
 
-    /// Sets all elements of this PE to `value`. Where the memory is that of a device, the device
-    /// does. Not ordered with the operations of streams: [`Stream::fill`](crate::Stream::fill) is.
+    /// Sets all elements of this PE to `value`. A device sets the elements of its own memory. The
+    /// call is not ordered with the operations of streams; [`Stream::fill`](crate::Stream::fill)
+    /// is.
     ///
     /// # Errors
     /// As for [`Symmetric::to_vec`].
@@ -312,7 +314,7 @@ impl<T: Element> Symmetric<T> {
     ///
     /// # Errors
     /// As for [`Symmetric::as_slice`].
-    #[allow(clippy::mut_from_ref, reason = "handles are shared; that this is the only slice is what the caller promises")]
+    #[allow(clippy::mut_from_ref, reason = "handles are shared; the caller guarantees that this is the only slice")]
     pub unsafe fn as_mut_slice(&self) -> Result<&mut [T]> {
         self.region.usable("as_mut_slice")?;
         let first = self.host("as_mut_slice")?;
@@ -345,7 +347,7 @@ impl<T: Element> Symmetric<T> {
         let outcome = region.shared.backend.release(region.at);
         match &outcome {
             Ok(()) => region.shared.remove(region.number),
-            // Other PEs made another call: the allocation does not change, for other handles.
+            // The PEs made different calls: the allocation stays valid for other handles.
             Err(crate::Error::Mismatch(_)) => region.released.store(false, Ordering::Release),
             Err(_) => {}
         }
@@ -364,7 +366,7 @@ impl<T: Element> Symmetric<T> {
 }
 
 impl Symmetric<u64> {
-    /// The word at `index`, as a signal.
+    /// Returns the word at `index` as a signal.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if there is no such element.
@@ -374,7 +376,7 @@ impl Symmetric<u64> {
     }
 }
 
-/// Symmetric memory that an operation accesses on another PE, erased.
+/// Symmetric memory that an operation accesses on another PE, without its element type.
 #[derive(Clone, Copy)]
 pub(crate) struct Remote<'a> {
     pub(crate) at: SymOffset,

@@ -47,9 +47,9 @@ impl Caps {
         }
     }
 
-    /// Returns the entries of [`Caps::reductions`], each changed by `describe`. Before, an entry
-    /// promises nothing: unspecified order and NaN, bits that may differ, accumulation in the
-    /// element type.
+    /// Returns the entries of [`Caps::reductions`], each changed by `describe`. Before the change,
+    /// an entry promises nothing: unspecified order and NaN, bits that may differ, accumulation in
+    /// the element type.
     pub fn reductions_with(mut describe: impl FnMut(&mut ReductionCaps)) -> Vec<ReductionCaps> {
         let mut all = Vec::new();
         for kind in CollectiveKind::ALL.into_iter().filter(|kind| kind.reduces()) {
@@ -132,10 +132,10 @@ pub enum AccumulatorType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NanRule {
-    /// `Min` and `Max` ignore NaN beside a number; a result that is NaN is the positive quiet NaN
-    /// without payload.
+    /// `Min` and `Max` ignore a NaN if another operand is a number. A NaN result is the positive
+    /// quiet NaN without payload.
     IgnoredByMinMaxCanonical,
-    /// `Min` and `Max` ignore NaN beside a number; the payload of a result that is NaN is
+    /// `Min` and `Max` ignore a NaN if another operand is a number. The payload of a NaN result is
     /// unspecified.
     IgnoredByMinMax,
     /// Unspecified.
@@ -149,8 +149,8 @@ pub enum AfterFailure {
     /// Later operations of the stream do not run, and fail with
     /// [`Error::Skipped`](crate::Error::Skipped).
     SkipsStream,
-    /// The stream goes on. The team of the operation, and of every kernel that failed, is poisoned:
-    /// its later operations fail ([`Team::failure`](crate::Team::failure)).
+    /// The stream continues. The team of a failed operation or kernel is poisoned: its later
+    /// operations fail ([`Team::failure`](crate::Team::failure)).
     PoisonsTeam,
 }
 
@@ -158,11 +158,11 @@ pub enum AfterFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrivateBuffers {
-    /// Through memory that both sides access, with one more copy.
+    /// They are copied through memory that both PEs access, which costs one more copy.
     Staged,
     /// The operating system reads them from the memory of the other process.
     CrossMemoryAttach,
-    /// Not at all: operations on them return an error.
+    /// They cannot take part: operations on them return an error.
     Refused,
 }
 
@@ -170,12 +170,12 @@ pub enum PrivateBuffers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallChecking {
-    /// Always.
+    /// Every collective is compared.
     Always,
-    /// `PEERWEAVE_CHECK_CALLS=1` enables it, and it is enabled.
+    /// The check is enabled, by `PEERWEAVE_CHECK_CALLS=1`.
     On,
-    /// `PEERWEAVE_CHECK_CALLS=1` enables it, and it is disabled.
+    /// The check is disabled; `PEERWEAVE_CHECK_CALLS=1` enables it.
     Off,
-    /// It is not available.
+    /// The backend has no such check.
     Never,
 }

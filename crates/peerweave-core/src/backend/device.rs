@@ -1,11 +1,11 @@
-//! Memory of devices that another library owns.
+//! Device memory that another library owns.
 
 use super::StreamBackend;
 use crate::Error;
 use std::any::Any;
 use std::fmt;
 
-/// The owner of memory of a device: the memory stays allocated while it lives.
+/// The owner of device memory. The memory stays allocated while the owner lives.
 ///
 /// A library that orders the uses of its memory by itself, such as cudarc for its slices, is
 /// notified of each operation that uses the memory.
@@ -16,14 +16,14 @@ pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
     /// this returns.
     ///
     /// # Errors
-    /// Why the operation cannot use the memory. Nothing is enqueued then.
+    /// The reason why the operation cannot use the memory. The operation is then not enqueued.
     fn before(&self, stream: Option<&dyn StreamBackend>) -> Result<(), Error> {
         let _ = stream;
         Ok(())
     }
 
-    /// Notes that the operation was enqueued on `stream`, or could not be. Later work of the owner
-    /// on the memory must wait for it.
+    /// Called after the operation was enqueued on `stream`, or could not be enqueued. Later work of
+    /// the owner on the memory must wait for the operation.
     fn after(&self, stream: &dyn StreamBackend) {
         let _ = stream;
     }
@@ -31,7 +31,7 @@ pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
 
 /// The owners of the memory of an operation.
 pub trait KeptMemory: Send + Sync + fmt::Debug {
-    /// Calls `with` for each owner of memory of a device, until one fails.
+    /// Calls `with` for each owner of device memory, until a call fails.
     ///
     /// # Errors
     /// The first error of `with`.

@@ -30,7 +30,7 @@ pub enum Error {
         call: &'static str,
         /// The team.
         team: TeamName,
-        /// The PE at fault.
+        /// The PE that is gone or has failed.
         pe: Pe,
         /// The event that affected the PE.
         cause: PeerCause,
@@ -72,9 +72,9 @@ pub enum Error {
         /// The resource: the symmetric heap, memory of the machine.
         what: &'static str,
     },
-    /// A PE is in as many teams as it can be in. Every rank of the team that was to be split gets
-    /// this error.
-    #[error("{call}: {max_teams} teams exist on a PE, the most that there can be: destroy one first")]
+    /// A PE already belongs to the maximum number of teams. Every rank of the parent team gets this
+    /// error.
+    #[error("{call}: a PE already belongs to {max_teams} teams, the maximum: destroy one first")]
     TooManyTeams {
         /// The call.
         call: &'static str,
@@ -117,7 +117,7 @@ impl fmt::Debug for Error {
 
 impl Error {
     /// The PEs that caused the error: the peer that died, PEs that missed a deadline, PEs that made
-    /// another call.
+    /// a different call.
     pub fn blamed(&self) -> Vec<Pe> {
         match self {
             Self::Peer { pe, .. } => vec![*pe],
@@ -204,11 +204,12 @@ pub struct Timeout {
     pub waited: Duration,
     /// The PEs that did not arrive; empty for a wait on a signal word, which any PE could have set.
     pub missing: Vec<Pe>,
-    /// The call that a stream of this PE still runs, where the wait was for the streams of this PE.
+    /// The call that a stream of this PE is still running, if the wait was for the streams of this
+    /// PE.
     pub running: Option<&'static str>,
 }
 
-/// What a wait was for.
+/// Formats the call or the PEs that a wait waited for.
 struct Awaited<'a> {
     running: Option<&'static str>,
     missing: &'a [Pe],
@@ -257,7 +258,7 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// PEs that made different calls where all must make the same.
+/// PEs of a team made different calls, but all must make the same call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the calls of {team} differ: this PE called {mine}, {pe} called {theirs}")]
 pub struct Mismatch {
@@ -328,7 +329,7 @@ pub enum MisuseKind {
         len: usize,
     },
     /// The buffer has no such element.
-    #[error("`{argument}` is {found}, expected below {len}")]
+    #[error("`{argument}` is {found}, expected an index below {len}")]
     Index {
         /// The parameter.
         argument: &'static str,
@@ -384,7 +385,7 @@ pub enum MisuseKind {
     /// Parts that one call writes share bytes.
     #[error("{what} overlap")]
     OverlapWithin {
-        /// Which.
+        /// The parts that overlap.
         what: &'static str,
     },
     /// The buffer was released.
@@ -399,7 +400,7 @@ pub enum MisuseKind {
         /// The parameter.
         argument: &'static str,
     },
-    /// The memory belongs to another device than that of this PE.
+    /// The memory does not belong to the device of this PE.
     #[error("`{argument}` is memory of device {found}, expected memory of device {expected} (the device of this PE)")]
     WrongDevice {
         /// The parameter.

@@ -1,15 +1,15 @@
 //! The contract between the portable API and a backend, which moves the data.
 //!
 //! Design choices:
-//! - **Operations are erased.** They arrive as plain data ([`Op`]): element types, places and
-//!   counts, without generics. An operation takes one indirect call.
+//! - **Operations have no generics.** They arrive as plain data ([`Op`]): element types, places and
+//!   counts. An operation takes one indirect call.
 //! - **Backends check nothing.** The core checks lengths, ranks, roots, membership, lifetimes and
 //!   aliasing once, in `check/`. A backend that finds a violation panics with "peerweave-core bug":
 //!   an error would suggest that callers may rely on the check.
 //! - **Errors are for events that the caller cannot foresee**: a dead peer, a deadline, PEs that
 //!   disagree, too little memory.
 //! - **Capabilities are data** ([`Caps`]): callers read them instead of trying an operation.
-//! - **Every wait has a deadline**: that of the world, or one that is passed.
+//! - **Every wait has a deadline**: the deadline of the world, or one that the caller passes.
 
 mod caps;
 mod device;
@@ -42,11 +42,11 @@ use std::time::Duration;
 /// defined when others access the same bytes at the same time: private memory may be a buffer that
 /// another thread reads or another stream writes, or a plain slice; **\[B5\]** a call after
 /// [`Backend::finalize`], or one that races with it or with [`Backend::release`], returns an error
-/// or an unspecified value, and has no other effect; **\[B7\]** where [`Backend::run`] fails while
-/// work that it has started may still access symmetric memory or memory of a device, it has called
-/// `keep`, and holds or leaks what that returned until the work has ended; **\[B8\]** a backend
-/// whose [`Caps::device`] names a device calls `keep` first, and notifies the [`DeviceOwner`]s in
-/// it before and after it enqueues the operation ([`KeptMemory::device_owners`]).
+/// or an unspecified value, and has no other effect; **\[B7\]** if [`Backend::run`] fails while
+/// work that it has started may still access symmetric or device memory, it has called `keep`, and
+/// holds or leaks the returned value until the work has ended; **\[B8\]** a backend whose
+/// [`Caps::device`] names a device calls `keep` first, and notifies the [`DeviceOwner`]s in it
+/// before and after it enqueues the operation ([`KeptMemory::device_owners`]).
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// A short name: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
@@ -58,10 +58,10 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     fn job(&self) -> &JobShape;
 
     /// How the symmetric heap is mapped in this process; `None` if segments are not at equal
-    /// distances, or not all PEs are reached by addresses.
+    /// distances, or if some PEs cannot be accessed by address.
     fn geometry(&self) -> Option<HeapGeometry>;
 
-    /// The deadline of every wait that has no other.
+    /// The deadline of every wait for which the caller gives none.
     fn deadline(&self) -> Duration;
 
     /// Allocates symmetric memory. Collective over all PEs: all must make the same request;
@@ -72,15 +72,16 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// pending operations of this PE on all streams.
     fn release(&self, at: SymOffset) -> Result<(), Error>;
 
-    /// The address of a symmetric offset in the segment of this PE.
+    /// Returns the address of a symmetric offset in the segment of this PE.
     fn local(&self, at: SymOffset) -> LocalAddress;
 
-    /// Copies from the symmetric memory of this PE, and returns when that is done. Defined even
-    /// while a peer writes there. Not ordered with the operations of any stream.
+    /// Copies from the symmetric memory of this PE, and returns when the copy is done. The result
+    /// is defined even while a peer writes there. The copy is not ordered with the operations of
+    /// any stream.
     ///
     /// # Errors
-    /// [`Error::Timeout`] at the deadline; errors of the system. A thread that may still write to
-    /// `into` is an error of the backend: it copies through memory of its own.
+    /// [`Error::Timeout`] at the deadline; errors of the system. After an error no thread may still
+    /// write to `into`: a backend whose copy can outlast the call copies through its own memory.
     ///
     /// # Safety
     /// `at .. at + bytes` lies in one live allocation; `into` is valid for writes of `bytes` and is
@@ -114,46 +115,48 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
         let whole = CHUNK_BYTES / element_bytes * element_bytes;
         let bytes = count * element_bytes;
         for start in (0..bytes).step_by(whole) {
-            // SAFETY: the caller's promise: `start` and what follows lie within `bytes`; `chunk` is
-            // of this function.
+            // SAFETY: guaranteed by the caller: the bytes written lie within the `bytes` bytes at
+            // `at`; `chunk` is local to this function.
             unsafe { self.write_local(at.plus(start as u64), chunk.as_ptr(), whole.min(bytes - start)) }?;
         }
         Ok(())
     }
 
     /// Splits a team. Collective over the parent. Ranks with the same color form a team, ordered by
-    /// key, then by rank in the parent. A rank without a part gets no team. `call` is the same on
-    /// all ranks; otherwise each gets an error.
+    /// key, then by rank in the parent. A rank that passes no `part` gets no team. `call` must be
+    /// the same on all ranks; otherwise each gets an error.
     fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error>;
 
     /// Destroys a team. Collective over it, after its earlier operations. Never called for the
     /// world. A mismatch leaves the team usable.
     fn team_destroy(&self, team: TeamId) -> Result<(), Error>;
 
-    /// The number of a live team in the contexts of kernels
+    /// Returns the number of a live team in the contexts of kernels
     /// ([`KernelContext::teams`](peerweave_types::KernelContext)).
     fn kernel_team(&self, team: TeamId) -> KernelTeam {
         KernelTeam::new(team.0)
     }
 
-    /// Why operations of the team fail from now on; `None` while they run. A team fails on a PE
-    /// when an operation of it has failed in a way that leaves its ranks at different operations.
+    /// Returns the reason why operations of the team fail from now on; `None` if the team has not
+    /// failed. A team fails on a PE when an operation of it has failed in a way that leaves its
+    /// ranks at different operations.
     fn team_failure(&self, team: TeamId) -> Option<Error>;
 
     /// Makes an ordered queue.
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error>;
 
-    /// Returns whether a queue is one of this backend, made by [`Backend::stream`] or by a function
-    /// of the backend that wraps a stream of its device.
+    /// Returns whether a queue belongs to this backend: [`Backend::stream`] made it, or a function
+    /// of the backend that wraps a device stream.
     fn owns(&self, stream: &dyn StreamBackend) -> bool;
 
-    /// Runs an operation on the calling thread and returns when it is complete. Where it fails
-    /// before its work has ended, for example at the deadline, `keep` keeps the memory of that work
-    /// (\[B7\]), except for private memory, which no work accesses then (\[B1\]).
+    /// Runs an operation on the calling thread and returns when it is complete. If the operation
+    /// fails before its work has ended, for example at the deadline, the backend keeps the memory
+    /// of that work alive with `keep` (\[B7\]). Private memory is the exception, because no work
+    /// accesses it then (\[B1\]).
     ///
     /// # Safety
-    /// The memory that `op` names is valid for what it does until this returns, and while what
-    /// `keep` returned lives, where that is memory of a device or symmetric.
+    /// The memory that `op` names is valid for the operation until this call returns. Symmetric and
+    /// device memory is also valid while the value that `keep` returned lives.
     unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error>;
 
     /// Ends the job on this PE. Collective over all PEs; waits for pending operations. It is the
@@ -168,18 +171,18 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
 /// An ordered queue of operations. Each starts when the one before it is complete.
 ///
 /// # Safety
-/// As for [`Backend`]; and **\[B6\]** `keep` is called, and what it returned held until the
-/// operation has completed or failed, whenever `submit` returns [`Submitted::Queued`]. Where a
-/// deadline passes before the work of the operation has ended, it is held or leaked until that has
-/// ended. When `submit` returns [`Submitted::Captured`], the graph holds it until the graph and all
-/// that was made from it are destroyed.
+/// As for [`Backend`]; and **\[B6\]** if `submit` returns [`Submitted::Queued`], it has called
+/// `keep`, and the queue holds the returned value until the operation has completed or failed. If a
+/// deadline passes before the work of the operation has ended, the queue holds or leaks the value
+/// until the work has ended. If `submit` returns [`Submitted::Captured`], the graph holds the value
+/// until the graph and everything made from it are destroyed.
 pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// Enqueues an operation. If the queue is idle, it may run on the calling thread for about a
     /// millisecond.
     ///
     /// # Safety
-    /// The memory that `op` names is valid for what it does while what `keep` returned lives, or
-    /// until this returns where `keep` was not called.
+    /// The memory that `op` names is valid for the operation while the value that `keep` returned
+    /// lives, or, if `keep` was not called, until this call returns.
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error>;
 
     /// Waits until all enqueued operations are complete, and returns the first failure since the
@@ -200,7 +203,8 @@ pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
 pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     /// Returns whether the queue has passed the event.
     fn is_complete(&self) -> bool;
-    /// Waits until it has. Fails if an earlier operation of the queue failed.
+    /// Waits until the queue has passed the event. Fails if an earlier operation of the queue
+    /// failed.
     fn wait(&self, within: Duration) -> Result<(), Error>;
     /// The time between the moments at which their queues passed `earlier` and this event; `None`
     /// if one was not passed yet, if this one was passed first, or if the clocks of the two cannot
@@ -208,11 +212,11 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
 
-/// An enqueued operation whose completion was not seen yet.
+/// An enqueued operation that may not be complete yet.
 pub trait Pending: Send + Sync + fmt::Debug {
     /// Returns whether it has completed or failed.
     fn is_complete(&self) -> bool;
-    /// Waits until it has.
+    /// Waits until it has completed or failed.
     fn wait(&self, within: Duration) -> Result<Outcome, Error>;
 }
 
@@ -227,8 +231,8 @@ pub enum Submitted {
     Complete(Outcome),
     /// It is pending; the queue holds its memory.
     Queued(Arc<dyn Pending>),
-    /// The queue is being captured: the operation has not run, it belongs to a graph, which holds
-    /// its memory and may run it any number of times.
+    /// The queue is being captured: the operation has not run. A graph contains it, holds its
+    /// memory, and may run it any number of times.
     Captured,
 }
 
@@ -239,13 +243,13 @@ pub enum Outcome {
     Done,
     /// The bits of one element or word.
     Word(u64),
-    /// The indices, ascending, of the words that satisfied a wait.
+    /// The indices of the words that satisfied a wait, in ascending order.
     Indices(Vec<usize>),
     /// The condition of a test does not hold.
     NotYet,
 }
 
-/// Where the symmetric memory of this PE lies.
+/// The location of symmetric memory of this PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LocalAddress {
@@ -299,7 +303,7 @@ pub struct SplitPart {
     pub key: i64,
 }
 
-/// The call that splits a team, with the arguments that all ranks must pass alike.
+/// The call that splits a team, with the arguments that must be equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SplitCall {
@@ -309,7 +313,7 @@ pub enum SplitCall {
     Strided(TeamShape),
     /// [`Team::split_2d`](crate::Team::split_2d), which splits twice.
     TwoD {
-        /// The ranks of a row, at most those of the parent.
+        /// The number of ranks in a row, at most the size of the parent.
         x_range: usize,
         /// Whether this is the second split, into columns.
         columns: bool,

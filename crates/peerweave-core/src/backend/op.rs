@@ -48,7 +48,7 @@ unsafe impl Send for Place {}
 // SAFETY: as for Send: a shared place gives no access by itself.
 unsafe impl Sync for Place {}
 
-/// One operation, erased. Plain data: cloning it clones no memory.
+/// One operation, without generics. It is plain data: cloning it clones no memory.
 #[derive(Clone, Debug)]
 pub enum Op {
     /// An operation of a whole team.
@@ -79,7 +79,8 @@ pub enum Op {
     Atomic(Atomic),
     /// Runs a kernel on a grid of threads.
     Launch(Launch),
-    /// Orders the puts and signals of this PE: a target sees those before it before those after it.
+    /// Orders the puts and signals of this PE: a target sees the ones before the fence before the
+    /// ones after it.
     Fence,
     /// Completes the puts, gets and signals of this PE at their targets.
     Quiet,
@@ -169,17 +170,17 @@ impl CollectiveKind {
         }
     }
 
-    /// Returns the collective with this number, as `self as u8` gives it.
+    /// Returns the collective whose `as u8` value is `number`.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
 
-    /// Returns whether it reduces elements.
+    /// Returns whether the collective reduces elements.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Returns whether it has a root.
+    /// Returns whether the collective has a root.
     pub const fn has_root(self) -> bool {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
     }
@@ -227,14 +228,15 @@ pub struct VectorCounts {
     pub recv_offsets: Vec<usize>,
 }
 
-/// One send or receive. Those between two ranks of a team match in the order of their calls.
+/// One send or receive. Sends and receives between two ranks of a team match in the order of their
+/// calls.
 #[derive(Clone, Debug)]
 pub struct PointToPoint {
     /// Whether this PE sends or receives.
     pub direction: Direction,
     /// The team in which `peer` is a rank.
     pub team: TeamId,
-    /// The other side; may be this rank itself, inside a group.
+    /// The other rank; inside a group it may be this rank itself.
     pub peer: Rank,
     /// Element type.
     pub dtype: DType,
@@ -267,7 +269,7 @@ pub struct Put {
     pub element_bytes: usize,
     /// A signal word that changes at the target after the data is visible there.
     pub signal: Option<(SymOffset, u64, SignalOp)>,
-    /// Whether it may complete as late as the next quiet.
+    /// Whether the operation may complete as late as the next quiet.
     pub nbi: bool,
 }
 
@@ -284,7 +286,7 @@ pub struct Get {
     pub bytes: usize,
     /// Element size, in bytes.
     pub element_bytes: usize,
-    /// Whether it may complete as late as the next quiet.
+    /// Whether the operation may complete as late as the next quiet.
     pub nbi: bool,
 }
 
@@ -349,8 +351,8 @@ pub struct Fill {
     pub count: usize,
 }
 
-/// A kernel with its arguments and the shape of its grid. GPUs can run the shape, and the arguments
-/// name live memory.
+/// A kernel with its arguments and the shape of its grid. The core has checked that GPUs can run
+/// the shape, and that the arguments name live memory.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The kernel and its arguments.
@@ -366,7 +368,7 @@ pub struct Launch {
     pub cooperative: bool,
 }
 
-/// A kernel and its arguments, erased.
+/// A kernel and its arguments, without their types.
 pub trait BoundKernel: Send + Sync + fmt::Debug {
     /// Returns the name of the entry in the PTX.
     fn name(&self) -> &'static str;
@@ -385,7 +387,7 @@ pub trait BoundKernel: Send + Sync + fmt::Debug {
     fn arguments(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 
     /// Passes each view of memory and each team in the arguments to the visitor, in order. The
-    /// teams are those that the kernel uses: their numbers are those of
+    /// numbers of these teams are those that [`KernelContext`] uses, from
     /// [`Backend::kernel_team`](super::Backend::kernel_team).
     fn visit(&self, visitor: &mut dyn ArgVisitor);
 }
@@ -415,7 +417,7 @@ pub struct WaitUntil {
     pub value: u64,
     /// The condition of the wait.
     pub until: Until,
-    /// Whether it waits or tests once.
+    /// Whether the operation waits or tests once.
     pub mode: WaitMode,
 }
 
@@ -425,17 +427,17 @@ pub struct WaitUntil {
 pub enum Until {
     /// All words satisfy the comparison. The outcome is the value of the last word.
     All,
-    /// One word satisfies it. The outcome is the lowest such index, as the only one of
+    /// One word satisfies the comparison. The outcome is the lowest such index, as the only one in
     /// [`Outcome::Indices`](super::Outcome::Indices).
     Any,
-    /// At least one word satisfies it. The outcome is the indices of all such words.
+    /// At least one word satisfies the comparison. The outcome is the indices of all such words.
     Some,
 }
 
-/// Whether a wait waits or tests once.
+/// Whether an operation waits or tests once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMode {
-    /// Waits until the condition holds, or the deadline.
+    /// Waits until the condition holds or the deadline passes.
     Wait,
     /// Tests once. The outcome is [`Outcome::NotYet`](super::Outcome::NotYet) if the condition does
     /// not hold.

@@ -1,4 +1,4 @@
-//! Checks collective operations and erases them: counts and places follow the rules of
+//! Checks collective operations and converts them to `Op`s: counts and places follow the rules of
 //! `backend/op.rs`.
 
 use super::{Prepared, apart, argument, rank, share, team, times_ranks, vector};
@@ -111,7 +111,7 @@ pub(crate) fn all_reduce_in_place<'a>(
     Ok(collective(CollectiveKind::AllReduce, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), extras))
 }
 
-/// `recv` is used at the root only.
+/// Checks a reduce; `recv` is used at the root only.
 pub(crate) fn reduce<'a>(
     call: &'static str,
     of: &Team,
@@ -164,7 +164,7 @@ pub(crate) fn reduce_in_place<'a>(
     Ok(collective(CollectiveKind::Reduce, of, buffer.dtype, buffer.len, Some(&buffer), recv, extras))
 }
 
-/// `send` is used at the root only.
+/// Checks a broadcast; `send` is used at the root only.
 pub(crate) fn broadcast<'a>(
     call: &'static str,
     of: &Team,
@@ -276,7 +276,7 @@ pub(crate) fn all_to_all_v_in_place<'a>(
     Ok(collective(CollectiveKind::AllToAllV, of, buffer.dtype, 0, Some(&buffer), Some(&buffer), extras))
 }
 
-/// `recv` is used at the root only.
+/// Checks a gather; `recv` is used at the root only.
 pub(crate) fn gather<'a>(
     call: &'static str,
     of: &Team,
@@ -314,7 +314,7 @@ pub(crate) fn gather_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a
     Ok(collective(CollectiveKind::Gather, of, buffer.dtype, count, Some(&send), Some(&buffer), CollectiveExtras::root(root)))
 }
 
-/// `send` is used at the root only.
+/// Checks a scatter; `send` is used at the root only.
 pub(crate) fn scatter<'a>(
     call: &'static str,
     of: &Team,

@@ -1,9 +1,9 @@
-//! All validation of operations. Nothing runs here: a call that passes becomes a [`Prepared`]
-//! operation, which `call.rs` hands over.
+//! Validates all operations. A call that passes becomes a [`Prepared`] operation, which `call.rs`
+//! passes to the backend.
 //!
 //! Invariant **\[C1\]**: a [`Prepared`] names only bytes inside memory of its owners, or of borrows
 //! that outlive it; its ranks are ranks of its team, its team is live, its reduction is defined for
-//! its type. Only this module makes one.
+//! its type. Only this module makes a [`Prepared`].
 //!
 //! Functions on the path of small operations are always inlined, so that an [`Op`] is built in
 //! place and never moved: a put of 8 bytes takes 6 ns instead of 19 ns
@@ -50,12 +50,12 @@ impl<'a> Prepared<'a> {
         &self.op
     }
 
-    /// The value that a queue holds while the operation is pending.
+    /// Returns the value that a queue holds while the operation is pending.
     pub(crate) fn keep(&self) -> Keep {
         keep(self.owners)
     }
 
-    /// The operation, and the owners of its memory.
+    /// Returns the operation, and the owners of its memory.
     pub(crate) fn into_held(self) -> (Op, [Held; 3]) {
         (self.op, self.owners.map(Owner::hold))
     }
@@ -120,15 +120,15 @@ fn argument(call: &'static str, shared: &Arc<Shared>, argument: &'static str, sp
     }
 }
 
-/// Checks that the backend takes memory of this device.
+/// Checks that the backend can access memory of this device.
 #[inline(never)]
 fn device(call: &'static str, shared: &Shared, argument: &'static str, span: &Span<'_>) -> Result<()> {
-    let Place::Device { ordinal, .. } = span.place else { unreachable!("memory of a device is at a place of it") };
+    let Place::Device { ordinal, .. } = span.place else { unreachable!("device memory has a device place") };
     match shared.device {
         Some(expected) if expected == ordinal => Ok(()),
         Some(expected) => Err(misuse(call, MisuseKind::WrongDevice { argument, found: ordinal, expected })),
         None => {
-            let why = "it takes no memory of devices: pass symmetric memory or memory of the host";
+            let why = "it cannot access device memory: pass symmetric memory or host memory";
             Err(Error::Unsupported { call, backend: shared.backend.name(), why })
         }
     }
@@ -158,7 +158,7 @@ fn overlap(call: &'static str, [first, second]: [&'static str; 2], advice: &'sta
     misuse(call, MisuseKind::Overlap { first, second, advice })
 }
 
-/// The PE of a rank.
+/// Returns the PE of a rank.
 #[inline(always)]
 pub(crate) fn rank(call: &'static str, team: &Team, argument: &'static str, rank: Rank) -> Result<Pe> {
     match team.inner.members.get(rank.index()) {
@@ -167,13 +167,15 @@ pub(crate) fn rank(call: &'static str, team: &Team, argument: &'static str, rank
     }
 }
 
-/// `count` elements for each rank of the team. Saturates, since no buffer is that long.
+/// Returns `count` times the number of ranks of the team. The product saturates: no buffer is that
+/// long, so the length check fails.
 #[inline(always)]
 fn times_ranks(team: &Team, count: usize) -> usize {
     count.saturating_mul(team.size())
 }
 
-/// The part of `len` elements that each rank gets.
+/// Returns the number of elements that each rank gets if `len` elements are divided among the
+/// ranks.
 #[inline(always)]
 fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) -> Result<usize> {
     let divisor = team.size();
@@ -185,7 +187,7 @@ fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) ->
 
 // ---- teams ----
 
-/// The index of this rank in the shape; `None` if the shape does not contain it.
+/// Returns the index of this rank in the shape; `None` if the shape does not contain it.
 pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result<Option<u32>> {
     let size = team.size();
     if !u32::try_from(size).is_ok_and(|size| shape.fits(size)) {

@@ -10,7 +10,8 @@ use crate::bounds::{self, length, positive, wrong_length, wrong_range};
 use crate::world::team::Team;
 use peerweave_types::{Compare, Pe, Rank, Strides};
 
-/// Checks the team, both sides and the target, and that a copy of a PE to itself does not overlap.
+/// Checks the team, the memory on both sides and the target rank, and that a copy of a PE to itself
+/// does not overlap.
 #[inline(always)]
 fn sides(
     call: &'static str,

@@ -26,7 +26,7 @@ pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_
     inside(call, "recv", &counts.recv_offsets, &counts.recv_counts, recv_len)?;
     let me = of.my_rank().index();
     if counts.send_counts[me] != counts.recv_counts[me] {
-        let expected = "for this rank itself, the same as in `send_counts`";
+        let expected = "the count of `send_counts` for this rank, which sends to itself";
         return Err(wrong_value(call, "counts.recv_counts", counts.recv_counts[me], expected));
     }
     let mut parts: Vec<_> = std::iter::zip(&counts.recv_offsets, &counts.recv_counts).filter(|&(_, &count)| count > 0).collect();
@@ -54,7 +54,12 @@ pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()>
         ("counts.recv_offsets", &counts.send_offsets, &counts.recv_offsets),
     ] {
         if sent != received {
-            return Err(wrong_value(call, name, format_args!("{received:?}"), "in place, the same as on the sending side"));
+            return Err(wrong_value(
+                call,
+                name,
+                format_args!("{received:?}"),
+                "the same list as on the sending side, because the call is in place",
+            ));
         }
     }
     Ok(())
@@ -63,8 +68,8 @@ pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()>
 /// Checks that no receive of a group overlaps another send or receive, because they run at the same
 /// time, and that this rank, `me`, sends itself as often as it receives from itself.
 pub(super) fn group(call: &'static str, me: Rank, ops: &[Op]) -> Result<()> {
-    // Start, end, and whether it is written, separately for symmetric memory, private
-    // memory, and memory of the device.
+    // Start and end of each range, and whether it is written. One list each for symmetric memory,
+    // private memory, and memory of the device.
     let mut ranges: [Vec<(u64, u64, bool)>; 3] = Default::default();
     for op in ops {
         if let Op::PointToPoint(op) = op {

@@ -19,7 +19,7 @@ pub(super) struct Heap {
     /// The start of a boxed slice of words.
     words: *mut u64,
     len: usize,
-    /// The first page in it.
+    /// The start of the first page in `words`.
     base: *mut u8,
     /// Bytes per PE.
     bytes: usize,
@@ -121,7 +121,7 @@ pub(super) fn perform(noop: &Noop, op: &Op) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Returns the collectives of a team of one.
+/// Runs a collective of a team with one rank.
 fn collective(noop: &Noop, op: &Collective) {
     if noop.members(op.team).len() != 1 {
         return;
@@ -164,7 +164,7 @@ fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
                     let (scalar, times) = (<$t>::from_word(scalar), $times as fn($t, $t) -> $t);
                     each::<$t>(at, count, |value| times(value, scalar));
                 })*
-                _ => panic!("peerweave-core bug: {dtype} is not reduced"),
+                _ => panic!("peerweave-core bug: {dtype} cannot be reduced"),
             }
         };
     }
@@ -218,7 +218,7 @@ fn strided(noop: &Noop, op: &Strided) {
 
 fn word(noop: &Noop, pe: Pe, at: SymOffset) -> &AtomicU64 {
     let at = noop.at(pe, at, size_of::<u64>());
-    assert!(at.cast::<u64>().is_aligned(), "peerweave-core bug: a word that is not aligned");
+    assert!(at.cast::<u64>().is_aligned(), "peerweave-core bug: the word is not aligned");
     // SAFETY: in the heap, allocated, aligned, and only ever accessed atomically; it lives as long
     // as the backend that is borrowed.
     unsafe { AtomicU64::from_ptr(at.cast()) }
@@ -263,7 +263,7 @@ fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
 fn atomic(noop: &Noop, op: &Atomic) -> Outcome {
     let size = op.dtype.size_bytes();
     let at = noop.at(op.pe, op.at, size);
-    assert!((at as usize).is_multiple_of(size), "peerweave-core bug: an element that is not aligned");
+    assert!((at as usize).is_multiple_of(size), "peerweave-core bug: the element is not aligned");
     let new = |old: u64| match op.kind {
         AtomicKind::Fetch => old,
         AtomicKind::Set | AtomicKind::Swap => op.operand,

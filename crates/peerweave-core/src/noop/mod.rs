@@ -37,7 +37,7 @@ pub enum Call {
     Run(Op),
     /// Enqueues an operation.
     Submit(Op),
-    /// Allocates.
+    /// Allocates symmetric memory.
     Allocate(Allocation),
     /// Releases the allocation at this offset.
     Release(SymOffset),
@@ -82,7 +82,8 @@ pub struct Noop {
     heap: Heap,
     recording: AtomicBool,
     inert: AtomicBool,
-    /// Whether the next operation on the calling thread is still running at its deadline.
+    /// Whether the next operation on the calling thread reports that it is still running at its
+    /// deadline.
     late_next: AtomicBool,
     state: Mutex<State>,
     queue: Queue,
@@ -98,7 +99,7 @@ struct State {
     /// The members of the team that the next split makes.
     next_members: Option<Vec<Pe>>,
     fail_next: Option<Error>,
-    /// The failure of the next access of the host to symmetric memory.
+    /// The error that the next host access to symmetric memory returns.
     fail_local: Option<Error>,
     /// The failures of teams, by team number.
     poisoned: BTreeMap<u32, Error>,
@@ -112,7 +113,7 @@ impl Noop {
     /// PE. It records its calls.
     ///
     /// # Panics
-    /// If there is no such PE.
+    /// If `my_pe` is not below `n_pes`.
     pub fn new(my_pe: u32, n_pes: usize) -> Arc<Self> {
         Self::with_heap(my_pe, n_pes, 1 << 20)
     }
@@ -120,7 +121,7 @@ impl Noop {
     /// Like [`Noop::new`], with a heap of `heap_bytes` per PE, rounded up to pages.
     ///
     /// # Panics
-    /// If there is no such PE.
+    /// If `my_pe` is not below `n_pes`.
     pub fn with_heap(my_pe: u32, n_pes: usize, heap_bytes: usize) -> Arc<Self> {
         let heap_bytes = heap_bytes.next_multiple_of(Heap::PAGE);
         let mut caps = Caps::new(heap_bytes, MAX_TEAMS, "nothing");
@@ -131,9 +132,9 @@ impl Noop {
     /// Like [`Noop::new`], with given capabilities.
     ///
     /// # Panics
-    /// If there is no such PE.
+    /// If `my_pe` is not below `n_pes`.
     pub fn with_caps(my_pe: u32, n_pes: usize, caps: Caps) -> Arc<Self> {
-        assert!((my_pe as usize) < n_pes, "PE {my_pe} of {n_pes}");
+        assert!((my_pe as usize) < n_pes, "PE {my_pe} does not exist in a job of {n_pes} PEs");
         let all: Vec<_> = (0..n_pes as u32).map(Pe::new).collect();
         let job = JobShape { my_pe: Pe::new(my_pe), n_pes, local: all.clone() };
         let heap = Heap::new(n_pes, caps.heap_bytes.next_multiple_of(Heap::PAGE));
@@ -182,8 +183,8 @@ impl Noop {
         self.state().fail_local = Some(error);
     }
 
-    /// Makes the next operation on the calling thread reach its deadline while its work still runs,
-    /// which ends at the next [`Noop::run_all`].
+    /// Makes the next operation on the calling thread reach its deadline while its work still runs.
+    /// The work ends at the next [`Noop::run_all`].
     pub fn time_out_next(&self) {
         self.late_next.store(true, Ordering::Relaxed);
     }
@@ -206,7 +207,7 @@ impl Noop {
         self.queue.replay(|op| self.perform(op))
     }
 
-    /// Destroys the graph, with what it holds.
+    /// Destroys the graph, and releases the memory that it holds.
     pub fn drop_graph(&self) {
         self.queue.drop_graph();
     }
@@ -254,7 +255,7 @@ impl Noop {
         assert!(live || bytes == 0, "peerweave-core bug: {bytes} bytes at {at:?} are not allocated");
     }
 
-    /// The address of bytes in the segment of a PE; panics unless they are allocated.
+    /// Returns the address of bytes in the segment of a PE; panics unless they are allocated.
     fn at(&self, pe: Pe, at: SymOffset, bytes: usize) -> *mut u8 {
         assert!(pe.index() < self.job.n_pes, "peerweave-core bug: no {pe}");
         if !self.is_inert() {
@@ -267,7 +268,7 @@ impl Noop {
         match place {
             Place::Symmetric(at) => self.at(self.job.my_pe, at, bytes),
             Place::Private(at) => at,
-            // Simulated devices have memory of the host.
+            // Simulated devices use host memory.
             Place::Device { address, .. } => std::ptr::with_exposed_provenance_mut(address as usize),
         }
     }
@@ -316,12 +317,11 @@ impl Noop {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: [B1] `data::perform` asserts that symmetric ranges lie in live allocations, and touches
-// private ones for as many bytes as the operation says, before `run` returns or while the queue
-// holds the keep. [B2] the heap is freed when this is dropped. [B8] owners of memory of
-// devices are notified before a call is recorded. [B3] there is one thread of
-// execution per operation, and accesses to words are sequentially consistent. [B4] all accesses to
-// the heap are atomic.
+// SAFETY: [B1] `data::perform` asserts that symmetric ranges lie in live allocations, and accesses
+// as many bytes of private memory as the operation says, before `run` returns or while the queue
+// holds the keep. [B2] the heap is freed when this is dropped. [B8] owners of memory of devices are
+// notified before a call is recorded. [B3] there is one thread of execution per operation, and
+// accesses to words are sequentially consistent. [B4] all accesses to the heap are atomic.
 unsafe impl Backend for Noop {
     fn name(&self) -> &'static str {
         "noop"
@@ -396,7 +396,7 @@ unsafe impl Backend for Noop {
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<()> {
         self.local_failure()?;
         let from = self.at(self.job.my_pe, at, bytes);
-        // SAFETY: `from` lies in the heap, says `at`; the caller answers for `into`.
+        // SAFETY: `from` lies in the heap, says `at`; the caller guarantees the validity of `into`.
         unsafe { crate::arguments::shared_bytes::read(from, into, bytes) }
         Ok(())
     }
@@ -404,7 +404,7 @@ unsafe impl Backend for Noop {
     unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) -> Result<()> {
         self.local_failure()?;
         let to = self.at(self.job.my_pe, at, bytes);
-        // SAFETY: `to` lies in the heap, says `at`; the caller answers for `from`.
+        // SAFETY: `to` lies in the heap, says `at`; the caller guarantees the validity of `from`.
         unsafe { crate::arguments::shared_bytes::write(from, to, bytes) }
         Ok(())
     }

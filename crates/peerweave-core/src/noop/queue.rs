@@ -24,7 +24,7 @@ pub(super) struct Queue {
     late: Mutex<Vec<Keep>>,
 }
 
-/// The operations that were captured, with what they hold.
+/// The operations that were captured, and the owners of their memory.
 #[derive(Default)]
 struct Graph(Vec<(Op, Keep)>);
 
@@ -132,7 +132,7 @@ impl Done {
     }
 }
 
-/// Returns the clock of all events.
+/// Returns the current time of the clock that all events use.
 fn now() -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
@@ -192,7 +192,7 @@ impl NoopStream {
         result.map(Submitted::Complete)
     }
 
-    /// Adds an operation or an event; `None` if it need not wait.
+    /// Adds an operation or an event to the queue. Returns `None` if it need not wait.
     fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
         let queue = &self.backend.queue;
         let hold = queue.hold.load(Ordering::Relaxed) && !mark;

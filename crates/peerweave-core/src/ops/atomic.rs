@@ -23,7 +23,7 @@ macro_rules! atomics {
         ///
         /// # Errors
         /// [`Misuse`](crate::Misuse) if there is no such element or rank, or if the team, stream or
-        /// buffer belongs to another world or has ended.
+        /// buffer belongs to another world or is no longer valid.
         /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
         /// [Dead targets](Team#dead-targets).
         ///
@@ -49,7 +49,7 @@ macro_rules! atomics {
             ///
             /// # Errors
             /// [`Misuse`](crate::Misuse) if there is no such element or rank, or if the team,
-            /// stream or buffer belongs to another world or has ended.
+            /// stream or buffer belongs to another world or is no longer valid.
             /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
             /// [Dead targets](Team#dead-targets).
             ///

@@ -1,7 +1,7 @@
 //! Collective operations, sends and receives, stream-ordered. The forms that run on the calling
 //! thread are in `collective_blocking.rs`.
 //!
-//! Nothing is checked here: `check/` does. The documentation of both forms is here.
+//! `check/` checks the arguments. The documentation of both forms is here.
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::span::{MaybeDest, MaybeSource, StreamDest, StreamSource, maybe_span};
@@ -30,9 +30,9 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
-/// buffers that overlap, and for a team, stream or buffer of another world or one that has ended.
-/// Later: [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls and the backend
-/// compares calls; [`Error::Peer`](crate::Error::Peer) if a rank died or left;
+/// buffers that overlap, and for a team, stream or buffer that belongs to another world or is no
+/// longer valid. Later: [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls
+/// and the backend compares calls; [`Error::Peer`](crate::Error::Peer) if a rank died or left;
 /// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not arrive;
 /// [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
 ///
@@ -66,12 +66,13 @@ impl Team {
     /// then [`sync`](Team::sync). After it, all ranks see the earlier puts of every rank.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a team or stream of another world
-    /// or one that has ended. Later, from the ticket, [`Stream::synchronize`], or this call if the
-    /// operation has run during it: [`Error::Mismatch`](crate::Error::Mismatch) if ranks made
-    /// different calls and the backend compares calls; [`Error::Peer`](crate::Error::Peer) if a
-    /// rank died or left; [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not
-    /// arrive; [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
+    /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a team or stream that belongs to
+    /// another world or is no longer valid. Later, from the ticket, [`Stream::synchronize`], or
+    /// this call if the operation has run during it: [`Error::Mismatch`](crate::Error::Mismatch) if
+    /// ranks made different calls and the backend compares calls;
+    /// [`Error::Peer`](crate::Error::Peer) if a rank died or left;
+    /// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not arrive;
+    /// [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
     pub fn barrier(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "barrier";
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Barrier)?, decode::nothing)
@@ -95,8 +96,8 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
-    /// buffers that overlap, belong to another world or were released, and for a reduction that `T`
-    /// does not have.
+    /// buffers that overlap, belong to another world or were released, and for a reduction that is
+    /// not defined for `T`.
     #[inline]
     pub fn all_reduce<T: Number>(
         &self,
@@ -324,11 +325,11 @@ impl Team {
     /// Like [`Team::all_to_all`], with parts of any length at any offset of the buffers.
     ///
     /// # Shapes
-    /// Rank `r` gets `send_counts[r]` elements from `send_offsets[r]` of `send`. From it come
-    /// `recv_counts[r]` elements, to `recv_offsets[r]` of `recv`. Each list has one entry per rank.
-    /// Parts of `recv` do not overlap, and `recv` does not overlap `send`. The caller must make
-    /// sure that rank `r` sends the count that this rank expects; backends that compare calls check
-    /// it.
+    /// Rank `r` gets `send_counts[r]` elements from `send_offsets[r]` of `send`. The
+    /// `recv_counts[r]` elements from rank `r` arrive at `recv_offsets[r]` of `recv`. Each list has
+    /// one entry per rank. Parts of `recv` do not overlap, and `recv` does not overlap `send`. The
+    /// caller must make sure that rank `r` sends the count that this rank expects; backends that
+    /// compare calls check it.
     ///
     /// `counts` may be an `Arc`, which saves an allocation if it is used again.
     ///
@@ -445,9 +446,9 @@ impl Team {
     /// Sends elements to one rank, which calls [`recv`](Team::recv) for the same number of elements
     /// of the same type. Sends to one rank match its receives in order.
     ///
-    /// Not collective. It may or may not complete before the peer has called: two ranks that send
-    /// to each other before they receive may wait for each other until the deadline. Put such calls
-    /// in a [`group`](Team::group).
+    /// Not collective. A send may complete before the peer has called, or wait for it: two ranks
+    /// that send to each other before they receive may wait for each other until the deadline. Put
+    /// such calls in a [`group`](Team::group).
     ///
     /// # Shapes
     /// `source: n` elements here, `dest: n` elements on the peer.
@@ -459,8 +460,8 @@ impl Team {
     ///
     /// If the counts or types of a send and its receive differ, the receive fails with
     /// [`Error::Mismatch`](crate::Error::Mismatch), and its buffer is unchanged. The send fails too
-    /// if it waited for the receive; a small message may have been complete before, and its send
-    /// succeeds. Both ranks can go on.
+    /// if it waited for the receive; the send of a small message may already have succeeded. Both
+    /// ranks can continue.
     #[inline]
     pub fn send<T: Element>(&self, stream: &Stream, mut source: impl StreamSource<T>, peer: Rank) -> Result<Ticket> {
         const CALL: &str = "send";

@@ -1,9 +1,10 @@
-//! Groups: sends and receives that run at the same time, and other operations, handed over as one.
+//! Groups: sends and receives that run at the same time, and other operations, passed to the
+//! backend as one operation.
 //!
 //! Invariant: the memory of the members lives as long as the group: by clones in [`Group`], by
 //! borrows for `'env` in [`BlockingGroup`]. Nothing runs before the closure has returned, and
-//! nothing at all if it or a member failed. A group runs only members that were checked for its own
-//! team; a closure that swaps two groups gets an error.
+//! nothing runs if the closure or a member failed. A group runs only members that were checked for
+//! its own team; a closure that swaps two groups gets an error.
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::signal::SignalUpdate;
@@ -42,10 +43,10 @@ impl Group {
 pub struct BlockingGroup<'env> {
     team: Team,
     ops: Vec<Op>,
-    /// For an operation that fails before its work has ended.
+    /// The owners to keep if the operation fails before its work has ended.
     held: Vec<Held>,
     refused: Option<Error>,
-    /// The borrows behind the members' places.
+    /// Stands for the borrows of the memory that members use.
     env: PhantomData<&'env mut &'env ()>,
 }
 
@@ -67,7 +68,7 @@ impl BlockingGroup<'_> {
 /// # fn main() -> peerweave::Result<()> {
 /// let world = World::from_env()?;
 /// let team = world.team();
-/// // A ring: every rank sends to its right and receives from its left, neither before the other.
+/// // A ring: every rank sends to its right neighbor and receives from its left one, at the same time.
 /// let size = team.size() as u32;
 /// let (right, left) = (Rank::new((team.my_rank().get() + 1) % size), Rank::new((team.my_rank().get() + size - 1) % size));
 /// let (mine, mut theirs) = ([team.my_rank().get(); 2], [u32::MAX; 2]);
@@ -86,13 +87,13 @@ impl Team {
     /// the order in which they were added.
     ///
     /// # Collective
-    /// As the operations in it.
+    /// If the group contains collective operations: as for these operations.
     ///
     /// # Errors
     /// The error of `members`, or of the first member that failed its checks; nothing is enqueued
     /// then. [`Misuse`](crate::Misuse) if a receive overlaps another send or receive of the group,
     /// or if this rank sends itself more or fewer messages than it receives from itself. Otherwise
-    /// as the operations in it.
+    /// the errors of its operations.
     pub fn group(&self, stream: &Stream, members: impl FnOnce(&mut Group) -> Result<()>) -> Result<Ticket> {
         const CALL: &str = "group";
         check::team(CALL, self)?;
@@ -149,8 +150,8 @@ impl Team {
 
 macro_rules! members {
     ($group:ty, $source:ident, $dest:ident $(, $env:lifetime)?) => {
-        /// The operations of a group. Each adds the operation of [`Team`] with the same name, and
-        /// has its errors.
+        /// Methods that add an operation to the group. Each adds the operation of [`Team`] with the
+        /// same name, and returns its errors.
         impl $(<$env>)? $group {
             /// Like [`Team::send`], also to this rank itself.
             ///

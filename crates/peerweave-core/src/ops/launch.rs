@@ -1,7 +1,7 @@
 //! Launches kernels on a stream: checks the arguments and makes an [`Op::Launch`].
 //!
-//! Nothing runs here. Invariant: every view of symmetric memory in the arguments lies in one
-//! allocation of the world of the stream that was not released when the launch was enqueued.
+//! Invariant: when a launch is enqueued, every view of symmetric memory in its arguments lies in
+//! one live allocation of the world of the stream.
 #![allow(unsafe_code)]
 
 use crate::arguments::span::{Held, Owner};
@@ -41,7 +41,7 @@ pub struct LaunchShape {
 }
 
 impl LaunchShape {
-    /// `grid` blocks of `block` threads.
+    /// Creates a shape of `grid` blocks of `block` threads.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
@@ -81,7 +81,7 @@ mod sealed {
     use std::sync::Arc;
 
     pub trait Argument<P> {
-        /// The value for the kernel, and the owner of its memory.
+        /// Returns the value for the kernel, and the owner of its memory.
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "the trait is sealed")]
         fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(P, Held)>;
@@ -204,7 +204,7 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
     }
 
     unsafe fn run_thread(&self, context: *const KernelContext) {
-        // SAFETY: the caller promises what the entry asks for.
+        // SAFETY: the caller fulfils the contract of the entry.
         unsafe { (self.host)(context, self.args) }
     }
 
@@ -218,8 +218,8 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
 }
 
 impl Stream {
-    /// Enqueues a kernel: `grid` blocks of `block` threads, on this PE only. Each PE launches its
-    /// own.
+    /// Enqueues a kernel: `grid` blocks of `block` threads, on this PE only. The other PEs launch
+    /// kernels of their own.
     ///
     /// `args` is a tuple with one argument for each parameter of the kernel except its context:
     /// values, `&Symmetric<T>` for a `SymSlice<T>`, `&Team` for a `KernelTeam`. The kernel starts
@@ -234,7 +234,8 @@ impl Stream {
     /// for; both name the PE.
     ///
     /// # Panics
-    /// If the backend runs kernels by an executor and the program has set another one.
+    /// If the backend needs its own executor to run kernels, and the program has set a different
+    /// one.
     ///
     /// ```
     /// use peerweave::{Result, on_threads};

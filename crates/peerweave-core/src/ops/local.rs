@@ -37,8 +37,8 @@ impl Stream {
     /// Runs after earlier operations of the stream.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if lengths differ, the two overlap, or a handle belongs to another
-    /// world or has ended.
+    /// [`Misuse`](crate::Misuse) if lengths differ, `source` and `dest` overlap, or a handle
+    /// belongs to another world or is no longer valid.
     pub fn copy<T: Element>(&self, mut source: impl StreamSource<T>, mut dest: impl StreamDest<T>) -> Result<Ticket> {
         let prepared = check::copy("copy", &self.shared, source.span(), dest.span())?;
         call::submit_on(self, &prepared, decode::nothing)
@@ -50,7 +50,7 @@ impl Stream {
     /// As for [`Stream::copy`].
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the handle belongs to another world or has ended.
+    /// [`Misuse`](crate::Misuse) if the handle belongs to another world or is no longer valid.
     pub fn fill<T: Element>(&self, mut dest: impl StreamDest<T>, value: T) -> Result<Ticket> {
         let prepared = check::fill("fill", &self.shared, dest.span(), element_bits(value))?;
         call::submit_on(self, &prepared, decode::nothing)

@@ -22,8 +22,8 @@ use peerweave_types::{Element, Rank, Strides};
 /// a single one may succeed although its target has died or left; the next wait or barrier reports
 /// that. On the `host` backend, a program that repeats them, for example to get a lock that a dead
 /// PE holds, gets [`Error::Peer`](crate::Error::Peer) after a bounded number of calls: within
-/// milliseconds for small operations. A test reports it where the word can no longer change, as a
-/// wait does, and a [`quiet`](crate::World::quiet) where a PE has died.
+/// milliseconds for small operations. A test of a word that can no longer change reports the error,
+/// as a wait does. A [`quiet`](crate::World::quiet) reports it if any PE has died.
 ///
 /// # Example
 /// ```
@@ -69,7 +69,7 @@ impl Team {
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if lengths differ, the team does not have the rank, both sides of
-    /// a put to this rank overlap, or a handle belongs to another world or has ended.
+    /// a put to this rank overlap, or a handle belongs to another world or is no longer valid.
     /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
     /// [Dead targets](Team#dead-targets).
     #[inline]
@@ -96,7 +96,7 @@ impl Team {
     }
 
     /// Like [`Team::put`], but completes only at the next [`quiet`](crate::World::quiet): `source`
-    /// must not change until then. The queue holds it as long.
+    /// must not change until then. The queue holds it until then.
     ///
     /// # Errors
     /// As for [`Team::put`].
@@ -158,7 +158,7 @@ impl Team {
     }
 
     /// Like [`Team::get`], but the data is in `dest` only after the next
-    /// [`quiet`](crate::World::quiet). The queue holds `dest` as long.
+    /// [`quiet`](crate::World::quiet). The queue holds `dest` until then.
     ///
     /// # Errors
     /// As for [`Team::get`].
@@ -186,7 +186,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies elements of `source` at a stride to elements of `dest` of a rank at a stride.
+    /// Copies elements of `source`, which lie at one stride, to elements of a rank's `dest`, at
+    /// another stride.
     ///
     /// # Shapes
     /// Element `i * strides.source` of `source` goes to element `i * strides.dest` of `dest`, for
@@ -226,7 +227,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies elements of `source` of a rank at a stride to elements of `dest` at a stride.
+    /// Copies elements of a rank's `source`, which lie at one stride, to elements of `dest`, at
+    /// another stride.
     ///
     /// # Shapes
     /// As for [`Team::put_strided`].
@@ -355,7 +357,7 @@ impl Team {
     }
 
     /// Like [`Team::put_signal`], but `source` must not change before the next
-    /// [`quiet`](crate::World::quiet). The queue holds it as long.
+    /// [`quiet`](crate::World::quiet). The queue holds it until then.
     ///
     /// # Errors
     /// As for [`Team::put_signal`].

@@ -41,7 +41,7 @@ impl Team {
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the team does not have the rank, or if the team, stream or word
-    /// belongs to another world or has ended.
+    /// belongs to another world or is no longer valid.
     pub fn signal(&self, stream: &Stream, update: SignalUpdate<'_>, rank: Rank) -> Result<Ticket> {
         const CALL: &str = "signal";
         call::submit(CALL, self, stream, check::signal(CALL, self, update, rank)?, decode::nothing)
@@ -225,8 +225,8 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_all", self, awaited, WaitMode::Test)?).map(decode::holds)
     }
 
-    /// The lowest index of a word that is not excluded and for which the comparison with `value`
-    /// holds now. Runs on the calling thread.
+    /// Returns the lowest index of a word that is not excluded and for which the comparison with
+    /// `value` holds now. Runs on the calling thread.
     ///
     /// # Ordering
     /// For the word of the returned index, as [`Team::wait_until_any_blocking`].
@@ -245,8 +245,8 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_any", self, awaited, WaitMode::Test)?).map(decode::first)
     }
 
-    /// The indices, ascending, of all words that are not excluded and for which the comparison with
-    /// `value` holds now. Runs on the calling thread.
+    /// Returns the indices of all words that are not excluded and for which the comparison with
+    /// `value` holds now, in ascending order. Runs on the calling thread.
     ///
     /// # Ordering
     /// For the words of the returned indices, as [`Team::wait_until_some_blocking`].
@@ -265,8 +265,8 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_some", self, awaited, WaitMode::Test)?).map(decode::indices)
     }
 
-    /// The current value of a word of this PE. Orders nothing: use a wait or test if data depends
-    /// on it.
+    /// Returns the current value of a word of this PE. The call orders nothing: use a wait or test
+    /// if data depends on the word.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::signal`].

@@ -9,8 +9,8 @@ use peerweave_types::{KernelTeam, Pe, Rank, TeamShape};
 use std::sync::PoisonError;
 
 impl World {
-    /// The team of the PEs of this machine, in PE order. Always the same team; it ends with the
-    /// world.
+    /// Returns the team of the PEs of this machine, in PE order. Every call returns the same team,
+    /// which ends with the world.
     ///
     /// # Collective
     /// The first call is collective over all PEs, in the same order as other collective calls of
@@ -30,20 +30,20 @@ impl World {
 }
 
 impl Team {
-    /// The team as kernels name it. A launch takes `&Team` for a parameter of this type; this is
-    /// for teams inside structs.
+    /// Returns the number by which kernels name this team. A launch accepts `&Team` for a
+    /// `KernelTeam` parameter; use this method for teams inside structs.
     ///
-    /// It means the team until that is destroyed. A kernel that uses it later fails, or meets the
-    /// PEs of a team that was made since.
+    /// The number is valid until the team is destroyed. A kernel that uses it later fails, or uses
+    /// a team that was created since.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where the team or the world is gone.
+    /// [`Misuse`](crate::Misuse) if the team was destroyed or the world was finalized.
     ///
     /// ```
     /// use peerweave::World;
     /// use peerweave_device::prelude::*;
     ///
-    /// /// The PEs of a team meet.
+    /// /// Synchronizes the PEs of a team.
     /// #[kernel]
     /// fn meet(ctx: &Context, team: KernelTeam) -> Result<(), Failed> {
     ///     ctx.barrier_block(team)
@@ -63,7 +63,7 @@ impl Team {
         Ok(self.inner.shared.backend.kernel_team(self.inner.id))
     }
 
-    /// The PE of a rank.
+    /// Returns the PE of a rank.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the team does not have the rank.
@@ -163,7 +163,7 @@ impl Team {
         }
         let outcome = self.inner.shared.backend.team_destroy(self.inner.id);
         if matches!(outcome, Err(crate::Error::Mismatch(_))) {
-            // Other ranks made another call: the team stays usable, for its clones.
+            // The ranks made different calls: the team stays usable through its clones.
             self.inner.set_destroyed(false);
         }
         outcome

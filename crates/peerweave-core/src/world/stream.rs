@@ -108,8 +108,9 @@ impl Event {
         self.inner.wait(limit)
     }
 
-    /// Returns the time between `earlier` and this event. `None` if one was not passed yet, if this
-    /// one was passed first, or if they belong to different worlds, whose clocks differ.
+    /// Returns the time between `earlier` and this event. Returns `None` if one of them was not
+    /// passed yet, if this event was passed first, or if they belong to different worlds, whose
+    /// clocks differ.
     pub fn elapsed_since(&self, earlier: &Event) -> Option<Duration> {
         if !Arc::ptr_eq(&self.shared, &earlier.shared) {
             return None;

@@ -72,7 +72,7 @@ impl Team {
             ranks[pe.index()] = rank;
         }
         let my_rank = ranks[shared.my_pe.index()];
-        assert_ne!(my_rank, NOT_A_MEMBER, "backend bug: a team without this PE");
+        assert_ne!(my_rank, NOT_A_MEMBER, "backend bug: the team does not contain this PE");
         let inner = Inner {
             shared: Arc::clone(shared),
             id: record.id,
@@ -102,12 +102,13 @@ impl Team {
         &self.inner.members
     }
 
-    /// Returns the identification of the team in messages.
+    /// Returns the name of the team for messages.
     pub fn name(&self) -> TeamName {
         TeamName { id: self.inner.id, size: self.size() }
     }
 
-    /// Why operations of this team fail from now on; `None` while they run.
+    /// Returns the reason why operations of this team fail from now on; `None` if the team has not
+    /// failed.
     ///
     /// A team fails on a PE when an operation of it has failed in a way that leaves its ranks at
     /// different operations, for example because a PE died. Its later collectives, sends and

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 /// A handle to a stream-ordered operation with a result of type `R`.
 ///
-/// Dropping it neither cancels the operation nor waits for it;
-/// [`Stream::synchronize`](crate::Stream::synchronize) then returns its failure, or
-/// [`World::finalize`](crate::World::finalize) in the end. Any thread may wait, more than once.
+/// Dropping a ticket neither cancels the operation nor waits for it. Then
+/// [`Stream::synchronize`](crate::Stream::synchronize), or at the latest
+/// [`World::finalize`](crate::World::finalize), returns a failure of the operation. Any thread may
+/// wait for a ticket, more than once.
 ///
 /// ```
 /// use peerweave::{Compare, World};
@@ -36,13 +37,14 @@ pub struct Ticket<R = ()> {
 
 enum State {
     Complete(Outcome),
-    /// Does not hold the world, so that a ticket does not keep the job alive.
+    /// The operation was enqueued. The ticket does not hold the world, so it does not keep the job
+    /// alive.
     Queued {
         pending: Arc<dyn Pending>,
         deadline: Duration,
         guard: ForkGuard,
     },
-    /// Part of a graph.
+    /// The operation is part of a graph.
     Captured,
 }
 
@@ -76,11 +78,11 @@ impl<R> Ticket<R> {
     /// result.
     ///
     /// # Errors
-    /// The failure of the operation; [`Error::Skipped`](crate::Error::Skipped) if an earlier one in
-    /// the stream had failed; [`Error::Timeout`](crate::Error::Timeout) if the deadline passed and
-    /// the operation is still pending; [`Misuse`](crate::Misuse) for an operation that was captured
-    /// into a graph, and in a forked child, where operations that were pending at the fork never
-    /// complete.
+    /// The failure of the operation; [`Error::Skipped`](crate::Error::Skipped) if an earlier
+    /// operation of the stream had failed; [`Error::Timeout`](crate::Error::Timeout) if the
+    /// deadline passed and the operation is still pending; [`Misuse`](crate::Misuse) for an
+    /// operation that was captured into a graph, and in a forked child, where operations that were
+    /// pending at the fork never complete.
     pub fn wait(&self) -> Result<R> {
         match &self.state {
             State::Complete(outcome) => Ok((self.decode)(outcome.clone())),

@@ -56,7 +56,10 @@ impl World {
     /// Returns the index of this PE among the PEs of its machine, counted from 0, for example to
     /// choose a GPU or core.
     pub fn local_index(&self) -> usize {
-        self.local_pes().iter().position(|&pe| pe == self.my_pe()).expect("backend bug: this PE is not of its own machine")
+        self.local_pes()
+            .iter()
+            .position(|&pe| pe == self.my_pe())
+            .expect("backend bug: the PEs of this machine do not include this PE")
     }
 
     /// Returns the PEs of this machine, ascending.
@@ -74,8 +77,8 @@ impl World {
         self.shared.backend.caps()
     }
 
-    /// How the symmetric heap is mapped in this process; `None` if not all PEs are reached by
-    /// addresses at equal distances, for example on several machines.
+    /// Returns how the symmetric heap is mapped in this process; `None` if the segments of PEs are
+    /// not at equal distances in memory, for example on several machines.
     pub fn geometry(&self) -> Option<HeapGeometry> {
         self.shared.backend.geometry()
     }
@@ -86,7 +89,7 @@ impl World {
         backend.downcast_ref()
     }
 
-    /// A description of pending operations and of the PEs that they wait for.
+    /// Returns a description of pending operations and of the PEs that they wait for.
     pub fn describe(&self) -> String {
         if self.shared.is_forked() {
             return format!("a forked child of {} of {}, which does not belong to the job", self.my_pe(), self.n_pes());
@@ -144,8 +147,8 @@ impl World {
         Ok(Stream { shared: self.shared.clone(), inner: self.shared.backend.stream()? })
     }
 
-    /// Makes a handle to a stream that the backend has, for example to one that it made from a
-    /// stream of its device's own library.
+    /// Creates a handle to a stream of the backend, for example to one that wraps a stream of the
+    /// device's own library.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for a stream of another backend, and after finalize.

@@ -109,7 +109,7 @@ impl<T: Element> DlpackTensor<T> {
         is_read_only: bool,
         owned: Owned<M>,
     ) -> Result<Self, DriverError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (shape, len, address) = unsafe { check::<T>(call, tensor) }?;
         let context = context(tensor.device.device_id.unsigned_abs() as usize)?;
         let give_back = Box::new(move || drop(owned));
@@ -205,7 +205,7 @@ impl Managed for DLManagedTensor {
     /// # Safety
     /// As for [`Managed::delete`].
     unsafe fn delete(this: NonNull<Self>) {
-        // SAFETY: the caller's promise; only the field is read.
+        // SAFETY: guaranteed by the caller; only the field is read.
         if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {
             // SAFETY: the producer's function for its own struct.
             unsafe { deleter(this.as_ptr()) }
@@ -217,8 +217,8 @@ impl Managed for DLManagedTensorVersioned {
     /// # Safety
     /// As for [`Managed::delete`].
     unsafe fn delete(this: NonNull<Self>) {
-        // SAFETY: the caller's promise; only the field is read, which has the same offset in every
-        // version.
+        // SAFETY: guaranteed by the caller; only the field is read, which has the same offset in
+        // every version.
         if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {
             // SAFETY: the producer's function for its own struct.
             unsafe { deleter(this.as_ptr()) }

@@ -52,8 +52,8 @@ impl<'a> Arguments<'a> {
     /// Adds an argument by its address, length and alignment in bytes.
     ///
     /// # Safety
-    /// There are so many initialised bytes at the address while this value lives, with the layout
-    /// of the kernel's parameter.
+    /// There are `bytes` initialised bytes at `address` while this value lives, with the layout of
+    /// the kernel's parameter.
     #[must_use]
     pub unsafe fn with_raw(mut self, address: *const u8, bytes: usize, alignment: usize) -> Self {
         self.places.push(Place { address: address.cast(), bytes, alignment });

@@ -213,7 +213,7 @@ impl LoadedKernel {
         let mut places: Vec<*mut c_void> = arguments.places().iter().map(|place| place.address.cast_mut()).collect();
         // SAFETY: the function is of a loaded module of this context, the configuration and its
         // attributes are live, and there is an argument of the right length for each parameter,
-        // which the driver only reads. The caller answers for what the kernel does with them.
+        // which the driver only reads. The caller guarantees that the kernel's accesses are sound.
         let code =
             unsafe { api()?.cuLaunchKernelEx(&raw const raw, self.kernel.function.0, places.as_mut_ptr(), std::ptr::null_mut()) };
         done("cuLaunchKernelEx", code)?;
@@ -276,10 +276,14 @@ impl LoadedKernel {
         }
         let kernel = || self.kernel.name.clone();
         if !self.kernel.is_cooperative {
-            let expected = "a device with cooperative launches".into();
-            return Err(
-                LaunchError::Shape { kernel: kernel(), what: "the device", found: "without them".into(), expected }.into()
-            );
+            let expected = "a device that supports them".into();
+            return Err(LaunchError::Shape {
+                kernel: kernel(),
+                what: "the device",
+                found: "without support for cooperative launches".into(),
+                expected,
+            }
+            .into());
         }
         let (found, expected) = (config.grid.count(), self.resident_blocks(config.block, config.shared_bytes)?);
         if found > expected {

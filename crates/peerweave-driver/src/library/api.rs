@@ -99,7 +99,7 @@ peerweave_dylib::bindings! {
         "2.0" fn cuEventRecord(event: CUevent, stream: CUstream) -> CudaCode;
         /// Returns whether an event is complete.
         "2.0" fn cuEventQuery(event: CUevent) -> CudaCode;
-        /// Milliseconds between two events that are complete and record times.
+        /// Returns the milliseconds between two complete events that record times.
         "2.0" fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CudaCode;
         /// Destroys an event.
         "4.0" fn cuEventDestroy_v2(event: CUevent) -> CudaCode;

@@ -357,7 +357,7 @@ of_cudarc!(CudaSlice<T>, CudaView<'_, T>, CudaViewMut<'_, T>; CudaSlice<T>, Cuda
 /// use peerweave_driver::{DeviceBuffer, Keep, Raw};
 ///
 /// let owner: Keep = Arc::new("what frees the memory when it is dropped");
-/// // SAFETY: nothing is enqueued with it, and nobody keeps it.
+/// // SAFETY: nothing is enqueued with it, and no other code keeps it.
 /// let (kept, borrowed) = unsafe { (Raw::<f32>::new(0x1000, 4, 0, Some(owner)), Raw::<f32>::new(0x1000, 4, 0, None)) };
 /// assert!(kept.keep().is_some());
 /// assert!(borrowed.keep().is_none());
@@ -372,8 +372,8 @@ pub struct Raw<T> {
 }
 
 // SAFETY: the shared value is an address that the host never dereferences; the caller of `new`
-// answers for the memory. Streams synchronise work of two threads, and elements are plain data. The
-// test `raw_buffers_can_be_sent_to_other_threads` would catch a violation.
+// guarantees that the memory is valid. Streams synchronise work of two threads, and elements are
+// plain data. The test `raw_buffers_can_be_sent_to_other_threads` would catch a violation.
 unsafe impl<T: Send> Send for Raw<T> {}
 // SAFETY: the shared value is the same address; streams synchronise work as above. The test
 // `raw_buffers_can_be_sent_to_other_threads` would catch a violation.

@@ -76,7 +76,7 @@ pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(
             return Ok(CudaError::check("cuStreamSynchronize", code)?);
         }
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let code = unsafe { api.cuMemFree_v2(address) }?;
     Ok(CudaError::check("cuMemFree_v2", code)?)
 }

@@ -82,7 +82,7 @@ impl Held {
     fn of(key: Key, stream: &Arc<CudaStream>) -> Arc<Self> {
         let new = || Arc::new(Self { stream: Arc::clone(stream) });
         // A stream that is never removed need not be counted, and each list finds it fastest by the
-        // value that it was given.
+        // value with which it was recorded.
         let Key::Made(value) = key else { return new() };
         let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&value).and_then(Weak::upgrade).unwrap_or_else(|| {

@@ -5,8 +5,8 @@
 //! Each device has its own thread, so a stuck device delays only its own memory.
 //!
 //! Invariants: memory is freed after every event recorded at its retirement or later is complete,
-//! and is leaked if that cannot be known. No value passed to a thread can end it, or is dropped
-//! without being run.
+//! and is leaked if that cannot be known. No retired value can end the thread that frees it, and
+//! none is dropped without being run.
 
 use std::collections::BTreeMap;
 use std::fmt;

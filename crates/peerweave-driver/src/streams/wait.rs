@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn error_ends_the_wait() {
+    fn error_of_the_poll_ends_the_wait() {
         assert_eq!(wait_until(Instant::now() + Duration::from_secs(60), || Err("broken")), Err("broken"));
     }
 }

@@ -27,14 +27,14 @@ pub(crate) unsafe fn read(pid: u64, from: u64, to: *mut u8, bytes: usize) -> io:
     Ok(())
 }
 
-/// Checks that the word at `from` in process `pid` can be read and is `expected`; otherwise says
-/// why not.
+/// Checks that the word at `from` in process `pid` can be read and is `expected`; otherwise returns
+/// the reason.
 pub(crate) fn probe(pid: u64, from: u64, expected: u64) -> Result<(), String> {
     let mut word = 0u64;
     // SAFETY: `word` is 8 bytes of this frame.
     match unsafe { read(pid, from, (&raw mut word).cast(), 8) } {
         Ok(()) if word == expected => Ok(()),
-        Ok(()) => Err(format!("process {pid} has other memory at the address of its probe word")),
+        Ok(()) => Err(format!("process {pid} has a different value at the address of its probe word")),
         Err(error) => Err(error.to_string()),
     }
 }

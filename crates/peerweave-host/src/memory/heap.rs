@@ -108,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_are_aligned_apart_and_can_all_be_freed(
+        fn allocations_are_aligned_and_disjoint_and_can_be_freed(
             requests in prop::collection::vec((0u64..5000, 0u32..13, any::<bool>(), any::<prop::sample::Index>()), 1..120)
         ) {
             let (start, end) = (8192, 8192 + (1 << 16));

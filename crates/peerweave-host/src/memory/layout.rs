@@ -14,7 +14,7 @@ use crate::memory::line::Line;
 use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Blocks of a PE whose kernels may synchronize in one team at the same time.
+/// The number of blocks of a PE's kernels that may synchronize in one team at the same time.
 pub(crate) const KERNEL_SLOTS: u32 = 64;
 
 /// The number of teams that a PE can belong to at the same time, including the world.
@@ -98,7 +98,8 @@ pub(crate) struct TeamWords {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct CallWords {
-    /// Kind, element type, reduction and purpose; root; count; a further word of the purpose.
+    /// Kind, element type, reduction and purpose; root; count; a word whose meaning depends on the
+    /// purpose.
     pub(crate) words: [AtomicU64; 4],
 }
 
@@ -183,10 +184,10 @@ pub(crate) struct Segments {
     layout: Layout,
 }
 
-// SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `simd`,
-// which tolerates races. Entry lines, progress words, signals and mailboxes synchronize. The owner
-// of a `Segments` also holds the mapping. The conformance tests on threads, which compare every
-// element, would catch an error.
+// SAFETY: the shared data are the words of all segments, accessed by atomics [L2], and bytes,
+// accessed by `simd`, which tolerates races. Entry lines, progress words, signals and mailboxes
+// synchronize. The owner of a `Segments` also holds the mapping. The conformance tests on threads,
+// which compare every element, would catch an error.
 unsafe impl Send for Segments {}
 // SAFETY: as for Send: the same memory is shared. Methods return references to atomics only, which
 // synchronize themselves. The same tests.
@@ -312,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_apart_and_aligned() {
+    fn blocks_are_disjoint_and_aligned() {
         let layout = Layout::new(5, 10 << 20).unwrap();
         // SAFETY: no address below is dereferenced.
         let segments = unsafe { Segments::new((1usize << 40) as *mut u8, layout) };

@@ -106,14 +106,14 @@ impl Line {
     }
 }
 
-/// Writes a line by one store.
+/// Writes a line with one store.
 ///
 /// Uses a register that SSE code cannot name. If the upper half of one of the first sixteen
 /// registers stays in use, SSE code of the caller runs slowly until the next `vzeroupper`, which
 /// the compiler does not add after assembly.
 ///
 /// # Safety
-/// AVX-512F is there; `line` is 64-byte aligned and valid for atomic writes.
+/// The processor has AVX-512F; `line` is 64-byte aligned and valid for atomic writes.
 #[target_feature(enable = "avx512f")]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn store_wide(line: *mut AtomicU64, words: &[u64; WORDS]) {
@@ -135,7 +135,7 @@ unsafe fn store_wide(line: *mut AtomicU64, words: &[u64; WORDS]) {
 #[inline]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn has_wide_store() -> bool {
-    // The standard library caches the answer in one atomic word.
+    // The standard library caches the result in one atomic word.
     std::arch::is_x86_feature_detected!("avx512f")
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// Processors that this process may run on.
+/// Returns the number of processors that this process may run on.
 pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -13,11 +13,11 @@ pub(crate) fn memory_bytes() -> u64 {
     meminfo("MemTotal:").unwrap_or(1 << 33)
 }
 
-/// Requests below this size are allowed without reading the state of the system.
+/// Requests below this number of bytes are allowed without reading the state of the system.
 const SMALL: usize = 64 << 20;
 
-/// Returns the number of bytes that can be allocated now. Only as exact as a request of `request`
-/// bytes needs.
+/// Returns the number of bytes that can be allocated now. The number is only as exact as the
+/// decision about a request of `request` bytes needs.
 pub(crate) fn available_bytes(request: usize) -> u64 {
     if request < SMALL {
         return u64::MAX;
@@ -32,14 +32,15 @@ fn meminfo(name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Returns the memory that the control groups of this process still allow it.
+/// Returns the number of bytes that this process may still use under the limits of its control
+/// groups.
 fn cgroup_available() -> Option<u64> {
     available_in(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").ok()?)
 }
 
-/// Returns the memory that `groups` still allow, in the format of `/proc/self/cgroup`. A limit of a
-/// group holds for all groups below it. In a container the groups may not be visible by their full
-/// names, but the outermost one is.
+/// Returns the number of bytes that may still be used under the limits of `groups`, a text in the
+/// format of `/proc/self/cgroup`. A limit of a group holds for all groups below it. In a container
+/// the groups may not be visible by their full names, but the outermost one is.
 fn available_in(mount: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let (_, line) = line.split_once(':')?;
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn control_group_limits_of_both_versions_hold() {
+    fn control_group_limits_of_both_versions_are_read() {
         let mount = tempfile::tempdir().unwrap();
         let group = |path: &str, files: &[(&str, &str)]| {
             let path = mount.path().join(path);

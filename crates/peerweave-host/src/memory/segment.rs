@@ -20,11 +20,12 @@ pub(crate) struct Mapping {
     guard: ForkGuard,
 }
 
-// SAFETY: shared are numbers that never change, so nothing has to synchronize. The memory is
-// accessed through `Segments`, which has its own argument. The conformance tests on threads would
-// catch an error.
+// SAFETY: the shared data are numbers that never change, so they need no synchronization. The
+// memory is accessed through `Segments`, which has its own argument. The conformance tests on
+// threads would catch an error.
 unsafe impl Send for Mapping {}
-// SAFETY: as for Send: the same numbers are shared, nothing synchronizes. The same tests.
+// SAFETY: as for Send: the same numbers are shared, without synchronization. The same tests would
+// catch an error.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -35,7 +36,7 @@ impl Mapping {
         if u64::try_from(size).ok() != Some(bytes as u64) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("the memory file has {size} bytes, expected {bytes}: PE 0 has other options or another version"),
+                format!("the memory file has {size} bytes, expected {bytes}: PE 0 uses different options or a different version"),
             ));
         }
         // If the file shrank, accesses would raise SIGBUS.
@@ -56,7 +57,7 @@ impl Mapping {
         Ok(Self { base, bytes, segments, guard: ForkGuard::new() })
     }
 
-    /// The segments in the mapping.
+    /// Returns the segments in the mapping.
     pub(crate) fn segments(&self) -> Segments {
         self.segments
     }
@@ -104,7 +105,8 @@ impl Drop for Mapping {
     }
 }
 
-/// The error of a mapping that the limits of this process do not allow, with what to do.
+/// Returns the error for a mapping that the limits of this process do not allow. The error tells
+/// the user which setting to change.
 fn too_large(layout: &Layout, error: &io::Error) -> io::Error {
     let Layout { n_pes, heap_bytes, .. } = layout;
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
@@ -118,7 +120,8 @@ fn too_large(layout: &Layout, error: &io::Error) -> io::Error {
 
 /// Creates the memory file: sparse, and sealed so that its size cannot change.
 ///
-/// A file above the limit of file sizes would end the process by a signal, so that is an error.
+/// A file above the limit on file sizes would end the process by a signal, so this function returns
+/// an error instead.
 pub(crate) fn create(layout: &Layout) -> io::Result<OwnedFd> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     if let Some(limit) = limit.filter(|limit| *limit < layout.total_bytes() as u64) {
@@ -167,7 +170,7 @@ mod tests {
     fn file_of_another_layout_is_refused() {
         let file = create(&Layout::new(2, 1 << 20).unwrap()).unwrap();
         let refused = Mapping::new(file.as_fd(), Layout::new(3, 1 << 20).unwrap()).unwrap_err();
-        assert!(refused.to_string().contains("other options"), "{refused}");
+        assert!(refused.to_string().contains("different options"), "{refused}");
     }
 
     #[test]

@@ -13,8 +13,8 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time that a grid may continue after the deadline of its waits: its threads see the failure and
-/// return.
+/// Time that a grid may continue after the deadline of its waits. In this time its threads see the
+/// failure and return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Interval at which a waiting kernel checks that the other PEs are alive.
@@ -25,7 +25,7 @@ const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 pub(crate) struct Kernels {
     seed: u64,
     launched: AtomicU64,
-    /// By team slot.
+    /// The epochs of each team slot.
     epochs: Box<[Epochs]>,
 }
 
@@ -41,8 +41,8 @@ impl Kernels {
         self.epochs[slot].iter().for_each(|epoch| epoch.store(0, Ordering::Relaxed));
     }
 
-    /// Returns the seed of the next launch on PE `me`. Each launch has another one, unless the seed
-    /// is 0.
+    /// Returns the seed of the next launch on PE `me`. Each launch has a different seed, unless the
+    /// seed of the options is 0.
     fn next_seed(&self, me: usize) -> u64 {
         let number = self.launched.fetch_add(1, Ordering::Relaxed);
         if self.seed == 0 { 0 } else { self.seed.wrapping_add((me as u64) << 32).wrapping_add(number).max(1) }
@@ -100,8 +100,8 @@ impl Shared {
     }
 }
 
-/// Returns the error of a kernel: the report of its operation, or else the way in which its grid
-/// ended; with the seed, if one was chosen, so that the failure can be repeated.
+/// Returns the error of a kernel: the report of its operation, or else how its grid ended. If a
+/// seed was chosen, the error contains it, so that the failure can be repeated.
 fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>, seed: u64) -> Error {
     let mut failure = match (report, grid) {
         (Some(report), _) => KernelFailure {
@@ -118,7 +118,7 @@ fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>
         }
     };
     if seed != 0 {
-        failure.message.push_str(&format!("; the schedule is that of PEERWEAVE_KERNEL_SEED={seed}"));
+        failure.message.push_str(&format!("; PEERWEAVE_KERNEL_SEED={seed} repeats the schedule"));
     }
     Error::Kernel(Box::new(failure))
 }

@@ -35,7 +35,7 @@ pub(crate) enum Task<'a> {
     Launch(Cow<'a, Launch>),
     /// Operations that run one after the other, and the first failure among them.
     Group(VecDeque<Task<'a>>, Option<Error>),
-    /// Waits for no PE.
+    /// An operation that waits for no PE.
     OneSided(Cow<'a, Op>),
 }
 
@@ -71,7 +71,7 @@ impl<'a> Task<'a> {
         Ok(Self::Group(tasks, None))
     }
 
-    /// The task for another thread, which continues it after the caller has returned.
+    /// Returns the task for another thread, which continues it after the caller has returned.
     pub(crate) fn into_owned(self) -> Task<'static> {
         match self {
             Self::Collective(task) => Task::Collective(task.into_owned()),
@@ -112,8 +112,8 @@ impl<'a> Task<'a> {
         outcome.map_err(|stop| shared.peers.record_stop(stop))
     }
 
-    /// Ends the task without running it, after `because`. Its peers cannot know, so its team fails
-    /// too.
+    /// Ends the task without running it, because of the earlier failure `because`. Its peers do not
+    /// know that, so its team fails too.
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         match self {
             Self::Collective(task) => task.skip(shared, because),

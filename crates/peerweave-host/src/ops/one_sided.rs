@@ -1,9 +1,9 @@
 //! Puts, gets, signals and atomics: accesses to the segment of the target, which is mapped here.
 //!
-//! Nothing here waits; every so many calls, an operation checks that its target is alive
-//! (`sync/target.rs`). Stores of `simd` become visible in order on x86-64; on other processors a
-//! fence orders them. Streaming stores end with a fence of their own. So a put is complete when it
-//! returns, `fence` is a release fence, and `quiet` is a full fence.
+//! No operation of this file waits. Once in many calls, an operation checks that its target is
+//! alive (`sync/target.rs`). Stores of `simd` become visible in order on x86-64; on other
+//! processors a fence orders them. Streaming stores end with a fence of their own. So a put is
+//! complete when it returns, `fence` is a release fence, and `quiet` is a full fence.
 
 use crate::ops::shared::Shared;
 use crate::ops::tuning::STREAMING_COPY;
@@ -64,7 +64,8 @@ impl Shared {
         self.peers.check_target(op.call_name(), pe.index())
     }
 
-    /// Runs an operation. One that takes much longer than a check is checked always.
+    /// Runs an operation. If it takes much longer than a check of its target, the target is always
+    /// checked.
     #[inline]
     fn access<const CHECKED: bool>(&self, op: &Op) -> Result<Outcome, Error> {
         match op {
@@ -162,7 +163,7 @@ impl Shared {
     /// Changes a signal word, after all earlier writes of this thread.
     #[inline]
     fn signal(&self, signal: &Signal) {
-        // Rust's memory model does not know the vector stores of `simd`: only a fence orders them.
+        // Rust's memory model does not cover the vector stores of `simd`: only a fence orders them.
         fence(Ordering::Release);
         put_signal::signal(self.peers.segments.word(signal.pe.index(), signal.at), signal.value, signal.op);
     }

@@ -1,10 +1,11 @@
 //! Send and receive, by mailboxes between every two ranks of a team.
 //!
 //! The segment of the receiver holds one mailbox per sending rank ([`peerweave_device::mailbox`]).
-//! A small message lies in its slot; a longer one is divided among slots, or is named there and
-//! copied once by the receiver, if it lies in symmetric memory or in memory that the receiver can
-//! read. No step waits by itself: all sends and receives of a group are polled in turn until all
-//! are done, so their order in the group does not matter.
+//! A small message is stored in its slot, and a longer one is divided among slots. If a longer
+//! message lies in symmetric memory, or in memory that the receiver can read, the slot holds its
+//! address instead, and the receiver copies it once. No step waits by itself: all sends and
+//! receives of a group are polled in turn until all are done, so their order in the group does not
+//! matter.
 
 use crate::memory::cross_memory;
 use crate::memory::layout::{EAGER_BYTES, MAILBOX_SLOTS};
@@ -40,7 +41,8 @@ struct Transfer {
     /// The number of the operation in its channel.
     turn: u64,
     state: State,
-    /// The messages of the channel when this operation last looked, while it is queued.
+    /// The number of messages of the channel at the last poll of this operation, while it is
+    /// queued.
     messages_seen: u64,
     /// The receiver has refused a part of this message.
     refused: bool,
@@ -54,7 +56,7 @@ enum State {
     Moving {
         bytes: usize,
     },
-    /// All is sent; the receiver has yet to answer message `number`.
+    /// All bytes are sent; the receiver has yet to answer message `number`.
     Offered {
         number: u64,
     },
@@ -75,8 +77,7 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Returns the operations their places in their channels. The transfers must be driven to their
-    /// end.
+    /// Gives each operation its place in its channel. The transfers must be driven to their end.
     pub(crate) fn start(shared: &Shared, ops: impl IntoIterator<Item = PointToPoint>) -> Result<Self, Error> {
         // Look up every team before any operation takes its place.
         let ops = ops.into_iter().map(|op| shared.teams.get(call_of(&op), op.team).map(|team| (op, team.into_arc())));
@@ -140,7 +141,8 @@ impl Transfers {
         self.all.iter().filter(|transfer| !transfer.is_done())
     }
 
-    /// Fails if a peer will not take part, and names the member of the team that failed first.
+    /// Fails if a peer can no longer take part. The error names the member of the team that failed
+    /// first.
     fn check_peers(&self, shared: &Shared) -> Result<(), Error> {
         for transfer in self.pending() {
             let team = &transfer.team;
@@ -192,7 +194,7 @@ impl Transfer {
         channel(&self.team, &self.op)
     }
 
-    /// An error that names `pe`, or the PE that caused its failure.
+    /// Returns an error that names `pe`, or the PE that caused the failure of `pe`.
     fn error(&self, shared: &Shared, pe: usize, cause: PeerCause) -> Error {
         let word = shared.peers.segments.team_words(pe, self.team.slot).failure.word.load(Ordering::Acquire);
         shared.peers.peer_error(self.call(), self.team.name(), pe, cause, word)
@@ -202,7 +204,7 @@ impl Transfer {
         self.op.count * self.op.dtype.size_bytes()
     }
 
-    /// The slot of a message, and its bytes.
+    /// Returns the slot of a message, and the address of its bytes.
     fn slot<'a>(&self, shared: &'a Shared, number: u64) -> (Slot<'a, AtomicU64>, *mut u8) {
         let (at, from) = match self.op.direction {
             Direction::Send => (self.peer_pe(), self.team.rank),
@@ -265,7 +267,7 @@ impl Transfer {
                 self.channel().messages.store(number, Ordering::Relaxed);
                 let total = self.bytes();
                 let publish = |place: u64, at: u64, bytes: usize| {
-                    // Orders the vector stores of `simd`, which Rust's memory model does not know.
+                    // Orders the vector stores of `simd`, which Rust's memory model does not cover.
                     AtomicU64::fence_release();
                     slot.publish(number, &[place, at, bytes as u64, self.op.dtype as u64, self.op.count as u64]);
                 };
@@ -374,9 +376,9 @@ impl Transfer {
         Ok(true)
     }
 
-    /// The error of a message that the receiver refused.
+    /// Returns the error of a message that the receiver refused.
     fn refusal(&self) -> Error {
-        let theirs = "recv of another count or element type, or could not read what was sent".to_owned();
+        let theirs = "recv with another count or element type, or could not read the memory that was sent".to_owned();
         Error::Mismatch(Box::new(self.mismatch(describe("send", self.op.dtype, self.op.count), theirs)))
     }
 

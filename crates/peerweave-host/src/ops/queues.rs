@@ -1,13 +1,13 @@
-//! The streams of a PE together: the operations in their queues, and the failures that no call has
-//! returned yet.
+//! All streams of a PE: the operations in their queues, and the failures that no call has returned
+//! yet.
 
 use peerweave_core::Error;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// How many failures are kept until a call returns them. Later ones are likely to follow from
-/// these.
+/// The number of failures that are kept until a call returns them. Later failures are likely
+/// consequences of these.
 const KEPT_FAILURES: usize = 64;
 
 /// A failure of an operation in a queue. Operations that are skipped because of it share it.
@@ -19,12 +19,12 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A failure that no call has returned.
+    /// Creates a failure that no call has returned yet.
     pub(crate) fn new(error: Error) -> Self {
         Self { error, reported: Arc::default() }
     }
 
-    /// The failure of an operation that did not run because of this one.
+    /// Returns the failure of an operation that did not run because of this one.
     pub(crate) fn followed_by(&self, error: Error) -> Self {
         Self { error, reported: Arc::clone(&self.reported) }
     }
@@ -42,7 +42,7 @@ impl Failure {
 
 /// One queue of operations.
 pub(crate) trait Queue: fmt::Debug + Send + Sync {
-    /// The call that the queue runs, or runs next; `None` if it is empty.
+    /// Returns the call that the queue is running, or will run next; `None` if the queue is empty.
     fn pending_call(&self) -> Option<&'static str>;
 }
 
@@ -61,14 +61,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Queues {
-    /// Adds a queue, until it is dropped.
+    /// Adds a queue, which stays until it is dropped.
     pub(crate) fn add(&self, queue: Weak<dyn Queue>) {
         let mut all = lock(&self.all);
         all.retain(|queue| queue.strong_count() > 0);
         all.push(queue);
     }
 
-    /// Notes the failure of an operation whose ticket may have been dropped.
+    /// Records the failure of an operation whose ticket may have been dropped.
     pub(crate) fn note(&self, failure: Failure) {
         let mut unreported = lock(&self.unreported);
         unreported.retain(|failure| !failure.is_reported());
@@ -77,13 +77,13 @@ impl Queues {
         }
     }
 
-    /// The first failure that no call has returned.
+    /// Returns the first failure that no call has returned.
     pub(crate) fn take_unreported(&self) -> Option<Error> {
         let all = std::mem::take(&mut *lock(&self.unreported));
         all.into_iter().find(|failure| !failure.is_reported()).map(|failure| failure.report())
     }
 
-    /// A call that one of the queues still runs.
+    /// Returns a call that one of the queues is still running.
     pub(crate) fn pending_call(&self) -> Option<&'static str> {
         let all: Vec<_> = lock(&self.all).iter().filter_map(Weak::upgrade).collect();
         all.iter().find_map(|queue| queue.pending_call())

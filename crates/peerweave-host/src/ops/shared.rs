@@ -21,9 +21,9 @@ pub(crate) struct Shared {
     pub(crate) peers: Peers,
     pub(crate) job: JobShape,
     pub(crate) caps: Caps,
-    /// Compare full calls in addition to their signatures.
+    /// Whether ranks compare full calls in addition to their signatures.
     pub(crate) compare_calls: bool,
-    /// Every PE may read the memory of every other PE.
+    /// Whether every PE can read the memory of every other PE.
     pub(crate) cross_memory: bool,
     pub(crate) teams: Teams,
     pub(crate) heap: Mutex<HeapMap>,
@@ -76,17 +76,18 @@ impl Shared {
     }
 }
 
-/// The capabilities name no device.
+/// Panics: the capabilities of this backend name no device.
 #[cold]
 #[inline(never)]
 pub(crate) fn on_a_device() -> ! {
-    panic!("peerweave-core bug: memory of a device in an operation of the host backend")
+    panic!("peerweave-core bug: an operation of the host backend uses device memory")
 }
 
-/// Publishes in the page of a PE of this process that it leaves, and leaves the rendezvous.
+/// Publishes that a PE of this process leaves, in the page of that PE, and leaves the rendezvous.
 ///
-/// Other PEs act only on `LEFT`. The rendezvous is left before that, so a launcher that holds it
-/// sees this PE leave before any PE that leaves because of it, and names the first one.
+/// Other PEs act only on `LEFT`. The PE leaves the rendezvous before it publishes `LEFT`. So a
+/// launcher that serves the rendezvous sees this PE leave before the PEs that leave because of it,
+/// and names this PE.
 pub(crate) fn leave(page: &PePage, rendezvous: Option<Arc<Rendezvous>>) {
     if page.state.compare_exchange(state::ALIVE, state::LEAVING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         if let (Some(rendezvous), Some(pe)) = (&rendezvous, root_cause::pe_of(page.failure.load(Ordering::Relaxed))) {

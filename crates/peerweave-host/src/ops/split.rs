@@ -1,5 +1,5 @@
-//! Makes and ends teams. The ranks of the parent exchange what they request, and each computes the
-//! same result.
+//! Makes and ends teams. The ranks of the parent exchange their requests, and each rank computes
+//! the same result.
 
 use crate::memory::layout::{MAILBOX_SLOTS, MAX_TEAMS};
 use crate::memory::line::Line;
@@ -16,15 +16,15 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-/// How often a split is tried while other splits take its slots.
+/// The number of attempts of a split while other splits take its slots.
 const ATTEMPTS: usize = 64;
 
 fn no_slot(call: SplitCall) -> Error {
     Error::TooManyTeams { call: call.name(), max_teams: MAX_TEAMS }
 }
 
-/// Words of a request: whether the rank takes part, color, key, free slots, and the last epoch of
-/// each slot.
+/// The number of words of a request: whether the rank takes part, color, key, free slots, and the
+/// last epoch of each slot.
 const WORDS: usize = 4 + MAX_TEAMS;
 
 /// The request of one rank in a split.
@@ -80,7 +80,7 @@ impl Shared {
         self.gather_words(team, purpose, detail, &[0]).map(|_| ())
     }
 
-    /// The team of all PEs.
+    /// Returns the team of all PEs.
     pub(crate) fn world(&self) -> TeamRef<'_> {
         TeamRef::Borrowed(self.teams.world())
     }
@@ -124,7 +124,7 @@ impl Shared {
         Err(no_slot(call))
     }
 
-    /// The team that this rank will be in, computed from the requests of all ranks.
+    /// Computes the team that this rank will be in, from the requests of all ranks.
     ///
     /// # Errors
     /// On every rank of the parent, if any of the teams has no slot that is free on all its
@@ -168,8 +168,8 @@ impl Shared {
         let segments = &self.peers.segments;
         let words = segments.team_words(self.peers.me, team.slot);
         words.failure.word.store(0, Ordering::Relaxed);
-        // Epochs continue from the largest of any member. After 2^32 operations the largest may be
-        // an older one, so nothing of the last team may look like an epoch to come.
+        // Epochs continue from the largest of any member. After 2^32 operations the count wraps, so
+        // no word of the last team may look like a later epoch.
         words.entry.iter().for_each(Line::reset);
         words.progress.word.store(progress_before_next(team.last_issued()), Ordering::Relaxed);
         self.kernels.reset(team.slot);

@@ -11,8 +11,9 @@ pub(crate) fn staged_limit(n_ranks: usize) -> usize {
     if n_ranks <= 2 { 2048 } else { 4096 }
 }
 
-/// From this number of ranks, an all-reduce in rounds divides the reduction among the ranks, which
-/// takes one more synchronization per block. In smaller teams every rank reduces everything.
+/// In teams of at least this many ranks, an all-reduce in rounds divides the reduction among the
+/// ranks, which takes one more synchronization per block. In smaller teams every rank reduces
+/// everything.
 pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
 
 /// If all ranks together read and write at least this many bytes, stores bypass the caches.

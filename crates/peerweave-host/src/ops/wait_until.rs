@@ -33,7 +33,7 @@ impl Shared {
         self.peers.waiter(limit).until(|| self.look(wait), || self.peers.check_signallers(call), timeout)
     }
 
-    /// The outcome of the wait, if its condition holds now.
+    /// Returns the outcome of the wait, if its condition holds now.
     fn look(&self, wait: &WaitUntil) -> Option<Outcome> {
         let words = word::from_fn(wait.count, |i| self.peers.segments.word(self.peers.me, wait.at.plus(8 * i as u64)));
         if wait.count == 1 && wait.exclude.is_none() && wait.until == Until::All {

@@ -5,27 +5,27 @@
 
 use super::arch::{Arch, Kernel, Vector, word};
 
-/// The longest copy that runs inline, without a choice of the instruction set.
+/// The longest copy that runs inline, without a choice of the instruction set, in bytes.
 pub(super) const INLINE_BYTES: usize = 32;
 
-/// From this size, a streaming copy uses the string instruction of the processor if it has one: at
-/// 64 MiB, 2.1 ms instead of 3.1 ms.
+/// From this size in bytes, a streaming copy uses the string instruction of the processor if it has
+/// one: at 64 MiB, 2.1 ms instead of 3.1 ms.
 const HUGE_BYTES: usize = 32 << 20;
 
-/// From here on a copy is larger than the first cache, source and destination together. There
-/// string instructions win, if the two lie alike in their lines: measured on Zen 5, 1.6 times at 32
-/// KiB and 1.3 times at 16 MiB; never otherwise.
+/// From this size in bytes, source and destination together exceed the first-level cache. There
+/// string instructions are faster if both have the same offset in a cache line: on Zen 5 by a
+/// factor of 1.6 at 32 KiB and 1.3 at 16 MiB. Otherwise they are never faster.
 const STRING_COPY_BYTES: usize = 32 << 10;
 
-/// From here on zeroing leaves the second cache. There string instructions win, for they do not
-/// read what they overwrite: measured on Zen 5, 1.1 times at 1 MiB and 2.2 times at 64 MiB; below
-/// they lose, up to 1.6 times.
+/// From this size in bytes, the zeroed memory exceeds the second-level cache. There string
+/// instructions are faster, because they do not read what they overwrite: on Zen 5 by a factor of
+/// 1.1 at 1 MiB and 2.2 at 64 MiB. Below this size they are slower, by a factor of up to 1.6.
 const STRING_ZERO_BYTES: usize = 1 << 20;
 
-/// The size of a cache line, or a divisor of it, on everything that has a leaf.
+/// The size of a cache line, or a divisor of it, on every architecture that has a file in `arch`.
 const LINE_BYTES: usize = 64;
 
-/// Copies at most [`INLINE_BYTES`], as at most four words of which some overlap.
+/// Copies at most [`INLINE_BYTES`] bytes, as up to four words, which may overlap.
 ///
 /// # Safety
 /// As for [`super::copy()`], and `bytes` is at most [`INLINE_BYTES`].
@@ -69,7 +69,7 @@ pub(super) unsafe fn copy_inline(dst: *mut u8, src: *const u8, bytes: usize) {
 #[inline(always)]
 pub(super) unsafe fn pieces(dst: *mut u8, src: *const u8, bytes: usize) {
     let whole = bytes / INLINE_BYTES * INLINE_BYTES;
-    // SAFETY: the two pieces are the whole.
+    // SAFETY: the two pieces together cover the whole range.
     unsafe {
         if whole > 0 {
             copy_inline(dst, src, INLINE_BYTES);
@@ -84,7 +84,7 @@ pub(super) fn bytes_to_alignment(at: *const u8, alignment_bytes: usize) -> usize
     at.addr().wrapping_neg() & (alignment_bytes - 1)
 }
 
-/// A copy through the caches of more than [`INLINE_BYTES`].
+/// A copy of more than [`INLINE_BYTES`] bytes through the caches.
 pub(super) struct Copy {
     pub(super) dst: *mut u8,
     pub(super) src: *const u8,
@@ -171,8 +171,8 @@ impl Kernel for CopyStreaming {
         let vector = A::Vector::BYTES;
         // SAFETY: `at` never exceeds `bytes`; `dst + at` is a multiple of 64 in the loop.
         unsafe {
-            // For what is far larger than any cache the processor's own copy, which does not read
-            // the destination either, is faster still.
+            // For copies far larger than any cache, the processor's string instruction is even
+            // faster; it does not read the destination either.
             let alike = (dst.addr() ^ src.addr()) & (LINE_BYTES - 1) == 0;
             if bytes >= HUGE_BYTES && alike && A::string_copy(dst, src, bytes) {
                 return;
@@ -232,7 +232,7 @@ impl Kernel for Zero {
     }
 }
 
-/// Copies elements that lie apart.
+/// Copies elements at strides.
 ///
 /// # Safety
 /// As for [`super::copy_strided`].
@@ -248,7 +248,7 @@ pub(super) unsafe fn strided(
     macro_rules! words {
         ($load:ident, $store:ident) => {
             for i in 0..count {
-                // SAFETY: element `i` of both sides, which the caller answers for.
+                // SAFETY: element `i` of both sides, which the caller guarantees to be valid.
                 unsafe { word::$store(word::$load(src.add(i * src_stride_bytes)), dst.add(i * dst_stride_bytes)) };
             }
         };
@@ -260,7 +260,7 @@ pub(super) unsafe fn strided(
         8 => words!(load_u64, store_u64),
         _ => {
             for i in 0..count {
-                // SAFETY: element `i` of both sides, which the caller answers for.
+                // SAFETY: element `i` of both sides, which the caller guarantees to be valid.
                 unsafe { super::copy(dst.add(i * dst_stride_bytes), src.add(i * src_stride_bytes), element_bytes) };
             }
         }

@@ -1,15 +1,16 @@
-//! The 16-bit floats in integer arithmetic without branches, so that the compiler can vectorise it.
+//! Converts the 16-bit floats by integer arithmetic without branches, so that the compiler can
+//! vectorise it.
 //!
-//! Where an instruction set converts binary16 itself, its leaf does that instead:
-//! [`super::arch::Arch::widen_f16`]. Invariant: both give the same bits for every input but a NaN's
-//! payload, which [`super::number`] removes.
+//! An instruction set that can convert binary16 does so in its own file:
+//! [`super::arch::Arch::widen_f16`]. Invariant: both conversions give the same bits for every input
+//! but a NaN's payload, which [`super::number`] removes.
 
 /// The bits of the least f32 that exceeds every finite binary16 in any rounding: 2^16.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
 /// The bits of the least normal binary16 as an f32: 2^-14.
 const F16_LEAST_NORMAL: u32 = (127 - 14) << 23;
 
-/// binary16 to f32, exactly.
+/// Converts binary16 to f32, exactly.
 #[inline(always)]
 pub(super) fn widen(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
@@ -18,13 +19,14 @@ pub(super) fn widen(bits: u16) -> f32 {
     // NaN, whose exponent stays the highest.
     let normal = (magnitude << 13) + ((127 - 15) << 23);
     let special = normal + ((127 - 15) << 23);
-    // A subnormal is m * 2^-24: put m in the mantissa of 2^-14 and take that away again. Exact.
+    // A subnormal is m * 2^-24: put m in the mantissa of 2^-14 and subtract 2^-14 again. The result
+    // is exact.
     let subnormal = (f32::from_bits((magnitude << 13) + F16_LEAST_NORMAL) - f32::from_bits(F16_LEAST_NORMAL)).to_bits();
     let finite = if magnitude < 0x0400 { subnormal } else { normal };
     f32::from_bits(sign | if magnitude >= 0x7c00 { special } else { finite })
 }
 
-/// f32 to binary16, to nearest, ties to even.
+/// Converts f32 to binary16, rounding to nearest, ties to even.
 #[inline(always)]
 pub(super) fn narrow(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -41,8 +43,8 @@ pub(super) fn narrow(value: f32) -> u16 {
     sign | if magnitude >= F16_OVERFLOW { special } else { finite }
 }
 
-/// [`widen`] of a whole register. Not inlined, because it would enlarge dozens of functions that
-/// few processors run.
+/// Applies [`widen`] to a whole register. Not inlined, because it would enlarge dozens of functions
+/// that few processors run.
 #[inline(never)]
 pub(super) fn widen_all(from: &[u16], into: &mut [f32]) {
     for (value, &bits) in into.iter_mut().zip(from) {
@@ -50,7 +52,7 @@ pub(super) fn widen_all(from: &[u16], into: &mut [f32]) {
     }
 }
 
-/// [`narrow`] of a whole register. Not inlined, for the same reason.
+/// Applies [`narrow`] to a whole register. Not inlined, for the same reason.
 #[inline(never)]
 pub(super) fn narrow_all(from: &[f32], into: &mut [u16]) {
     for (bits, &value) in into.iter_mut().zip(from) {
@@ -58,14 +60,14 @@ pub(super) fn narrow_all(from: &[f32], into: &mut [u16]) {
     }
 }
 
-/// bfloat16 to f32, exactly.
+/// Converts bfloat16 to f32, exactly.
 #[inline(always)]
 pub(super) fn widen_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// f32 to bfloat16, to nearest, ties to even. The carry of the rounding can turn a NaN into
-/// something else, but not the canonical one, [`super::number::Number::canonical`].
+/// Converts f32 to bfloat16, rounding to nearest, ties to even. The carry of the rounding can turn
+/// a NaN into another value, except for the canonical NaN, [`super::number::Number::canonical`].
 #[inline(always)]
 pub(super) fn narrow_bf16(value: f32) -> u16 {
     let bits = value.to_bits();

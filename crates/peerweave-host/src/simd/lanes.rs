@@ -1,6 +1,6 @@
 //! The content of a register: stored elements, and the values that arithmetic uses.
 //!
-//! No memory is touched here: arrays are values, in registers once compiled. Invariant: an
+//! This module accesses no memory: arrays are values, in registers once compiled. Invariant: an
 //! element's value does not depend on the lane it is in, nor on how many lanes there are; so the
 //! same input gives the same bits on every instruction set.
 
@@ -13,7 +13,7 @@ pub(super) trait Lanes: Copy {
     type Lane: Copy;
     /// Number of lanes.
     const LEN: usize;
-    /// Returns the same value in every lane.
+    /// Returns lanes that all have this value.
     fn splat(value: Self::Lane) -> Self;
     /// Returns all lanes.
     fn lanes(&self) -> &[Self::Lane];
@@ -41,7 +41,7 @@ impl<T: Copy, const N: usize> Lanes for [T; N] {
     }
 }
 
-/// An element as it lies in memory.
+/// An element as it is stored in memory.
 ///
 /// # Safety
 /// An implementation promises: **[T1]** no padding and every bit pattern valid; **[T2]** `RawN` has
@@ -179,7 +179,7 @@ macro_rules! sixteen_bits {
 sixteen_bits!(F16, float16::widen; Bf16, float16::widen_bf16);
 
 impl F16 {
-    /// [`Arch::widen_f16`] on lanes.
+    /// Applies [`Arch::widen_f16`] to all lanes.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.
@@ -191,7 +191,7 @@ impl F16 {
         unsafe { A::widen_f16(core::slice::from_raw_parts(elements.as_ptr().cast(), elements.len()), values.lanes_mut()) };
     }
 
-    /// [`Arch::narrow_f16`] on lanes.
+    /// Applies [`Arch::narrow_f16`] to all lanes.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.

@@ -13,12 +13,13 @@
 //!
 //! The portable file of [`arch`] is that specification; miri runs it. The files of instruction sets
 //! move a vector register at a time, by inline assembly. Rust's rule for inline assembly is that a
-//! block must act on the state that Rust code can see as some Rust code could. One of these blocks
-//! acts as so many relaxed atomic accesses to single bytes, and the compiler, which does not look
-//! inside, must allow for it; the architectures let other observers see no more of a vector access
-//! than of separate bytes (a vector access may be torn anywhere between bytes, which the
-//! specification allows). It could not be Rust's own vector loads: they are not atomic. Nor
-//! `read_volatile`: a racing volatile access to memory that is part of the program is a data race.
+//! block must act on the state that Rust code can see as some Rust code could. Each of these blocks
+//! acts like relaxed atomic accesses to the single bytes of the register, and the compiler, which
+//! does not look inside, must allow for that. On these architectures other threads cannot
+//! distinguish a vector access from accesses to its single bytes: it may be torn between any two
+//! bytes, which the specification allows. Rust's own vector loads would not do, because they are
+//! not atomic. Nor would `read_volatile`: a racing volatile access to memory that is part of the
+//! program is a data race.
 //!
 //! A loaded value is private, in registers or on the stack. Arithmetic is ordinary Rust on arrays
 //! of lanes ([`number`], [`op`]), instantiated for each instruction set and vectorised by the
@@ -54,7 +55,7 @@ pub(crate) fn isa() -> &'static str {
 /// through this module.
 #[inline]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if bytes <= copy::INLINE_BYTES {
             copy::copy_inline(dst, src, bytes);
@@ -64,22 +65,22 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize) {
     }
 }
 
-/// [`copy()`] of what does not fit the in-line words, on a given instruction set.
+/// Like [`copy()`], for sizes above those copied inline, on a given instruction set.
 ///
 /// # Safety
 /// As for [`copy()`]; and `bytes` is more than 32.
 unsafe fn copy_on(isa: Isa, dst: *mut u8, src: *const u8, bytes: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { isa.enter(copy::Copy { dst, src, bytes }) };
 }
 
-/// Copies `bytes` bytes of any alignment, past the caches where the destination is aligned. For
-/// copies that exceed every cache.
+/// Copies `bytes` bytes of any alignment, past the caches if the destination is aligned. For copies
+/// that exceed every cache.
 ///
 /// # Safety
 /// As for [`copy()`].
 pub(crate) unsafe fn copy_streaming(dst: *mut u8, src: *const u8, bytes: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { Isa::best().enter(copy::CopyStreaming { dst, src, bytes }) };
 }
 
@@ -96,7 +97,7 @@ pub(crate) unsafe fn copy_strided(
     element_bytes: usize,
     count: usize,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if dst_stride_elements == 1 && src_stride_elements == 1 {
             copy(dst, src, count * element_bytes);
@@ -112,6 +113,6 @@ pub(crate) unsafe fn copy_strided(
 /// # Safety
 /// `dst` is valid for writes of `bytes` bytes, as in [`copy()`].
 pub(crate) unsafe fn fill_zero(dst: *mut u8, bytes: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { Isa::best().enter(copy::Zero { dst, bytes }) };
 }

@@ -22,7 +22,7 @@ pub(super) trait Number: Copy {
     fn divisor(count: usize) -> Self::Divisor;
     /// Returns the quotient; integers round toward zero.
     fn over(self, divisor: Self::Divisor) -> Self;
-    /// Returns the same value; of all NaNs the canonical one.
+    /// Returns the same value; for every NaN the canonical one.
     fn canonical(self) -> Self;
 }
 
@@ -43,7 +43,7 @@ macro_rules! float {
 
             #[inline(always)]
             fn least(self, other: Self) -> Self {
-                // Equal values have equal bits, but for the zeros: the union of whose bits is -0.
+                // Equal values have equal bits, except for the zeros: -0 is the bitwise or of both.
                 let equal = Self::from_bits(self.to_bits() | other.to_bits());
                 let ordered = if other < self { other } else { self };
                 let number = if other == self { equal } else { ordered };
@@ -140,7 +140,7 @@ macro_rules! integer {
 
             fn divisor(count: usize) -> Self::Divisor {
                 // That many inputs do not fit in memory; if they did, the quotient would still be
-                // right but for the largest dividend.
+                // right except for the largest dividend.
                 Reciprocal::<$dividend>::new($dividend::try_from(count).unwrap_or($dividend::MAX))
             }
 

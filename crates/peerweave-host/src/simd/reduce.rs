@@ -51,7 +51,7 @@ pub(crate) struct Input {
 /// alignment, as in [`super::copy()`]. An output is exactly an input or another output, or overlaps
 /// none.
 pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], outputs: &[*mut u8], count: usize, stores: Stores) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { reduce_on(Isa::best(), dtype, op, inputs, outputs, count, stores) };
 }
 
@@ -59,8 +59,8 @@ pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], output
 ///
 /// # Requirements of its methods
 /// - **\[R1\]** The processor has the instruction set `A`.
-/// - **\[R2\]** The bytes that are named, from a distance of the start of every input and output,
-///   lie inside of them, and may be accessed as [`reduce`] requires.
+/// - **\[R2\]** The bytes named, at a given offset from the start of every input and output, lie
+///   inside it, and may be accessed as [`reduce`] requires.
 struct Reduce<'a, S, O> {
     op: O,
     inputs: &'a [Input],
@@ -74,10 +74,10 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
     #[inline(always)]
     unsafe fn run<A: Arch>(self) {
         let (vector, step) = (A::Vector::BYTES, 4 * A::Vector::BYTES);
-        // Aligned stores: one across two lines costs two, and streaming ones must be aligned. So
-        // there is a first stretch, less than a vector, up to where the first output is aligned
-        // (unless that is within an element); and a second, all the rest. One loop over both, for
-        // the code's size.
+        // Stores are aligned, because a store across two cache lines costs two stores, and
+        // streaming stores must be aligned. So the first part, shorter than a vector, ends where
+        // the first output is aligned (unless that is within an element), and the second part is
+        // the rest. One loop runs over both, to keep the code small.
         let head = bytes_to_alignment(self.outputs[0], vector);
         let head = if self.bytes >= step && head.is_multiple_of(size_of::<S>()) { head } else { 0 };
         let streaming = matches!(self.stores, Stores::Streaming)
@@ -187,9 +187,9 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         }
     }
 
-    // From here on neither closures nor loops over registers: a closure does not inherit the
-    // instruction set of the function it stands in, hence is not inlined; a loop over registers
-    // tempts the compiler to vectorise across them, with gathers.
+    // The code from here on has neither closures nor loops over registers. A closure does not
+    // inherit the instruction set of the function that contains it, so it is not inlined. A loop
+    // over registers can make the compiler vectorise across them, with gathers.
 
     /// Returns the state after the first input.
     ///
@@ -235,9 +235,9 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 }
 
-/// What a step hands to the next one: registers, not lanes. The compiler splits lanes that live
-/// from one input to the next into vectors of 16 bytes, depending on what else is in their unit.
-/// `cargo xtask vectors` checks that it does not split these.
+/// The state that a step passes to the next step: registers, not lanes. The compiler splits lanes
+/// that live from one input to the next into vectors of 16 bytes, depending on the other code in
+/// their codegen unit. `cargo xtask vectors` checks that it does not split these.
 type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
 
 #[inline(always)]
@@ -370,7 +370,7 @@ impl Erased<'_> {
 
 /// A reduction over values of type `V`.
 trait Op<V: Copy>: Copy {
-    /// Returns the state after the first input. `scalar` is that input's own.
+    /// Returns the state after the first input. `scalar` is the scalar of that input.
     #[inline(always)]
     fn first(self, value: V, scalar: V) -> V {
         let _ = scalar;
@@ -473,10 +473,10 @@ macro_rules! bitwise {
 }
 
 bitwise!(
-    /// Bitwise and, of whatever integer, as bytes.
+    /// Bitwise and of any integer type, computed on bytes.
     And, &;
-    /// Bitwise or, of whatever integer, as bytes.
+    /// Bitwise or of any integer type, computed on bytes.
     Or, |;
-    /// Bitwise exclusive or, of whatever integer, as bytes.
+    /// Bitwise exclusive or of any integer type, computed on bytes.
     Xor, ^;
 );

@@ -118,7 +118,7 @@ impl Process {
         let process = Numbered { pid, started: started(pid) };
         match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(descriptor) => Self::Described(descriptor, process),
-            // It met this PE a moment ago, and has died since.
+            // It was alive a moment ago, and has died since.
             Err(Errno::SRCH) => Self::Ended,
             // The kernel has no process descriptors (before 5.3).
             Err(Errno::NOSYS) => Self::Numbered(process),
@@ -241,8 +241,8 @@ mod tests {
 
     #[test]
     fn descriptor_of_another_file_is_no_evidence_of_an_end() {
-        // What a program finds under a number whose descriptor it has closed and reused: always
-        // readable.
+        // Stands for a file that the program opened under the number of a closed descriptor. It is
+        // always readable.
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         assert_eq!(has_ended(&file), None);
         let (reader, writer) = std::io::pipe().unwrap();

@@ -1,4 +1,4 @@
-//! How the ranks of a team keep step, how a PE waits, and what it knows of the other PEs.
+//! Synchronization of the ranks of a team, the waits of a PE, and its knowledge of the other PEs.
 
 pub(crate) mod liveness;
 pub(crate) mod peers;

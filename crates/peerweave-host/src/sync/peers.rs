@@ -1,4 +1,4 @@
-//! The other PEs as this PE reaches them: through their control words, while they are alive.
+//! The other PEs of the job, as seen from this PE: their control words, and whether they are alive.
 
 use crate::memory::layout::Segments;
 use crate::sync::liveness::Liveness;
@@ -11,12 +11,12 @@ use std::time::Duration;
 pub(crate) struct Peers {
     pub(crate) segments: Segments,
     pub(crate) me: usize,
-    /// The deadline of every wait that has no other.
+    /// The deadline of every wait for which the caller gives none.
     pub(crate) deadline: Duration,
     pub(crate) liveness: Liveness,
     /// Whether there are fewer processors than PEs.
     oversubscribed: bool,
-    /// Another PE was seen to run on the processor of this one.
+    /// Whether another PE was seen to run on the processor of this PE.
     shared_processor: AtomicBool,
 }
 

@@ -1,9 +1,9 @@
 //! Identifies the process of a PE to other processes of the machine: its number, the PID namespace
 //! of that number, and a random word in its memory.
 //!
-//! A number alone does not identify a process: in another PID namespace it belongs to another one.
-//! So a number is used only if both sides have the same namespace of the same boot, and memory is
-//! read only if the random word was found in it.
+//! A number alone does not identify a process: in another PID namespace it belongs to another
+//! process. So a number is used only if both sides have the same namespace of the same boot, and
+//! memory is read only if the random word was found in it.
 
 use crate::memory::cross_memory;
 use crate::memory::layout::PePage;
@@ -63,7 +63,7 @@ impl Identity {
         }
     }
 
-    /// Publishes it in the page of a PE of this process.
+    /// Publishes the identity in the page of a PE of this process.
     pub(crate) fn publish(&self, page: &PePage) {
         page.pid.store(self.pid, Ordering::Relaxed);
         page.pid_namespace.store(self.namespace, Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl Identity {
         }
     }
 
-    /// Checks that this process can read the memory of `other`; otherwise says why it cannot.
+    /// Checks that this process can read the memory of `other`; otherwise returns the reason.
     pub(crate) fn can_read(&self, other: &Self) -> Result<(), String> {
         self.number_of(other).map_err(|why| why.to_string())?;
         cross_memory::probe(other.pid, other.probe_at, other.probe)

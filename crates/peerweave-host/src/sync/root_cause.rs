@@ -13,7 +13,7 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the end of a process may take to become visible after another PE reported it.
+/// The time that the end of a process may take to become visible after another PE reported it.
 const PROCESS_END: Duration = Duration::from_millis(200);
 /// Like `PROCESS_END`, if the memory of the process could not be read. The kernel unmaps a large
 /// memory before it closes the files of the process, and until then a launcher does not know that
@@ -109,7 +109,7 @@ impl Peers {
                 return (found.0, PeerCause::Died);
             }
             // A circle, or a chain that ends at this PE, which was late but did not fail: report
-            // the start.
+            // the start of the chain.
             if seen.contains(&found.0) {
                 return start;
             }

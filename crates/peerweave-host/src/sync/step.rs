@@ -28,7 +28,7 @@ pub(crate) fn progress_before_next(epoch: u32) -> u64 {
     progress(epoch, LAST_PHASE, 0)
 }
 
-/// One operation of a team, as this rank takes part in it.
+/// The part of this rank in one operation of a team.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step<'a> {
     pub(crate) peers: &'a Peers,
@@ -85,7 +85,7 @@ impl<'a> Step<'a> {
         self.wait(rank, waiter, limit, |rank| read(&self.words(rank).entry[self.parity()]))
     }
 
-    /// Waits until `look` finds something of `rank`.
+    /// Waits until `look` returns a value for `rank`.
     #[inline]
     fn wait<T>(
         &self,
@@ -116,7 +116,7 @@ impl<'a> Step<'a> {
     /// Publishes that this rank has completed `phase` phases, and waits until all ranks have.
     ///
     /// A rank that is already in a later epoch has completed every phase of this one. That happens
-    /// at the end of a team, because the next team in its slot continues to count.
+    /// at the end of a team, because the next team in its slot continues the count.
     #[inline]
     pub(crate) fn sync(&self, phase: u32) -> Result<(), Stop> {
         self.complete(phase);
@@ -142,7 +142,7 @@ impl<'a> Step<'a> {
         self.peers.peer_error(self.call, self.team.name(), pe, cause, word)
     }
 
-    /// Fails if `rank` will not take part, and names the member that failed first.
+    /// Fails if `rank` can no longer take part. The error names the member that failed first.
     fn check_member(&self, rank: usize) -> Result<(), Error> {
         let TeamState { members, slot, .. } = self.team;
         match self.peers.unavailable(members, *slot, members[rank]) {

@@ -1,4 +1,4 @@
-//! Checks now and then that the targets of one-sided operations are alive.
+//! Checks at intervals that the targets of one-sided operations are alive.
 //!
 //! A one-sided operation waits for no PE: it accesses memory that stays mapped after its PE is
 //! gone. A program that spins on such operations, for example on a lock that a dead PE holds, must
@@ -9,13 +9,13 @@ use peerweave_core::backend::TeamId;
 use peerweave_core::{Error, PeerCause, TeamName};
 use std::cell::Cell;
 
-/// Calls of a thread between two checks. A prime, so that a loop of several calls does not check
-/// the same one of them each time. A check takes about 300 ns, a call at least 10 ns.
+/// Number of calls of a thread between two checks. It is a prime, so that a loop of several calls
+/// does not check the same call each time. A check takes about 300 ns, a call at least 10 ns.
 const CALLS_PER_CHECK: u32 = 1021;
 
 thread_local! {
-    /// Calls until the next check. Each thread has its own count, so that threads share no cache
-    /// line.
+    /// Number of calls until the next check. Each thread has its own count, so that threads share
+    /// no cache line.
     static CALLS_LEFT: Cell<u32> = const { Cell::new(CALLS_PER_CHECK) };
 }
 
@@ -31,14 +31,14 @@ pub(crate) fn check_is_due() -> bool {
     })
 }
 
-/// Notes that a check has found nothing wrong.
+/// Records that a check has found no failure.
 pub(crate) fn checked() {
     CALLS_LEFT.with(|left| left.set(CALLS_PER_CHECK));
 }
 
 impl Peers {
-    /// Fails if PE `target` is gone, and names the PE whose failure came first. Later calls of this
-    /// thread then check too, until one finds its target alive.
+    /// Fails if PE `target` is gone. The error names the PE whose failure came first. Later calls
+    /// of this thread then check too, until one finds its target alive.
     #[cold]
     pub(crate) fn check_target(&self, call: &'static str, target: usize) -> Result<(), Error> {
         match self.liveness.gone(target).filter(|_| target != self.me) {

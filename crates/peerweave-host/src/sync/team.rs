@@ -28,7 +28,7 @@ pub(crate) struct TeamState {
     completed: AtomicU32,
     /// The failure after which this team runs no collectives.
     failure: OnceLock<Error>,
-    /// By rank.
+    /// The channels to each rank.
     pub(crate) channels: Box<[Channels]>,
 }
 
@@ -42,11 +42,12 @@ pub(crate) struct Channels {
 /// One direction. Its operations run one at a time, in the order in which they were issued.
 #[derive(Debug, Default)]
 pub(crate) struct Channel {
-    /// Operations issued.
+    /// Number of operations issued.
     pub(crate) issued: AtomicU64,
-    /// Operations ended: the number of the one that may run.
+    /// Number of operations ended, which is also the number of the operation that may run.
     pub(crate) ended: AtomicU64,
-    /// Messages published or read in the mailbox. Only the operation that may run changes it.
+    /// Number of messages published or read in the mailbox. Only the operation that may run changes
+    /// this number.
     pub(crate) messages: AtomicU64,
 }
 
@@ -150,7 +151,8 @@ impl TeamState {
         self.failure.get()
     }
 
-    /// The error of a call that does not run, because the team has failed; `None` while it runs.
+    /// Returns the error of a call that cannot run because the team has failed; `None` if the team
+    /// has not failed.
     #[inline]
     pub(crate) fn poisoned(&self, call: &'static str) -> Option<Error> {
         self.failure().map(|failure| self.poisoned_by(failure, call))
@@ -289,7 +291,7 @@ impl Teams {
     }
 }
 
-/// Returns the slot of a team: its number in the contexts of kernels too.
+/// Returns the slot of a team, which is also its number in the contexts of kernels.
 pub(crate) fn slot_of(id: TeamId) -> usize {
     (id.0 & 0xff) as usize
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Number of polls before the clock is read for the first time, if every PE has a processor.
 const SPINS: u32 = 2000;
-/// Like `SPINS`, if PEs share processors: the awaited PE needs this one.
+/// Like `SPINS`, if PEs share processors: the awaited PE may need this processor.
 const SPINS_SHARED: u32 = 4;
 /// Number of polls between two readings of the clock, if every PE has a processor.
 const SPINS_PER_CLOCK: u32 = 200;
@@ -21,14 +21,14 @@ const YIELDS_PER_CLOCK: u32 = 16;
 /// system may still have placed two PEs on one processor although there are enough; see
 /// [`Peers::shares_my_processor`].
 const SPIN_TIME: Duration = Duration::from_millis(10);
-/// How long a waiter that shares its processor yields before it sleeps. A sleeping waiter notices a
-/// change 50 µs late; a yielding one keeps its processor busy.
+/// The time that a waiter that shares its processor yields before it sleeps. A sleeping waiter
+/// notices a change 50 µs late; a yielding one keeps its processor busy.
 const YIELD_TIME: Duration = Duration::from_millis(2);
 /// The first sleep.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 /// The longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
-/// How often a waiter checks that the missing PEs are alive.
+/// The interval at which a waiter checks that the missing PEs are alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 
 /// How long a wait may last.

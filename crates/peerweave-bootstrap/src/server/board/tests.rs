@@ -178,7 +178,7 @@ impl World {
                                 self.open[pe].remove(&request);
                             }
                             Frame::Welcome | Frame::Lost { .. } => {}
-                            other => panic!("the server says {other:?}"),
+                            other => panic!("unexpected frame of the server: {other:?}"),
                         }
                     }
                     assert!(rest.is_empty());
@@ -198,7 +198,7 @@ impl World {
                     let somebody = self.rounds.iter().zip(self.board.seats()).any(awaits);
                     let left =
                         self.rounds.iter().zip(self.board.seats()).any(|(rounds, seat)| *rounds <= number && *seat == Seat::Left);
-                    assert!(somebody && !left, "PE {pe} waits for nobody in round {number}");
+                    assert!(somebody && !left, "PE {pe} waits in round {number}, although no PE is missing");
                 }
             }
         }
@@ -218,7 +218,7 @@ proptest! {
     #[test]
     fn every_request_is_answered_and_no_wait_survives_a_loss(steps in prop::collection::vec(step(), 0..80)) {
         let mut world = World::new();
-        // Most histories are of jobs that got together.
+        // In most sequences all PEs join first.
         if steps.len() % 4 != 0 {
             (0..N_PES).for_each(|pe| world.take(Step::Hello(pe)));
         }
@@ -234,7 +234,7 @@ proptest! {
 }
 
 #[test]
-fn finished_rounds_are_forgotten() {
+fn finished_rounds_are_removed() {
     let mut world = World::new();
     (0..N_PES).for_each(|pe| world.take(Step::Hello(pe)));
     for _ in 0..5000 {

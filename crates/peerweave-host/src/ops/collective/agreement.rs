@@ -40,8 +40,8 @@ impl Purpose {
     }
 }
 
-/// The parameters of an allocation in one word, which all PEs must agree on: bytes, element type,
-/// alignment, zeroed.
+/// Returns the parameters of an allocation on which all PEs must agree, as one word: bytes, element
+/// type, alignment, zeroed.
 pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     let align = u64::from(request.align.trailing_zeros());
     let bytes = (request.bytes as u64).min((1 << ALLOCATE_DTYPE_SHIFT) - 1);
@@ -63,11 +63,11 @@ fn allocation(detail: u64) -> Allocation {
     }
 }
 
-/// The arguments of a split in one word, which all ranks must agree on, and its step: the exchange
-/// of requests, or then whether the slots were claimed.
+/// Returns the arguments of a split on which all ranks must agree, and its step, as one word. The
+/// first step exchanges the requests; the second one checks whether the slots were claimed.
 ///
 /// A job has at most 4096 PEs, so the first rank of a shape takes 12 bits and a number of ranks 13.
-/// The stride of a shape of one rank has no meaning, and does not count.
+/// The stride of a shape of one rank has no meaning, so it is not compared.
 pub(crate) fn split_detail(call: SplitCall, claimed: bool) -> u64 {
     let (kind, arguments) = match call {
         SplitCall::Strided(TeamShape { start, stride, size }) => {
@@ -97,15 +97,15 @@ fn split(detail: u64) -> SplitCall {
 }
 
 impl Run<'_> {
-    /// The call as four words: what all ranks must agree on.
+    /// Returns the parameters on which all ranks must agree, as four words.
     fn call_words(&self) -> [u64; 4] {
         let op = self.op;
         let what = op.kind as u64 | (op.dtype as u64) << 8 | (op.op as u64) << 16 | (self.purpose as u64) << 24;
         [what, u64::from(op.root.get()), op.count as u64, self.detail]
     }
 
-    /// A digest of the call. Each term is a bijection of one word, so calls that differ in only one
-    /// word have different digests.
+    /// Returns a digest of the call. Each term is a bijection of one word, so calls that differ in
+    /// only one word have different digests.
     #[inline]
     pub(super) fn signature(&self) -> u64 {
         let [what, root, count, detail] = self.call_words();
@@ -114,8 +114,8 @@ impl Run<'_> {
             ^ detail.wrapping_mul(0xff51_afd7_ed55_8ccd)
     }
 
-    /// Returns whether calls are compared in full, not only by their digests. They are where a rank
-    /// accesses memory that another rank names.
+    /// Returns whether calls are compared in full, not only by their digests. This is necessary if
+    /// a rank accesses memory that another rank names.
     #[inline]
     pub(super) fn compares_in_full(&self, algorithm: Algorithm) -> bool {
         self.shared.compare_calls || algorithm == Algorithm::Large || self.purpose != Purpose::User
@@ -150,12 +150,12 @@ impl Run<'_> {
     }
 }
 
-/// The error of ranks that disagree.
+/// Returns the error of ranks that made different calls.
 pub(super) fn mismatch(mismatch: Mismatch) -> Stop {
     Error::Mismatch(Box::new(mismatch)).into()
 }
 
-/// The call in a message.
+/// Returns the description of a call for messages.
 fn describe([what, root, count, detail]: [u64; 4]) -> String {
     let purpose = Purpose::ALL.get((what >> 24 & 0xff) as usize).copied().unwrap_or(Purpose::User);
     if let Some(call) = purpose.call() {
@@ -163,8 +163,8 @@ fn describe([what, root, count, detail]: [u64; 4]) -> String {
             Purpose::Allocate => allocation(detail).to_string(),
             Purpose::Split => split(detail).to_string(),
             Purpose::Join => format!("{call} with {detail} bytes of symmetric heap"),
-            Purpose::Place => format!("{call} that ends at {detail:#x}"),
-            Purpose::Release => format!("{call} of the buffer at {detail:#x}"),
+            Purpose::Place => format!("{call} that ends at offset {detail:#x}"),
+            Purpose::Release => format!("{call} of the buffer at offset {detail:#x}"),
             _ => call.to_owned(),
         };
     }

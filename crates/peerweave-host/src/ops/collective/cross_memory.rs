@@ -1,5 +1,5 @@
 //! Collectives on private buffers, which the operating system reads from the other processes. This
-//! saves one copy over the staging areas.
+//! saves one copy compared with the staging areas.
 //!
 //! Peers only *read* private memory; no rank writes to another process. A rank that failed may have
 //! freed its buffer: a late read fails or returns bytes that are discarded, but a late write would
@@ -81,7 +81,7 @@ impl Run<'_> {
     /// Reduces elements `range` of the operands of all ranks into `to` of this rank.
     fn reduce_fetched(&self, entries: &[Entry], range: Range<usize>, to: *mut u8) -> Result<(), Stop> {
         let size = self.element_bytes();
-        // The staging areas of this rank lie together, and no other rank uses them in this
+        // The staging areas of this rank are contiguous, and no other rank uses them in this
         // operation.
         let scratch = self.step.stage(self.me, 0);
         let block_len = (2 * STAGE_BYTES / self.n).min(CROSS_MEMORY_BLOCK) / 64 * 64 / size;
@@ -122,7 +122,7 @@ impl Run<'_> {
             let from = from.wrapping_add(offset);
             if !std::ptr::eq(from, to) {
                 // SAFETY: every rank checked its sizes against the same count (the calls were
-                // compared); the ranges are apart.
+                // compared); the ranges do not overlap.
                 unsafe { simd::copy(to, from, bytes) };
             }
             return Ok(());

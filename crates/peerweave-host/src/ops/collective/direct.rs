@@ -22,7 +22,7 @@ struct Buffers {
     scalars: PerRank<u64>,
 }
 
-/// Returns share `index` of `0..count`, divided among `n` at the borders of cache lines.
+/// Divides `0..count` into `n` shares at borders of cache lines, and returns share `index`.
 pub(super) fn share(count: usize, n: usize, index: usize, element_bytes: usize) -> Range<usize> {
     let line = 64 / element_bytes;
     let each = count.div_ceil(n).next_multiple_of(line);
@@ -42,7 +42,7 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the collective, after `phases_done` phases of it.
+    /// Runs the rest of the collective, after its first `phases_done` phases.
     pub(super) fn direct(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let buffers = self.buffers(entries);
         // Some ranks may work in place and others not; all must choose the same algorithm.
@@ -83,7 +83,8 @@ impl Run<'_> {
             return;
         }
         // SAFETY: the core of each rank has checked the sizes of the buffers against the same count
-        // (the calls were compared); the ranges are the same bytes (excluded above) or apart.
+        // (the calls were compared); the ranges are the same bytes (excluded above) or do not
+        // overlap.
         unsafe {
             match stores {
                 Stores::Cached => simd::copy(to, from, bytes),
@@ -183,7 +184,7 @@ impl Run<'_> {
             for start in (half.start * size..half.end * size).step_by(scratch.len().max(1)) {
                 let len = scratch.len().min(half.end * size - start);
                 // SAFETY: as in `copy`; `scratch` is private and holds `len` bytes. The halves of a
-                // pair are apart.
+                // pair do not overlap.
                 unsafe {
                     simd::copy(scratch.as_mut_ptr(), mine.wrapping_add(start), len);
                     simd::copy(mine.wrapping_add(start), theirs.wrapping_add(start), len);

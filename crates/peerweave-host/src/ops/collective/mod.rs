@@ -2,7 +2,8 @@
 //! algorithm. The algorithms are in the other files of this folder.
 //!
 //! Every rank reads the entry line of every other rank, so each collective is also a
-//! synchronization. Only the algorithms that access buffers of other ranks end with a second one.
+//! synchronization. Only the algorithms that access buffers of other ranks end with a second
+//! synchronization.
 //!
 //! | algorithm | used for | data passes through | synchronizations |
 //! |---|---|---|---|
@@ -33,7 +34,7 @@ use peerweave_types::ReduceOp;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 
-/// A value per rank, without an allocation for teams of usual size.
+/// A value per rank, without an allocation for teams of up to 16 ranks.
 type PerRank<T> = SmallVec<[T; 16]>;
 
 /// A collective of this rank, from the time it takes its place in the team until it ends.
@@ -45,12 +46,12 @@ pub(crate) struct CollectiveTask<'a> {
     /// Whether this rank has published its entry.
     entered: bool,
     purpose: Purpose,
-    /// A further word that all ranks must agree on.
+    /// Another word on which all ranks must agree.
     detail: u64,
 }
 
 impl<'a> CollectiveTask<'a> {
-    /// Takes the next epoch of the team. The task must be driven to its end.
+    /// Starts a collective: takes the next epoch of the team. The task must be driven to its end.
     ///
     /// # Errors
     /// If the team does not exist.
@@ -113,7 +114,7 @@ impl<'a> CollectiveTask<'a> {
     }
 }
 
-/// Ends an operation that panics, because others of its team wait for it.
+/// Ends an operation that panics, because other operations of its team wait for it.
 struct EndOnPanic<'a>(&'a Step<'a>);
 
 impl Drop for EndOnPanic<'_> {
@@ -186,7 +187,7 @@ impl Run<'_> {
         self.op.dtype.size_bytes()
     }
 
-    /// The number of parts of an operand: one, or one for each rank.
+    /// Returns the number of parts of an operand: one, or one for each rank.
     #[inline]
     fn parts(&self) -> usize {
         match self.op.kind {
@@ -239,8 +240,8 @@ impl Run<'_> {
         }
         if self.purpose == Purpose::Destroy {
             // A member may make another team in the slot as soon as it returns. So it waits until
-            // every rank has read every entry. The next team continues to count in the words read
-            // here.
+            // every rank has read every entry. The next team continues the counts in the words that
+            // are read here.
             self.step.sync(1)?;
         }
         Ok(())
@@ -320,7 +321,7 @@ impl Run<'_> {
         }
     }
 
-    /// A buffer as it appears in the entry.
+    /// Returns the code that names a buffer in the entry.
     fn code(&self, place: Option<Place>) -> u64 {
         match place {
             None => NO_BUFFER,
@@ -338,7 +339,7 @@ impl Run<'_> {
     #[inline]
     fn reduce(&self, inputs: &[simd::Input], outputs: &[*mut u8], count: usize, stores: simd::Stores) {
         // SAFETY: callers pass operands of `count` elements each: staging areas, lines, or ranges
-        // that the core has checked; outputs coincide with inputs or are apart.
+        // that the core has checked; outputs coincide with inputs or do not overlap them.
         unsafe { simd::reduce(self.op.dtype, self.op.op, inputs, outputs, count, stores) }
     }
 }
@@ -354,7 +355,7 @@ fn is_symmetric(code: u64) -> bool {
     code == NO_BUFFER || code & PRIVATE == 0
 }
 
-/// How many ranks passed the same buffer twice.
+/// Whether no rank, some ranks or all ranks passed one buffer for both operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InPlace {
     None,

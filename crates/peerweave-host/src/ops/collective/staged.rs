@@ -38,7 +38,7 @@ impl Run<'_> {
             let start = (part * self.op.count + block.start) * size;
             // SAFETY: the operand has `parts * count` elements (checked by the core); `to` has room
             // for `parts` blocks (by the choice of the algorithm or `block_len`); staging areas and
-            // lines are apart from buffers.
+            // lines do not overlap buffers.
             unsafe { simd::copy(to.wrapping_add(part * len), from.wrapping_add(start), len) };
         }
     }
@@ -74,8 +74,8 @@ impl Run<'_> {
         let stride = self.op.count * size;
         let copy = |to: *mut u8, from: *const u8| {
             // SAFETY: packed operands hold `parts` blocks of `len` bytes; the result has room for
-            // `count` elements, or `n * count` for kinds that gather (checked by the core); both
-            // are apart.
+            // `count` elements, or `n * count` for kinds that gather (checked by the core); the two
+            // do not overlap.
             unsafe { simd::copy(to, from, len) }
         };
         match self.op.kind {
@@ -97,8 +97,8 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the collective block by block through the staging areas, after `phases_done` phases of
-    /// it.
+    /// Runs the rest of the collective, after its first `phases_done` phases, block by block
+    /// through the staging areas.
     pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let block_len = STAGE_BYTES / self.element_bytes() / self.parts() / 16 * 16;
         assert!(block_len > 0, "teams of over {} ranks need larger staging areas", STAGE_BYTES / 8 / 16);
@@ -128,8 +128,8 @@ impl Run<'_> {
                 self.step.sync(phase)?;
                 let size = self.element_bytes();
                 let to = self.address(self.op.recv).wrapping_add(block.start * size);
-                // SAFETY: the block lies in the result (checked by the core); a staging area holds
-                // it, and is apart.
+                // SAFETY: the block lies in the result (checked by the core); a staging area has
+                // room for it and does not overlap the result.
                 unsafe { simd::copy(to, stage, block.len() * size) };
                 continue;
             }
@@ -154,14 +154,14 @@ impl Run<'_> {
     fn copy_operand(&self, counts: &Counts) -> Vec<u8> {
         let size = self.element_bytes();
         let from = self.address(self.op.send).cast_const();
-        // The offset of an empty part may be anything.
+        // The offset of an empty part may be any number.
         let parts = || (0..self.n).filter(|&rank| counts.sent(self.me, rank) > 0);
         let end = parts().map(|rank| counts.send_offset(self.me, rank) + counts.sent(self.me, rank)).max().unwrap_or(0);
         let mut copy = vec![0; end * size];
         for rank in parts() {
             let (at, len) = (counts.send_offset(self.me, rank) * size, counts.sent(self.me, rank) * size);
-            // SAFETY: the core has checked that each part lies in the buffer; `copy` reaches to the
-            // end of the last.
+            // SAFETY: the core has checked that each part lies in the buffer; `copy` extends to the
+            // end of the last part.
             unsafe { simd::copy(copy[at..at + len].as_mut_ptr(), from.wrapping_add(at), len) };
         }
         copy

@@ -1,7 +1,7 @@
 //! aarch64, little-endian: NEON, which every processor has.
 //!
-//! Invariant: an assembly block is loads alone or stores alone, and touches exactly the bytes that
-//! its function names.
+//! Invariant: an assembly block contains only loads or only stores, and accesses exactly the bytes
+//! that its function names.
 
 use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};
@@ -21,7 +21,8 @@ pub(crate) mod word {
             #[inline(always)]
             pub(crate) unsafe fn $load(from: *const u8) -> $t {
                 let value: $t;
-                // SAFETY: reads exactly the word; the caller answers for the address.
+                // SAFETY: reads exactly the word; the caller guarantees the validity of the
+                // address.
                 unsafe {
                     asm!($load_asm, value = out(reg) value, from = in(reg) from, options(readonly, nostack, preserves_flags));
                 }
@@ -34,7 +35,8 @@ pub(crate) mod word {
             /// As for [`super::Vector::store`].
             #[inline(always)]
             pub(crate) unsafe fn $store(value: $t, to: *mut u8) {
-                // SAFETY: writes exactly the word; the caller answers for the address.
+                // SAFETY: writes exactly the word; the caller guarantees the validity of the
+                // address.
                 unsafe { asm!($store_asm, value = in(reg) value, to = in(reg) to, options(nostack, preserves_flags)) };
             }
         )*};
@@ -60,7 +62,8 @@ unsafe impl Vector for Quad {
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
         let value: uint8x16_t;
-        // SAFETY: reads exactly 16 bytes, at any alignment; the caller answers for the address.
+        // SAFETY: reads exactly 16 bytes, at any alignment; the caller guarantees the validity of
+        // the address.
         unsafe {
             asm!("ldr {value:q}, [{from}]", value = out(vreg) value, from = in(reg) from,
                 options(readonly, nostack, preserves_flags));
@@ -71,7 +74,8 @@ unsafe impl Vector for Quad {
     #[inline(always)]
     unsafe fn load_four(from: *const u8) -> [Self; 4] {
         let (a, b, c, d): (uint8x16_t, uint8x16_t, uint8x16_t, uint8x16_t);
-        // SAFETY: reads exactly 64 bytes, at any alignment; the caller answers for the address.
+        // SAFETY: reads exactly 64 bytes, at any alignment; the caller guarantees the validity of
+        // the address.
         unsafe {
             asm!("ldp {a:q}, {b:q}, [{from}]", "ldp {c:q}, {d:q}, [{from}, #32]",
                 a = out(vreg) a, b = out(vreg) b, c = out(vreg) c, d = out(vreg) d, from = in(reg) from,
@@ -82,13 +86,15 @@ unsafe impl Vector for Quad {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        // SAFETY: writes exactly 16 bytes, at any alignment; the caller answers for the address.
+        // SAFETY: writes exactly 16 bytes, at any alignment; the caller guarantees the validity of
+        // the address.
         unsafe { asm!("str {value:q}, [{to}]", value = in(vreg) self.0, to = in(reg) to, options(nostack, preserves_flags)) };
     }
 
     #[inline(always)]
     unsafe fn store_four([a, b, c, d]: [Self; 4], to: *mut u8) {
-        // SAFETY: writes exactly 64 bytes, at any alignment; the caller answers for the address.
+        // SAFETY: writes exactly 64 bytes, at any alignment; the caller guarantees the validity of
+        // the address.
         unsafe {
             asm!("stp {a:q}, {b:q}, [{to}]", "stp {c:q}, {d:q}, [{to}, #32]",
                 a = in(vreg) a.0, b = in(vreg) b.0, c = in(vreg) c.0, d = in(vreg) d.0, to = in(reg) to,
@@ -99,13 +105,13 @@ unsafe impl Vector for Quad {
     #[inline(always)]
     unsafe fn store_streaming(self, to: *mut u8) {
         // The architecture has a non-temporal store of pairs only; one register alone is stored as
-        // usual. SAFETY: the caller's promise.
+        // usual. SAFETY: guaranteed by the caller.
         unsafe { self.store(to) };
     }
 
     #[inline(always)]
     unsafe fn store_four_streaming([a, b, c, d]: [Self; 4], to: *mut u8) {
-        // SAFETY: writes exactly 64 bytes; the caller answers for the address.
+        // SAFETY: writes exactly 64 bytes; the caller guarantees the validity of the address.
         unsafe {
             asm!("stnp {a:q}, {b:q}, [{to}]", "stnp {c:q}, {d:q}, [{to}, #32]",
                 a = in(vreg) a.0, b = in(vreg) b.0, c = in(vreg) c.0, d = in(vreg) d.0, to = in(reg) to,
@@ -127,7 +133,7 @@ unsafe impl Arch for Neon {
 
     #[inline]
     unsafe fn enter<K: Kernel>(kernel: K) {
-        // SAFETY: the caller's promise; NEON is part of the architecture.
+        // SAFETY: guaranteed by the caller; NEON is part of the architecture.
         unsafe { kernel.run::<Self>() };
     }
 

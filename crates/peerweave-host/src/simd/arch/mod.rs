@@ -68,7 +68,7 @@ pub(super) unsafe trait Vector: Copy {
     /// See the trait.
     #[inline(always)]
     unsafe fn load_four(from: *const u8) -> [Self; 4] {
-        // SAFETY: the caller's promise covers all four.
+        // SAFETY: the caller guarantees it for all four.
         unsafe {
             [
                 Self::load(from),
@@ -86,7 +86,7 @@ pub(super) unsafe trait Vector: Copy {
     #[inline(always)]
     unsafe fn store_four(vectors: [Self; 4], to: *mut u8) {
         for (i, vector) in vectors.iter().enumerate() {
-            // SAFETY: the caller's promise covers all four.
+            // SAFETY: the caller guarantees it for all four.
             unsafe { vector.store(to.add(i * Self::BYTES)) };
         }
     }
@@ -98,7 +98,7 @@ pub(super) unsafe trait Vector: Copy {
     #[inline(always)]
     unsafe fn store_four_streaming(vectors: [Self; 4], to: *mut u8) {
         for (i, vector) in vectors.iter().enumerate() {
-            // SAFETY: the caller's promise covers all four.
+            // SAFETY: the caller guarantees it for all four.
             unsafe { vector.store_streaming(to.add(i * Self::BYTES)) };
         }
     }
@@ -129,8 +129,8 @@ pub(super) unsafe trait Arch: Copy + 'static {
     /// Orders streaming stores before every later store of this thread, as ordinary stores are.
     fn fence_streaming();
 
-    /// Copies with the processor's own string instruction; `false`, and nothing done, where it has
-    /// none worth using.
+    /// Copies with the processor's own string instruction. Returns `false`, and copies nothing, if
+    /// the processor has no fast one.
     ///
     /// # Safety
     /// As for [`super::copy()`].
@@ -139,8 +139,8 @@ pub(super) unsafe trait Arch: Copy + 'static {
         false
     }
 
-    /// Zeroes with the processor's own string instruction; `false`, and nothing done, where it has
-    /// none worth using.
+    /// Zeroes with the processor's own string instruction. Returns `false`, and writes nothing, if
+    /// the processor has no fast one.
     ///
     /// # Safety
     /// As for [`super::fill_zero`].
@@ -149,7 +149,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
         false
     }
 
-    /// binary16 to f32, exactly. A NaN stays one.
+    /// Converts binary16 to f32, exactly. A NaN stays a NaN.
     ///
     /// # Safety
     /// See the trait.
@@ -158,7 +158,8 @@ pub(super) unsafe trait Arch: Copy + 'static {
         super::float16::widen_all(from, into);
     }
 
-    /// f32 to binary16, to nearest, ties to even. No input is a NaN other than the canonical one.
+    /// Converts f32 to binary16, rounding to nearest, ties to even. No input is a NaN other than
+    /// the canonical one.
     ///
     /// # Safety
     /// See the trait.
@@ -167,7 +168,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
         super::float16::narrow_all(from, into);
     }
 
-    /// Reads the first `bytes < BYTES` bytes of a vector, the rest is zero.
+    /// Reads the first `bytes < BYTES` bytes of a vector; the rest is zero.
     ///
     /// # Safety
     /// As for [`Vector::load`], for `bytes` bytes.
@@ -175,7 +176,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     unsafe fn load_part(from: *const u8, bytes: usize) -> Self::Vector {
         let mut private = [0u8; 64];
         // SAFETY: `private` is ours and longer than any vector, of which [V1] allows every bit
-        // pattern; the caller answers for `from`.
+        // pattern; the caller guarantees the validity of `from`.
         unsafe {
             super::copy::pieces(private.as_mut_ptr(), from, bytes);
             private.as_ptr().cast::<Self::Vector>().read_unaligned()
@@ -189,7 +190,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     #[inline(always)]
     unsafe fn store_part(vector: Self::Vector, to: *mut u8, bytes: usize) {
         let mut private = [0u8; 64];
-        // SAFETY: as in `load_part`; the caller answers for `to`.
+        // SAFETY: as in `load_part`; the caller guarantees the validity of `to`.
         unsafe {
             private.as_mut_ptr().cast::<Self::Vector>().write_unaligned(vector);
             super::copy::pieces(to, private.as_mut_ptr(), bytes);
@@ -200,7 +201,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
 /// Code that [`Arch::enter`] compiles for each instruction set. `run` must be
 /// `#[inline(always)]`, with everything it calls.
 pub(super) trait Kernel {
-    /// Does the work.
+    /// Runs the code for the instruction set `A`.
     ///
     /// # Safety
     /// [`Arch::enter`] of `A` calls this; and the requirements of the kernel's fields hold.
@@ -210,7 +211,7 @@ pub(super) trait Kernel {
 /// An instruction set that this processor has.
 ///
 /// # Invariants
-/// **[I1]** A value exists only where the processor was seen to have the instruction set: only
+/// **[I1]** A value exists only if the processor was found to have the instruction set: only
 /// [`Isa::new`] makes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Isa(Level);
@@ -266,8 +267,8 @@ impl Isa {
     /// Returns the best instruction set of this processor.
     #[inline]
     pub(crate) fn best() -> Self {
-        /// The level of the answer as a number, 0 before the first call. Relaxed: the number is all
-        /// that there is to see.
+        /// The level of the best instruction set as a number; 0 before the first call. Relaxed
+        /// order is enough, because threads exchange only this number.
         static BEST: AtomicU8 = AtomicU8::new(0);
         let known = BEST.load(Ordering::Relaxed);
         for &level in Level::BUILT {
@@ -281,8 +282,8 @@ impl Isa {
 
     #[cold]
     fn detect(best: &AtomicU8) -> Self {
-        // The last of the list needs nothing, so that there is always one.
-        let isa = Self::available().next().unwrap_or_else(|| unreachable!("every build has code that needs nothing"));
+        // The last level of the list runs on every processor, so there is always one.
+        let isa = Self::available().next().unwrap_or_else(|| unreachable!("every build has code for every processor"));
         best.store(isa.0 as u8, Ordering::Relaxed);
         isa
     }
@@ -292,7 +293,7 @@ impl Isa {
         Level::BUILT.iter().filter_map(|&level| Self::new(level))
     }
 
-    /// Its name.
+    /// Returns the name of the instruction set.
     pub(crate) fn name(self) -> &'static str {
         match self.0 {
             Level::Portable => "portable",

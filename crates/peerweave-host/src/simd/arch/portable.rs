@@ -1,8 +1,9 @@
 //! The specification: every access is a relaxed atomic access of single bytes. Used by miri, by the
-//! tests as the reference, and on architectures without a leaf of their own.
+//! tests as the reference, and on architectures without a file of their own.
 //!
-//! Nothing is fast here. Bytes and not words, because Rust leaves racing atomic accesses of
-//! different sizes undefined, and two movers need not cut the same memory in the same way.
+//! This code is not fast. It accesses bytes and not words, because in Rust racing atomic accesses
+//! of different sizes are undefined, and two copies may divide the same memory into words
+//! differently.
 //!
 //! miri: under Stacked Borrows an atomic load needs a pointer through which writing is allowed too;
 //! under Tree Borrows it does not.
@@ -37,7 +38,7 @@ unsafe fn store_bytes<const N: usize>(bytes: [u8; N], to: *mut u8) {
 }
 
 /// Accesses of less than a vector.
-#[allow(dead_code, reason = "where an architecture has a leaf of its own, only its words are used")]
+#[allow(dead_code, reason = "if an architecture has a file of its own, only the words of that file are used")]
 pub(crate) mod word {
     macro_rules! word {
         ($($t:ty: $load:ident $store:ident),*) => {$(
@@ -47,7 +48,7 @@ pub(crate) mod word {
             /// As for [`super::Vector::load`].
             #[inline(always)]
             pub(crate) unsafe fn $load(from: *const u8) -> $t {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 <$t>::from_ne_bytes(unsafe { super::load_bytes(from) })
             }
 
@@ -57,7 +58,7 @@ pub(crate) mod word {
             /// As for [`super::Vector::store`].
             #[inline(always)]
             pub(crate) unsafe fn $store(value: $t, to: *mut u8) {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { super::store_bytes(value.to_ne_bytes(), to) }
             }
         )*};
@@ -76,19 +77,19 @@ unsafe impl Vector for Sixteen {
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Self(unsafe { load_bytes(from) })
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { store_bytes(self.0, to) };
     }
 
     #[inline(always)]
     unsafe fn store_streaming(self, to: *mut u8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { store_bytes(self.0, to) };
     }
 }
@@ -106,7 +107,7 @@ unsafe impl Arch for Portable {
 
     #[inline]
     unsafe fn enter<K: Kernel>(kernel: K) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { kernel.run::<Self>() };
     }
 

@@ -1,7 +1,7 @@
 //! x86-64: SSE2 (which every processor has), AVX2 and AVX-512.
 //!
-//! Invariant: an assembly block is loads alone or stores alone, and touches exactly the bytes that
-//! its function names.
+//! Invariant: an assembly block contains only loads or only stores, and accesses exactly the bytes
+//! that its function names.
 //!
 //! The mover functions have `#[target_feature]`, so they cannot be `inline(always)`. Each is one
 //! instruction and is inlined into every caller that has the feature, because [`Arch::enter`]
@@ -29,7 +29,8 @@ pub(crate) mod word {
             #[inline(always)]
             pub(crate) unsafe fn $load(from: *const u8) -> $t {
                 let value: $t;
-                // SAFETY: reads exactly the word; the caller answers for the address.
+                // SAFETY: reads exactly the word; the caller guarantees the validity of the
+                // address.
                 unsafe {
                     asm!($load_asm, value = out($register) value, from = in(reg) from,
                         options(readonly, nostack, preserves_flags));
@@ -43,7 +44,8 @@ pub(crate) mod word {
             /// As for [`super::Vector::store`].
             #[inline(always)]
             pub(crate) unsafe fn $store(value: $t, to: *mut u8) {
-                // SAFETY: writes exactly the word; the caller answers for the address.
+                // SAFETY: writes exactly the word; the caller guarantees the validity of the
+                // address.
                 unsafe {
                     asm!($store_asm, value = in($register) value, to = in(reg) to, options(nostack, preserves_flags));
                 }
@@ -76,8 +78,8 @@ macro_rules! vector {
             #[target_feature(enable = $features)]
             pub(super) unsafe fn load(from: *const u8) -> $register {
                 let value: $register;
-                // SAFETY: reads exactly one vector, at any alignment; the caller answers for the
-                // address.
+                // SAFETY: reads exactly one vector, at any alignment; the caller guarantees the
+                // validity of the address.
                 unsafe {
                     asm!(concat!($move, " {value}, [{from}]"), value = out($class) value, from = in(reg) from,
                         options(readonly, nostack, preserves_flags));
@@ -91,8 +93,8 @@ macro_rules! vector {
             #[target_feature(enable = $features)]
             pub(super) unsafe fn load_four(from: *const u8) -> [$register; 4] {
                 let (a, b, c, d): ($register, $register, $register, $register);
-                // SAFETY: reads exactly four vectors, at any alignment; the caller answers for the
-                // address.
+                // SAFETY: reads exactly four vectors, at any alignment; the caller guarantees the
+                // validity of the address.
                 unsafe {
                     asm!(
                         concat!($move, " {a}, [{from}]"),
@@ -111,8 +113,8 @@ macro_rules! vector {
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn store(value: $register, to: *mut u8) {
-                // SAFETY: writes exactly one vector, at any alignment; the caller answers for the
-                // address.
+                // SAFETY: writes exactly one vector, at any alignment; the caller guarantees the
+                // validity of the address.
                 unsafe {
                     asm!(concat!($move, " [{to}], {value}"), value = in($class) value, to = in(reg) to,
                         options(nostack, preserves_flags));
@@ -124,8 +126,8 @@ macro_rules! vector {
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn store_four([a, b, c, d]: [$register; 4], to: *mut u8) {
-                // SAFETY: writes exactly four vectors, at any alignment; the caller answers for the
-                // address.
+                // SAFETY: writes exactly four vectors, at any alignment; the caller guarantees the
+                // validity of the address.
                 unsafe {
                     asm!(
                         concat!($move, " [{to}], {a}"),
@@ -143,8 +145,8 @@ macro_rules! vector {
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn stream(value: $register, to: *mut u8) {
-                // SAFETY: writes exactly one vector; the caller answers for the address and its
-                // alignment.
+                // SAFETY: writes exactly one vector; the caller guarantees the validity of the
+                // address and its alignment.
                 unsafe {
                     asm!(concat!($stream, " [{to}], {value}"), value = in($class) value, to = in(reg) to,
                         options(nostack, preserves_flags));
@@ -156,8 +158,8 @@ macro_rules! vector {
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn stream_four([a, b, c, d]: [$register; 4], to: *mut u8) {
-                // SAFETY: writes exactly four vectors; the caller answers for the address and its
-                // alignment.
+                // SAFETY: writes exactly four vectors; the caller guarantees the validity of the
+                // address and its alignment.
                 unsafe {
                     asm!(
                         concat!($stream, " [{to}], {a}"),
@@ -177,38 +179,38 @@ macro_rules! vector {
 
             #[inline(always)]
             unsafe fn load(from: *const u8) -> Self {
-                // SAFETY: the caller's promise, which includes the instruction set.
+                // SAFETY: guaranteed by the caller, including the instruction set.
                 Self(unsafe { $module::load(from) })
             }
 
             #[inline(always)]
             unsafe fn load_four(from: *const u8) -> [Self; 4] {
-                // SAFETY: the caller's promise, which includes the instruction set.
+                // SAFETY: guaranteed by the caller, including the instruction set.
                 let [a, b, c, d] = unsafe { $module::load_four(from) };
                 [Self(a), Self(b), Self(c), Self(d)]
             }
 
             #[inline(always)]
             unsafe fn store(self, to: *mut u8) {
-                // SAFETY: the caller's promise, which includes the instruction set.
+                // SAFETY: guaranteed by the caller, including the instruction set.
                 unsafe { $module::store(self.0, to) };
             }
 
             #[inline(always)]
             unsafe fn store_four([a, b, c, d]: [Self; 4], to: *mut u8) {
-                // SAFETY: the caller's promise, which includes the instruction set.
+                // SAFETY: guaranteed by the caller, including the instruction set.
                 unsafe { $module::store_four([a.0, b.0, c.0, d.0], to) };
             }
 
             #[inline(always)]
             unsafe fn store_streaming(self, to: *mut u8) {
-                // SAFETY: the caller's promise, which includes the instruction set.
+                // SAFETY: guaranteed by the caller, including the instruction set.
                 unsafe { $module::stream(self.0, to) };
             }
 
             #[inline(always)]
             unsafe fn store_four_streaming([a, b, c, d]: [Self; 4], to: *mut u8) {
-                // SAFETY: the caller's promise, which includes the instruction set.
+                // SAFETY: guaranteed by the caller, including the instruction set.
                 unsafe { $module::stream_four([a.0, b.0, c.0, d.0], to) };
             }
         }
@@ -239,8 +241,8 @@ fn store_fence() {
     unsafe { asm!("sfence", options(nostack, preserves_flags)) };
 }
 
-/// Returns whether `rep movsb` and `rep stosb` move whole lines, and large ones without reading the
-/// destination first ("enhanced" strings).
+/// Returns whether `rep movsb` and `rep stosb` move whole cache lines, and, for large sizes, do not
+/// read the destination first ("enhanced" strings).
 #[inline(always)]
 fn has_fast_strings() -> bool {
     std::is_x86_feature_detected!("ermsb")
@@ -294,7 +296,7 @@ unsafe impl Arch for Sse2 {
 
     #[inline]
     unsafe fn enter<K: Kernel>(kernel: K) {
-        // SAFETY: the caller's promise; SSE2 is part of the architecture.
+        // SAFETY: guaranteed by the caller; SSE2 is part of the architecture.
         unsafe { kernel.run::<Self>() };
     }
 
@@ -317,7 +319,7 @@ pub(crate) struct Avx2;
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn run_avx2<K: Kernel>(kernel: K) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { kernel.run::<Avx2>() };
 }
 
@@ -349,7 +351,7 @@ unsafe impl Arch for Avx2 {
 
     #[inline]
     unsafe fn enter<K: Kernel>(kernel: K) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { run_avx2(kernel) };
     }
 
@@ -384,7 +386,7 @@ pub(crate) struct Avx512;
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi2")]
 unsafe fn run_avx512<K: Kernel>(kernel: K) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { kernel.run::<Avx512>() };
 }
 
@@ -451,7 +453,7 @@ unsafe impl Arch for Avx512 {
 
     #[inline]
     unsafe fn enter<K: Kernel>(kernel: K) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { run_avx512(kernel) };
     }
 
@@ -476,13 +478,13 @@ unsafe impl Arch for Avx512 {
 
     #[inline(always)]
     unsafe fn load_part(from: *const u8, bytes: usize) -> Zmm {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Zmm(unsafe { load_part_avx512(from, bytes) })
     }
 
     #[inline(always)]
     unsafe fn store_part(vector: Zmm, to: *mut u8, bytes: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { store_part_avx512(vector.0, to, bytes) };
     }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const FEW: bool = cfg!(miri);
 
-/// Copies on every instruction set, in both ways, and compares.
+/// Copies on every instruction set, through the caches and past them, and compares.
 #[track_caller]
 fn check_copy(len: usize, from: usize, to: usize, random: &mut Random) {
     let bytes = random.bytes(len);
@@ -64,7 +64,7 @@ fn every_short_length_is_copied_at_every_kind_of_alignment() {
 }
 
 #[test]
-fn copies_around_the_rep_movsb_threshold_are_whole() {
+fn copies_around_the_rep_movsb_threshold_are_complete() {
     let mut random = Random(5);
     let borders: &[usize] = if FEW {
         &[257]
@@ -81,7 +81,7 @@ fn copies_around_the_rep_movsb_threshold_are_whole() {
 }
 
 #[test]
-fn elements_that_lie_apart_are_gathered_and_scattered() {
+fn strided_elements_are_gathered_and_scattered() {
     let mut random = Random(6);
     for element in [1usize, 2, 3, 4, 8, 12, 16, 40] {
         for (to_stride, from_stride, count) in [(1, 1, 9), (1, 3, 10), (4, 1, 11), (3, 5, 7), (2, 2, 0), (2, 9, 1)] {

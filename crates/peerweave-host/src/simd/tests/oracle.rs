@@ -1,5 +1,5 @@
-//! The reductions, said in the plainest way: no vectors, integers in 128 bits, 16-bit floats by the
-//! `half` crate.
+//! A simple reference implementation of the reductions: no vectors, integers in 128 bits, 16-bit
+//! floats by the `half` crate.
 
 use half::{bf16, f16};
 use peerweave_types::{DType, ReduceOp};

@@ -1,5 +1,5 @@
-//! Memory that several threads access at the same time, some against the rules. Under miri these
-//! show that no access is a data race.
+//! Memory that several threads access at the same time, some of them without synchronization. Under
+//! miri these tests show that no access is a data race.
 
 use super::super::{Input, Stores, copy, copy_streaming, reduce};
 use peerweave_types::{DType, ReduceOp};

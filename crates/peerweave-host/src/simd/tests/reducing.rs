@@ -15,10 +15,10 @@ struct Case {
     inputs: usize,
     outputs: usize,
     count: usize,
-    /// Of which output it is the same memory as the input of that number.
+    /// Whether each output is the same memory as the input with its number.
     in_place: bool,
-    /// How far from a line border the first buffers begin, in bytes; the others at multiples of
-    /// that.
+    /// Distance of the first buffers from a cache line border, in bytes. The distances of the
+    /// others are multiples of it.
     misalignment: usize,
     stores: Stores,
 }
@@ -131,11 +131,11 @@ fn reducible() -> impl Iterator<Item = (DType, ReduceOp)> {
     pairs.filter(|&(dtype, op)| op.accepts(dtype)).step_by(if FEW { 7 } else { 1 })
 }
 
-/// Under miri everything takes a thousand times as long.
+/// Whether to run fewer cases: under miri the tests take a thousand times as long.
 const FEW: bool = cfg!(miri);
 
 #[test]
-fn reductions_are_right_at_vector_boundaries() {
+fn reductions_are_correct_at_vector_boundaries() {
     let mut random = Random(1);
     let counts: Vec<usize> = if FEW { vec![1, 67] } else { (0..=130).chain(255..=258).chain(511..=513).collect() };
     for (dtype, op) in reducible() {
@@ -152,7 +152,7 @@ fn reductions_are_right_at_vector_boundaries() {
 }
 
 #[test]
-fn every_type_and_operation_is_right_over_many_groups() {
+fn every_type_and_operation_is_correct_at_larger_counts() {
     let mut random = Random(2);
     for (dtype, op) in reducible() {
         for count in if FEW { &[70][..] } else { &[1023, 1024, 1025, 4095, 4096, 4097] } {
@@ -188,7 +188,7 @@ fn min_and_max_order_zeros_and_ignore_nans() {
         (ReduceOp::Max, f32::NAN, f32::NEG_INFINITY, f32::NEG_INFINITY),
     ] {
         let data = zeros(a, b);
-        assert_eq!(oracle::reduce(DType::F32, op, &data), expected.to_le_bytes(), "the oracle itself");
+        assert_eq!(oracle::reduce(DType::F32, op, &data), expected.to_le_bytes(), "the oracle is wrong");
         Case { dtype: DType::F32, op, inputs: 2, outputs: 1, count: 1, in_place: false, misalignment: 0, stores: Stores::Cached }
             .check_data(&data);
     }
@@ -284,7 +284,7 @@ proptest! {
     }
 
     #[test]
-    fn division_by_a_fixed_count_is_division(dividend: u64, shift in 0u32..64, count in 1u64.., count_shift in 0u32..64) {
+    fn division_by_a_fixed_count_equals_integer_division(dividend: u64, shift in 0u32..64, count in 1u64.., count_shift in 0u32..64) {
         use super::super::number::Number;
         let (dividend, count) = (dividend >> shift, (count >> count_shift).max(1));
         prop_assert_eq!(dividend.over(u64::divisor(count as usize)), dividend / count);

@@ -1,12 +1,12 @@
-//! What the movers and reducers leave behind in the vector registers: nothing that slows down SSE
-//! code of their caller.
+//! Checks that copies and reductions leave nothing in the vector registers that slows down SSE code
+//! of their caller.
 
 use super::super::Isa;
 use super::super::reduce::reduce_on;
 use super::super::{Input, Stores, copy, copy::Copy, copy::CopyStreaming, copy::Zero};
 use peerweave_types::{DType, ReduceOp};
 
-/// The check that the tests of whole operations use, too.
+/// The check that the tests of whole operations also use.
 #[allow(unreachable_pub, reason = "public in the crate whose file it is")]
 #[path = "../../../../../tests/src/vector_state.rs"]
 mod vector_state;
@@ -22,9 +22,9 @@ fn assert_clean(what: &dyn std::fmt::Display, work: impl FnOnce()) {
 }
 
 #[test]
-fn no_kernel_leaves_upper_halves_in_use() {
+fn no_kernel_leaves_upper_register_halves_in_use() {
     if !is_observable() {
-        println!("not run: this processor does not tell which halves are in use");
+        println!("not run: this processor does not report which upper halves are in use");
         return;
     }
     #[repr(align(64))]
@@ -34,7 +34,8 @@ fn no_kernel_leaves_upper_halves_in_use() {
     for isa in Isa::available() {
         for count in [1, 3, 8, 15, 64, 100, 1000] {
             let what = |kernel: &str| format!("{kernel} of {count} on {}", isa.name());
-            // SAFETY: both buffers are larger than what is named, aligned to a line, and apart.
+            // SAFETY: both buffers are larger than the bytes named, aligned to a line, and do not
+            // overlap.
             let copied = || unsafe { copy(b, a, count) };
             assert_clean(&what("copy"), copied);
             // SAFETY: as above.
