@@ -71,7 +71,7 @@ fn collect(file: &str, text: &str, examples: &mut Vec<Example>) {
             (true, Some(comment)) => comment.strip_prefix(' ').unwrap_or(comment),
             (true, None) => {
                 let missed = trimmed.starts_with("/**") || trimmed.contains("doc = \"") && trimmed.contains("```");
-                assert!(!missed, "{at}: a doc comment of a form in which examples are not found; expected `///` or `//!`");
+                assert!(!missed, "{at}: examples are not found in a doc comment of this form; expected `///` or `//!`");
                 assert!(open.is_none(), "{at}: the doc comment ends inside of an example");
                 continue;
             }

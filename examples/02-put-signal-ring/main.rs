@@ -4,7 +4,7 @@
 
 use peerweave::{Compare, Error, Rank, ReduceOp, World};
 
-/// Elements of a block.
+/// Number of elements of a block.
 const BLOCK: usize = 1000;
 
 /// The content of the block that starts at `rank`.

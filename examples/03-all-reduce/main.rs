@@ -4,7 +4,7 @@
 
 use peerweave::{Error, ReduceOp, World};
 
-/// Elements of each PE in the enqueued all-reduces.
+/// Number of elements of each PE in the enqueued all-reduces.
 const COUNT: usize = 1 << 20;
 
 fn main() -> Result<(), Error> {

@@ -6,7 +6,7 @@ use peerweave::{Error, ReduceOp, World};
 
 /// Number of chunks that pass through the pipeline.
 const CHUNKS: usize = 6;
-/// Elements of a chunk that each PE reduces.
+/// Number of elements of a chunk that each PE reduces.
 const PART: usize = 20_000;
 
 /// Returns element `i` of chunk `chunk`, as `rank` computes it. Elements are small integers, so

@@ -5,9 +5,9 @@
 use peerweave::{Error, Rank, World};
 use peerweave_examples::share;
 
-/// Cells of the rod.
+/// Number of cells of the rod.
 const CELLS: usize = 100;
-/// Steps of time.
+/// Number of time steps.
 const STEPS: usize = 2000;
 
 /// Returns the initial temperature of a cell: hot in the first quarter of the rod, cold elsewhere.

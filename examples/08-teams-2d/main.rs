@@ -5,7 +5,7 @@
 use peerweave::{Error, Rank, ReduceOp, World};
 use peerweave_examples::share;
 
-/// Rows and columns of the matrices.
+/// Number of rows, and of columns, of the matrices.
 const SIDE: usize = 48;
 
 /// Returns an element of the first factor. Elements are small integers, so that the product is

@@ -5,7 +5,7 @@
 use peerweave_examples::kernel_job::{KernelJob, Outcome};
 use peerweave_kernels::examples::pipeline;
 
-/// Elements of all chunks together.
+/// Number of elements of all chunks together.
 const LEN: usize = 4096;
 
 /// Number of chunks.

@@ -5,7 +5,7 @@
 use peerweave_examples::kernel_job::{KernelJob, Outcome};
 use peerweave_kernels::examples::all_gather;
 
-/// Elements of the part of one PE.
+/// Number of elements of the part of one PE.
 const PART: usize = 1000;
 
 fn main() -> Outcome {

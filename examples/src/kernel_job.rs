@@ -1,9 +1,8 @@
 //! Selects the backend that runs an example's kernels: CPU threads, or with `--gpu` one GPU for
 //! each PE.
 //!
-//! The portable API has no backend for GPUs yet, so examples that run on both use this module.
-//! Other programs use `peerweave::World` or `peerweave_cuda::Gpu` directly, whose calls differ only
-//! in their names.
+//! With `--gpu` the examples use `peerweave_cuda::Gpu`, otherwise `peerweave::World`. The calls of
+//! both differ only in their names. Other programs use one of them directly.
 
 use peerweave::bootstrap::{Job, Options, Rendezvous};
 use peerweave::{Element, World};

@@ -213,7 +213,7 @@ pub fn reduction<T: Exact>(
         Form::ReduceScatterInPlace => {
             one!(on, recv, |d| team.reduce_scatter_in_place_blocking(d, op), |q| team.reduce_scatter_in_place(q, d, op))
         }
-        other => panic!("{other:?} does not reduce"),
+        other => panic!("{other:?} is not a form that reduces"),
     }
 }
 
@@ -252,7 +252,7 @@ pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, r
         Form::ScatterInPlace => {
             one!(on, recv, |d| team.scatter_in_place_blocking(d, root), |q| team.scatter_in_place(q, d, root))
         }
-        other => panic!("{other:?} is not a movement"),
+        other => panic!("{other:?} is not a form that only moves elements"),
     }
 }
 

@@ -262,7 +262,7 @@ pub fn all_of_a_type(world: &World, team: Option<&Team>, dtype: DType, passes: u
         DType::F64 => numbers::<f64>,
         DType::F8E4M3 => elements::<F8E4M3>,
         DType::F8E5M2 => elements::<F8E5M2>,
-        other => panic!("{other} is unknown"),
+        other => panic!("unknown element type {other}"),
     };
     run(world, team, passes, seed);
 }
@@ -372,7 +372,7 @@ pub fn team_of(world: &World, shape: &str) -> Option<Team> {
         "all_but_one" => all.split((me != 1 || n == 1).then_some(7), 0),
         "rows" => all.split_2d(2).map(|(row, _)| Some(row)),
         "columns" => all.split_2d(2).map(|(_, column)| Some(column)),
-        other => panic!("no shape {other}"),
+        other => panic!("unknown shape of a team: {other}"),
     };
     made.unwrap_or_else(|error| panic!("{shape}: {error}"))
 }

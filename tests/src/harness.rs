@@ -36,7 +36,7 @@ macro_rules! named {
 /// If there is none.
 pub fn program(name: &str) -> Program {
     let programs = PROGRAMS.get().expect("only under `harness::main`");
-    programs.iter().find(|program| program.0 == name).unwrap_or_else(|| panic!("no program {name}")).1
+    programs.iter().find(|program| program.0 == name).unwrap_or_else(|| panic!("unknown program {name}")).1
 }
 
 /// Runs the scenarios selected by the arguments or, in a PE, its program.

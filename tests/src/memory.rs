@@ -15,7 +15,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Symmetric, Self::Slice, Self::Buffer];
 }
 
@@ -111,7 +111,7 @@ impl<T> Store<T> {
     pub(crate) fn slice(&self, len: usize) -> &[T] {
         match self {
             Self::Slice { all, shift } => &all[shift + GUARD..shift + GUARD + len],
-            _ => unreachable!("it is a slice"),
+            _ => unreachable!("the buffer is a slice"),
         }
     }
 
@@ -119,7 +119,7 @@ impl<T> Store<T> {
     pub(crate) fn slice_mut(&mut self, len: usize) -> &mut [T] {
         match self {
             Self::Slice { all, shift } => &mut all[*shift + GUARD..*shift + GUARD + len],
-            _ => unreachable!("it is a slice"),
+            _ => unreachable!("the buffer is a slice"),
         }
     }
 }
@@ -132,7 +132,7 @@ impl<T> Mem<T> {
     pub fn symmetric(&self) -> &Symmetric<T> {
         match &self.store {
             Store::Symmetric { inner, .. } => inner,
-            _ => panic!("it is not symmetric"),
+            _ => panic!("the buffer is not symmetric"),
         }
     }
 
@@ -143,7 +143,7 @@ impl<T> Mem<T> {
     pub fn buffer(&self) -> &Buffer<T> {
         match &self.store {
             Store::Buffer { inner, .. } => inner,
-            _ => panic!("it is not a shared buffer"),
+            _ => panic!("the buffer is not a shared buffer"),
         }
     }
 

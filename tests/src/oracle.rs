@@ -42,7 +42,7 @@ pub fn reduction<T: Exact>(
             let mine = rank * count..(rank + 1) * count;
             (0..count * n).map(|i| mine.contains(&i).then(|| combined(i))).collect()
         }
-        other => panic!("{other:?} does not combine elements"),
+        other => panic!("{other:?} is not a form that combines elements"),
     }
 }
 
@@ -67,7 +67,7 @@ pub fn movement<T: Sample>(form: Form, inputs: &[Vec<T>], rank: usize, root: usi
         Form::Scatter => part(root, rank),
         Form::ScatterInPlace if !is_root => part(root, rank),
         Form::Gather | Form::GatherInPlace | Form::ScatterInPlace => before.to_vec(),
-        other => panic!("{other:?} does not only move"),
+        other => panic!("{other:?} is not a form that only moves elements"),
     };
     result.into_iter().map(Some).collect()
 }

@@ -84,7 +84,7 @@ macro_rules! exact_integer {
                     ReduceOp::And => all.fold(!0, |x, y| x & y),
                     ReduceOp::Or => all.fold(0, |x, y| x | y),
                     ReduceOp::Xor => all.fold(0, |x, y| x ^ y),
-                    other => panic!("{other} is unknown"),
+                    other => panic!("unknown reduction {other}"),
                 }
             }
         }

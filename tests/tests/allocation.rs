@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// Arguments: seed, steps.
+/// Arguments: the seed, and the number of steps.
 fn sequences(seat: &Seat) {
     let world = seat.join();
     let team = world.team();

@@ -1,5 +1,5 @@
-//! Every example of README and of the documentation of the portable crates, as a job of 1, 2, 3 and
-//! 8 processes.
+//! Runs every example of the READMEs and of the documentation of the portable crates, as a job of
+//! 1, 2, 3 and 8 processes.
 //!
 //! The build script collects the examples. Examples assert their results themselves; one that waits
 //! forever fails at the deadline.

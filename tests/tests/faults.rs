@@ -88,7 +88,7 @@ fn all_lose(running: &mut Running, n_pes: usize, victim: usize, since: Instant, 
         let (at, line) = running.timed_line(pe);
         let late = at.saturating_duration_since(since);
         assert!(line.starts_with(&format!("lost {victim} |")), "PE {pe}, where {victim} is the victim: {line}");
-        assert!(late < within, "PE {pe} knew of it after {late:?}: {line}");
+        assert!(late < within, "PE {pe} reported it after {late:?}: {line}");
     }
     running.succeed(others());
 }
@@ -179,7 +179,7 @@ mod kernels {
         let (me, n) = (ctx.my_pe(), ctx.n_pes());
         let (mine, theirs) = (data.chunk(0, 2), data.chunk(1, 2));
         ctx.put_signal_block(theirs, mine, signal, round, SignalOp::Set, (me + 1) % n);
-        // No PE is named here: who is dead is found out by the backend.
+        // The kernel names no PE: the backend finds out which PE is dead.
         ctx.signal_wait_until_block(signal, Compare::Ge, round)
     }
 }
@@ -265,7 +265,7 @@ fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
                 })
             })
         }
-        // Everybody with the victim alone, one after the other.
+        // Each PE communicates with the victim alone, one PE after the other.
         "star" => {
             let mut buffer = vec![1u8; bytes];
             Box::new(move || {
@@ -357,8 +357,8 @@ fn pe_killed_before_or_in_a_collective_is_named() {
     }
     for form in Form::REDUCING.into_iter().chain(Form::MOVING) {
         for (bytes, place) in sizes {
-            // In place the large ones, each in its turn, so that a kill more is spent where more
-            // can be interrupted.
+            // In-place forms run only with large buffers, so that more kills happen where more can
+            // be interrupted.
             if form.is_in_place() && bytes < 10_000 {
                 continue;
             }
@@ -428,7 +428,7 @@ fn pe_killed_in_finalize_is_named_or_not_needed() {
         let since = by_itself(&mut running, 3, victim);
         for pe in (0..3).filter(|&pe| pe != victim) {
             let (at, line) = running.timed_line(pe);
-            // Whoever arrived before it died took part in full.
+            // A PE that arrived before the victim died has taken part completely.
             assert!(line.starts_with(&format!("lost {victim} |")) || (line == "fine" && i >= 3), "PE {pe}: {line}");
             assert!(at.saturating_duration_since(since) < SOON, "{line}");
         }
@@ -454,7 +454,7 @@ fn leaving(seat: &Seat) {
                 "exit" => std::process::exit(0),
                 "abort" => std::process::abort(),
                 "orphan" => {
-                    // Its child outlives it, with whatever it has inherited.
+                    // The child outlives the PE, with everything that it has inherited.
                     let mut child = std::process::Command::new("sleep");
                     child.arg("3").env_clear().stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
                     let _outlives = child.spawn().expect("a child");
@@ -473,7 +473,7 @@ fn leaving(seat: &Seat) {
     if me != victim {
         tell(outcome);
     } else if how == "return" {
-        // It lives on, without a world.
+        // The process continues without a world.
         sleep(Duration::from_millis(300));
     }
 }
@@ -531,7 +531,7 @@ fn stopped_pe_is_named_at_the_deadline() {
         all_lose(&mut running, 3, victim, Instant::now(), STOPPED + SOON);
         drop(context);
         running.signal(victim, Signal::CONT);
-        // It finds the others gone, and says so.
+        // The victim finds that the others are gone, and reports it.
         let line = running.line(victim);
         assert!(line.starts_with("lost "), "{line}");
         running.succeed([victim]);
@@ -606,7 +606,7 @@ fn randomly_killed_pes_are_named() {
         drop(running);
         before.assert_nothing_new(&socket, &mark);
     }
-    println!("    {kills} kills; the slowest was known to everybody after {slowest:?}");
+    println!("    {kills} kills; the slowest was reported by all PEs after {slowest:?}");
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 

@@ -11,9 +11,9 @@ fn main() -> ExitCode {
 
 /// Runs `body` in a forked child and asserts that it succeeds.
 fn forked(what: &str, body: impl FnOnce()) {
-    // SAFETY: the child touches what the parent's other threads may hold only through `body`, which
-    // takes no lock of theirs but the allocator's, which the C library makes usable in a child. It
-    // ends by `_exit`.
+    // SAFETY: the child uses locks of the parent's other threads only through `body`, which takes
+    // only the allocator's lock. The C library makes that lock usable in a child. The child ends by
+    // `_exit`.
     match unsafe { libc::fork() } {
         0 => {
             // SAFETY: ends the child where it hangs, and at its end without running what the parent

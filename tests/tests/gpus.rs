@@ -1,5 +1,5 @@
-//! The suite that the host backend passes, on GPUs of the fake driver: every collective, element
-//! type and reduction against the oracle, on buffers of every kind, in both forms.
+//! Runs the conformance suite of the host backend on GPUs of the fake driver: every collective,
+//! element type and reduction against the oracle, on buffers of every kind, in both forms.
 //!
 //! Kernels run on the CPU, a coroutine for each of their threads, so there are fewer cases here
 //! than on the host.
@@ -32,17 +32,17 @@ fn every_collective(n_pes: u32, shape: &str, types: &[DType], passes: usize, see
 }
 
 #[test]
-fn collectives_of_every_type_are_right_among_two_pes() {
+fn collectives_of_every_type_are_correct_with_two_pes() {
     Fakes::new().cuda().run(|| every_collective(2, "world", &DType::ALL, 1, 2));
 }
 
 #[test]
-fn collectives_are_right_among_three_pes() {
+fn collectives_are_correct_with_three_pes() {
     Fakes::new().cuda().run(|| every_collective(3, "world", &[DType::F32, DType::BF16, DType::U8], 1, 3));
 }
 
 #[test]
-fn collectives_are_right_in_teams_of_other_shapes() {
+fn collectives_are_correct_in_teams_of_other_shapes() {
     Fakes::new().cuda().run(|| {
         every_collective(3, "reversed", &[DType::I32], 1, 4);
         every_collective(3, "all_but_one", &[DType::F16], 1, 5);
@@ -50,6 +50,6 @@ fn collectives_are_right_in_teams_of_other_shapes() {
 }
 
 #[test]
-fn collectives_of_one_pe_are_right() {
+fn collectives_are_correct_with_one_pe() {
     Fakes::new().cuda().run(|| every_collective(1, "world", &[DType::F64, DType::I8], 1, 1));
 }

@@ -166,7 +166,7 @@ fn puts_and_gets_are_right_for_all_types_and_sizes() {
     }
 }
 
-/// Argument: rounds.
+/// Argument: the number of rounds.
 fn ring(seat: &Seat) {
     let world = seat.join();
     let team = world.team();

@@ -50,8 +50,9 @@ fn late_peer(seat: &Seat) {
         // What is enqueued behind it waits too, in order.
         let again = team.all_reduce_in_place(&stream, &recv, ReduceOp::Max).unwrap();
         if me != late {
-            // Both calls have returned. The late PE comes only when it knows that of all others: a
-            // call that kept its caller until then, or to the deadline, would never get here.
+            // Both calls have returned. The late PE joins only after all others have reported this.
+            // A call that blocked its caller until then, or until the deadline, would never return
+            // here.
             assert!(!ticket.is_complete() && !again.is_complete() && !stream.is_idle());
             assert!(matches!(ticket.wait_within(Duration::ZERO), Err(Error::Timeout(_))));
             team.signal_blocking(returned.add(1), rank(late)).unwrap();
@@ -156,7 +157,7 @@ fn sticky(seat: &Seat) {
     let me = team.my_rank();
     let words = world.alloc_zeroed::<u64>(1).unwrap();
     let word = words.signal(0).unwrap();
-    // A wait that nobody ends fails at the deadline; what is behind it is not run.
+    // A wait that no PE ends fails at the deadline; later operations do not run.
     let failing = team.wait_until(&stream, &word, Compare::Ge, 1).unwrap();
     let behind = team.signal(&stream, word.set(9), me).unwrap();
     let mark = stream.record().unwrap();
@@ -165,18 +166,18 @@ fn sticky(seat: &Seat) {
     let error = behind.wait().unwrap_err();
     assert!(matches!(&error, Error::Skipped { because, .. } if matches!(**because, Error::Timeout(_))), "{error}");
     assert!(mark.wait().is_err());
-    // Still.
+    // The stream still skips operations.
     let error = told(team.signal(&stream, word.set(9), me)).unwrap_err();
     assert!(matches!(error, Error::Skipped { .. }), "{error}");
     assert_eq!(words.load(0).unwrap(), 0);
     let error = stream.synchronize().unwrap_err();
     assert!(matches!(error, Error::Timeout(_)), "{error}");
-    // Once told, it is over.
+    // After the error was returned, the stream is usable.
     stream.synchronize().unwrap();
     told(team.signal(&stream, word.set(9), me)).unwrap();
     assert_eq!(words.load(0).unwrap(), 9);
-    assert!(failing.wait().is_err(), "a ticket tells the same again");
-    // The team was not concerned.
+    assert!(failing.wait().is_err(), "a ticket returns the same error again");
+    // The team is not affected.
     team.barrier_blocking().unwrap();
     words.release().unwrap();
     world.finalize().unwrap();
@@ -208,12 +209,12 @@ fn missing(seat: &Seat) {
     assert!(error.to_string().contains("missing: PE 1, PE 3"), "{error}");
     assert_eq!(behind.wait_within(Duration::from_secs(20)).unwrap_err().blamed(), absent);
     assert_eq!(stream.synchronize().unwrap_err().blamed(), absent);
-    // The team can run nothing more, and says so at once.
+    // Later calls of the team fail at once.
     let started = Instant::now();
     assert!(team.barrier_blocking().is_err());
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     say("named");
-    // Whoever still waits must not find this PE gone first.
+    // A PE that still waits must not find that this PE has left first.
     sleep(Duration::from_secs(60));
 }
 
@@ -331,8 +332,8 @@ fn queued_mismatch(seat: &Seat) {
         if me == round % team.size() {
             sleep(Duration::from_millis(4));
         }
-        // Whether it ran on the caller's thread or was handed over, each PE is told, and the team
-        // works on.
+        // Whether the operation ran on the caller's thread or on the stream's, each PE gets the
+        // error, and the team stays usable.
         let error = told(team.all_reduce_in_place(&stream, &Buffer::from(vec![1u32; 10 + me % 2]), ReduceOp::Sum)).unwrap_err();
         assert!(matches!(error, Error::Mismatch(_)), "{error}");
         // Where the queue has the error, it is reported again.

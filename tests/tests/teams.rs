@@ -89,7 +89,7 @@ fn members_ranks_and_translations_match_the_split() {
     }
 }
 
-/// Argument: rounds.
+/// Argument: the number of rounds.
 fn churn(seat: &Seat) {
     let world = seat.join();
     let all = world.team();

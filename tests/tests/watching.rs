@@ -113,7 +113,8 @@ fn closing(seat: &Seat) {
         (0..100).try_for_each(|_| workload.step())?;
         world.team().barrier_blocking()
     };
-    // Kept to the end of the process: the library would close what is not its own any more.
+    // Kept until the process ends: dropping it would close descriptors that no longer belong to the
+    // library.
     let world = std::mem::ManuallyDrop::new(seat.join());
     tell(run(&world));
     std::process::exit(0);

@@ -165,7 +165,7 @@ impl Network {
         assert_eq!(
             self.find(address, bytes),
             Some(owner),
-            "the network got address {address:#x}, expected an address in the same heap as the call's other memory"
+            "the network got address {address:#x}, expected one in the heap of the caller"
         );
         self.heaps[pe as usize].start + (address - self.heaps[owner].start)
     }

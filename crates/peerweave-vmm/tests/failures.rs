@@ -21,12 +21,13 @@ fn heap(me: &Me) -> SymmetricHeap {
 }
 
 #[test]
-fn failed_growth_frees_addresses_for_the_next() {
+fn failed_growth_frees_its_addresses_for_the_next_growth() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me);
             let mut memory = heap.alloc::<u64>(64).expect("room");
-            // Work on memory of the heap that does not end concerns no chunk that nobody has seen.
+            // Endless work on memory of the heap does not delay the release of a chunk that no PE
+            // has used.
             hold(&me.stream, true);
             peerweave_vmm::zero(&me.stream, &mut memory).expect("enqueued");
             for round in 0..10 {
@@ -115,11 +116,11 @@ fn pe_out_of_descriptors_is_reported_and_the_heap_survives() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let heap = heap(&me);
-        // The first one leads the exchange, the other one follows. With room for five: to export
-        // its own and to connect, and not for what the others send. With room for two: to make and
-        // export its own. For one: not even that.
+        // PE 0 leads the exchange, PE 1 follows. Room for five descriptors is enough to export and
+        // to connect, but not to receive those of the others. Room for two is enough to create and
+        // export. Room for one is not.
         for (victim, room) in [(0, 5), (1, 5), (1, 2), (0, 2), (1, 1)] {
-            // What is given back later would be room.
+            // Descriptors that are released later would make room.
             settle();
             me.barrier("ready");
             let before = getrlimit(Resource::Nofile);
@@ -134,7 +135,7 @@ fn pe_out_of_descriptors_is_reported_and_the_heap_survives() {
             }
             let start = Instant::now();
             let error = heap.grow(MIB).expect_err("one PE takes no descriptors");
-            assert!(start.elapsed() < LONG / 2, "message_of only after {:?}: {error}", start.elapsed());
+            assert!(start.elapsed() < LONG / 2, "reported only after {:?}: {error}", start.elapsed());
             let says_so = |text: &str| ["descriptors", "open files", "OPERATING_SYSTEM"].iter().any(|word| text.contains(word));
             if me.pe == victim {
                 assert!(says_so(&error.to_string()), "{room}: {error}");
@@ -189,11 +190,11 @@ fn failed_check_is_reported_to_all_and_frees_its_pages() {
 }
 
 #[test]
-fn ipc_heap_end_waits_only_for_its_own_device() {
+fn finalize_of_an_ipc_heap_waits_only_for_its_own_device() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
-        // Memory of somebody else, on a stream that does not end.
+        // Memory of other code, on a stream that never completes.
         let elsewhere = common::context(7).new_stream().expect("a stream");
         hold(&elsewhere, true);
         drop(DeviceMemory::<u8>::zeroed(&elsewhere, 1 << 10).expect("room"));
@@ -229,7 +230,7 @@ fn memory_that_a_pe_could_not_close_is_not_freed() {
 }
 
 #[test]
-fn ipc_heap_end_keeps_memory_that_a_pe_still_holds() {
+fn finalize_of_an_ipc_heap_keeps_memory_that_a_pe_holds() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -250,7 +251,7 @@ fn ipc_heap_end_keeps_memory_that_a_pe_still_holds() {
 }
 
 #[test]
-fn growth_of_unknown_outcome_keeps_its_memory() {
+fn growth_with_an_unknown_outcome_keeps_its_memory() {
     let deadline = Duration::from_millis(1500);
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process_within(&child, deadline);
@@ -260,7 +261,7 @@ fn growth_of_unknown_outcome_keeps_its_memory() {
             let error = heap.grow(MIB).expect_err("PE 1 does not come");
             assert!(matches!(&error, VmmError::Timeout { .. }), "{error}");
             settle();
-            assert!(common::free_bytes(&me.context) < free, "PE 1 may have heard of it and open it yet");
+            assert!(common::free_bytes(&me.context) < free, "PE 1 may have been notified and open it later");
             child.put_file("done", b"");
         } else {
             child.wait_for_file("done");
@@ -269,7 +270,7 @@ fn growth_of_unknown_outcome_keeps_its_memory() {
 }
 
 #[test]
-fn end_of_a_heap_waits_for_work_on_its_memory() {
+fn finalize_waits_for_work_on_the_memory_of_the_heap() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me);
@@ -306,7 +307,7 @@ fn pe_that_sends_an_invalid_blob_is_named_to_all() {
                 assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == 1), "{error}");
                 return;
             }
-            // As a version of this crate that has more to tell would.
+            // Like a version of this crate that sends a longer statement.
             let message_of = me.rendezvous.exchange("peerweave-vmm/new", &statement(&call, &[7; 80])).expect("a round");
             let id = u64::from_le_bytes(message_of[0][5 + call.len()..][..8].try_into().expect("8 bytes"));
             let start = Instant::now();
@@ -319,7 +320,7 @@ fn pe_that_sends_an_invalid_blob_is_named_to_all() {
 }
 
 #[test]
-fn settle_waits_until_a_dropped_mapping_is_gone() {
+fn settle_waits_until_a_dropped_mapping_is_unmapped() {
     Fakes::new().cuda().run(|| {
         let context = common::context(0);
         let bytes = Granularity::of_device(0, Exportable::NOWHERE).expect("VMM").recommended;

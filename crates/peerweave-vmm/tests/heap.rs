@@ -140,7 +140,7 @@ fn memory_kept_for_a_graph_is_not_freed() {
             let error = heap.free(memory).expect_err("somebody keeps it");
             assert!(matches!(error, VmmError::Misuse(Misuse::StillShared { handles: 2, .. })), "{error}");
             drop(keep);
-            // Nor may anybody be able to come back to it.
+            // No weak handle can be upgraded either.
             let memory = heap.alloc::<u64>(16).expect("room");
             let weak = memory.keep().map(|(_, keep)| std::sync::Arc::downgrade(&keep)).expect("it can be kept");
             assert!(heap.free(memory).is_err() && weak.upgrade().is_none(), "it is parked");
@@ -182,15 +182,15 @@ fn fabric_handles_are_used_or_the_reason_is_returned() {
         plain.finalize().expect("all end it");
         me.leave();
     });
-    // Threads of one process, which need no handles, take them where they are wished for.
+    // Threads of one process need no handles, but use fabric handles if they are requested.
     fabric().run(|| {
         threads(2, |me| {
             assert_eq!(fallback_reason(&me), (HeapTransport::Fabric, None));
             me.leave();
         });
     });
-    // A device that claims fabric handles, on a machine without the service that gives them out: to
-    // one PE, or to both.
+    // A device that reports fabric handles, on a machine whose service refuses them to one PE or to
+    // both.
     for refused in [0..2, 1..2] {
         fabric().run_many(2, |child| {
             let me = process(&child);
@@ -239,7 +239,7 @@ fn heap_grows_automatically_up_to_its_limit() {
             let error = heap.alloc::<u8>(16 * MIB).expect_err("beyond the limit");
             let VmmError::Misuse(Misuse::Exhausted { bytes, limit, .. }) = error else { panic!("{error}") };
             assert_eq!((bytes, limit), (16 * MIB as u64, 16 * MIB as u64));
-            // A refusal is no failure: the heap goes on.
+            // A refused allocation does not affect the heap.
             let small = heap.alloc::<f64>(3).expect("room");
             assert!(matches!(heap.grow(1 << 30), Err(VmmError::Misuse(Misuse::Exhausted { .. }))));
             heap.free(large).expect("all free it");
@@ -260,7 +260,7 @@ fn diverging_calls_are_an_error_on_all_pes_and_recoverable() {
             assert_eq!((*one, *other), (Pe::new(0), Pe::new(2)));
             assert!(one_has.contains("alloc(10 x f32") && other_has.contains("alloc(11 x f32"), "{error}");
             let memory = heap.alloc::<f32>(10).expect("now they agree");
-            // One grows, the others free.
+            // One PE grows the heap, the others free memory.
             let error = match me.pe {
                 0 => heap.grow(MIB).expect_err("the others free"),
                 _ => heap.free(memory.clone()).expect_err("two handles, and another call"),
@@ -294,7 +294,7 @@ fn memory_with_another_handle_is_not_freed() {
             let report = heap.finalize().expect("all end it");
             let seen: Vec<(u64, bool)> = report.leaks.iter().map(|leak| (leak.offset, leak.dropped)).collect();
             assert_eq!(seen, [(offset, kept.is_none()), (other.offset().0, false)]);
-            // It is still mapped, for who holds it.
+            // The memory is still mapped for the PE that holds it.
             if let Some(mut kept) = kept {
                 peerweave_vmm::write(&me.stream, &mut kept, &[5], soon()).expect("it is there");
             }
@@ -338,7 +338,8 @@ fn free_waits_for_local_streams_and_names_an_expired_wait() {
             if me.pe == 0 {
                 hold(&me.stream, false);
             }
-            // All know of it, so that the heap goes on; what was not freed is parked.
+            // All PEs know of the failure, so the heap stays usable. Memory that was not freed
+            // stays allocated.
             let other = heap.alloc::<u32>(100).expect("room");
             heap.free(other).expect("all free it");
             assert_eq!(heap.finalize().expect("all end it").leaks.len(), 1);
@@ -347,7 +348,7 @@ fn free_waits_for_local_streams_and_names_an_expired_wait() {
 }
 
 #[test]
-fn missing_pe_is_named_by_the_deadline() {
+fn missing_pe_is_named_at_the_deadline() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(3);
         threads_within(3, Duration::from_millis(1500), |me| {
@@ -397,7 +398,7 @@ fn failed_heap_creation_is_reported_to_all_and_leaks_nothing() {
                 Calls::now().assert_balanced(&format!("{function} at call {nth}"));
             }
         }
-        // The rendezvous is as good as before.
+        // The rendezvous stays usable.
         whole_life(&me, options(), HeapTransport::FileDescriptor);
         me.leave();
     });

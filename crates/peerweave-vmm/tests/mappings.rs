@@ -167,7 +167,7 @@ fn impossible_arguments_are_refused_before_the_driver_call() {
         fail("cuMemSetAccess:1=999");
         assert!(mapping.allow(&[0, 1], Rights::Read).is_err(), "by order");
         fail("");
-        // The driver may have come half way.
+        // The driver may have changed some of the rights.
         assert!(matches!(mapping.memory::<u8>(1), Err(VmmError::Misuse(Misuse::Value { what: "rights", .. }))));
         mapping.allow(&[0, 1], Rights::ReadWrite).expect("devices of the fake");
         let view = mapping.memory::<u8>(1).expect("it has rights again");
@@ -197,7 +197,7 @@ fn failing_driver_calls_leak_nothing_and_do_not_panic() {
         ];
         for (function, calls) in functions {
             for nth in 1..=calls {
-                // CUDA_ERROR_INVALID_CONTEXT: a code that nothing here takes for something else.
+                // CUDA_ERROR_INVALID_CONTEXT: a code without a special meaning here.
                 fail(&format!("{function}:{nth}=201"));
                 let error = sequence(&context).expect_err(function);
                 fail("");
@@ -220,7 +220,7 @@ fn memory_that_cannot_be_released_is_leaked_without_panic() {
         settle();
         fail("");
         assert_eq!(Calls::now().good("cuMemUnmap"), 0);
-        // Memory under a mapping that is still there is not released.
+        // Memory of a mapping that still exists is not released.
         assert_eq!(Calls::now().names().iter().filter(|name| **name == "cuMemRelease").count(), 0);
         sequence(&context).expect("the process goes on");
     });
@@ -232,7 +232,7 @@ fn too_little_memory_is_an_out_of_memory_error() {
         let context = context(0);
         let error = PhysicalMemory::create(&context, 16 << 20, Exportable::NOWHERE).expect_err("there is half of it");
         assert!(error.is_out_of_memory(), "{error}");
-        // What was dropped a moment ago counts as free.
+        // Memory that was dropped a moment ago counts as free.
         for _ in 0..4 {
             PhysicalMemory::create(&context, 6 << 20, Exportable::NOWHERE).expect("the one before is gone");
         }
@@ -396,7 +396,7 @@ fn work_on_a_captured_stream_is_refused() {
 }
 
 #[test]
-fn weak_handle_of_a_mapping_makes_none_without_rights() {
+fn weak_handle_cannot_be_upgraded_after_rights_are_removed() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let granularity = Granularity::of_device(0, Exportable::NOWHERE).expect("virtual memory").recommended;

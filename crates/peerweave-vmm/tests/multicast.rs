@@ -143,7 +143,7 @@ fn multicast_store_reaches_the_pes_of_all_processes() {
 #[test]
 fn groups_of_pes_create_and_complete_separate_objects() {
     Fakes::new().cuda().run(|| {
-        // As on several machines, the last with a PE less.
+        // Groups as on several machines. The last one has one PE less.
         threads(5, |me| {
             let groups = [vec![0, 2], vec![1, 3], vec![4]].map(|pes| pes.into_iter().map(Pe::new).collect::<Vec<_>>());
             let members = groups.iter().find(|group| group.contains(&Pe::new(me.pe))).expect("each is in one");
@@ -161,8 +161,7 @@ fn groups_of_pes_create_and_complete_separate_objects() {
             }
             me.barrier("stored");
             assert_eq!(seen(&me.context, &own, 0, 4), [members[0].get() as u8 + 1; 4], "what the first of the group stored");
-            // One that holds another object than the rest of its group is reported to all,
-            // whatever it has bound.
+            // A PE that holds a different object than the rest of its group is reported to all PEs.
             let team = collective(&me.rendezvous, &me.context, members, "again", bytes).expect("all add their devices");
             let other = collective(&me.rendezvous, &me.context, members, "other", bytes).expect("all add their devices");
             let team = if me.pe == 2 { other } else { team };
@@ -266,7 +265,7 @@ fn disabled_multicast_calls_no_driver_function() {
 }
 
 #[test]
-fn multicast_switch_of_one_pe_is_an_error_on_all() {
+fn multicast_disabled_on_one_pe_is_an_error_on_all() {
     Fakes::new().cuda().run_many(2, |child| {
         let bytes = bytes();
         if child.rank == 1 {
@@ -384,8 +383,7 @@ fn multicast_parts_are_released_in_order() {
         let (own, mapping) = sequence(&contexts, bytes()).expect("without faults");
         settle();
         let before = Calls::now().names().len();
-        // The memory's own mappings stay, so that what goes is the multicast address and what only
-        // it kept.
+        // The memory's own mappings stay, so only the multicast address and its parts are released.
         drop(mapping);
         settle();
         let calls = Calls::now();
@@ -400,8 +398,8 @@ fn multicast_parts_are_released_in_order() {
         settle();
         Calls::now().assert_balanced("all is gone");
 
-        // Which call fails, what is done of the others until the address is gone, and what once the
-        // memory was dropped too: in the order of `GOING`.
+        // The call that fails, and the numbers of other calls, in the order of `GOING`: first after
+        // the address was dropped, then after the memory was dropped too.
         let failures = [
             ("cuMemUnmap", [0, 0, 0, 0], [1, 0, 0, 1]),
             ("cuMulticastUnbind", [1, 1, 0, 1], [3, 1, 1, 3]),
@@ -420,8 +418,8 @@ fn multicast_parts_are_released_in_order() {
             assert_eq!(new(), first, "{function}: what is behind the address, or bound, or has a handle, keeps what it needs");
             drop(own);
             settle();
-            // Which of two devices' threads is first to unbind is theirs; one of the two bindings
-            // keeps a mapping, and that one its memory.
+            // The order in which the threads of two devices unbind is not defined. One of the two
+            // bindings keeps a mapping, which keeps its memory.
             let other = if function == "cuMulticastUnbind" { [2, 1, 1, 2] } else { then };
             assert!([then, other].contains(&new()), "{function}: and so it stays: {:?}, not {then:?}", new());
         }

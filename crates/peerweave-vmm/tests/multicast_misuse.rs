@@ -51,14 +51,14 @@ fn only_passed_bindings_count_as_bound() {
             assert!(matches!(error, VmmError::Misuse(Misuse::Value { .. })), "{error}");
             error.to_string()
         };
-        // Both are bound, and could go at any moment.
+        // Both ranges are bound by bindings that could be dropped at any moment.
         let kept = [0, 1].map(|at| team.bind(&ours[at], 0, 0, bytes).expect("free"));
         assert!(gap(team.clone().bound(vec![])).contains("no binding at byte 0 of device 0"));
         let [first, second] = kept;
         assert!(gap(team.clone().bound(vec![first])).contains("no binding at byte 0 of device 1"));
         drop(second);
         settle();
-        // In pieces and in any order it is as good, without the one in the middle it is not.
+        // Pieces in any order are enough, but not without the one in the middle.
         let piece = |device: usize, at: usize, len: usize| team.bind(&ours[device], at, at, len).expect("free");
         let mut pieces = vec![piece(1, 0, bytes), piece(0, 2 * step, bytes - 2 * step), piece(0, 0, step), piece(0, step, step)];
         let middle = pieces.pop();
@@ -86,7 +86,7 @@ fn pe_that_gives_up_leaves_its_memory_bound() {
                 (0, given_up) => {
                     assert!(matches!(given_up, Err(VmmError::Timeout { .. })), "{given_up:?}");
                     settle();
-                    // Its rendezvous lives on, so that nobody takes it for lost.
+                    // Its rendezvous stays open, so that the PE does not count as lost.
                     std::thread::sleep(Duration::from_millis(3500));
                 }
                 (_, message_of) => {
@@ -109,7 +109,7 @@ fn pe_that_gives_up_after_mapping_leaves_its_memory_bound() {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
             me.barrier("made");
             if me.pe == 0 {
-                // The last step of one of them: all that is missing then is what it tells of it.
+                // Delays the last step of one PE, so that only its report is missing.
                 fail("cuMemSetAccess:1=3000ms");
             }
             me.barrier("ordered");
@@ -129,12 +129,12 @@ fn pe_that_gives_up_after_mapping_leaves_its_memory_bound() {
                 }
             }
         });
-        assert!(ends[0] != ends[1], "one gave up, the other one was message_of that all is well: {ends:?}");
+        assert!(ends[0] != ends[1], "one PE gave up, and the other one succeeded: {ends:?}");
     });
 }
 
 #[test]
-fn bound_range_is_taken_until_it_is_unbound() {
+fn bound_range_is_occupied_until_it_is_unbound() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let bytes = bytes();
@@ -155,7 +155,7 @@ fn bound_range_is_taken_until_it_is_unbound() {
             drop(next);
             settle();
         }
-        // What could not be unbound stays bound, here as in the driver.
+        // Memory that could not be unbound stays bound, in this crate and in the driver.
         let stuck = team.bind(&ours, 0, 0, bytes).expect("free");
         fail("cuMulticastUnbind:1=201");
         drop(stuck);
@@ -297,7 +297,7 @@ fn pes_on_one_device_are_refused_and_create_nothing() {
 }
 
 #[test]
-fn pe_that_gives_up_at_a_later_chunk_keeps_earlier_ones_bound() {
+fn pe_that_gives_up_at_a_later_chunk_keeps_earlier_chunks_bound() {
     Fakes::new().cuda().run(|| {
         threads_within(2, Duration::from_millis(1500), |me| {
             let options = HeapOptions::new(16 * MIB).max_bytes(64 * MIB);
@@ -305,7 +305,7 @@ fn pe_that_gives_up_at_a_later_chunk_keeps_earlier_ones_bound() {
             heap.grow(16 * MIB).expect("room");
             me.barrier("made");
             if me.pe == 0 {
-                // The last step of one of them, in the second chunk.
+                // Delays the last step of one PE, in the second chunk.
                 fail("cuMemSetAccess:3=3000ms");
             }
             me.barrier("ordered");
@@ -344,7 +344,7 @@ fn pe_lost_before_import_is_awaited_once() {
                 assert!(took < deadline * 3 / 2, "it went on to the next round, where nobody was either: {took:?}");
                 return;
             }
-            // As one that ends after the second round would.
+            // Like a PE that ends after the second round.
             let call = format!("multicast::collective(lost, {bytes} bytes)");
             let say = |round: &str, blob: &[u8]| {
                 let statement = [&[1], &(call.len() as u32).to_le_bytes()[..], call.as_bytes(), blob].concat();
@@ -372,8 +372,7 @@ fn pe_that_cannot_import_is_named_at_once() {
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     held.push(file);
                 }
-                // Enough for its part before the exchange, by what the fake opens, and not for
-                // that.
+                // Enough descriptors for the PE's own part, but not for the exchange.
                 held.truncate(held.len() - if full == 0 { 8 } else { 1 });
             }
             let bytes = bytes();
@@ -382,7 +381,7 @@ fn pe_that_cannot_import_is_named_at_once() {
             let error = collective(&me.rendezvous, &me.context, &members, "full", bytes).map(drop).expect_err("no room");
             let took = start.elapsed();
             drop(held);
-            assert!(took < Duration::from_secs(8), "PE {}: message_of only after {took:?}: {error}", me.pe);
+            assert!(took < Duration::from_secs(8), "PE {}: reported only after {took:?}: {error}", me.pe);
             if me.pe != full {
                 assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == full), "PE {}: {error}", me.pe);
             }
@@ -433,7 +432,7 @@ fn collective_calls_of_a_heap_are_serialised() {
 }
 
 #[test]
-fn disabling_multicast_stops_steps_begun_before() {
+fn disabling_multicast_refuses_the_next_steps() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let contexts = contexts(2);
@@ -467,7 +466,7 @@ fn disabling_multicast_stops_steps_begun_before() {
             let calls = Calls::now();
             assert_eq!(calls.names()[before..], [""; 0]);
             check_device(0).expect("it asks for an attribute, which makes nothing");
-            // These drop the object, and what there is goes all the same.
+            // These calls fail and drop the object, which is released nevertheless.
             forbidden(one.complete().map(drop), "complete");
             forbidden(two.complete_with(&me.rendezvous, "late").map(drop), "complete_with");
             assert_eq!(Calls::now().good("cuDeviceGetPCIBusId"), calls.good("cuDeviceGetPCIBusId"));
@@ -510,12 +509,12 @@ fn heap_memory_is_freed_after_work_at_its_multicast_address() {
                 assert_eq!(code, Ok(CudaCode::SUCCESS));
                 drop(access);
             }
-            // No stream of the other PE is stuck, but both free together.
+            // No stream of the other PE is stuck, but both PEs free together.
             let freed = std::thread::scope(|scope| {
                 let freeing = scope.spawn(|| heap.free(memory));
                 std::thread::sleep(Duration::from_millis(200));
                 assert!(!freeing.is_finished(), "the work is still to come");
-                // Not by the rendezvous, which the free uses.
+                // The PEs do not meet by the rendezvous, because `free` uses it.
                 both_have_waited.wait();
                 if me.pe == 0 {
                     hold(&me.stream, false);

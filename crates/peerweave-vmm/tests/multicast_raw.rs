@@ -136,7 +136,7 @@ fn bound_object_that_is_in_use_is_not_unbound() {
         let addresses = Reservation::new(&contexts[0], 2 * MIB, 2 * MIB).expect("addresses");
         let mapping = bound.map(&addresses, 0, 2 * MIB, &[0]).expect("mapped");
         let refused = misuse(bound.unbind());
-        assert!(matches!(&refused, Misuse::Value { what: "the users of the object", .. }), "{refused}");
+        assert!(matches!(&refused, Misuse::Value { what: "the object", .. }), "{refused}");
         multicast_store(&contexts[0], mapping.address(), &[3; 8]).expect("it is still mapped");
         assert_eq!(seen(&contexts[0], &own, 0, 8), [3; 8]);
     });

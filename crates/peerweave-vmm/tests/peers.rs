@@ -16,7 +16,7 @@ fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
 }
 
 #[test]
-fn peer_matrix_equals_the_drivers_and_allocates_nothing() {
+fn peer_matrix_has_the_answers_of_the_driver() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let matrix = PeerMatrix::look().expect("the fake");
         assert_eq!((matrix.devices.len(), matrix.pairs.len()), (3, 3));
@@ -61,7 +61,7 @@ fn unresponsive_peer_is_reported_by_the_deadline() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let start = Instant::now();
-        // The copy to the peer is ordered, and from then on no stream says that it is done.
+        // The copy to the peer is enqueued, and from then on no stream reports completion.
         fail("cuMemcpyAsync:1=300ms");
         let order = std::thread::spawn(|| {
             while !common::Calls::now().names().contains(&"cuMemcpyAsync") {

@@ -44,7 +44,7 @@ fn finished_streams_of_heap_memory_are_released() {
             }
             let kept = seen.iter().filter(|stream| stream.upgrade().is_some()).count();
             assert!(kept <= 100, "{kept} of 1000 streams are kept");
-            // One that still has work is kept by the heap, also when its memory is gone.
+            // The heap keeps a stream that still has work, even after its memory was dropped.
             let busy = me.context.new_stream().expect("a stream");
             hold(&busy, true);
             zero(&busy, &mut memory).expect("enqueued");
@@ -61,7 +61,7 @@ fn finished_streams_of_heap_memory_are_released() {
 }
 
 #[test]
-fn default_stream_work_stays_with_its_device() {
+fn default_stream_work_runs_on_the_stream_of_its_device() {
     Fakes::new().cuda().run(|| {
         let (here, elsewhere) = (context(0), context(1));
         let (mapping, _) = mapped(&here);
@@ -137,7 +137,7 @@ fn memory_on_a_foreign_per_thread_stream_is_kept() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let (mapping, view) = mapped(&context);
-        // The address is given out for work by who takes the memory as a buffer.
+        // A call that accepts the memory as a buffer gets its address for work.
         drop(view.read(&context.per_thread_stream()).expect("an address"));
         assert!(!drop_elsewhere((view, mapping)), "the stream of this thread may still use it");
         threads(1, |me| {
@@ -176,7 +176,7 @@ fn endless_foreign_work_delays_no_deadline() {
 }
 
 #[test]
-fn host_copies_on_a_stuck_stream_meet_their_deadline() {
+fn host_copies_on_a_stuck_stream_end_at_their_deadline() {
     Fakes::new().cuda().run(|| {
         let (send, receive) = channel();
         std::thread::spawn(move || {
@@ -188,8 +188,8 @@ fn host_copies_on_a_stuck_stream_meet_their_deadline() {
             hold(&stuck, true);
             zero(&stuck, &mut view).expect("enqueued");
             let shortly = || Instant::now() + Duration::from_millis(200);
-            // The driver's copy to memory that is not pinned returns when it is done: there is no
-            // deadline in it.
+            // The driver's copy to pageable memory returns when the copy is done, without a
+            // deadline.
             let got = read(&stuck, &view, shortly()).map(drop);
             let put = write(&stuck, &mut view, &vec![8; len], shortly());
             hold(&stuck, false);
@@ -259,7 +259,7 @@ fn free_succeeds_during_a_capture_on_a_former_stream() {
 }
 
 #[test]
-fn pending_context_errors_of_others_fail_no_call() {
+fn pending_context_error_of_other_code_fails_no_call() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let theirs = || Err::<(), _>(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND));

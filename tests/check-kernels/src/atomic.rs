@@ -66,7 +66,7 @@ fn numbers<T: Sample + KernelAtomic>(check: &Check<'_>, word: SymSlice<T>, pe: u
 fn halves<T: Sample + KernelAdd>(ctx: &Context, words: SymSlice<T>, result: SymSlice<u64>) -> Result<(), Failed> {
     let check = Check::new(ctx, result);
     let (_, next, _) = check.ring();
-    // Each word of 32 bits holds two, which are added to alone.
+    // Each 32-bit word holds two elements; each addition changes only one of them.
     for index in [0, 1] {
         if takes_part!(thread) {
             ctx.p(words.at(index), T::of(5), next);
@@ -133,8 +133,8 @@ fn all<T: Sample + KernelAtomic>(
     ctx.atomic_fetch_add_relaxed(words.at(1), T::of(2), 0);
     ctx.atomic_inc(words.at(2), 0);
     ctx.atomic_fetch_inc(words.at(2), 0);
-    // A compare-and-swap that adds one: the element only grows, so that a number that is behind
-    // catches up.
+    // Adds one by compare-and-swap. The element only grows, so a thread whose expected value is too
+    // small tries the next one.
     let mut number = 0;
     while ctx.atomic_compare_swap(words.at(3), T::of(number), T::of(number + 1), 0) != T::of(number) {
         number += 1;

@@ -13,7 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
             Ok(Some((frame, used))) => {
                 assert!(used > 4 && used <= rest.len() && used <= 4 + MAX_FRAME_LEN_BYTES);
                 assert_eq!(frame.to_bytes(), &rest[..used]);
-                // A frame that is cut short asks for more: nothing is decided before it is there.
+                // A truncated frame needs more bytes; nothing is decoded before they arrive.
                 assert_eq!(decode(&rest[..used - 1]), Ok(None));
                 rest = &rest[used..];
             }

@@ -1,4 +1,4 @@
-//! How the ranks of a team keep in step inside an operation: each publishes an entry line when it
+//! Synchronizes the ranks of a team inside an operation: each rank publishes an entry line when it
 //! enters, and then its progress in phases.
 //!
 //! Moves no data. The progress word of a rank holds the epoch (32 bits), the number of phases of

@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn start_data_of_a_pe_round_trips() {
+    fn start_data_of_a_pe_decodes_to_the_same_data() {
         for (fabric, refusal) in [(true, ""), (false, "refused")] {
             let blob = around(7, true, false, fabric).encode();
             let read = Around::decode(&blob).expect("it is whole");

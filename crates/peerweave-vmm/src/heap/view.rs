@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_pes_are_a_stride_apart() {
+    fn addresses_of_neighboring_pes_differ_by_the_stride() {
         let view = SymmetricView { base: 1 << 40, stride: 1 << 30, bytes: 64, multicast: 0, me: 1, n_pes: 4 };
         assert_eq!(view.address(Rank::new(3), SymOffset(8)), (1 << 40) + (3 << 30) + 8);
         assert_eq!(view.multicast_address(SymOffset(8)), None);

@@ -57,7 +57,12 @@ impl Team {
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
         if here != all as usize {
-            return Err(wrong_value("Team::bound", "devices of this process", here, &format!("{all}, or Team::bound_with")));
+            return Err(wrong_value(
+                "Team::bound",
+                "the number of devices of this process",
+                here,
+                &format!("{all}: use Team::bound_with"),
+            ));
         }
         self.check("Team::bound", &bindings)?;
         Ok(self.into_bound(bindings))
@@ -114,12 +119,12 @@ impl Team {
         }
         for device in self.devices.iter() {
             if let Some(gap) = first_gap(bindings, *device, self.properties().bytes) {
-                let found = format!("no binding at byte {gap}");
+                let found = format!("missing: no binding at byte {gap}");
                 return Err(wrong_value(
                     call,
-                    "the memory bound by a device",
+                    "the bound memory",
                     format!("{found} of device {device}"),
-                    "every byte",
+                    "a binding of every byte",
                 ));
             }
         }
@@ -160,8 +165,8 @@ impl Bound {
     pub fn unbind(self) -> Result<(), VmmError> {
         let handles = Arc::strong_count(&self.inner) - 1;
         let Some(inner) = Arc::into_inner(self.inner) else {
-            let value = format!("{handles} other handles and mappings");
-            return Err(wrong_value("Bound::unbind", "the users of the object", value, "none"));
+            let value = format!("used by {handles} other handles and mappings");
+            return Err(wrong_value("Bound::unbind", "the object", value, "an object without other users"));
         };
         inner.bindings.into_iter().map(Binding::unbind).fold(Ok(()), Result::and)
     }

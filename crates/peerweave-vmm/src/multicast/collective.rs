@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn pes_of_a_machine_must_have_the_same_list() {
+    fn pes_of_a_machine_must_pass_the_same_member_list() {
         // Devices of different machines can have the same PCI address.
         let machines = [statement(&[0, 2], "a"), statement(&[1, 3], "a"), statement(&[0, 2], "b"), statement(&[1, 3], "b")];
         assert!(check_devices("it", &machines).is_ok());
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pes_of_one_device_are_named() {
+    fn two_pes_on_one_device_are_named_in_the_error() {
         let pes = [statement(&[0, 1, 2], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "b")];
         assert_eq!(
             message_of(&pes),

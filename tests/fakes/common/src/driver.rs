@@ -174,7 +174,7 @@ pub fn device_count() -> Result<i32> {
     Ok(count)
 }
 
-/// Returns the identity of a device in all processes.
+/// Returns the UUID of a device, which is the same in all processes.
 pub fn uuid(device: c_int) -> Result<[u8; 16]> {
     let mut uuid = [0; 16];
     cuDeviceGetUuid_v2(&mut uuid, device)?;

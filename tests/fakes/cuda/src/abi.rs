@@ -234,7 +234,7 @@ impl<T: Copy> In<T> {
         Ok((0..count).map(|index| unsafe { self.0.add(index).read_unaligned() }).collect())
     }
 
-    /// Returns the pointer as a number, for arguments that are either.
+    /// Returns the pointer as a number, for arguments that can be a pointer or a number.
     pub(crate) fn address(&self) -> usize {
         self.0 as usize
     }

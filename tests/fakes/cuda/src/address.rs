@@ -16,7 +16,7 @@ use crate::physical::Physical;
 pub(crate) struct Range {
     pub(crate) base: u64,
     pub(crate) size: u64,
-    /// Unique among all ranges of the process, including freed ones.
+    /// A number that is unique among all ranges of the process, including freed ones.
     pub(crate) id: u64,
     pub(crate) kind: Kind,
 }
@@ -78,8 +78,8 @@ pub(crate) struct Access {
     pub(crate) need: Need,
     /// Whether pageable host memory, which the driver does not know, is allowed.
     pub(crate) pageable: bool,
-    /// Whether the work was accepted before and runs now, so that a free queued behind it does not
-    /// matter.
+    /// Whether the access belongs to work that was enqueued before and runs now. A free that was
+    /// enqueued later does not affect such work.
     pub(crate) queued: bool,
 }
 
@@ -165,7 +165,7 @@ impl AddressMap {
         }
     }
 
-    /// An access to mapped memory may span adjacent mappings.
+    /// Returns the place of an access to mapped memory, which may span adjacent mappings.
     fn place_mapped(&self, address: u64, end: u64, access: Access) -> Result<Place> {
         let mut at = address;
         let mut place = None;

@@ -9,7 +9,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use crate::abi::{Code, Result};
 use crate::share;
 
-/// Pieces begin and end at pages, so that the MMU of the host protects them.
+/// Page size in bytes. Pieces begin and end at page borders, so that the MMU of the host protects
+/// them.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// Content of memory that was never written.

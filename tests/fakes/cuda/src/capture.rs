@@ -18,7 +18,8 @@ use crate::stream::{self, Kind, Stream};
 use crate::work::Work;
 
 const GLOBAL: c_int = 0;
-/// Mode 1, between the two, is thread-local: it restricts only the thread that began the capture.
+/// The relaxed mode. Mode 1, between global and relaxed, is thread-local: it restricts only the
+/// thread that began the capture.
 const RELAXED: c_int = 2;
 
 /// All active captures.
@@ -318,7 +319,7 @@ fn info(
 ) -> Result {
     status.required()?;
     let stream = stream::resolve(stream)?;
-    // A question spoils nothing, says the manual.
+    // According to the manual, a query does not invalidate the capture.
     if stream.kind == Kind::Legacy && ACTIVE.load(Ordering::Acquire) > 0 && captured_blocking(&stream.context)?.is_some() {
         return Err(Code::STREAM_CAPTURE_IMPLICIT);
     }
@@ -375,8 +376,8 @@ exports! {
     }
 
     10000 fn cuStreamIsCapturing(stream: CuStream, status: Out<c_int>) {
-        // As cheap as the real driver's, so that what others measure is not this: the answer that
-        // this thread had, while nothing has changed since.
+        // Returns this thread's last answer while no state has changed. So the query is as cheap as
+        // that of the real driver, and does not dominate measurements.
         let asked = (handles::changes(), stream.0, context::current_handle());
         if ACTIVE.load(Ordering::Acquire) == 0 && NOT_CAPTURING.get() == Some(asked) {
             return status.set(0);

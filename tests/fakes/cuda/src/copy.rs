@@ -124,7 +124,7 @@ fn rows(copy: &In<Copy2d>) -> Result<(Copy, Sides)> {
     Ok((copy, Sides { to_host, from_host }))
 }
 
-/// Enqueues a fill; `on` is the stream of an asynchronous one.
+/// Enqueues a fill; `on` is the stream of an asynchronous fill.
 fn fill(on: Option<CuStream>, to: CuPtr, pattern: u32, element_bytes: u64, elements: usize, rows: usize, pitch: usize) -> Result {
     context::current()?;
     let stream = match on {

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_is_found_in_its_newest_form() {
+    fn function_name_resolves_to_its_newest_version() {
         assert_eq!(find("cuMemAlloc", 13000).map(|symbol| symbol.name), Ok("cuMemAlloc_v2"));
         assert_eq!(find("cuCtxSynchronize", 12000).map(|symbol| symbol.name), Ok("cuCtxSynchronize"));
         assert_eq!(find("cuCtxSynchronize", 13000).map(|symbol| symbol.name), Ok("cuCtxSynchronize_v2"));

@@ -107,7 +107,7 @@ impl Orders {
                 };
                 Some((name.to_owned(), Order { nth, fate }))
             };
-            let (name, order) = read().ok_or_else(|| format!("{item:?} is not function:nth=code"))?;
+            let (name, order) = read().ok_or_else(|| format!("{item:?} does not have the form function:nth=code"))?;
             orders.by_name.entry(name).or_default().push(order);
         }
         Ok(orders)

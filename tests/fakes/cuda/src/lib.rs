@@ -1,7 +1,8 @@
 //! A CUDA driver without a GPU: implements the C interface of libcuda.so.1 over ordinary host
 //! memory, for tests.
 //!
-//! Kernels are not supported: loading a module fails with the code of a driver for an image that it
+//! Kernels are not executed: a kernel is a host function that the test has registered under the
+//! kernel's name. Any other image fails to load, with the code of a driver for an image that it
 //! cannot run. All other functions have their effects: streams are threads, copies copy, memory
 //! runs out, shared memory is shared between processes. Results with this library are no evidence
 //! about hardware.
@@ -24,7 +25,7 @@
 //! `NO_POISON`: new memory is zero instead of 0xC3. Budgets belong to the process: two processes
 //! that use one device have one budget each.
 //!
-//! # Where this is not the driver
+//! # Differences from the driver
 //! Binding memory to a multicast object, and mapping the object, wait until all devices were added,
 //! as in the driver, but only for `TEAM_WAIT_MS` (2000); then they fail with
 //! `CUDA_ERROR_SYSTEM_NOT_READY`. Memory that a process has bound is unbound when the process has

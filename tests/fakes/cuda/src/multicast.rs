@@ -249,7 +249,7 @@ impl Team {
         for device in (0..64_u64).filter(|device| added & (1 << device) != 0) {
             let mut at = offset;
             while at < end {
-                // An address that some device has bound nothing to is no address.
+                // An address at which some device has no bound memory is invalid.
                 let binding = bindings
                     .iter()
                     .find(|binding| binding.device == device && binding.overlaps(at, 1))
@@ -269,8 +269,8 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        // The last that this process had of the object, by handle or mapping, takes the process's
-        // bindings along.
+        // When the last handle or mapping of the object in this process is released, the process's
+        // bindings are removed.
         let last = {
             let mut open = lock(&OPEN);
             let place = open.iter().position(|number| *number == self.number);
@@ -312,7 +312,7 @@ fn bind(object: &Physical, device: Option<CuDevice>, at: u64, memory: &Arc<Physi
     if memory.is_multicast() || size == 0 || !inside(at, object.size) || !inside(memory_at, memory.size) {
         return Err(Code::INVALID_VALUE);
     }
-    // What other processes may get must not hold memory that they may not get.
+    // An object that other processes can import must not contain memory that they cannot import.
     if object.handle_types != 0 && memory.handle_types == 0 {
         return Err(Code::INVALID_VALUE);
     }

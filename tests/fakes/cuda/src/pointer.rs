@@ -118,7 +118,8 @@ exports! {
             let out = out.out();
             let known = range.as_ref().is_some_and(|range| answer(driver, range, attribute, address, &out).is_ok());
             if !known {
-                // Unlike the single question, this one answers with nothing instead of an error.
+                // Unlike the query of one attribute, this function returns zero instead of an
+                // error.
                 let value = if attribute == 9 { -2_i32 as u32 } else { 0 };
                 match width(attribute) {
                     1 => out.cast::<u8>().set(0)?,
@@ -141,7 +142,7 @@ exports! {
     }
 }
 
-/// A caller's output pointer, as an element of an array of them.
+/// An element of a caller's array of output pointers.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct Out8(*mut c_void);

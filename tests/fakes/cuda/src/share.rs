@@ -52,7 +52,7 @@ pub(crate) fn length(file: &OwnedFd) -> Result<u64> {
     file.metadata().map(|metadata| metadata.len()).map_err(|_| Code::OPERATING_SYSTEM)
 }
 
-/// A second descriptor of the same file.
+/// Returns a second descriptor of the same file.
 pub(crate) fn duplicate(file: &OwnedFd) -> Result<OwnedFd> {
     file.as_fd().try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)
 }

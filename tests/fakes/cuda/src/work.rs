@@ -69,7 +69,7 @@ impl Work {
             }
             Work::WaitValue { address, value, bytes, condition } => {
                 while !holds(transfer::load(context.device, *address, *bytes)?, *value, *bytes, *condition) {
-                    // A context that is gone has nobody left who could write.
+                    // After the context is destroyed, no work can write the word any more.
                     context.check()?;
                     std::thread::sleep(LOOK_AGAIN);
                 }
@@ -128,14 +128,14 @@ mod tests {
     use super::holds;
 
     #[test]
-    fn wait_for_at_least_compares_cyclically() {
+    fn wait_value_geq_compares_cyclically() {
         assert!(holds(5, 5, 8, 0));
         assert!(!holds(4, 5, 8, 0));
         assert!(holds(1, u64::from(u32::MAX), 4, 0));
     }
 
     #[test]
-    fn nor_condition_depends_on_the_width_of_the_word() {
+    fn wait_value_nor_depends_on_the_word_width() {
         assert!(!holds(0xffff_0000, 0x0000_ffff, 4, 3));
         assert!(holds(0xffff_0000, 0x0000_fffe, 4, 3));
     }

@@ -129,7 +129,7 @@ fn error_names_are_those_of_the_driver() {
 }
 
 #[test]
-fn kernels_are_refused() {
+fn image_without_a_valid_kernel_is_refused() {
     Fakes::new().cuda().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let mut module = core::ptr::null_mut();

@@ -46,7 +46,7 @@ fn freed_memory_can_be_allocated_again() {
 }
 
 #[test]
-fn a_thousand_rounds_leak_nothing() {
+fn thousand_allocations_and_frees_leak_nothing() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -80,7 +80,7 @@ fn freed_memory_cannot_be_used() {
 }
 
 #[test]
-fn free_under_a_copy_leaves_an_illegal_address_error() {
+fn free_during_a_copy_causes_an_illegal_address_error() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -126,7 +126,7 @@ fn copies_stay_inside_one_allocation() {
 }
 
 #[test]
-fn address_attributes_name_its_context_and_device() {
+fn address_attributes_name_the_context_and_device() {
     fakes().run(|| {
         let _first = CudaContext::new(0).unwrap();
         let context = CudaContext::new(3).unwrap();
@@ -151,7 +151,7 @@ fn address_attributes_name_its_context_and_device() {
 }
 
 #[test]
-fn new_memory_is_not_zero_and_pinned_memory_is_the_hosts() {
+fn new_memory_is_poisoned_and_pinned_memory_is_host_memory() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

@@ -115,7 +115,7 @@ fn multicast_steps_in_the_wrong_order_fail() {
             |at: usize, memory: u64, from: usize, size: usize| call!(cuMulticastBindMem(object, at, memory, from, size, 0));
         assert_eq!(call!(cuMulticastAddDevice(object, 0)), CUDA_SUCCESS);
         assert_eq!(call!(cuMulticastAddDevice(object, 0)), CUDA_ERROR_INVALID_VALUE);
-        // Binding and mapping wait for the rest of the team, here in vain.
+        // Binding and mapping wait for the rest of the team, which never joins here.
         assert_eq!(bind(0, memories[0], 0, PIECE), CUDA_ERROR_SYSTEM_NOT_READY);
         let address = reserve(2 * PIECE);
         assert_eq!(call!(cuMemMap(address, 2 * PIECE, 0, object, 0)), CUDA_ERROR_SYSTEM_NOT_READY);
@@ -161,7 +161,7 @@ fn bound_memory_lives_until_it_is_unbound() {
         assert_eq!(store(address, &[5]), 0);
         assert_eq!(call!(cuMulticastUnbind(object, 0, 0, 2 * PIECE)), CUDA_SUCCESS);
         assert_eq!(free(&context), before);
-        // The object's end takes what is still bound along.
+        // The end of the object also unbinds memory that is still bound.
         let other = CudaContext::new(1).unwrap();
         assert!(free(&other) < before);
         assert_eq!(call!(cuMemUnmap(address, 2 * PIECE)), CUDA_SUCCESS);

@@ -323,7 +323,7 @@ fn rows_are_copied_with_their_pitches() {
 }
 
 #[test]
-fn callback_receives_the_error_that_a_host_function_misses() {
+fn failed_context_runs_callbacks_but_no_host_functions() {
     /// # Safety
     /// `data` is a live `AtomicU32`.
     unsafe extern "C" fn keep(_stream: sys::CUstream, status: sys::CUresult, data: *mut core::ffi::c_void) {

@@ -193,7 +193,7 @@ fn fabric_handle_can_be_copied_as_bytes() {
 }
 
 #[test]
-fn legacy_handle_shares_an_allocation() {
+fn legacy_ipc_handle_shares_an_allocation() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         context.bind_to_thread().unwrap();

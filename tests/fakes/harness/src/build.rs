@@ -68,14 +68,14 @@ fn find_or_build(package: &str) -> PathBuf {
     if is_fresh(&path, &source) {
         return path;
     }
-    // One builds, the others find what it built.
+    // One process builds; the others then find the library.
     let lock = File::create(layout.target.join(".peerweave-fakes.lock")).expect("a lock file in the target directory");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock of the fakes");
     if !is_fresh(&path, &source) {
         build(package, &layout, &source);
         assert!(path.exists(), "cargo built {package}, but {} does not exist", path.display());
-        // Cargo leaves alone what it takes for fresh; say so to the next one who looks at the
-        // times.
+        // Cargo does not touch a library that it considers fresh, so the file time is updated for
+        // the next check.
         let _ = File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
     }
     path
@@ -88,7 +88,7 @@ fn build(package: &str, layout: &Layout, source: &Path) {
     if let Some(triple) = &layout.triple {
         command.args(["--target", triple]);
     }
-    // What cargo told this test about itself is not true of the package that is built.
+    // Variables that cargo set for this test do not apply to the package that is built.
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
         if name.starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" || name == "CARGO_MANIFEST_PATH" {

@@ -191,7 +191,8 @@ pub(crate) fn run_all(
             .stdin(Stdio::null())
             .stdout(File::create(&stdout).expect("a file for the output"))
             .stderr(File::create(&stderr).expect("a file for the output"))
-            // A machine with real devices may hide some of them: from the fake, only a test does.
+            // A machine with real devices may hide some of them; only a test may hide devices of
+            // the fake.
             .env_remove("CUDA_VISIBLE_DEVICES")
             .env_remove(CALL)
             .env(LOG, &log)
@@ -211,7 +212,7 @@ pub(crate) fn run_all(
     let deadline = Instant::now() + limit;
     let ends: Vec<(ExitStatus, bool)> = running.iter_mut().map(|child| end(&mut child.process, deadline)).collect();
     let calls = std::fs::read_to_string(&log).unwrap_or_default();
-    // A line is the process and the call; what a failed call gave stands on a line of its own.
+    // Each line has the process and the call. The code of a failed call is on a line of its own.
     let calls_of = |process: u32| {
         let prefix = format!("{process} ");
         let mine = calls.lines().filter(|line| !line.contains(" = ")).filter_map(|line| line.strip_prefix(&prefix));

@@ -54,8 +54,8 @@ impl Default for Fakes {
 }
 
 impl Fakes {
-    /// Returns no libraries: a child finds an empty directory. Libraries later in the machine's
-    /// search path are still found.
+    /// Creates settings without libraries: a child finds an empty directory. Libraries later in the
+    /// machine's search path are still found.
     #[must_use]
     pub fn new() -> Fakes {
         Fakes {
@@ -150,7 +150,7 @@ impl Fakes {
     pub fn can_run(&self, scenario: &str) -> bool {
         use std::io::Write as _;
         let Some(missing) = &self.missing else { return true };
-        // Where nobody reads it, nobody is to be told.
+        // A closed standard error is not a failure.
         let _ = writeln!(std::io::stderr(), "not run: {scenario}: {missing}");
         false
     }
@@ -272,7 +272,7 @@ impl Fakes {
             link(Path::new(names[0]), &directory.join(names[1]));
         }
         if self.nvshmem {
-            // Whoever looks for the plug-in finds it, and may load it.
+            // A program that looks for the plug-in finds this link and can load it.
             link(Path::new("libnvshmem_host.so.3"), &directory.join("nvshmem_bootstrap_uid.so.3"));
         }
     }
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn library_is_built_and_loses_a_removed_name() {
+    fn removed_function_is_missing_in_the_copied_library() {
         let path = library("peerweave-fake-cuda");
         let whole = std::fs::read(&path).expect("the library");
         let cut = elf::without(whole.clone(), &["cuMemCreate".to_owned(), "cuNothing".to_owned()]);

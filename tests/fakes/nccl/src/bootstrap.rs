@@ -201,8 +201,7 @@ pub(crate) fn joined(slot: Slot, bytes: &[u8]) {
         Some(Served::Open(waiting)) => {
             let waiting = waiting.get_or_insert_with(|| Waiting { ranks: join.ranks, share: join.share, came: BTreeMap::new() });
             if (waiting.ranks, waiting.share) != (join.ranks, join.share) || waiting.came.contains_key(&slot.from) {
-                // As in NCCL, whose root only prints a warning: the communicator never comes into
-                // being.
+                // As in NCCL, whose root only prints a warning: the communicator is never created.
                 crate::log::line(&format!("mismatch in a unique id: rank {} of {} does not fit", slot.from, join.ranks));
                 return;
             }
@@ -235,7 +234,7 @@ pub(crate) fn joined(slot: Slot, bytes: &[u8]) {
         put_text(&mut table, &join.address);
     }
     let mut came: Vec<_> = came.into_iter().collect();
-    // The ranks of this process come last: one that goes on may end the process.
+    // The ranks of this process are served last, because a rank that continues may end the process.
     came.sort_by_key(|(_, (join, _))| wire::own().is_ok_and(|own| *own == join.address));
     for (rank, (join, nonce)) in came {
         answer(&join, rank, nonce, table.clone());
@@ -244,6 +243,6 @@ pub(crate) fn joined(slot: Slot, bytes: &[u8]) {
 
 fn answer(join: &Join, rank: i32, nonce: u64, table: Vec<u8>) {
     let slot = Slot { comm: join.number, to: rank, from: -1, channel: Channel::Table, tag: nonce };
-    // A rank that died meanwhile cannot be told, and NCCL would not tell the others.
+    // A rank that died meanwhile cannot be notified, and NCCL would not notify the others.
     let _ = post::send(&join.address, slot, table.into());
 }

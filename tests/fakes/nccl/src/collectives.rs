@@ -80,8 +80,8 @@ fn collective(call: Call, config: Option<*const CollConfig>) -> Result {
     let gives_nothing = matches!(call.kind, Kind::Broadcast | Kind::Scatter) && call.send.is_null();
     if gives_nothing && !comm.state().registered.is_empty() {
         // NCCL (seen in 2.28.9 and 2.32.3) looks for both buffers of each rank among those that are
-        // registered. Ranks that find them and ranks that do not go different ways and never meet.
-        // To be told is better.
+        // registered. Ranks that find them and ranks that do not use different paths and wait
+        // forever. An error is better.
         return invalid("a rank with a null buffer never connects to ranks with registered buffers");
     }
     let (send, receive) = (call.send.expose_provenance(), call.receive.expose_provenance());

@@ -198,14 +198,14 @@ impl Comm {
         CommPtr(self)
     }
 
-    /// Records that a thread calls `function`, which must be the only call. Returns whether no
-    /// other thread is in one.
+    /// Records that a thread calls `function`, which must be the only call on the communicator.
+    /// Returns whether no other thread is in a call.
     pub(crate) fn come_alone(&self, function: &str) -> bool {
         let me = thread_number();
         match self.visitor.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => true,
             Err(other) if other == me => false,
-            // Who was stuck comes back only when others have gone on.
+            // A thread that was stuck returns only after other threads have continued.
             Err(_) if self.stopped() => false,
             Err(_) => undefined(&format!("{function} on a communicator while another thread is in a call on it")),
         }
@@ -215,7 +215,7 @@ impl Comm {
         self.visitor.store(0, Ordering::Release);
     }
 
-    /// Returns whether a thread is in a call on it.
+    /// Returns whether a thread is in a call on the communicator.
     pub(crate) fn is_busy(&self) -> bool {
         self.visitor.load(Ordering::Acquire) != 0
     }
@@ -297,7 +297,7 @@ impl Comm {
         let members = self.who();
         let slot = Slot { comm: members.id, to, from: members.rank, channel, tag };
         if post::send(&members.addresses[to as usize], slot, bytes).is_err() {
-            // As with NCCL over shared memory, whose peer died: nobody is told.
+            // As in NCCL over shared memory after the death of a peer: no rank is notified.
             crate::log::line(&format!("rank {} cannot reach rank {to}", members.rank));
         }
     }

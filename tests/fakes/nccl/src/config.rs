@@ -138,7 +138,7 @@ pub(crate) fn read(config: *const ConfigStruct, inherited: Config) -> Result<Con
     for name in ["minCTAs", "maxCTAs", "nvlsCTAs", "nChannelsPerNetPeer", "maxP2pPeers"] {
         one_of(&values, name, |value| value > 0)?;
     }
-    // None at all came with 2.30.7.
+    // 0 is allowed since 2.30.7.
     let fewest = c_int::from(version < 23007);
     for name in ["numRmaCtx", "numRmaSig"] {
         one_of(&values, name, |value| value >= fewest)?;

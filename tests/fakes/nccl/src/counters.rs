@@ -15,10 +15,10 @@ pub(crate) static COLLECTIVES: AtomicU64 = AtomicU64::new(0);
 /// communicator ended.
 pub(crate) static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
 
-/// A count by its name: `communicators`, `windows`, `redops`, `registrations`, `device_comms`,
-/// `allocations`, `allocated_bytes`, `graph_launches` (in graphs that exist), `left_behind` (what
-/// was not given back before its communicator ended), `collectives` (calls so far) and `busy`
-/// (communicators that a thread is in a call on). -1 for another name.
+/// Returns a count by its name: `communicators`, `windows`, `redops`, `registrations`,
+/// `device_comms`, `allocations`, `allocated_bytes`, `graph_launches` (in graphs that exist),
+/// `left_behind` (objects that were not destroyed before their communicator ended), `collectives`
+/// (calls so far) and `busy` (communicators that a thread is in a call on). -1 for another name.
 ///
 /// # Safety
 /// The name is a C string.

@@ -247,7 +247,8 @@ fn run_collective(comm: &Comm, collective: &Collective) -> Step {
     let head = head(collective);
     let message = |data: &[u8]| -> Bytes { [&head[..], data].concat().into() };
     let post = |to: i32, message: Bytes| comm.send(to, Channel::Collective, number, message);
-    // The data of one rank, as this one's `Ok`; what does not fit stays until it is stopped.
+    // Returns the data of one rank. If it does not match this rank's call, waits until the
+    // communicator is stopped.
     let get = |from: i32, length: usize| -> Step<Bytes> {
         let message = comm.receive(from, Channel::Collective, number).ok_or(Stopped)?;
         if message[..HEAD] != head || message.len() != HEAD + length {

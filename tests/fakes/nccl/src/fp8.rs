@@ -78,7 +78,7 @@ mod tests {
     use super::{E4M3, E5M2};
 
     #[test]
-    fn every_value_round_trips() {
+    fn every_8_bit_float_converts_to_f32_and_back() {
         for bits in 0..=255_u8 {
             let (four, five) = (E4M3::from_bits(bits), E5M2::from_bits(bits));
             if !four.to_f32().is_nan() {

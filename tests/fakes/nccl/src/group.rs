@@ -99,7 +99,8 @@ pub(crate) fn submit_job_silently(job: Job) -> Result {
     }
 }
 
-/// Delay of such a job, long enough that a caller that relies on the premature success has used it.
+/// Delay of a job of [`submit_job_silently`]: long enough that a caller that relies on the
+/// premature success has used it.
 const LATE: Duration = Duration::from_millis(5);
 
 /// Adds an operation; outside of a group it is launched immediately.
@@ -313,8 +314,8 @@ fn end(simulate: Option<*mut SimInfo>) -> Result {
         return Err(Fail { code, text: "a call inside the group failed".into() });
     }
     let Some(info) = simulate else { return finish(group.jobs, group.operations) };
-    // NCCL forgets what it was asked, and launches; what a rank does alone it has done when it was
-    // called.
+    // NCCL ignores that a simulation was requested, and launches the operations. Operations of a
+    // single rank were already executed by their calls.
     if group.operations.iter().any(|operation| !operation.comm.config.blocking || operation.comm.who().ranks() == 1) {
         return finish(group.jobs, group.operations);
     }
@@ -369,7 +370,7 @@ exports! {
             // SAFETY: the pointer is not null, and every version's struct begins with this header.
             let header = unsafe { sim_info.cast::<Header>().read() };
             if header.size < size_of::<SimInfo>() {
-                return invalid(format!("ncclSimInfo_t has {} bytes", header.size));
+                return invalid(format!("ncclSimInfo_t has an unsupported size of {} bytes", header.size));
             }
             config::check_header(&header, SIM_MAGIC, "ncclSimInfo_t")
         })?;

@@ -1,34 +1,35 @@
 //! A libnccl.so.2 without a GPU: implements NCCL 2.32's C interface over host memory, for tests of
 //! programs that use NCCL.
 //!
-//! Not in this library: speed, kernels, networks. It stands in for nothing in a claim about
-//! hardware. Everything else is really done: every collective is enqueued as a host function on its
-//! CUDA stream (of whatever driver `libcuda.so.1` is), in which the ranks of the communicator meet,
-//! exchange their data and compute. Ranks may be threads of one process or processes of one
-//! machine.
+//! Speed, kernels and networks are not emulated, and results with this library are no evidence
+//! about hardware. All other functions have their effects: every collective is enqueued as a host
+//! function on its CUDA stream (of any driver that is installed as `libcuda.so.1`). In that
+//! function the ranks of the communicator synchronize, exchange their data and compute. Ranks may
+//! be threads of one process or processes of one machine.
 //!
 //! Invariant: what NCCL leaves undefined (a destroyed communicator is used) ends the process with a
 //! line that begins with `fake nccl:`; where NCCL would hang (ranks disagree, a rank is dead, a
-//! graph outlives its communicator), so does this.
+//! graph outlives its communicator), this library hangs too.
 
 //!
 //! # Settings
 //! All names begin with `PEERWEAVE_FAKE_NCCL_`. A rule is `function[@rank][:nth][=number]`; rules
-//! are separated by commas; only calls on communicators of that rank count, if one is given; `nth`
-//! counts from 1 over the process, and every call is meant without it or with `*`. A setting that
-//! cannot be understood ends the process.
+//! are separated by commas. With a rank, only calls on communicators of that rank count. `nth`
+//! counts the calls of the process from 1; without it, or with `*`, the rule applies to every call.
+//! An invalid setting ends the process.
 //!
-//! - `VERSION=21805`: what `ncclGetVersion` says (2.18 to 2.32), how `ncclConfig_t` and the structs
-//!   of the device interface are read, which types there are. `since.txt` says which functions are
-//!   newer; the harness takes their names out of a copy of the library, and one that is called
-//!   nevertheless ends the process.
+//! - `VERSION=21805`: the version that `ncclGetVersion` returns (2.18 to 2.32). It determines how
+//!   `ncclConfig_t` and the structs of the device interface are read, and which types exist.
+//!   `since.txt` lists newer functions; the harness removes their names from a copy of the library,
+//!   and a call of one ends the process.
 //! - `FAIL=ncclAllReduce:3=2`: the third call returns code 2 and does nothing.
 //! - `STUCK=ncclAllReduce:2`: the second call's operation runs until its communicator is aborted or
-//!   revoked. `ncclCommRevoke`, `ncclCommFinalize` and `ncclCommMemStats` themselves do not return,
-//!   or are not done, until it is aborted.
-//! - `ASYNC_ERROR=ncclAllReduce:2=6`: the same, and `ncclCommGetAsyncError` says 6 once it runs.
-//! - `SLOW=ncclAllReduce=50`: operations wait so many milliseconds on their stream before they
-//!   begin; other functions wait when they are called, before they look at anything.
+//!   revoked. A stuck `ncclCommRevoke`, `ncclCommFinalize` or `ncclCommMemStats` does not return,
+//!   or does not complete, until the communicator is aborted.
+//! - `ASYNC_ERROR=ncclAllReduce:2=6`: like `STUCK`, and `ncclCommGetAsyncError` returns 6 once the
+//!   operation runs.
+//! - `SLOW=ncclAllReduce=50`: operations wait this many milliseconds on their stream before they
+//!   begin; other functions wait at the start of the call.
 //! - `INIT_STUCK=*` or a rank (of the parent if there is one): the communicators of that rank do
 //!   not become ready until they are aborted.
 //! - `INIT_SLOW=100`: milliseconds before each initialisation.
@@ -36,22 +37,22 @@
 //! - `MULTIMEM=1`: reports multicast; the pointers that it returns fault if the host accesses them.
 //! - `DEATH=hang` (as NCCL over shared memory; the default) or `error`: whether communicators that
 //!   have received from a process report `ncclRemoteError` after its end.
-//! - `NOOP=1`: a collective, send, receive or put only counts: for the cost of a wrapper. On a
-//!   non-blocking communicator it is in progress until a thread has looked at it, as in NCCL from
-//!   2.23.4 on; with `NOOP=questions` until it was asked once, without a thread, which costs the
-//!   same each time.
+//! - `NOOP=1`: collectives, sends, receives and puts are only counted, for measurements of a
+//!   wrapper. On a non-blocking communicator a call is in progress until a thread has processed it,
+//!   as in NCCL since version 2.23.4. With `NOOP=questions` no thread is started, and the call is
+//!   in progress until the first query, so that it costs the same each time.
 //! - `CONNECT=1`: a communicator's first collective waits on the host until all ranks have issued
 //!   theirs, as in NCCL, which connects them at that time.
 //! - `LOG=file`: a line `process function(name=value, ...) = code` per call;
-//!   `process config field=value ...` for each configuration that was read, with what had an
-//!   effect; `process collective config ...` for one of a call; `process mismatch ...` where ranks
-//!   disagree and hang.
+//!   `process config field=value ...` for each configuration that was read, with the fields that
+//!   have an effect; `process collective config ...` for each configuration of a call;
+//!   `process mismatch ...` if ranks disagree and hang.
 //!
 //! # Functions of the fake only
 //! `int64_t peerweave_fake_nccl_count(const char *what)`: `communicators`, `windows`, `redops`,
 //! `registrations`, `device_comms`, `allocations`, `allocated_bytes`, `graph_launches`,
-//! `left_behind`, `collectives`, `busy`. `int peerweave_fake_nccl_group_depth(void)`: how deep the
-//! calling thread is in groups.
+//! `left_behind`, `collectives`, `busy`. `int peerweave_fake_nccl_group_depth(void)`: the depth of
+//! groups of the calling thread.
 //!
 //! # Where it is stricter or simpler than NCCL
 //! - A send completes when its receive completes, whatever its size. Calls are compared: a mismatch

@@ -61,7 +61,7 @@ exports! {
         let header = unsafe { config.cast::<Header>().read() };
         config::check_header(&header, MAGIC, "ncclEncryptionConfig_t")?;
         if header.size < size_of::<EncryptionConfig>() {
-            return invalid(format!("ncclEncryptionConfig_t has {} bytes", header.size));
+            return invalid(format!("ncclEncryptionConfig_t has an unsupported size of {} bytes", header.size));
         }
         // SAFETY: the struct is as long as this library's.
         let config = unsafe { &*config };

@@ -252,7 +252,7 @@ exports! {
         not_null(win, "win")?;
         not_null(buff, "buff")?;
         if size == 0 || win_flags & !0xf != 0 {
-            return invalid(format!("a window of {size} bytes with flags {win_flags:#x}"));
+            return invalid(format!("invalid window: {size} bytes with flags {win_flags:#x}"));
         }
         if !buff.addr().is_multiple_of(4096) {
             return invalid("Window address must be suitably aligned.");
@@ -388,7 +388,7 @@ exports! {
     fn ncclWaitSignal(n_desc: c_int, signal_descs: *const WaitSignalDesc, comm: CommPtr, stream: Stream) {
         let comm = comm.usable()?;
         if n_desc < 1 {
-            return invalid(format!("{n_desc} descriptors"));
+            return invalid(format!("invalid number of signal descriptors: {n_desc}"));
         }
         not_null(signal_descs, "signalDescs")?;
         // SAFETY: the program promises so many descriptors there.
@@ -396,7 +396,7 @@ exports! {
         for one in &wanted {
             check_signal(comm, one.peer, one.signal, one.context)?;
             if one.count < 1 {
-                return fail(Code::InvalidArgument, format!("waiting for {} signals", one.count));
+                return fail(Code::InvalidArgument, format!("invalid number of signals to wait for: {}", one.count));
             }
         }
         collectives::submit(comm, stream, Work::OneSided(OneSided::Wait(wanted)), None)

@@ -45,7 +45,7 @@ fn every_collective_has_the_expected_result() {
 }
 
 #[test]
-fn in_place_forms_and_old_broadcast_are_right() {
+fn in_place_forms_and_ncclbcast_have_the_expected_result() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             let sum = buffer(&[rank as f32 + 1.0; 3]);

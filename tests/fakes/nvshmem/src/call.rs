@@ -160,7 +160,8 @@ pub(crate) fn enter<R: Outcome>(name: &'static str, arguments: Arguments<'_>, bo
             .unwrap_or_else(|_| log::undefined(&format!("{name} panicked"))),
     };
     if settings.any_rule {
-        // What no stream took is suffered here: the call does its work, and does not return.
+        // An effect that no stream has taken applies here: the call does its work, but may not
+        // return.
         take_effect().suffer();
     }
     FUNCTION.set(outside);

@@ -103,7 +103,7 @@ impl Collective {
         if let Kind::Broadcast { root } = self.kind
             && !(0..team.members.len() as c_int).contains(&root)
         {
-            return invalid(format!("root {root} of {}", team.members.len()));
+            return invalid(format!("root {root} does not exist in a team of {} PEs", team.members.len()));
         }
         if self.bytes > 0 {
             let (target_bytes, source_bytes) = self.lengths(team.members.len());

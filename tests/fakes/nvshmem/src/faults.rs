@@ -13,9 +13,9 @@ use crate::settings;
 /// Injected effect on a call, in stream order or immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Effect {
-    /// Whether it never ends.
+    /// Whether the call never ends.
     pub(crate) stuck: bool,
-    /// Delay before it begins.
+    /// Delay before the call begins.
     pub(crate) slow: Duration,
     /// Whether the allocation fails because the heap is full.
     pub(crate) full: bool,

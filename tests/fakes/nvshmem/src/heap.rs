@@ -39,8 +39,7 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
             // SAFETY: nobody has these bytes yet, and they are mapped.
             unsafe { std::ptr::write_bytes((base + offset) as *mut u8, POISON, bytes.min(POISONED)) };
             if zero {
-                // As NVSHMEM does, which waits for it no more than for anything else on the default
-                // stream.
+                // Like NVSHMEM, which does not wait for this work on the default stream.
                 call::or_abort(driver::with_context(world.context, || Ok(driver::zero(base + offset, bytes)?)));
             }
         }
@@ -95,13 +94,13 @@ fn register_symmetric(address: usize, bytes: usize, wish: usize) -> Result<usize
     let step = if let Growth::By(step) = world.growth { step } else { driver::GRANULARITY };
     let handle = if bytes == 0 || !bytes.is_multiple_of(step) {
         // NVSHMEM rounds up, and maps more than there is.
-        invalid(format!("{bytes} bytes are no multiple of {step}"))
+        invalid(format!("the length of {bytes} bytes is not a multiple of {step}"))
     } else {
         driver::with_context(world.context, || Ok(driver::handle_at(address)?))
     };
     world.team.idle();
     let mut turn = world.team.turn(Channel::Setup);
-    // Who cannot, says so before anybody maps.
+    // A PE that cannot register its memory reports that before any PE maps memory.
     let able = turn.meet(record(&[bytes as u64], &[u64::from(handle.is_ok())]));
     let handle = handle.inspect_err(|failure| world.torn(&failure.text))?;
     if let Some(other) = able.iter().position(|theirs| theirs.own[0] == 0) {
@@ -146,7 +145,7 @@ exports! {
 
     fn nvshmem_align(alignment: usize, bytes: usize) -> *mut c_void {
         if !alignment.is_power_of_two() || alignment < size_of::<usize>() {
-            complain(&format!("nvshmem_align: alignment {alignment}"));
+            complain(&format!("nvshmem_align: invalid alignment {alignment}"));
             return std::ptr::null_mut();
         }
         allocate(bytes, alignment, false)
@@ -183,7 +182,7 @@ exports! {
             let mut memory = world.change_memory();
             let (start, end) = (address.addr(), address.addr() + bytes);
             if start == 0 || bytes == 0 {
-                return invalid(format!("{bytes} bytes at {start:#x}"));
+                return invalid(format!("invalid memory to register: {bytes} bytes at {start:#x}"));
             }
             if memory.registered.iter().any(|(other, length)| *other < end && start < other + length) {
                 return invalid(format!("{bytes} bytes at {start:#x} overlap registered memory"));

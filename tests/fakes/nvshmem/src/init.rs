@@ -70,7 +70,7 @@ fn check_words(attr: &InitAttr) -> Result {
         ));
     }
     if attr.args.uid.version != word(1, size_of::<UniqueIdArgs>()) {
-        return invalid(format!("version word {} of the id's arguments", attr.args.uid.version));
+        return invalid(format!("the version word {} of the id's arguments is not supported", attr.args.uid.version));
     }
     Ok(())
 }
@@ -85,7 +85,7 @@ fn bootstrap(flags: u32, attr: &InitAttr) -> Result<(&'static Control, c_int, c_
         // SAFETY: the caller's promise: it points to an id.
         let id = unsafe { id.read() };
         if id.version != word(1, size_of::<UniqueId>()) {
-            return invalid(format!("version word {} of the unique id", id.version));
+            return invalid(format!("the version word {} of the unique id is not supported", id.version));
         }
         return Ok((control::of_id(&id)?, rank, ranks));
     }
@@ -127,13 +127,13 @@ fn algorithms() -> u64 {
 /// Registers this PE and waits for all PEs; checks their processes and whether GPUs are shared.
 fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes: usize) -> Result<(Vec<u32>, bool)> {
     if !(1..=MAX_PES as c_int).contains(&ranks) || !(0..ranks).contains(&pe) {
-        return invalid(format!("PE {pe} of {ranks}"));
+        return invalid(format!("PE {pe} does not exist in a job of {ranks} PEs"));
     }
     let before = control.ranks.compare_exchange(0, ranks, Ordering::AcqRel, Ordering::Acquire);
     if let Err(others) = before
         && others != ranks
     {
-        return invalid(format!("{ranks} PEs, but other PEs report {others}"));
+        return invalid(format!("this PE reports {ranks} PEs, other PEs report {others}"));
     }
     let card = &control.cards[pe as usize];
     if card.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
@@ -312,7 +312,7 @@ exports! {
             let (_, pe, ranks) = met;
             *state() = match begun {
                 Ok(world) => State::Live(Arc::new(world), 1),
-                // As NVSHMEM does: it says so if it is asked to, and that all is well.
+                // Like NVSHMEM: prints the failure, and returns success.
                 Err(failure) => {
                     complain(&format!("{}, continuing", failure.text));
                     State::Bootstrapped(pe, ranks)

@@ -42,7 +42,7 @@ pub(crate) struct Team {
     turns: [Mutex<u64>; 2],
 }
 
-/// The exclusive right to make an exchange, until it is dropped.
+/// The exclusive right to make an exchange. It ends when this is dropped.
 pub(crate) struct Turn<'a> {
     team: &'a Team,
     channel: Channel,

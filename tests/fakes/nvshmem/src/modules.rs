@@ -89,7 +89,7 @@ exports! {
     fn nvshmemx_region_stop(handle: u64) -> c_int {
         call::code(|| {
             world::live();
-            if regions().remove(&handle) { Ok(()) } else { invalid(format!("region {handle}")) }
+            if regions().remove(&handle) { Ok(()) } else { invalid(format!("region {handle} does not exist")) }
         })
     }
 
@@ -107,7 +107,7 @@ exports! {
         call::code(|| {
             world::live();
             if count < 1 || handles.is_null() {
-                return invalid(format!("{count} queue pairs"));
+                return invalid(format!("invalid request for {count} queue pairs"));
             }
             // The first are the host's and the default one. They live as long as the process, as
             // NVSHMEM's do.

@@ -15,7 +15,7 @@ use crate::world::World;
 use crate::{call, counters, driver, world};
 
 fn arrive(world: &World, team: &Team, flight: &mut Flight<'_>, function: &'static str, quiet: bool) {
-    // The end of the job is seen as everywhere else.
+    // Detects the end of the job like every other operation.
     world.memory().local(function, "nothing", 0, 0);
     if quiet {
         world.quiet();

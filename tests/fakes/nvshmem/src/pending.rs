@@ -27,12 +27,13 @@ impl Pending {
     fn complete(&self, world: &World) {
         let mut queue = self.queue();
         while let Some(transfer) = queue.pop_front() {
-            // Under the lock, so that who finds nothing left knows that all is done.
+            // Runs under the lock, so that a thread that finds no pending transfer knows that all
+            // are complete.
             transfer(world);
         }
     }
 
-    /// Returns their number.
+    /// Returns the number of pending transfers.
     pub(crate) fn count(&self) -> usize {
         self.queue().len()
     }
@@ -56,7 +57,8 @@ impl World {
         drop(queue);
         if first {
             let (world, due) = (Arc::clone(self), Instant::now() + delay);
-            // Nobody has to ask for quiet: a signal behind data arrives in any case.
+            // The transfer completes without a quiet, because a signal after data must arrive in
+            // any case.
             std::thread::spawn(move || {
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
                 which(&world).complete(&world);

@@ -25,7 +25,7 @@ pub(crate) struct Signal {
 pub(crate) fn check(world: &World, signal: Signal) {
     world.check_pe(signal.pe);
     if !matches!(signal.operation, SIGNAL_SET | SIGNAL_ADD) {
-        undefined(&format!("{}: signal operation {}", call::function(), signal.operation));
+        undefined(&format!("{}: unknown signal operation {}", call::function(), signal.operation));
     }
     if !signal.word.is_multiple_of(8) {
         undefined(&format!("{}: the signal at {:#x} is not aligned", call::function(), signal.word));
@@ -112,7 +112,7 @@ fn wait_on_stream_by<T: Word>(
 ) {
     let world = world::live();
     if !(0..=5).contains(&comparison) {
-        undefined(&format!("{}: comparison {comparison}", call::function()));
+        undefined(&format!("{}: unknown comparison {comparison}", call::function()));
     }
     if !words.is_multiple_of(size_of::<T>()) {
         undefined(&format!("{}: the word at {words:#x} is not aligned", call::function()));
@@ -126,7 +126,8 @@ fn wait_on_stream_by<T: Word>(
     let counts = |index| mask.is_null() || unsafe { *mask.add(index) } == 0;
     let wanted: Vec<usize> = (0..count).filter(|index| counts(*index)).collect();
     let work = move |world: &std::sync::Arc<World>, function: &'static str| {
-        // In the stream's order: what is behind an address is another value later.
+        // Reads the values in stream order, because they may change before the stream reaches this
+        // point.
         let (mut left, values) = (wanted.clone(), values());
         let step = || {
             let memory = world.memory();

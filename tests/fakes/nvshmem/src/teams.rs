@@ -24,8 +24,8 @@ pub(crate) fn predefine(world: &World) {
         let reaches = |pe: &i32| memory.given(*pe, crate::memory::Place { region: 0, offset: 0 }).is_some();
         if all().iter().all(reaches) { all() } else { vec![world.pe] }
     };
-    // What is done for the world is done in parts, as these teams, with their counters: so they are
-    // one for the question of who is in flight.
+    // NVSHMEM implements operations of the world by these teams and their counters. So all of them
+    // share one count of pending collectives.
     let own = |handle: i32, members| {
         let mut team = Team::new(world.control, handle, handle as usize, members, world.pe);
         team.flights = Arc::clone(&world.team.flights);
@@ -56,7 +56,7 @@ fn config(config: *const TeamConfig, mask: c_long) -> Result<(c_int, u64)> {
     // SAFETY: the caller's promise: it points to a configuration.
     let config = unsafe { config.read() };
     if ![1, 2].iter().any(|layout| config.version == word(*layout, size_of::<TeamConfig>())) {
-        return invalid(format!("version word {} of the team's configuration", config.version));
+        return invalid(format!("the version word {} of the team's configuration is not supported", config.version));
     }
     let contexts = if mask & MASK_CONTEXTS != 0 { config.contexts } else { 0 };
     Ok((contexts, if mask & MASK_ID != 0 { config.id } else { u64::MAX }))
@@ -108,7 +108,7 @@ fn split_strided(parent: c_int, [start, stride, count]: [c_int; 3], contexts: c_
     let ranks = parent.members.len() as c_int;
     let last = i64::from(start) + i64::from(stride) * i64::from(count - 1);
     if count < 1 || stride < 1 || !(0..ranks).contains(&start) || last >= i64::from(ranks) {
-        return invalid(format!("start {start}, stride {stride}, count {count} of a team of {ranks}"));
+        return invalid(format!("start {start}, stride {stride} and count {count} do not describe PEs of a team of {ranks}"));
     }
     let members: Vec<i32> = (0..count).map(|index| parent.members[(start + index * stride) as usize]).collect();
     let mine = members.contains(&world.pe).then_some(members);
@@ -116,7 +116,8 @@ fn split_strided(parent: c_int, [start, stride, count]: [c_int; 3], contexts: c_
     make(&world, &parent, mine, &same, contexts)
 }
 
-/// Returns the other members of a team that is created by an id.
+/// Joins a team that is created by an id: waits for the other members, and returns the handle of
+/// the team.
 fn by_id(ranks: c_int, rank: c_int, id: u64, contexts: c_int) -> Result<c_int> {
     let world = world::live();
     call::take_effect().suffer();
@@ -124,7 +125,7 @@ fn by_id(ranks: c_int, rank: c_int, id: u64, contexts: c_int) -> Result<c_int> {
         return invalid("the configuration contains no team id");
     }
     if !(1..=world.ranks).contains(&ranks) || !(0..ranks).contains(&rank) {
-        return invalid(format!("rank {rank} of {ranks}"));
+        return invalid(format!("rank {rank} does not exist in a team of {ranks} PEs"));
     }
     if made(&world) + FIRST_MADE > world.max_teams {
         return fail(Code::INTERNAL, format!("no free team slot, at most {}: NVSHMEM_MAX_TEAMS", world.max_teams));
@@ -234,7 +235,7 @@ exports! {
             let world = world::live();
             call::take_effect().suffer();
             if parent == INVALID || width < 1 {
-                return invalid(format!("a width of {width}"));
+                return invalid(format!("invalid parent team or width {width}"));
             }
             let parent = world.team_of(parent);
             let width = (width as usize).min(parent.members.len());

@@ -94,7 +94,7 @@ impl Transfer {
     ) -> Self {
         let step = |stride: isize| match usize::try_from(stride) {
             Ok(stride) if stride > 0 => stride * size,
-            _ => undefined(&format!("{}: a stride of {stride} elements", call::function())),
+            _ => undefined(&format!("{}: invalid stride of {stride} elements", call::function())),
         };
         let (target_step, source_step) = (step(strides[0]), step(strides[1]));
         Self { way, target, source, row: size, rows: count, target_step, source_step, pe, local: Local::NotByNetwork }

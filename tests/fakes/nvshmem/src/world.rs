@@ -1,4 +1,4 @@
-//! The job that this process is a PE of.
+//! The job to which this process belongs as a PE.
 //!
 //! `init` starts and ends it. Invariant: there is at most one job; a call that requires one while
 //! there is none ends the process.
@@ -170,7 +170,7 @@ impl World {
     /// Ends the process unless the job has such a PE.
     pub(crate) fn check_pe(&self, pe: i32) {
         if !(0..self.ranks).contains(&pe) {
-            undefined(&format!("{}: PE {pe} of {}", call::function(), self.ranks));
+            undefined(&format!("{}: PE {pe} does not exist in a job of {} PEs", call::function(), self.ranks));
         }
     }
 }

@@ -123,7 +123,7 @@ aborts! {
         assert_eq!(nvshmemx_barrier_on_stream(1, stream), 0);
         nvshmem_team_split_strided(1, 0, 1, 1, std::ptr::null(), 0, &mut -1);
     };
-    missing_pe_number_ends_the_process: 1 "PE 1 of 1", quick(), |me| {
+    missing_pe_number_ends_the_process: 1 "PE 1 does not exist in a job of 1 PEs", quick(), |me| {
         init(me);
         let memory = symmetric(&[0_i32; 4]);
         nvshmem_int32_put(memory, memory, 1, 1);
@@ -206,7 +206,7 @@ aborts! {
 }
 
 #[test]
-fn calls_fail_as_ordered() {
+fn injected_faults_make_calls_fail() {
     let order = "nvshmem_malloc:2,nvshmem_barrier@0:1=4,nvshmem_team_split_strided=2,nvshmem_int32_put:1";
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", order).run_many(2, |me| {
         init(&me);
@@ -228,7 +228,7 @@ fn calls_fail_as_ordered() {
 }
 
 #[test]
-fn initialisation_can_be_made_to_fail() {
+fn injected_fault_fails_the_initialisation() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_hostlib_init_attr@1:1=5").run_many(2, |me| {
         use_device(me.rank as i32);
         let id = shared_id(&me, "id");
@@ -331,7 +331,7 @@ fn struct_layout_follows_its_version_word() {
 }
 
 #[test]
-fn other_bootstraps_are_refused_or_available() {
+fn launcher_bootstrap_works_and_mpi_bootstrap_is_refused() {
     fakes().run_many(1, |_| {
         use_device(0);
         let mut attr = attr(2);
@@ -410,7 +410,7 @@ fn multicast_setting_enables_multicast() {
 }
 
 #[test]
-fn full_fixed_heap_returns_null_on_its_pe_alone() {
+fn heap_that_is_full_on_one_pe_returns_null_only_there() {
     fakes().env("NVSHMEM_DISABLE_CUDA_VMM", "1").env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:1").run_many(2, |me| {
         init(&me);
         assert_eq!(nvshmem_malloc(64) == 0, me.rank == 1);
