@@ -80,7 +80,7 @@ impl Digits {
     /// Returns the pixels of image `sample`, row by row, each in 0.0..=1.0.
     ///
     /// # Panics
-    /// If there is no such image.
+    /// If `sample` is not below [`len`](Self::len).
     pub fn image(&self, sample: usize) -> &[f32; PIXELS] {
         &self.images[sample]
     }
@@ -88,7 +88,7 @@ impl Digits {
     /// Returns the digit of image `sample`, in `0..CLASSES`.
     ///
     /// # Panics
-    /// If there is no such image.
+    /// If `sample` is not below [`len`](Self::len).
     pub fn label(&self, sample: usize) -> usize {
         usize::from(self.labels[sample])
     }
@@ -136,7 +136,7 @@ fn parse_line(line: &str) -> Result<([f32; PIXELS], u8), String> {
 pub enum DigitsError {
     /// A line does not consist of 64 pixels and a digit.
     Line {
-        /// Its number, from 1.
+        /// The number of the line, from 1.
         line: usize,
         /// Description of the text found.
         found: String,

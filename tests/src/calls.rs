@@ -95,7 +95,7 @@ impl Form {
 /// The root of a call, if it has one.
 #[derive(Clone, Copy, Debug)]
 pub struct Root {
-    /// Its rank.
+    /// The rank of the root.
     pub rank: Rank,
     /// Whether ranks other than the root pass no buffer for arguments that only the root uses.
     pub others_pass_none: bool,

@@ -136,7 +136,7 @@ impl Running {
     /// as a launcher does.
     ///
     /// # Panics
-    /// If it does not end.
+    /// If the PE does not end.
     pub fn reap(&mut self, pe: usize) -> ExitStatus {
         let Some(status) = self.pes[pe].wait(self.limit) else { self.report(&format!("PE {pe} did not end")) };
         if let Some(server) = &self.server {
@@ -171,7 +171,7 @@ impl Running {
             });
             if Instant::now() > end {
                 let slow: Vec<String> = left.iter().map(|&pe| format!("PE {pe} at {}", self.pes[pe].whereabouts())).collect();
-                self.report(&format!("{bad:?}; still running after {:?}: {slow:?}", self.limit));
+                self.report(&format!("failed: {bad:?}; still running after {:?}: {slow:?}", self.limit));
             }
             thread::sleep(Duration::from_micros(300));
         }

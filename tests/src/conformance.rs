@@ -49,7 +49,7 @@ impl<T: Sample> Arenas<T> {
     /// Frees the memory. Collective.
     ///
     /// # Panics
-    /// If that fails.
+    /// If the memory cannot be freed.
     pub fn release(self) {
         self.send.release().expect("all release");
         self.recv.release().expect("all release");
@@ -360,7 +360,7 @@ fn numbers<T: Exact>(world: &World, team: Option<&Team>, passes: usize, seed: u6
 /// Creates the team with the given shape; `None` for PEs outside it. Collective over the world.
 ///
 /// # Panics
-/// If it cannot be created.
+/// If the team cannot be created.
 pub fn team_of(world: &World, shape: &str) -> Option<Team> {
     let all = world.team();
     let (n, me) = (all.size() as u32, all.my_rank().get());

@@ -33,7 +33,7 @@ macro_rules! named {
 /// Returns the program with this name.
 ///
 /// # Panics
-/// If there is none.
+/// If there is no such program.
 pub fn program(name: &str) -> Program {
     let programs = PROGRAMS.get().expect("only under `harness::main`");
     programs.iter().find(|program| program.0 == name).unwrap_or_else(|| panic!("unknown program {name}")).1

@@ -186,7 +186,7 @@ impl Seat {
     /// Joins the job.
     ///
     /// # Panics
-    /// If that fails.
+    /// If this PE cannot join.
     pub fn join(&self) -> World {
         self.try_join().expect("the job")
     }
@@ -197,7 +197,7 @@ impl Seat {
     /// If the argument is missing or has another type.
     pub fn arg<T: std::str::FromStr>(&self, index: usize) -> T {
         let text = self.args.split(' ').nth(index).unwrap_or_else(|| panic!("no argument {index} in {:?}", self.args));
-        text.parse().unwrap_or_else(|_| panic!("argument {index} in {:?}", self.args))
+        text.parse().unwrap_or_else(|_| panic!("argument {index} in {:?} is invalid", self.args))
     }
 }
 

@@ -29,7 +29,7 @@ impl Before {
     /// in its environment.
     ///
     /// # Panics
-    /// If there is one.
+    /// If one of them exists.
     pub fn assert_nothing_new(&self, socket: &str, mark: &str) {
         let new: Vec<_> = files().difference(&self.files).cloned().collect();
         assert!(new.is_empty(), "left behind: {new:?}");

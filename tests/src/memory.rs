@@ -128,7 +128,7 @@ impl<T> Mem<T> {
     /// Returns the handle of symmetric memory.
     ///
     /// # Panics
-    /// If it is not symmetric.
+    /// If the memory is not symmetric.
     pub fn symmetric(&self) -> &Symmetric<T> {
         match &self.store {
             Store::Symmetric { inner, .. } => inner,
@@ -139,7 +139,7 @@ impl<T> Mem<T> {
     /// Returns the handle of a shared buffer.
     ///
     /// # Panics
-    /// If it is not a shared buffer.
+    /// If the memory is not a shared buffer.
     pub fn buffer(&self) -> &Buffer<T> {
         match &self.store {
             Store::Buffer { inner, .. } => inner,
@@ -150,7 +150,7 @@ impl<T> Mem<T> {
     /// Returns the elements of a slice.
     ///
     /// # Panics
-    /// If it is not a slice.
+    /// If the memory is not a slice.
     pub fn slice(&self) -> &[T] {
         self.store.slice(self.len)
     }
@@ -158,7 +158,7 @@ impl<T> Mem<T> {
     /// Returns the mutable elements of a slice.
     ///
     /// # Panics
-    /// If it is not a slice.
+    /// If the memory is not a slice.
     pub fn slice_mut(&mut self) -> &mut [T] {
         self.store.slice_mut(self.len)
     }

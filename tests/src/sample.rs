@@ -2,7 +2,7 @@
 //! elements.
 //!
 //! Inputs of reductions are small whole numbers, never 0 for floats, such that every result is
-//! exact in whatever order it is computed.
+//! exact in any order of computation.
 
 use peerweave::{Element, F8E4M3, F8E5M2, Number, ReduceOp, bf16, f16};
 

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn some_pes_agree_among_themselves() {
+    fn round_of_some_pes_does_not_need_the_others() {
         let all = pes(3, |rendezvous| {
             let (some, key) = ([Pe::new(2), Pe::new(0)], "meeting");
             let blobs = (rendezvous.pe() != Pe::new(1)).then(|| {

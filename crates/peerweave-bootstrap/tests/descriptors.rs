@@ -178,7 +178,7 @@ fn incomplete_calls_do_not_fill_the_store() {
 }
 
 #[test]
-fn member_that_dies_meanwhile_is_named_at_once() {
+fn member_that_dies_during_a_call_is_named_at_once() {
     // The leader, and another one.
     for dead in [0, 2] {
         let party = Party::new(3);

@@ -105,7 +105,7 @@ fn losses_are_reported_without_a_request() {
 }
 
 #[test]
-fn taken_address_fails_before_the_deadline() {
+fn join_at_an_address_in_use_fails_before_the_deadline() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     let _other = Server::bind(&endpoint, Token::random().unwrap(), 2, ServerOptions::default()).unwrap();
     let start = Instant::now();

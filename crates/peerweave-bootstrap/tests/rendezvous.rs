@@ -56,7 +56,7 @@ fn largest_blobs_are_exchanged_unchanged() {
 }
 
 #[test]
-fn barrier_holds_until_every_pe_arrives() {
+fn barrier_returns_after_every_pe_has_arrived() {
     let party = Party::new(6);
     let arrived = AtomicUsize::new(0);
     party.run(0..6, |rendezvous| {

@@ -62,7 +62,7 @@ fn on_device() -> (Arc<Noop>, World) {
 }
 
 #[test]
-fn device_memory_is_an_operand_at_its_address() {
+fn device_memory_is_passed_to_the_backend_by_address() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[1.0, 2.0, 3.0]), world.alloc_zeroed::<f32>(2).unwrap());
     let handle = memory.handle(DEVICE).slice(1..).unwrap();

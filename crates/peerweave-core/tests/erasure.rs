@@ -400,7 +400,7 @@ proptest! {
 
     /// A range of a range names the same elements as a slice of a slice, or is an error.
     #[test]
-    fn ranges_of_ranges_add_up(a in 0usize..20, b in 0usize..20, c in 0usize..20, d in 0usize..20) {
+    fn range_of_a_range_selects_the_same_elements_as_a_slice(a in 0usize..20, b in 0usize..20, c in 0usize..20, d in 0usize..20) {
         let world = World::new(Noop::new(0, 1)).unwrap();
         let x = world.alloc_zeroed::<u8>(16).unwrap();
         x.copy_from(&std::array::from_fn::<u8, 16, _>(|i| i as u8)).unwrap();
@@ -415,7 +415,7 @@ proptest! {
 
     /// `chunks` divides a buffer as `slice::chunks` divides a slice.
     #[test]
-    fn chunks_divide_as_those_of_a_slice(len in 0usize..50, chunk in 1usize..60) {
+    fn chunks_equal_those_of_a_slice(len in 0usize..50, chunk in 1usize..60) {
         let world = World::new(Noop::new(0, 1)).unwrap();
         let x = world.alloc_zeroed::<u8>(len).unwrap();
         let naive: Vec<u8> = (0..len as u8).collect();

@@ -6,7 +6,7 @@ use peerweave_core::{Buffer, MisuseKind, Rank, ReduceOp, World};
 use std::time::Duration;
 
 #[test]
-fn captured_operations_run_only_when_the_graph_does() {
+fn captured_operations_run_only_at_a_graph_launch() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (team, stream, x) = (world.team(), world.stream().unwrap(), world.alloc_zeroed::<i32>(1).unwrap());

@@ -159,7 +159,7 @@ fn refused<T: Element>((made, deleted): (Made, Arc<AtomicUsize>)) -> String {
 }
 
 #[test]
-fn tensor_of_either_version_is_a_buffer() {
+fn tensor_of_either_dlpack_version_is_a_buffer() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         let values: Vec<f32> = (0..6).map(|value| value as f32).collect();

@@ -192,7 +192,7 @@ fn stuck_stream_delays_only_its_own_memory() {
 }
 
 #[test]
-fn error_recorded_by_others_stays_in_the_context() {
+fn error_recorded_by_other_code_stays_in_the_context() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
@@ -361,7 +361,7 @@ fn per_thread_streams_are_refused() {
 }
 
 #[test]
-fn own_stream_is_destroyed_with_its_last_handle() {
+fn private_stream_is_destroyed_with_its_last_handle() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let default = context.default_stream();

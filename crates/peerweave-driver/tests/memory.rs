@@ -68,7 +68,7 @@ fn wrong_lengths_ranges_and_devices_are_named() {
         let (context, stream) = device();
         let mut memory = DeviceMemory::<u32>::alloc(&context, 8).expect("room");
         let error = memory.copy_from(&stream, &[1; 7]).expect_err("one too few");
-        assert_eq!(error.to_string(), "DeviceMemory::copy_from: found 7 elements, expected 8");
+        assert_eq!(error.to_string(), "DeviceMemory::copy_from: the lengths differ: found 7 elements, expected 8");
         let backwards = std::ops::Range { start: 5, end: 4 };
         assert_eq!(
             memory.slice(backwards).expect_err("backwards").to_string(),

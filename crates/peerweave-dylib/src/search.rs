@@ -47,7 +47,7 @@ impl Search {
     /// the environment variable that overrides the search.
     ///
     /// # Panics
-    /// If there is no file name, which is a bug in the caller.
+    /// If `file_names` is empty.
     ///
     /// # Safety
     /// Every file of one of these names, in any directory, is the product, and loading it is sound.

@@ -33,7 +33,7 @@ pub enum GridError {
         kernel: String,
         /// The parameter.
         what: &'static str,
-        /// Its value.
+        /// The value of the parameter.
         found: String,
         /// Description of valid values.
         expected: String,

@@ -176,7 +176,7 @@ fn cooperative_blocks_wait_for_each_other() {
 }
 
 #[test]
-fn plain_grid_of_many_blocks_runs_in_waves() {
+fn blocks_of_a_large_plain_grid_run_in_waves() {
     let threads = AtomicU64::new(0);
     let body = || {
         threads.fetch_add(1, Ordering::Relaxed);
@@ -306,7 +306,7 @@ fn trap_ends_the_grid_and_names_the_thread() {
 }
 
 #[test]
-fn barrier_not_reached_by_all_is_divergent() {
+fn barrier_not_reached_by_all_threads_is_an_error() {
     explore(SEEDS, |seed| {
         let error = go(seed, 2, 64, &|| {
             if gpu::thread_idx().x < 63 {
@@ -321,7 +321,7 @@ fn barrier_not_reached_by_all_is_divergent() {
 }
 
 #[test]
-fn barrier_and_warp_operation_together_are_divergent() {
+fn barrier_while_others_wait_in_a_warp_operation_is_an_error() {
     explore(SEEDS, |seed| {
         let error = go(seed, 1, 32, &|| {
             if gpu::lane() == 7 {
@@ -338,7 +338,7 @@ fn barrier_and_warp_operation_together_are_divergent() {
 }
 
 #[test]
-fn warp_masks_that_differ_are_divergent() {
+fn different_masks_in_a_warp_operation_are_an_error() {
     for seed in 0..SEEDS {
         let error = go(seed, 1, 32, &|| {
             gpu::sync_warp(if gpu::lane() == 0 { 0x3 } else { gpu::FULL_WARP });

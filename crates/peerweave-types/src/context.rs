@@ -10,8 +10,8 @@ use crate::{Pe, SymOffset};
 /// The context of a kernel: its PE, the tables of peers and teams, its deadline, and the words for
 /// reporting failures.
 ///
-/// It lies in device memory, so a replayed graph reads its current content. All addresses are valid
-/// in kernels on that device. Kernels must not write it.
+/// The context lies in device memory, so a replayed graph reads its current content. All addresses
+/// are valid in kernels on that device. Kernels must not write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct KernelContext {

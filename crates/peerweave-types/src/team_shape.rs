@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_counted_in_both_directions() {
+    fn members_are_computed_for_both_signs_of_the_stride() {
         let odd = TeamShape { start: 1, stride: 2, size: 3 };
         assert!(odd.fits(6) && !odd.fits(5));
         assert_eq!([odd.member(0), odd.member(2), odd.member(3)], [Some(1), Some(5), None]);

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_ranges_yield_the_elements_of_a_slice() {
+    fn valid_ranges_select_the_same_elements_as_slices() {
         let ten = sym(10);
         assert_eq!(ten.slice(..), ten);
         assert_eq!(ten.slice(2..=4), ten.slice(2..5));

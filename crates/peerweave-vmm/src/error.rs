@@ -105,7 +105,7 @@ pub enum Misuse {
         call: &'static str,
         /// The argument.
         what: &'static str,
-        /// Its value in bytes.
+        /// Value of the argument, in bytes.
         value: usize,
         /// The required alignment, in bytes.
         multiple: usize,
@@ -141,7 +141,7 @@ pub enum Misuse {
         call: &'static str,
         /// The argument.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         value: String,
         /// Description of valid values.
         expected: String,
@@ -163,11 +163,11 @@ pub enum Misuse {
         call: String,
         /// The first PE.
         one: Pe,
-        /// Its call or result.
+        /// The call or result of the first PE.
         one_has: String,
         /// The second PE.
         other: Pe,
-        /// Its call or result.
+        /// The call or result of the second PE.
         other_has: String,
     },
     /// Memory to be freed has other handles, of this PE or of a graph.
@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_pe_and_timeout_are_reported_by_the_call() {
+    fn lost_pe_and_timeout_errors_name_the_call() {
         let lost = BootstrapError::PeLost { call: "barrier".into(), pe: Pe::new(3), cause: Loss::Disconnected };
         let error = VmmError::from(lost);
         assert_eq!(error.to_string(), "barrier: PE 3 is lost: its connection closed unexpectedly");

@@ -21,7 +21,7 @@ use crate::raw::{self, Attribute};
 pub struct DeviceInfo {
     /// Ordinal of the device in this process.
     pub ordinal: usize,
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// PCI address of the device: the same in every process, even if the ordinals differ.
     pub pci_address: String,

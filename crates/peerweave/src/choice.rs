@@ -1,4 +1,4 @@
-//! The choice of a backend: what the environment asks for, and what this machine has.
+//! Chooses a backend from the environment and the GPUs of this machine.
 
 use crate::environment::{Settings, names};
 use peerweave_bootstrap::Job;

@@ -1,7 +1,7 @@
 //! Communication among PEs for Rust: collectives and one-sided operations on a symmetric heap.
 //!
 //! The host backend runs on the shared memory of one machine without a GPU. With the feature `cuda`
-//! the same programs run on GPUs, one for each PE: see `peerweave-cuda` for what it has so far.
+//! the same programs run on GPUs, one for each PE: `peerweave-cuda` lists the supported features.
 //!
 //! ```text
 //!   peerweave                this crate: World::from_env(), re-exports

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_with_parentheses_in_the_name_is_parsed() {
+    fn proc_stat_with_parentheses_in_the_name_is_parsed() {
         let stat = |state: &str, threads: u32| {
             let rest = format!("20 0 {threads} 0 987654 2527232 135");
             Stat::parse(&format!("24251 (a) b (c) {state} 24250 24251 24251 0 -1 4194304 135 445 0 0 0 0 0 0 {rest}"))
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn variable_prefix_does_not_match() {
+    fn prefix_of_a_variable_name_does_not_match() {
         let environment = b"A=1\0PMI_RANK_MAP=x\0PMI_RANK=0\0";
         assert_eq!((value(environment, "PMI_RANK"), value(environment, "A")), (Some(&b"0"[..]), Some(&b"1"[..])));
         assert!(["PMI", "RANK", "B"].iter().all(|name| value(environment, name).is_none()));

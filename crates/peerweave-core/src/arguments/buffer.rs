@@ -24,9 +24,9 @@ use std::sync::Arc;
 /// The parts of a `Vec`, without its element type.
 pub(crate) struct Memory {
     at: NonNull<u8>,
-    /// In elements.
+    /// Length, in elements.
     len: usize,
-    /// In elements.
+    /// Capacity, in elements.
     capacity: usize,
     /// Frees the memory: `free(at, capacity)`.
     free: unsafe fn(NonNull<u8>, usize),
@@ -95,9 +95,9 @@ impl fmt::Debug for Memory {
 /// ```
 pub struct Buffer<T> {
     memory: Arc<Memory>,
-    /// In elements.
+    /// Start, in elements.
     start: usize,
-    /// In elements. `start + len` is at most `memory.len`.
+    /// Length, in elements. `start + len` is at most `memory.len`.
     len: usize,
     element: PhantomData<T>,
 }
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_sole_whole_handle_returns_a_vec_or_slice() {
+    fn vec_or_slice_needs_the_only_handle_to_the_whole_buffer() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();

@@ -45,7 +45,7 @@ use std::sync::Arc;
 pub struct OnDevice<T> {
     owner: Arc<dyn DeviceOwner>,
     address: u64,
-    /// In elements.
+    /// Length, in elements.
     len: usize,
     ordinal: u32,
     element: PhantomData<fn() -> T>,

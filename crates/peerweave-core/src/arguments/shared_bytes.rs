@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_alignment_and_length_copies_exactly_its_bytes() {
+    fn copies_write_exactly_their_bytes_at_any_alignment() {
         for start in 0..9 {
             for bytes in 0..40 {
                 let source: Vec<u8> = (0..bytes as u8).map(|i| i + 1).collect();

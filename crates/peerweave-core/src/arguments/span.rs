@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy)]
 pub(crate) struct Span<'a> {
     pub(crate) place: Place,
-    /// In elements.
+    /// Length, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
     pub(crate) owner: Owner<'a>,

@@ -76,7 +76,7 @@ impl Drop for Region {
 pub struct Symmetric<T> {
     region: Arc<Region>,
     at: SymOffset,
-    /// In elements.
+    /// Length, in elements.
     len: usize,
     element: PhantomData<T>,
 }
@@ -380,7 +380,7 @@ impl Symmetric<u64> {
 #[derive(Clone, Copy)]
 pub(crate) struct Remote<'a> {
     pub(crate) at: SymOffset,
-    /// In elements.
+    /// Length, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
     pub(crate) region: &'a Arc<Region>,

@@ -32,7 +32,7 @@ pub struct Caps {
 impl Caps {
     /// Returns the capabilities that every backend has: staged private buffers, no call checking,
     /// allocations aligned to at most a page, no memory of devices, streams that skip operations
-    /// after a failure, and nothing promised of reductions.
+    /// after a failure, and no guarantees about reductions.
     pub fn new(heap_bytes: usize, max_teams: usize, compute: impl Into<String>) -> Self {
         Self {
             heap_bytes,
@@ -158,11 +158,11 @@ pub enum AfterFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrivateBuffers {
-    /// They are copied through memory that both PEs access, which costs one more copy.
+    /// Buffers are copied through memory that both PEs access, which costs one more copy.
     Staged,
     /// The operating system reads them from the memory of the other process.
     CrossMemoryAttach,
-    /// They cannot take part: operations on them return an error.
+    /// Buffers cannot take part: operations on them return an error.
     Refused,
 }
 

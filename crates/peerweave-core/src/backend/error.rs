@@ -151,7 +151,7 @@ impl Error {
 /// Identifies a team in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TeamName {
-    /// Its number.
+    /// The number of the team.
     pub id: TeamId,
     /// The number of its ranks.
     pub size: usize,
@@ -171,13 +171,13 @@ impl fmt::Display for TeamName {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCause {
-    /// Its process ended, or was killed, without leaving the job.
+    /// The PE's process ended, or was killed, without leaving the job.
     Died,
-    /// It left the job (finalized or dropped its world) while other PEs still needed it.
+    /// The PE left the job (finalized or dropped its world) while other PEs still needed it.
     Left,
-    /// It reported that it failed in this operation.
+    /// The PE reported that it failed in this operation.
     Failed,
-    /// Its memory could not be read.
+    /// The memory of the PE could not be read.
     Unreachable,
 }
 
@@ -291,7 +291,7 @@ pub enum MisuseKind {
     Length {
         /// The parameter.
         argument: &'static str,
-        /// Its length in elements.
+        /// The length of the argument, in elements.
         found: usize,
         /// The length that the call needs, in elements.
         expected: usize,
@@ -301,7 +301,7 @@ pub enum MisuseKind {
     NotDivisible {
         /// The parameter.
         argument: &'static str,
-        /// Its length in elements.
+        /// The length of the argument, in elements.
         found: usize,
         /// The size of the team.
         divisor: usize,
@@ -353,7 +353,7 @@ pub enum MisuseKind {
     Limit {
         /// The parameter.
         argument: &'static str,
-        /// Its value.
+        /// The value of the parameter.
         found: usize,
         /// The largest valid value.
         max: usize,
@@ -459,7 +459,7 @@ pub enum MisuseKind {
     Value {
         /// The parameter.
         argument: &'static str,
-        /// Its value.
+        /// The value of the parameter.
         found: String,
         /// The valid values.
         expected: &'static str,

@@ -227,9 +227,9 @@ pub type Keep = Box<dyn KeptMemory>;
 /// The state of an operation after it was enqueued.
 #[derive(Debug)]
 pub enum Submitted {
-    /// It is complete.
+    /// The operation is complete.
     Complete(Outcome),
-    /// It is pending; the queue holds its memory.
+    /// The operation is pending; the queue holds its memory.
     Queued(Arc<dyn Pending>),
     /// The queue is being captured: the operation has not run. A graph contains it, holds its
     /// memory, and may run it any number of times.
@@ -288,9 +288,9 @@ impl TeamId {
 /// A new team, as its backend describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TeamRecord {
-    /// Its number.
+    /// The number of the team.
     pub id: TeamId,
-    /// Its members in rank order; `my_pe` is among them.
+    /// The members of the team in rank order; `my_pe` is among them.
     pub members: Vec<Pe>,
 }
 

@@ -471,6 +471,6 @@ unsafe impl Backend for Noop {
     }
 
     fn describe(&self) -> String {
-        format!("{} operations wait", self.queue.len())
+        format!("{} operations are pending", self.queue.len())
     }
 }

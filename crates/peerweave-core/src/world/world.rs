@@ -92,7 +92,11 @@ impl World {
     /// Returns a description of pending operations and of the PEs that they wait for.
     pub fn describe(&self) -> String {
         if self.shared.is_forked() {
-            return format!("a forked child of {} of {}, which does not belong to the job", self.my_pe(), self.n_pes());
+            return format!(
+                "this process is a forked child of {} (of {} PEs), and does not belong to the job",
+                self.my_pe(),
+                self.n_pes()
+            );
         }
         self.shared.backend.describe()
     }

@@ -148,7 +148,7 @@ pub enum DriverError {
         waited: std::time::Duration,
     },
     /// A copy between buffers of different lengths.
-    #[error("{call}: found {found} elements, expected {expected}")]
+    #[error("{call}: the lengths differ: found {found} elements, expected {expected}")]
     WrongLength {
         /// The call.
         call: &'static str,

@@ -23,7 +23,7 @@ use crate::{DEADLINE, DriverError, Keep, Keeper, deadline_after, join, wait, wai
 /// Drop it after enqueuing the work: cudarc's buffers then record that the stream uses them. Only
 /// the library that obtained the access can leak it.
 ///
-/// It is not `Send`, because a per-thread stream is a different one in each thread:
+/// The access is not `Send`, because a per-thread stream is a different one in each thread:
 ///
 /// ```compile_fail
 /// fn sent<T: Send>() {}
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_lives_as_long_as_the_memory() {
+    fn raw_buffer_keeps_its_owner_alive() {
         let owner: Keep = Arc::new("memory");
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<u8>::new(0x1000, 1, 0, Some(Arc::clone(&owner))) };

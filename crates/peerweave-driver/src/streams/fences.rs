@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_the_two_fences_sees_the_other_access() {
+    fn light_or_heavy_fence_sees_the_access_of_the_other_thread() {
         // Each thread writes its own word and reads the other's: without a fence both may read the
         // old value.
         let rounds = 5_000;

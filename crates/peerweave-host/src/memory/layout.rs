@@ -63,9 +63,9 @@ pub(crate) struct PePage {
     pub(crate) pid: AtomicU64,
     /// A digest of the PID namespace of that number.
     pub(crate) pid_namespace: AtomicU64,
-    /// The processor on which it last waited long, plus 1: see `sync/peers.rs`.
+    /// The processor on which the PE last waited long, plus 1: see `sync/peers.rs`.
     pub(crate) processor: AtomicU64,
-    /// Its first failure: see `sync/root_cause.rs`.
+    /// The first failure of the PE: see `sync/root_cause.rs`.
     pub(crate) failure: AtomicU64,
     /// A random word of its process and the address of that word, to check that memory is read from
     /// that process.

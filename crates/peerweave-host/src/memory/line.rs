@@ -3,8 +3,9 @@
 //!
 //! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]: each of the
 //! eight words holds 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all
-//! eight words has all of the data, in whatever order they were stored. So one vector store writes
-//! the line, and the cache line moves between cores once instead of eight times.
+//! eight words has all of the data, independent of the order in which they were stored. So one
+//! vector store writes the line, and the cache line moves between cores once instead of eight
+//! times.
 
 use peerweave_device::{Word, sealed};
 use std::sync::atomic::{AtomicU64, Ordering};

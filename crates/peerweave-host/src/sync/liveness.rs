@@ -47,7 +47,7 @@ enum Process {
 #[derive(Clone, Copy, Debug)]
 struct Numbered {
     pid: Pid,
-    /// Its start time, in units of the kernel; `None` if it could not be read.
+    /// The start time of the process, in units of the kernel; `None` if it could not be read.
     started: Option<u64>,
 }
 
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn process_that_ends_is_seen_by_descriptor_and_number() {
+    fn end_of_a_process_is_detected_by_descriptor_and_number() {
         let (mut child, pid) = sleeper();
         let descriptor = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         let process = Numbered { pid, started: started(pid) };
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn reused_process_id_is_another_process() {
+    fn reused_process_id_does_not_name_the_first_process() {
         let (mut child, pid) = sleeper();
         let process = Numbered { pid, started: started(pid).map(|started| started - 1) };
         assert_eq!(process.has_ended(), Some(true));

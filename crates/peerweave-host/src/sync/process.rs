@@ -29,7 +29,7 @@ pub(crate) struct Identity {
 /// The reason why a process cannot be identified by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreachable {
-    /// Its number is that of another namespace.
+    /// The number belongs to another PID namespace.
     OtherNamespace,
     /// The system does not report the namespace of the number.
     UnknownNamespace,
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_process_is_named_and_readable() {
+    fn own_process_has_a_number_and_readable_memory() {
         let own = Identity::own();
         assert_eq!(own, Identity::own());
         assert_eq!(own.number_of(&own), Ok(rustix::process::getpid()));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn number_in_another_namespace_is_not_used() {
+    fn process_number_of_another_namespace_is_not_used() {
         let own = Identity::own();
         let other = Identity { namespace: own.namespace ^ 2, ..own };
         assert_eq!(own.number_of(&other), Err(Unreachable::OtherNamespace));

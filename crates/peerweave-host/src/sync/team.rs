@@ -2,7 +2,7 @@
 //!
 //! A team occupies one slot of control words in the segments of all its members. Operations of a
 //! team share these words. So they run one at a time on each PE, in the order in which they were
-//! issued, on whatever stream.
+//! issued, on any stream.
 
 use crate::sync::peers::Peers;
 use peerweave_core::backend::TeamId;

@@ -1,8 +1,8 @@
 //! How a PE waits: it spins, or yields if PEs share processors, then sleeps. A wait ends at its
 //! limit, or when a PE that it needs is gone.
 //!
-//! The caller looks at shared memory and says which PEs are missing; nothing here knows what is
-//! awaited. A look that succeeds at once reads no clock.
+//! The caller polls shared memory and determines which PEs are missing. If the first poll succeeds,
+//! no clock is read.
 
 use crate::sync::peers::Peers;
 use peerweave_core::Error;

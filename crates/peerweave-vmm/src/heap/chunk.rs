@@ -78,10 +78,10 @@ enum Own {
 
 /// A chunk that is mapped on all PEs of the machine.
 pub(crate) struct Chunk {
-    /// Offset of its first byte, the same in every segment.
+    /// Offset of the chunk's first byte, the same in every segment.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// Its addresses in this process, by rank on the machine.
+    /// Addresses of the chunk in this process, by rank on the machine.
     pub(crate) addresses: Vec<CUdeviceptr>,
     pub(crate) own: Option<PhysicalMemory>,
     parts: Vec<Part>,

@@ -167,9 +167,9 @@ pub struct SymmetricHeap {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leak {
-    /// Its offset in the heap.
+    /// Offset of the memory in the heap.
     pub offset: u64,
-    /// Its requested length in bytes.
+    /// Requested length in bytes.
     pub bytes: u64,
     /// The element's type.
     pub element: &'static str,

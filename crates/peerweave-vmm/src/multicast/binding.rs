@@ -174,7 +174,7 @@ impl Team {
         match self.devices.contains(&device) {
             true => Ok(()),
             false => {
-                let expected = format!("one of {:?}, which this process added", self.devices);
+                let expected = format!("one of the devices that this process added ({:?})", self.devices);
                 Err(Misuse::Value { call, what: "device", value: device.to_string(), expected })
             }
         }
@@ -207,7 +207,7 @@ impl Team {
         self.check_exportable(call, memory)?;
         let Some(device) = memory.device().filter(|device| self.devices.contains(device)) else {
             let value = memory.device().map_or("imported memory".into(), |device| format!("memory of device {device}"));
-            let expected = format!("created by this process on one of the devices {:?}, which it added", self.devices);
+            let expected = format!("memory created by this process on one of the devices that it added ({:?})", self.devices);
             return Err(wrong_value(call, "memory", value, &expected));
         };
         self.place_on(call, device, offset, bytes)

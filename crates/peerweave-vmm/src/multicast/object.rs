@@ -39,8 +39,8 @@ pub(super) struct Object {
 
 /// Identifies a multicast object in all processes: a random number from [`Building::create`].
 ///
-/// It is sent together with the descriptor or fabric handle, so that PEs detect if they hold
-/// different objects.
+/// The number is sent together with the descriptor or fabric handle, so that PEs detect if they
+/// hold different objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MulticastId(pub [u8; 16]);
 

@@ -1,6 +1,6 @@
 //! Elements at multicast addresses for kernels: plain data of a fixed layout.
 //!
-//! It accesses no memory and keeps no memory alive. Invariants: the layout is part of the
+//! A view accesses no memory and keeps no memory alive. Invariants: the layout is part of the
 //! interface, and is checked below; a returned address is the address of an element.
 
 use std::fmt;

@@ -14,7 +14,7 @@ use crate::pool::Pool;
 /// One simulated H200.
 pub(crate) struct Device {
     pub(crate) ordinal: usize,
-    /// Its index in the machine, which is the same in every process.
+    /// The device's index in the machine, which is the same in every process.
     pub(crate) slot: usize,
     pub(crate) total_bytes: u64,
     used_bytes: Mutex<u64>,

@@ -84,8 +84,8 @@ impl Driver {
         usize::try_from(ordinal).ok().and_then(|ordinal| self.devices.get(ordinal)).ok_or(Code::INVALID_DEVICE)
     }
 
-    /// Returns a device's index in the machine, which is the same in every process whatever its
-    /// ordinal is.
+    /// Returns a device's index in the machine, which is the same in every process, independent of
+    /// the device's ordinal.
     pub(crate) fn slot(&self, ordinal: usize) -> usize {
         self.devices[ordinal].slot
     }

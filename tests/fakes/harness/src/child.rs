@@ -27,7 +27,7 @@ const LOG: &str = "PEERWEAVE_FAKE_CUDA_LOG";
 pub struct Child {
     /// The full name of the test that runs.
     pub scenario: String,
-    /// Its index among the children, from 0.
+    /// The index of this child, from 0.
     pub rank: usize,
     /// Number of children.
     pub count: usize,
@@ -101,7 +101,7 @@ impl Child {
     /// Writes a file into the shared directory atomically.
     ///
     /// # Panics
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn put_file(&self, name: &str, bytes: &[u8]) {
         let hidden = self.directory.join(format!(".{name}.{}", self.rank));
         std::fs::write(&hidden, bytes).expect("the shared directory");
@@ -132,11 +132,11 @@ fn body_file(shared: &Path, rank: usize) -> PathBuf {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Output {
-    /// Its exit status.
+    /// Exit status of the child.
     pub status: ExitStatus,
-    /// Its standard output.
+    /// Standard output of the child.
     pub stdout: String,
-    /// Its standard error.
+    /// Standard error of the child.
     pub stderr: String,
     /// Whether it was killed because it exceeded its time limit.
     pub timed_out: bool,

@@ -309,7 +309,7 @@ fn scenario_of<F>() -> String {
 /// themselves.
 ///
 /// # Panics
-/// If it cannot be built.
+/// If the library cannot be built.
 #[must_use]
 pub fn library(package: &str) -> PathBuf {
     build::library(package)

@@ -202,7 +202,10 @@ pub(crate) fn joined(slot: Slot, bytes: &[u8]) {
             let waiting = waiting.get_or_insert_with(|| Waiting { ranks: join.ranks, share: join.share, came: BTreeMap::new() });
             if (waiting.ranks, waiting.share) != (join.ranks, join.share) || waiting.came.contains_key(&slot.from) {
                 // As in NCCL, whose root only prints a warning: the communicator is never created.
-                crate::log::line(&format!("mismatch in a unique id: rank {} of {} does not fit", slot.from, join.ranks));
+                crate::log::line(&format!(
+                    "mismatch in a unique id: rank {} of {} has joined before, or with another number of ranks",
+                    slot.from, join.ranks
+                ));
                 return;
             }
             let share = join.share as usize;

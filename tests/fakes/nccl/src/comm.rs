@@ -207,7 +207,7 @@ impl Comm {
             Err(other) if other == me => false,
             // A thread that was stuck returns only after other threads have continued.
             Err(_) if self.stopped() => false,
-            Err(_) => undefined(&format!("{function} on a communicator while another thread is in a call on it")),
+            Err(_) => undefined(&format!("{function} was called on a communicator while another thread is in a call on it")),
         }
     }
 

@@ -70,7 +70,7 @@ pub(crate) struct Item {
 pub(crate) struct Launch {
     pub(crate) comm: &'static Comm,
     pub(crate) items: Vec<Item>,
-    /// Its position in the order of launches; `None` in a graph, which runs at each graph launch.
+    /// Position in the order of launches; `None` in a graph, which runs at each graph launch.
     pub(crate) turn: Option<u64>,
 }
 
@@ -252,7 +252,7 @@ fn run_collective(comm: &Comm, collective: &Collective) -> Step {
     let get = |from: i32, length: usize| -> Step<Bytes> {
         let message = comm.receive(from, Channel::Collective, number).ok_or(Stopped)?;
         if message[..HEAD] != head || message.len() != HEAD + length {
-            mismatch(comm, &format!("collective {number}: rank {from} has {:?}, this rank {head:?}", &message[..HEAD]))?;
+            mismatch(comm, &format!("collective {number}: rank {from} sent {:?}, expected {head:?}", &message[..HEAD]))?;
         }
         Ok(message)
     };

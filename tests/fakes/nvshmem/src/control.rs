@@ -39,7 +39,7 @@ pub(crate) struct Card {
 pub(crate) struct Record {
     /// Name of the exchange, the same on all members.
     pub(crate) name: [u8; 64],
-    /// Its arguments that must be the same on all members.
+    /// The arguments that must be the same on all members.
     pub(crate) same: [u64; 6],
     /// Data of each member.
     pub(crate) own: [u64; 4],
@@ -48,10 +48,10 @@ pub(crate) struct Record {
 /// The state of one member in a channel.
 #[repr(C)]
 pub(crate) struct Member {
-    /// Number of exchanges that it has joined.
+    /// Number of exchanges that the member has joined.
     pub(crate) count: AtomicU64,
-    /// Its data in the last two exchanges: a member that is one exchange ahead must not overwrite
-    /// data that others still read.
+    /// The member's data in the last two exchanges: a member that is one exchange ahead must not
+    /// overwrite data that others still read.
     pub(crate) records: [UnsafeCell<Record>; 2],
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct TeamSlot {
 #[repr(C)]
 pub(crate) struct IdSlot {
     pub(crate) id: AtomicU64,
-    /// Their PEs plus one, by index.
+    /// PE of each member plus one, by index.
     pub(crate) members: [AtomicI32; MAX_PES],
     /// The team's slot plus one.
     pub(crate) team: AtomicU32,

@@ -63,7 +63,7 @@ impl Team {
     /// counters on an internal stream of NVSHMEM.
     pub(crate) fn idle(&self) {
         if self.flights.in_flight() || self.try_turn(Channel::Data).is_none() {
-            undefined(&format!("{} while a collective of team {} was pending", call::function(), self.handle));
+            undefined(&format!("{} was called while a collective of team {} was pending", call::function(), self.handle));
         }
     }
 

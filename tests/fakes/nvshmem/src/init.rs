@@ -156,7 +156,7 @@ fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes
     if let Some(other) = cards.iter().position(|card| heap(card) != heap(&cards[0])) {
         return fail(
             Code::SYMMETRY,
-            format!("PE {other} has a heap of {} bytes, PE 0 of {}", heap(&cards[other]), heap(&cards[0])),
+            format!("PE {other} has a heap of {} bytes, PE 0 has one of {} bytes", heap(&cards[other]), heap(&cards[0])),
         );
     }
     let version = |card: &Card| card.version.load(Ordering::Relaxed);

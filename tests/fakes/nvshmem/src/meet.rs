@@ -176,7 +176,7 @@ impl Turn<'_> {
             let theirs = unsafe { side.records[which].get().read() };
             if theirs.name != record.name || theirs.same != record.same {
                 let (own, theirs) = (describe(&record), describe(&theirs));
-                undefined(&format!("PE {} is in {own}, PE {pe} in {theirs}", team.members[team.me]));
+                undefined(&format!("PE {} is in {own}, but PE {pe} is in {theirs}", team.members[team.me]));
             }
             all.push(theirs);
         }

@@ -70,9 +70,9 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
 pub(crate) fn live() -> Arc<World> {
     match &*state() {
         State::Live(world, _) => Arc::clone(world),
-        State::Idle => undefined(&format!("{} before NVSHMEM was initialised", call::function())),
+        State::Idle => undefined(&format!("{} was called before NVSHMEM was initialised", call::function())),
         State::Bootstrapped(..) => undefined(&format!("{}: nvshmem initialization failed, exiting", call::function())),
-        State::Finalized => undefined(&format!("{} after nvshmemx_hostlib_finalize", call::function())),
+        State::Finalized => undefined(&format!("{} was called after nvshmemx_hostlib_finalize", call::function())),
     }
 }
 

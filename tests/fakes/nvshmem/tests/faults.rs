@@ -77,12 +77,12 @@ aborts! {
         nvshmem_team_destroy(team);
         nvshmem_team_n_pes(team);
     };
-    call_after_finalize_ends_the_process: 1 "nvshmem_malloc after nvshmemx_hostlib_finalize", quick(), |me| {
+    call_after_finalize_ends_the_process: 1 "nvshmem_malloc was called after nvshmemx_hostlib_finalize", quick(), |me| {
         init(me);
         nvshmemx_hostlib_finalize();
         nvshmem_malloc(8);
     };
-    call_before_initialisation_ends_the_process: 1 "nvshmem_barrier_all before NVSHMEM was initialised", quick(), |_| nvshmem_barrier_all();
+    call_before_initialisation_ends_the_process: 1 "nvshmem_barrier_all was called before NVSHMEM was initialised", quick(), |_| nvshmem_barrier_all();
     stream_work_that_outlives_the_job_ends_the_process: 1 "after nvshmemx_hostlib_finalize", quick(), |me| {
         let stream = init(me);
         let word = symmetric(&[0_u64]);
@@ -108,7 +108,7 @@ aborts! {
         nvshmem_barrier(0);
     };
     allocation_during_a_collective_ends_the_process: 1
-    "nvshmem_malloc while a collective of team 0 was pending", quick(), |me| {
+    "nvshmem_malloc was called while a collective of team 0 was pending", quick(), |me| {
         let stream = init(me);
         let word = symmetric(&[0_u64]);
         nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
@@ -116,7 +116,7 @@ aborts! {
         nvshmem_malloc(8);
     };
     split_during_a_collective_ends_the_process: 1
-    "nvshmem_team_split_strided while a collective of team 1 was pending", quick(), |me| {
+    "nvshmem_team_split_strided was called while a collective of team 1 was pending", quick(), |me| {
         let stream = init(me);
         let word = symmetric(&[0_u64]);
         nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);

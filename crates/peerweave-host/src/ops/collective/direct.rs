@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_cover_all_elements_once_at_line_borders() {
+    fn shares_cover_each_element_once_and_split_at_cache_lines() {
         for size in [1, 2, 4, 8] {
             for count in [0, 1, 15, 16, 17, 63, 64, 65, 1000, 4097] {
                 for n in [1, 2, 3, 8] {

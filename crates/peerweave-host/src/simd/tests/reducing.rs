@@ -272,7 +272,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if FEW { 4 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_shape_agrees_with_the_oracle(
+    fn reduction_of_any_shape_agrees_with_the_oracle(
         pair in 0usize..100, inputs in 1usize..12, outputs in 1usize..12, count in 0usize..700,
         in_place: bool, misalignment in 0usize..64, streaming: bool, seed in 1u64..,
     ) {
