@@ -2,12 +2,16 @@
 //! launchers.
 
 use crate::choice::Request;
+use peerweave_bootstrap::env::warn;
 use peerweave_bootstrap::{BootstrapError, Job};
 use peerweave_core::{Error, Misuse, MisuseKind};
+use std::sync::Once;
 use std::time::Duration;
 
 /// The names of the variables.
 pub mod names {
+    use peerweave_bootstrap::env::names as job;
+
     /// The backend: `host`, `cuda`, or `auto`, the default, which uses GPUs if the build has the
     /// feature `cuda` and each PE of the machine gets a GPU. See
     /// [`BackendChoice`](crate::BackendChoice).
@@ -41,6 +45,38 @@ pub mod names {
         (KERNEL_SEED, "a number below 2^64, such as 7"),
         (LOG, "a tracing filter"),
     ];
+
+    /// Name and expected value of each variable that the GPU crates read.
+    pub const OF_GPUS: [(&str, &str); 8] = [
+        ("PEERWEAVE_NCCL_PATH", "path of libnccl or its directory"),
+        ("PEERWEAVE_NVSHMEM_PATH", "path of libnvshmem_host or its directory"),
+        ("PEERWEAVE_NVSHMEM_DEVICE_PATH", "directory of libnvshmem_device.a"),
+        ("PEERWEAVE_NVRTC_PATH", "path of libnvrtc or its directory"),
+        ("PEERWEAVE_NVJITLINK_PATH", "path of libnvJitLink or its directory"),
+        ("PEERWEAVE_CUDA_INCLUDE", "directories of CUDA's headers"),
+        ("PEERWEAVE_CACHE_DIR", "directory of linked kernels"),
+        ("PEERWEAVE_MULTICAST", "off disables multicast objects"),
+    ];
+
+    /// Name and expected value of each variable that describes the position of a PE, and that a
+    /// launcher sets.
+    pub const OF_LAUNCHERS: [(&str, &str); 10] = [
+        (job::PE, "PE of this process"),
+        (job::N_PES, "number of PEs"),
+        (job::LOCAL_PE, "index of this PE on its machine"),
+        (job::LOCAL_N_PES, "number of PEs on this machine"),
+        (job::MACHINE, "index of this machine"),
+        (job::N_MACHINES, "number of machines"),
+        (job::RENDEZVOUS, "unix:@NAME or tcp:HOST:PORT"),
+        (job::TOKEN, "64 hexadecimal digits"),
+        (job::REQUIRE_TOKEN, "0 or 1"),
+        (job::INTERFACE, "a network interface, by name or address"),
+    ];
+
+    /// Returns all variables: those of programs, of the GPU crates, and of launchers.
+    pub fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
+        ALL.into_iter().chain(OF_GPUS).chain(OF_LAUNCHERS)
+    }
 }
 
 /// Settings found in the environment; `None` for variables that are not set.
@@ -93,8 +129,38 @@ impl Settings {
 
     /// Reads the environment of this process.
     pub(crate) fn from_env() -> Result<Self, Error> {
+        warn_of_unknown_variables();
         Self::read(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
+}
+
+/// What a variable's name begins with if it is for the compilation of kernels or for tests.
+const NOT_FOR_PROGRAMS: [&str; 4] = ["PEERWEAVE_PTX", "PEERWEAVE_FAKE_", "PEERWEAVE_TEST_", "PEERWEAVE_KILLS"];
+
+/// Names with at least this similarity, between 0 and 1, are suggested.
+const SIMILAR: f64 = 0.8;
+
+/// Warns, once per process, of variables that have Peerweave's prefix but are not read.
+fn warn_of_unknown_variables() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        set.filter_map(|name| unknown_variable(&name)).for_each(|text| warn(&text));
+    });
+}
+
+/// Returns the warning about a variable that is not read; `None` for all others.
+fn unknown_variable(name: &str) -> Option<String> {
+    let suffix = name.strip_prefix("PEERWEAVE_")?;
+    if names::all().any(|(known, _)| known == name) || NOT_FOR_PROGRAMS.iter().any(|start| name.starts_with(start)) {
+        return None;
+    }
+    let similarity = |known: &str| strsim::jaro_winkler(&known["PEERWEAVE_".len()..], suffix);
+    let best = names::all().map(|(known, _)| known).max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+    Some(match best.filter(|known| similarity(known) >= SIMILAR) {
+        Some(known) => format!("the variable {name} is set, but not read; did you mean {known}?"),
+        None => format!("the variable {name} is set, but not read; `peerweave info` lists the variables"),
+    })
 }
 
 /// Returns the job described by the environment.
@@ -150,6 +216,27 @@ mod tests {
         assert_eq!(settings.heap_bytes, Some(3 << 20));
         assert_eq!((settings.check_calls, settings.cross_memory_attach), (Some(true), Some(false)));
         assert_eq!(settings.kernel_seed, Some(u64::MAX));
+    }
+
+    #[test]
+    fn unknown_variable_is_reported_with_a_similar_name() {
+        for (name, similar) in [
+            ("PEERWEAVE_HEAP_SIZE", "mean PEERWEAVE_HEAP_BYTES?"),
+            ("PEERWEAVE_DEDLINE", "mean PEERWEAVE_DEADLINE?"),
+            ("PEERWEAVE_NPES", "mean PEERWEAVE_N_PES?"),
+            ("PEERWEAVE_COLOUR", "`peerweave info`"),
+        ] {
+            let text = unknown_variable(name).expect(name);
+            assert!(text.contains(name) && text.contains(similar), "{text}");
+        }
+    }
+
+    #[test]
+    fn known_and_foreign_variables_are_not_reported() {
+        let known = names::all().map(|(name, _)| name);
+        for name in known.chain(["HOME", "PEERWEAVE_FAKE_NCCL_SLOW", "PEERWEAVE_PTX"]) {
+            assert_eq!(unknown_variable(name), None, "{name}");
+        }
     }
 
     #[test]

@@ -103,11 +103,7 @@ impl Job {
                     "{name} is set, as by {launcher}, but it does not identify the job of this process, so this is a job of one PE; \
                      to start several, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and its companions"
                 );
-                if tracing::enabled!(tracing::Level::WARN) {
-                    tracing::warn!("{text}");
-                } else {
-                    eprintln!("peerweave: {text}");
-                }
+                warn(&text);
             });
         }
         Ok(job)
@@ -156,6 +152,11 @@ pub fn warn_of_public_token(endpoint: &Endpoint) {
         "the token of this job at {endpoint} is derived from public values, so that others on the network can take the place of a PE; set \
          {token} to the same 64 random hexadecimal digits for every PE ({required}=1 makes this an error)"
     );
+    warn(&text);
+}
+
+/// Logs a warning through `tracing`, or prints it to standard error if there is no subscriber.
+pub fn warn(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {

@@ -109,26 +109,6 @@ impl fmt::Display for Variable {
     }
 }
 
-/// Variables that a launcher sets, with descriptions.
-const OF_A_LAUNCHER: [(&str, &str); 9] = [
-    (job_names::PE, "PE of this process"),
-    (job_names::N_PES, "number of PEs"),
-    (job_names::LOCAL_PE, "index of this PE on its machine"),
-    (job_names::LOCAL_N_PES, "number of PEs on this machine"),
-    (job_names::MACHINE, "index of this machine"),
-    (job_names::N_MACHINES, "number of machines"),
-    (job_names::RENDEZVOUS, "unix:@NAME or tcp:HOST:PORT"),
-    (job_names::TOKEN, "64 hexadecimal digits"),
-    (job_names::INTERFACE, "a network interface, by name or address"),
-];
-
-/// Variables that the GPU crates read, with descriptions.
-const OF_GPUS: [(&str, &str); 3] = [
-    ("PEERWEAVE_NCCL_PATH", "path of libnccl or its directory"),
-    ("PEERWEAVE_NVSHMEM_PATH", "path of libnvshmem_host or its directory"),
-    ("PEERWEAVE_MULTICAST", "off disables multicast objects"),
-];
-
 /// Returns the variables that Peerweave reads, in a fixed order, then unknown ones with its prefix.
 pub(super) fn variables() -> Vec<Variable> {
     variables_in(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()), names_set())
@@ -139,7 +119,7 @@ fn names_set() -> Vec<String> {
 }
 
 fn variables_in(value_of: &dyn Fn(&str) -> Option<String>, set: Vec<String>) -> Vec<Variable> {
-    let known: Vec<(&str, &str)> = names::ALL.into_iter().chain(OF_GPUS).chain(OF_A_LAUNCHER).collect();
+    let known: Vec<(&str, &str)> = names::all().collect();
     let mut variables: Vec<Variable> = known
         .iter()
         .map(|(name, expected)| Variable {
