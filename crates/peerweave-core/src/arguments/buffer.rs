@@ -21,6 +21,8 @@ use std::ops::RangeBounds;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+impl crate::backend::Owner for Memory {}
+
 /// The parts of a `Vec`, without its element type.
 pub(crate) struct Memory {
     at: NonNull<u8>,

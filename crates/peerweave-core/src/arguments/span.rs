@@ -6,11 +6,10 @@
 //! that.
 #![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
 
-use crate::Result;
 use crate::arguments::buffer::{Buffer, Memory};
 use crate::arguments::on_device::OnDevice;
 use crate::arguments::symmetric::{Region, Symmetric};
-use crate::backend::{DeviceOwner, Keep, KeptMemory, Place};
+use crate::backend::{DeviceOwner, Held, Keep, Place};
 use peerweave_types::{DType, Element};
 use std::sync::Arc;
 
@@ -66,45 +65,17 @@ impl Owner<'_> {
     pub(crate) fn hold(self) -> Held {
         match self {
             Self::Caller => Held::Nothing,
-            Self::Region(region) => Held::Region(Arc::clone(region)),
-            Self::Memory(memory) => Held::Memory(Arc::clone(memory)),
+            Self::Region(region) => Held::Memory(Arc::<Region>::clone(region)),
+            Self::Memory(memory) => Held::Memory(Arc::<Memory>::clone(memory)),
             Self::Device(owner) => Held::Device(Arc::clone(owner)),
         }
     }
 }
 
-/// The owner of an argument while a queue holds it. It is held only so that the memory is not freed
-/// earlier.
-#[derive(Debug)]
-#[allow(dead_code, reason = "held for its drop")]
-pub(crate) enum Held {
-    Nothing,
-    Region(Arc<Region>),
-    Memory(Arc<Memory>),
-    Device(Arc<dyn DeviceOwner>),
-}
-
-impl KeptMemory for Held {
-    fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<()>) -> Result<()> {
-        if let Self::Device(owner) = self { with(&**owner) } else { Ok(()) }
-    }
-}
-
-impl<const N: usize> KeptMemory for [Held; N] {
-    fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<()>) -> Result<()> {
-        self.iter().try_for_each(|held| held.device_owners(with))
-    }
-}
-
-impl KeptMemory for Arc<[Held]> {
-    fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<()>) -> Result<()> {
-        self.iter().try_for_each(|held| held.device_owners(with))
-    }
-}
-
 /// Clones `owners`, for a queue that holds their memory.
-pub(crate) fn keep<const N: usize>(owners: [Owner<'_>; N]) -> Keep {
-    Box::new(owners.map(Owner::hold))
+#[inline]
+pub(crate) fn keep(owners: [Owner<'_>; 3]) -> Keep {
+    Keep::few(owners.map(Owner::hold))
 }
 
 mod sealed {

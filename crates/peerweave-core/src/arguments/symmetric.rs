@@ -25,6 +25,8 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+impl crate::backend::Owner for Region {}
+
 /// One allocation of symmetric memory.
 #[derive(Debug)]
 pub(crate) struct Region {

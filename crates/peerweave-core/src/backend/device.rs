@@ -4,6 +4,7 @@ use super::StreamBackend;
 use crate::Error;
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 /// The owner of device memory. The memory stays allocated while the owner lives.
 ///
@@ -29,11 +30,55 @@ pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
     }
 }
 
-/// The owners of the memory of an operation.
-pub trait KeptMemory: Send + Sync + fmt::Debug {
-    /// Calls `with` for each owner of device memory, until a call fails.
+/// Keeps memory alive while an operation uses it. Its drop is local and does not block. It may drop
+/// the last handle of the world, and with it the backend, on any thread. Neither making one nor
+/// dropping it allocates memory or frees more than what it was the last owner of.
+#[derive(Debug)]
+pub struct Keep(Owners);
+
+#[derive(Debug)]
+enum Owners {
+    Few([Held; 3]),
+    Many(Arc<[Held]>),
+}
+
+/// One owner of memory. Only its drop matters.
+#[derive(Clone, Debug)]
+#[allow(dead_code, reason = "held for its drop")]
+pub(crate) enum Held {
+    Nothing,
+    Memory(Arc<dyn Owner>),
+    Device(Arc<dyn DeviceOwner>),
+}
+
+/// An owner of memory of the host, or of symmetric memory.
+pub(crate) trait Owner: Send + Sync + fmt::Debug {}
+
+impl Keep {
+    /// Keeps nothing alive.
+    pub const fn nothing() -> Self {
+        Self(Owners::Few([Held::Nothing, Held::Nothing, Held::Nothing]))
+    }
+
+    #[inline]
+    pub(crate) const fn few(owners: [Held; 3]) -> Self {
+        Self(Owners::Few(owners))
+    }
+
+    #[inline]
+    pub(crate) const fn many(owners: Arc<[Held]>) -> Self {
+        Self(Owners::Many(owners))
+    }
+
+    /// Calls `with` for each owner of memory of a device, until one fails.
     ///
     /// # Errors
     /// The first error of `with`.
-    fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<(), Error>) -> Result<(), Error>;
+    pub fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<(), Error>) -> Result<(), Error> {
+        let owners = match &self.0 {
+            Owners::Few(owners) => owners.as_slice(),
+            Owners::Many(owners) => owners,
+        };
+        owners.iter().try_for_each(|held| if let Held::Device(owner) = held { with(&**owner) } else { Ok(()) })
+    }
 }

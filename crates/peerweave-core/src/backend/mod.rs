@@ -17,7 +17,8 @@ pub(crate) mod error;
 mod op;
 
 pub use caps::{AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, PrivateBuffers, ReductionCaps, ReductionOrder};
-pub use device::{DeviceOwner, KeptMemory};
+pub use device::{DeviceOwner, Keep};
+pub(crate) use device::{Held, Owner};
 pub use op::{
     Atomic, AtomicKind, BoundKernel, Collective, CollectiveKind, Copy, Direction, Fill, Get, GetElement, Launch, Op, Place,
     PointToPoint, Put, PutElement, Signal, Strided, Until, VectorCounts, WaitMode, WaitUntil,
@@ -46,7 +47,7 @@ use std::time::Duration;
 /// work that it has started may still access symmetric or device memory, it has called `keep`, and
 /// holds or leaks the returned value until the work has ended; **\[B8\]** a backend whose
 /// [`Caps::device`] names a device calls `keep` first, and notifies the [`DeviceOwner`]s in it
-/// before and after it enqueues the operation ([`KeptMemory::device_owners`]).
+/// before and after it enqueues the operation ([`Keep::device_owners`]).
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// A short name: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
@@ -219,10 +220,6 @@ pub trait Pending: Send + Sync + fmt::Debug {
     /// Waits until it has completed or failed.
     fn wait(&self, within: Duration) -> Result<Outcome, Error>;
 }
-
-/// Keeps memory alive while an operation uses it. Its drop is local and does not block. It may drop
-/// the last handle of the world, and with it the backend, on any thread.
-pub type Keep = Box<dyn KeptMemory>;
 
 /// The state of an operation after it was enqueued.
 #[derive(Debug)]

@@ -9,10 +9,10 @@
 //! place and never moved: a put of 8 bytes takes 6 ns instead of 19 ns
 //! (benches/dispatch_overhead.rs).
 
-use crate::arguments::span::{Held, Owner, Span, keep};
+use crate::arguments::span::{Owner, Span, keep};
 use crate::arguments::symmetric::Region;
 use crate::backend::error::{Error, MisuseKind, misuse};
-use crate::backend::{Keep, Op, Place, TeamId};
+use crate::backend::{Held, Keep, Op, Place, TeamId};
 use crate::bounds::{length, wrong_value};
 use crate::shared::Shared;
 use crate::world::stream::Stream;

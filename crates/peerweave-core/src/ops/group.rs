@@ -8,9 +8,9 @@
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::signal::SignalUpdate;
-use crate::arguments::span::{Dest, Held, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
+use crate::arguments::span::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
 use crate::arguments::symmetric::Symmetric;
-use crate::backend::{CollectiveKind, Direction, Op, VectorCounts};
+use crate::backend::{CollectiveKind, Direction, Held, Keep, Op, VectorCounts};
 use crate::check::{self, Prepared};
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -105,7 +105,7 @@ impl Team {
         refused.map_or(Ok(()), Err)?;
         let prepared = check::group(CALL, self, ops)?;
         let held: Arc<[Held]> = held.into();
-        let submitted = call::enqueue(stream, &prepared, &|| Box::new(Arc::clone(&held)))?;
+        let submitted = call::enqueue(stream, &prepared, &|| Keep::many(Arc::clone(&held)))?;
         Ok(Ticket::new(submitted, &self.inner.shared, decode::nothing))
     }
 
@@ -144,7 +144,7 @@ impl Team {
         refused.map_or(Ok(()), Err)?;
         let prepared = check::group(CALL, self, ops)?;
         let held: Arc<[Held]> = held.into();
-        call::run_kept(&self.inner.shared, &prepared, &|| Box::new(Arc::clone(&held)))
+        call::run_kept(&self.inner.shared, &prepared, &|| Keep::many(Arc::clone(&held)))
     }
 }
 

@@ -4,10 +4,10 @@
 //! one live allocation of the world of the stream.
 #![allow(unsafe_code)]
 
-use crate::arguments::span::{Held, Owner};
+use crate::arguments::span::Owner;
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::error::{MisuseKind, misuse};
-use crate::backend::{BoundKernel, Launch, Op};
+use crate::backend::{BoundKernel, Held, Keep, Launch, Op};
 use crate::shared::Shared;
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -292,6 +292,6 @@ impl Stream {
         // SAFETY: the views of symmetric memory lie in live allocations: `bind` has checked it, and
         // the queue holds their owners. Views of device memory were made by `unsafe` calls, whose
         // callers guarantee that they are valid.
-        unsafe { call::launch(self, &op, &|| Box::new(Arc::clone(&held)), decode::nothing) }
+        unsafe { call::launch(self, &op, &|| Keep::many(Arc::clone(&held)), decode::nothing) }
     }
 }

@@ -20,7 +20,8 @@ impl State {
     /// Compares the calls of all members of a team; each gives its own in a message.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] with the first member whose call is another one; those of the rendezvous.
+    /// [`Error::Mismatch`] with the first member whose call is another one; those of the
+    /// rendezvous.
     pub(super) fn agree(&self, rendezvous: &Rendezvous, team: &TeamOf, call: &'static str, mine: &str) -> Result<(), Error> {
         self.agree_and_tell(rendezvous, team, call, mine, &[]).map(drop)
     }

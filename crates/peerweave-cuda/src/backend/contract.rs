@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use peerweave_core::Error;
 use peerweave_core::backend::{
-    Allocation, Backend, Caps, Fill, JobShape, Keep, KeptMemory, LocalAddress, Op, Outcome, Place, SplitCall, SplitPart,
-    StreamBackend, TeamId, TeamRecord,
+    Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, SplitCall, SplitPart, StreamBackend,
+    TeamId, TeamRecord,
 };
 use peerweave_driver::{PrivateStream, deadline_after, wait_until};
 use peerweave_types::{HeapGeometry, KernelTeam, SymOffset};
@@ -27,19 +27,6 @@ use crate::team::{Parent, Team};
 
 /// How long graphs that were destroyed may hold memory that is released.
 const GRAPHS: Duration = Duration::from_secs(2);
-
-/// Nothing: the operations of the host on this PE's memory hold none.
-#[derive(Debug)]
-struct Nothing;
-
-impl KeptMemory for Nothing {
-    fn device_owners(
-        &self,
-        _: &mut dyn FnMut(&dyn peerweave_core::backend::DeviceOwner) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        Ok(())
-    }
-}
 
 /// What a rank tells in a split: how many teams it has seen made, and a sentinel.
 fn split_told(told: &[u8]) -> (u32, [u64; 2]) {
@@ -208,7 +195,7 @@ unsafe impl Backend for Cuda {
     unsafe fn fill_local(&self, at: SymOffset, bits: u64, element_bytes: usize, count: usize) -> Result<(), Error> {
         let op = Op::Fill(Fill { target: Place::Symmetric(at), bits, element_bytes, count });
         // SAFETY: the caller's promise; no memory of the host takes part.
-        unsafe { run(&self.state, &op, &|| Box::new(Nothing)) }.map(drop)
+        unsafe { run(&self.state, &op, &Keep::nothing) }.map(drop)
     }
 
     fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {

@@ -12,17 +12,15 @@ use peerweave_core::backend::{
     Atomic, AtomicKind, Collective, CollectiveKind, Direction, Fill, Get, Launch, Op, Place, Put, Signal, Strided, Until,
     WaitMode, WaitUntil,
 };
-use peerweave_device::launch::Kernel;
 use peerweave_driver::cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
-use peerweave_driver::launch::LaunchConfig;
-use peerweave_driver::{Api, CudaCode, CudaError, CudaStream, DeviceBuffer as _, DeviceMemory, Driver, DriverError, Keep, bind};
-use peerweave_stream_kernels::{
-    OUTCOME_BITS, atomic, stream_atomic, stream_barrier, stream_fill, stream_put_element, stream_signal, stream_wait, until,
-};
-use peerweave_types::{DType, DeviceSlice, KernelArgs, ReduceOp, SignalOp, SymOffset, SymSlice};
+use peerweave_driver::launch::{LaunchConfig, MappedWords};
+use peerweave_driver::{Api, CudaCode, CudaError, CudaStream, DeviceBuffer as _, DeviceMemory, Driver, DriverError, Keep};
+use peerweave_stream_kernels::{OUTCOME_BITS, atomic, until};
+use peerweave_types::{DType, DeviceSlice, ReduceOp, SignalOp, SymOffset, SymSlice};
 
 use super::error::{driver, portable, unsupported};
 use super::exchange::order;
+use super::pools::class_of;
 use super::slots::Slot;
 use super::staging::{Copier, Staged};
 use super::state::State;
@@ -31,16 +29,6 @@ use super::ticket::Source;
 use super::transfer::Transfer;
 use crate::error::CudaError as GpuError;
 use crate::gpu::Gpu;
-
-/// Loads every kernel of this backend.
-pub(super) fn load(gpu: &Gpu) -> Result<(), GpuError> {
-    gpu.load(&stream_signal::KERNEL)?;
-    gpu.load(&stream_wait::KERNEL)?;
-    gpu.load(&stream_atomic::KERNEL)?;
-    gpu.load(&stream_barrier::KERNEL)?;
-    gpu.load(&stream_put_element::KERNEL)?;
-    gpu.load(&stream_fill::KERNEL).map(drop)
-}
 
 /// One operation that is being enqueued.
 pub(super) struct Enqueue<'a> {
@@ -52,11 +40,30 @@ pub(super) struct Enqueue<'a> {
     pub(super) capturing: bool,
     /// Memory that the work uses and that the portable API does not keep alive.
     pub(super) keep: Vec<Keep>,
+    /// Pinned memory that the work uses.
+    pub(super) staged: Vec<Staged>,
+    /// Bytes of pools that the work uses.
+    pub(super) held_bytes: usize,
     /// Results that the calling thread copies when the work has ended.
     pub(super) results: Vec<Staged>,
 }
 
 type Outcome<T = ()> = Result<T, Error>;
+
+impl<'a> Enqueue<'a> {
+    /// An operation on a stream whose context is current.
+    pub(super) fn new(
+        state: &'a State,
+        gpu: &'a Gpu,
+        stream: &'a Arc<CudaStream>,
+        call: &'static str,
+        copier: Copier,
+        capturing: bool,
+    ) -> Self {
+        let (keep, staged, results) = (Vec::new(), Vec::new(), Vec::new());
+        Self { state, gpu, stream, call, copier, capturing, keep, staged, held_bytes: 0, results }
+    }
+}
 
 impl Enqueue<'_> {
     /// Enqueues an operation; returns where its outcome will be.
@@ -71,9 +78,10 @@ impl Enqueue<'_> {
             Op::Copy(op) => self.between(op.target, op.source, op.bytes),
             Op::PutElement(put) => {
                 self.state.remote(self.call, put.pe, put.target)?;
+                self.note(put.target, put.element_bytes);
                 let element = self.view::<u8>(put.target, put.element_bytes);
                 let arguments = (element, put.bits, put.element_bytes as u32, put.pe.get());
-                self.kernel(&stream_put_element::KERNEL, arguments)?;
+                self.kernel(|kernels| &kernels.put_element, arguments)?;
                 Ok(Source::Kernel)
             }
             Op::GetElement(get) => {
@@ -97,7 +105,8 @@ impl Enqueue<'_> {
                 let mut source = self.transfers(&transfers)?;
                 for op in ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))) {
                     // SAFETY: the caller's promise, which is for all members.
-                    source = unsafe { self.op(op) }?;
+                    let next = unsafe { self.op(op) }?;
+                    self.hold(std::mem::replace(&mut source, next));
                 }
                 Ok(source)
             }
@@ -107,12 +116,13 @@ impl Enqueue<'_> {
 
     // ---- memory ----
 
+    /// Makes a graph keep symmetric memory. Outside of a capture `release` waits for the work of
+    /// every stream, and the heap is noted on each.
     pub(super) fn note(&mut self, at: SymOffset, bytes: usize) {
-        if let Some(block) = self.gpu.0.allocation(at, bytes as u64) {
-            block.note(self.stream);
-            if self.capturing {
-                self.keep.extend(block.keep());
-            }
+        if self.capturing
+            && let Some(block) = self.gpu.0.allocation(at, bytes as u64)
+        {
+            self.keep.extend(block.keep());
         }
     }
 
@@ -122,11 +132,17 @@ impl Enqueue<'_> {
         }
     }
 
-    pub(super) fn slot(&mut self, words: usize) -> Outcome<Arc<Slot>> {
+    pub(super) fn slot(&mut self, words: usize) -> Outcome<Slot> {
         let slot = self.state.slots.take(&self.state.context, words).map_err(|error| driver(self.call, error))?;
         slot.note(self.stream);
-        self.keep.push(Arc::<Slot>::clone(&slot));
         Ok(slot)
+    }
+
+    /// Holds what a part of an operation writes its outcome to: the operation has another outcome.
+    pub(super) fn hold(&mut self, source: Source) {
+        if !matches!(source, Source::Copy | Source::Kernel) {
+            self.keep.push(Arc::new(source));
+        }
     }
 
     /// A view of symmetric memory that the core has checked.
@@ -141,9 +157,11 @@ impl Enqueue<'_> {
             let why = "memory of the host cannot be captured into a graph: use symmetric memory or memory of the device";
             return Err(unsupported(self.call, why));
         }
-        let staged = Staged::new(&self.state.context, at, bytes).map_err(|error| driver(self.call, error))?;
+        let pinned = self.state.pinned.take(bytes, || MappedWords::new(&self.state.context, class_of(bytes) / size_of::<u32>()));
+        let staged = Staged::new(pinned.map_err(|error| driver(self.call, error))?, at, bytes);
         staged.note(self.stream);
-        self.keep.push(Arc::new(staged.clone()));
+        self.held_bytes += class_of(bytes);
+        self.staged.push(staged.clone());
         Ok(staged)
     }
 
@@ -185,22 +203,22 @@ impl Enqueue<'_> {
 
     /// Memory of the device for one operation.
     pub(super) fn scratch(&mut self, bytes: usize) -> Result<u64, Error> {
-        let memory = DeviceMemory::<u8>::alloc(&self.state.context, bytes.max(1)).map_err(|error| driver(self.call, error))?;
+        let new = || DeviceMemory::<u8>::alloc(&self.state.context, class_of(bytes));
+        // What a graph uses belongs to it.
+        let memory = if self.capturing { new().map(Arc::new) } else { self.state.scratch.take(bytes, new) };
+        let memory = memory.map_err(|error| driver(self.call, error))?;
         drop(memory.read(self.stream).map_err(|error| driver(self.call, error))?);
         let address = memory.address();
-        self.keep.push(Arc::new(memory));
+        self.held_bytes += class_of(bytes);
+        self.keep.push(memory);
         Ok(address)
     }
 
     // ---- copies ----
 
-    /// Calls a function of the driver that enqueues work on the stream.
+    /// Calls a function of the driver that enqueues work on the stream, whose context is current.
     fn drive(&self, name: &'static str, enqueue: impl FnOnce(&Api) -> Result<CudaCode, DriverError>) -> Outcome {
-        let run = || -> Result<(), DriverError> {
-            let api = Driver::get()?.api();
-            bind(self.stream.context())?;
-            Ok(CudaError::check(name, enqueue(api)?)?)
-        };
+        let run = || -> Result<(), DriverError> { Ok(CudaError::check(name, enqueue(Driver::get()?.api())?)?) };
         run().map_err(|error| driver(self.call, error))
     }
 
@@ -305,22 +323,13 @@ impl Enqueue<'_> {
             // SAFETY: as above.
             let elements = unsafe { DeviceSlice::<u8>::from_raw(to, bytes) };
             let arguments = (elements, fill.bits, fill.element_bytes as u32, fill.count as u64);
-            self.launch_kernel(&stream_fill::KERNEL, LaunchConfig::new(blocks, THREADS as u32), arguments)?;
+            self.launch_kernel(|kernels| &kernels.fill, LaunchConfig::new(blocks, THREADS as u32), arguments)?;
         }
         self.written(staged)?;
         Ok(Source::Copy)
     }
 
     // ---- kernels ----
-
-    pub(super) fn kernel<A: KernelArgs>(&mut self, kernel: &Kernel<A>, arguments: A) -> Outcome {
-        self.launch_kernel(kernel, LaunchConfig::new(1, 1), arguments)
-    }
-
-    fn launch_kernel<A: KernelArgs>(&mut self, kernel: &Kernel<A>, config: LaunchConfig, arguments: A) -> Outcome {
-        let launched = self.gpu.launch(self.stream, kernel, config, arguments);
-        launched.map_err(|error| self.refused(error))
-    }
 
     /// The error of a launch that was not enqueued.
     fn refused(&self, error: GpuError) -> Error {
@@ -336,9 +345,10 @@ impl Enqueue<'_> {
 
     pub(super) fn signal(&mut self, signal: &Signal) -> Outcome<Source> {
         self.state.remote(self.call, signal.pe, signal.at)?;
+        self.note(signal.at, size_of::<u64>());
         let word = self.view::<u64>(signal.at, 1);
         let add = u32::from(signal.op == SignalOp::Add);
-        self.kernel(&stream_signal::KERNEL, (word, signal.value, add, signal.pe.get()))?;
+        self.kernel(|kernels| &kernels.signal, (word, signal.value, add, signal.pe.get()))?;
         Ok(Source::Kernel)
     }
 
@@ -361,10 +371,11 @@ impl Enqueue<'_> {
             Until::Some => until::SOME,
         };
         let once = u32::from(wait.mode == WaitMode::Test);
+        self.note(wait.at, wait.count * size_of::<u64>());
         let words = self.view::<u64>(wait.at, wait.count);
         let outcome = slot.view(0, OUTCOME_BITS + bits);
         let arguments = (words, excluded, wait.compare as u32, wait.value, condition, once, outcome);
-        self.kernel(&stream_wait::KERNEL, arguments)?;
+        self.kernel(|kernels| &kernels.wait, arguments)?;
         Ok(Source::Wait(slot, wait.until, wait.count))
     }
 
@@ -384,11 +395,10 @@ impl Enqueue<'_> {
         let slot = self.slot(2)?;
         let bytes = op.dtype.size_bytes();
         self.note(op.at, bytes);
-        // An element of 4 bytes may be the last of its allocation: a view of no words is not looked
-        // up.
+        // A view of no words, if the element has 4 bytes: the kernel takes it by its offset.
         let element = self.view::<u64>(op.at, bytes / size_of::<u64>());
         let arguments = (element, bytes as u32, kind, operand, op.compare, op.pe.get(), slot.view(0, 2));
-        self.kernel(&stream_atomic::KERNEL, arguments)?;
+        self.kernel(|kernels| &kernels.atomic, arguments)?;
         use AtomicKind::{Add, And, Inc, Or, Set, Xor};
         Ok(if matches!(op.kind, Set | Add | Inc | And | Or | Xor) { Source::Done(slot) } else { Source::Word(slot) })
     }
@@ -426,7 +436,7 @@ impl Enqueue<'_> {
         const THREADS: u32 = 32;
         let slot = self.slot(1)?;
         let arguments = (team.number(), slot.view(0, 1));
-        self.launch_kernel(&stream_barrier::KERNEL, LaunchConfig::new(1, THREADS), arguments)?;
+        self.launch_kernel(|kernels| &kernels.barrier, LaunchConfig::new(1, THREADS), arguments)?;
         Ok(Source::Collective(slot))
     }
 

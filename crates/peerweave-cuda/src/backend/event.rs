@@ -6,7 +6,7 @@ use std::time::Duration;
 use peerweave_driver::cudarc::driver::sys::CUevent;
 use peerweave_driver::{CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, bind, relaxed};
 
-/// An event that was recorded once.
+/// An event that was recorded.
 #[derive(Debug)]
 pub(super) struct Recorded {
     event: Handle,
@@ -35,9 +35,16 @@ impl Recorded {
         // SAFETY: the pointer is to a live handle.
         CudaError::check("cuEventCreate", relaxed(|| unsafe { api.cuEventCreate(&raw mut event, flags) })?)?;
         let recorded = Self { event: Handle(event), context: Arc::clone(stream.context()) };
-        // SAFETY: the event and the stream are live, and the stream's context is current.
-        CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(event, stream.cu_stream()) }?)?;
+        recorded.again(stream)?;
         Ok(recorded)
+    }
+
+    /// Records the event again, at the present end of a stream whose context is current. Streams
+    /// that wait for it go on waiting for the moment that it stood for.
+    pub(super) fn again(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
+        let api = Driver::get()?.api();
+        // SAFETY: the event and the stream are live, and the stream's context is current.
+        Ok(CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(self.event.0, stream.cu_stream()) }?)?)
     }
 
     /// Returns whether the stream has passed the event.

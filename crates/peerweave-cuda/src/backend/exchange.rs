@@ -15,7 +15,6 @@ use peerweave_types::SymOffset;
 
 use super::enqueue::Enqueue;
 use super::error::{driver, portable, unsupported};
-use super::slots::Slot;
 use super::state::lock;
 use super::teams::TeamOf;
 use super::ticket::Source;
@@ -84,14 +83,14 @@ impl Enqueue<'_> {
     pub(super) fn exchange(&mut self, ranks: &TeamOf, op: &Collective) -> Result<Source, Error> {
         let (state, call) = (self.state, op.kind.name());
         let bytes = (op.count * op.dtype.size_bytes()) as u64;
+        if let Some(source) = self.exchange_by_kernel(ranks, op, bytes)? {
+            return Ok(source);
+        }
         let Some(parts) = Parts::of(op, ranks, bytes) else {
             return Err(unsupported(call, "it is not built yet for teams of several GPUs: use puts, signals and barriers"));
         };
         if ranks.members.iter().any(|pe| state.bases[pe.index()] == 0) {
             return Err(unsupported(call, "a rank is on another machine, and its memory is not mapped"));
-        }
-        if let Some(source) = self.exchange_by_kernel(ranks, op, bytes)? {
-            return Ok(source);
         }
         let Range { start: area, end } = state.area(op.team);
         let slot_bytes = ((end - area) / ranks.members.len() as u64) & !255;
@@ -107,11 +106,12 @@ impl Enqueue<'_> {
         self.note(SymOffset(area), (end - area) as usize);
         let mine = state.bases[state.me()] + area;
         let slot_of = |rank: usize| rank as u64 * slot_bytes;
-        let mut met = self.meet(ranks)?;
+        let mut met = self.barrier(ranks)?;
         for done in (0..bytes).step_by(slot_bytes as usize) {
             let now = slot_bytes.min(bytes - done) as usize;
             if done > 0 {
-                self.meet(ranks)?;
+                let before = self.barrier(ranks)?;
+                self.hold(before);
             }
             for (rank, at) in parts.sent.iter().enumerate() {
                 if let Some(at) = at {
@@ -119,7 +119,8 @@ impl Enqueue<'_> {
                     self.copy(theirs + slot_of(ranks.me), from + at + done, now)?;
                 }
             }
-            met = self.meet(ranks)?;
+            let now_met = self.barrier(ranks)?;
+            self.hold(std::mem::replace(&mut met, now_met));
             for (rank, at) in parts.received.iter().enumerate() {
                 if let Some(at) = at {
                     self.copy(to + at + done, mine + slot_of(rank), now)?;
@@ -127,7 +128,7 @@ impl Enqueue<'_> {
             }
         }
         self.written(staged)?;
-        Ok(Source::Collective(met))
+        Ok(met)
     }
 
     /// Enqueues the kernel of a call, if there is one and its staging memory holds parts of `bytes`
@@ -166,13 +167,5 @@ impl Enqueue<'_> {
             Err(poisoned) => poisoned,
             Ok(()) => portable(call, team, error),
         })
-    }
-
-    /// Synchronizes with the ranks of a team.
-    fn meet(&mut self, ranks: &TeamOf) -> Result<Arc<Slot>, Error> {
-        match self.barrier(ranks)? {
-            Source::Collective(slot) => Ok(slot),
-            other => panic!("peerweave-cuda bug: the outcome of a barrier is {other:?}"),
-        }
     }
 }

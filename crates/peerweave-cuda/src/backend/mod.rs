@@ -8,6 +8,7 @@
 //!     transfer   sends and receives
 //!     reduce     reductions
 //!     staging    memory of the host passes through pinned memory
+//!    kernels    the kernels of peerweave-stream-kernels      pools   memory for later operations
 //!    ticket     how the outcome of an operation is read      slots   words for outcomes
 //!   devices    memory of other libraries as operands         event   events of the driver
 //!  agreement  calls that PEs make together on the host
@@ -26,6 +27,8 @@ mod enqueue;
 mod error;
 mod event;
 mod exchange;
+mod kernels;
+mod pools;
 mod queue;
 mod reduce;
 mod slots;
@@ -54,6 +57,7 @@ pub use devices::{of_cudarc, on_device};
 use crate::collective::{Collectives, CollectivesOptions};
 use crate::gpu::{Gpu, GpuOptions};
 use crate::memory::Symmetric;
+use kernels::Kernels;
 use queue::CudaQueue;
 use state::{Memory, State};
 use teams::TeamOf;
@@ -162,7 +166,7 @@ impl Cuda {
     /// through which collectives move data.
     pub fn new(gpu: Gpu) -> Result<Arc<Self>, Error> {
         let setup = |error| Error::setup("Cuda::new", error);
-        enqueue::load(&gpu).map_err(setup)?;
+        let kernels = Kernels::load(&gpu).map_err(setup)?;
         gpu.barrier("backend/loaded").map_err(setup)?;
         let (inner, me) = (&*gpu.0, gpu.pe());
         let base = |pe| inner.heap.entry(me, Pe::new(pe), 0, false).map(|entry| entry.base);
@@ -193,7 +197,7 @@ impl Cuda {
         let all: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
         let world = TeamOf::new(TeamId::WORLD, &all, me.index(), "all".to_owned(), made, None);
         let memory = Memory { area, rooms, rooms_options };
-        let state = State::new(gpu, caps, heap_bytes, bases, world, memory);
+        let state = State::new(gpu, caps, bases, world, memory, kernels);
         Ok(Arc::new(Self { state: Arc::new(state) }))
     }
 
@@ -218,7 +222,7 @@ impl Cuda {
             return Err(error::unsupported(CALL, "the stream is of another context than that of the GPU of this PE"));
         }
         peerweave_driver::refuse_per_thread(CALL, &stream).map_err(|error| error::driver(CALL, error))?;
-        Ok(Arc::new(CudaQueue::wrap(&self.state, stream)))
+        Ok(Arc::new(CudaQueue::wrap(&self.state, stream)?))
     }
 }
 

@@ -7,19 +7,20 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use peerweave_core::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
 use peerweave_core::{Error, TeamName};
-use peerweave_driver::{CudaStream, PrivateStream, is_capturing, keep_in_graph, retire};
+use peerweave_driver::{CudaStream, DriverError, PrivateStream, bind, is_capturing, keep_in_graph, retire};
 
 use super::enqueue::Enqueue;
 use super::error::{driver, unsupported};
 use super::event::Recorded;
-use super::staging::Copier;
-use super::state::{GRACE, State, lock};
-use super::ticket::Ticket;
+use super::kernels;
+use super::staging::{Copier, Staged};
+use super::state::{GRACE, Lane, State, lock};
+use super::ticket::{Source, Ticket};
 
 /// A stream of this backend.
 #[derive(Debug)]
@@ -41,14 +42,111 @@ enum Handle {
 struct InFlight {
     /// The operations that the stream may not have passed, oldest first.
     operations: VecDeque<Held>,
+    /// How many operations there are when the driver is asked which the stream has passed.
+    ask_at: usize,
+    /// Bytes of pools that the operations use.
+    held_bytes: usize,
+    /// Tickets of operations that have ended, which nobody else has: for later ones.
+    free: Vec<Arc<Ticket>>,
     /// The first failure since the last synchronisation.
     failed: Option<Error>,
 }
 
+/// Operations after which the driver is asked again which the stream has passed.
+const ASK_EACH: usize = 32;
+/// Bytes of pools in use from which on each call asks.
+const HELD_BYTES: usize = 1 << 20;
+/// Tickets that a queue keeps for later operations.
+const FREE_TICKETS: usize = 2 * ASK_EACH + 1;
+
 /// One operation, with what it uses.
 struct Held {
     ticket: Arc<Ticket>,
-    _kept: (Keep, Vec<peerweave_driver::Keep>),
+    /// Of pools.
+    bytes: usize,
+    _kept: (Keep, Uses),
+}
+
+/// What an operation uses besides the memory of its operands.
+#[derive(Default)]
+struct Uses {
+    _keep: Vec<peerweave_driver::Keep>,
+    _staged: Vec<Staged>,
+}
+
+impl InFlight {
+    /// Lets go of the oldest operation, which the stream has passed.
+    fn pop(&mut self) {
+        let Some(Held { mut ticket, bytes, _kept }) = self.operations.pop_front() else { return };
+        if let Err(error) = ticket.read() {
+            self.failed.get_or_insert_with(|| error.clone());
+        }
+        self.held_bytes -= bytes;
+        if self.free.len() < FREE_TICKETS
+            && let Some(unused) = Arc::get_mut(&mut ticket)
+        {
+            (unused.source, unused.outcome) = (Source::Copy, OnceLock::new());
+            self.free.push(ticket);
+        }
+    }
+
+    /// Lets go of operations whose outcome is known, and, where there are many, of those that the
+    /// stream has passed.
+    fn prune(&mut self) {
+        while self.operations.front().is_some_and(|first| first.ticket.outcome.get().is_some()) {
+            self.pop();
+        }
+        if self.operations.len() < self.ask_at.max(ASK_EACH) && self.held_bytes <= HELD_BYTES {
+            return;
+        }
+        // A stream passes operations in order.
+        let half = self.operations.len() / 2;
+        if self.operations.get(half).is_some_and(|middle| middle.ticket.poll()) {
+            (0..=half).for_each(|_| self.pop());
+        } else if self.held_bytes > HELD_BYTES {
+            self.prune_all();
+        }
+        self.ask_at = self.operations.len() + ASK_EACH;
+    }
+
+    /// Lets go of all operations that the stream has passed.
+    fn prune_all(&mut self) {
+        while self.operations.front().is_some_and(|first| first.ticket.poll()) {
+            self.pop();
+        }
+    }
+
+    /// Lets go of the operations up to one that the stream has passed.
+    fn prune_up_to(&mut self, last: &Arc<Ticket>) {
+        let count = self.operations.iter().rposition(|held| Arc::ptr_eq(&held.ticket, last)).map_or(0, |at| at + 1);
+        (0..count).for_each(|_| self.pop());
+    }
+
+    /// The ticket of an operation that was just enqueued, with an event after it.
+    fn ticket(&mut self, state: &Arc<State>, stream: &Arc<CudaStream>, made: Made) -> Result<Arc<Ticket>, (Made, DriverError)> {
+        let Some(mut ticket) = self.free.pop() else {
+            return match Recorded::new(stream, false) {
+                Ok(event) => {
+                    let Made { call, team, source } = made;
+                    Ok(Arc::new(Ticket { state: Arc::clone(state), call, team, event, source, outcome: OnceLock::new() }))
+                }
+                Err(error) => Err((made, error)),
+            };
+        };
+        let unused = Arc::get_mut(&mut ticket).unwrap_or_else(|| unreachable!("tickets that are free have one handle"));
+        if let Err(error) = unused.event.again(stream) {
+            return Err((made, error));
+        }
+        Made { call: unused.call, team: unused.team, source: unused.source } = made;
+        Ok(ticket)
+    }
+}
+
+/// What a ticket says of its operation.
+struct Made {
+    call: &'static str,
+    team: TeamName,
+    source: Source,
 }
 
 /// The team of an operation; that of all PEs for operations that have none.
@@ -63,18 +161,19 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
 impl CudaQueue {
     pub(super) fn new(state: &Arc<State>) -> Result<Self, Error> {
         let stream = PrivateStream::new(&state.context).map_err(|error| driver("stream", error))?;
-        Ok(Self::of(state, Handle::Own(stream)))
+        Self::of(state, Handle::Own(stream), "stream")
     }
 
     /// A stream of the user, in the context of this GPU.
-    pub(super) fn wrap(state: &Arc<State>, stream: Arc<CudaStream>) -> Self {
-        Self::of(state, Handle::Wrapped(stream))
+    pub(super) fn wrap(state: &Arc<State>, stream: Arc<CudaStream>) -> Result<Self, Error> {
+        Self::of(state, Handle::Wrapped(stream), "wrap_stream")
     }
 
-    fn of(state: &Arc<State>, stream: Handle) -> Self {
+    fn of(state: &Arc<State>, stream: Handle, call: &'static str) -> Result<Self, Error> {
         let queue = Arc::new(Queue { state: Arc::clone(state), stream, inner: Mutex::default() });
+        kernels::note(&state.gpu(call)?, queue.cuda());
         lock(&state.queues).push(Arc::downgrade(&queue));
-        Self(queue)
+        Ok(Self(queue))
     }
 
     /// The CUDA stream.
@@ -95,23 +194,11 @@ impl Queue {
         }
     }
 
-    /// Lets go of what the stream has passed.
-    fn prune(&self, inner: &mut InFlight) {
-        while let Some(first) = inner.operations.front()
-            && let Some(outcome) = first.ticket.poll()
-        {
-            if let Err(error) = outcome {
-                inner.failed.get_or_insert(error);
-            }
-            inner.operations.pop_front();
-        }
-    }
-
     /// Waits until all operations that were enqueued so far are complete.
     pub(super) fn synchronize(&self, within: Duration) -> Result<(), Error> {
         let start = Instant::now();
         let last = lock(&self.inner).operations.back().map(|held| Arc::clone(&held.ticket));
-        if let Some(last) = last {
+        if let Some(last) = &last {
             // The outcome of the last one says nothing of those before it.
             let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
             let passed = self.state.wait_for(&last.event, within).map_err(|error| driver("synchronize", error))?;
@@ -120,13 +207,15 @@ impl Queue {
             }
         }
         let mut inner = lock(&self.inner);
-        self.prune(&mut inner);
+        if let Some(last) = &last {
+            inner.prune_up_to(last);
+        }
         inner.failed.take().map_or(Ok(()), Err)
     }
 
     pub(super) fn pending(&self) -> usize {
         let mut inner = lock(&self.inner);
-        self.prune(&mut inner);
+        inner.prune_all();
         inner.operations.len()
     }
 }
@@ -144,42 +233,41 @@ unsafe impl StreamBackend for CudaQueue {
         kept.device_owners(&mut |owner| owner.before(Some(self)))?;
         // Operations of one stream are enqueued one at a time, so that their parts stay together.
         let mut inner = lock(&queue.inner);
-        queue.prune(&mut inner);
-        let capturing = is_capturing(stream).map_err(|error| driver(call, error))?;
-        let mut enqueue =
-            Enqueue { state, gpu: &gpu, stream, call, copier: Copier::Stream, capturing, keep: Vec::new(), results: Vec::new() };
+        inner.prune();
+        let capturing = is_capturing(stream).and_then(|capturing| bind(stream.context()).map(|()| capturing));
+        let capturing = capturing.map_err(|error| driver(call, error))?;
+        let mut enqueue = Enqueue::new(state, &gpu, stream, call, Copier::Stream, capturing);
         // SAFETY: the memory of the host is valid while `kept` lives, which is until the stream has
         // passed the operation.
         let enqueued = unsafe { enqueue.op(op) };
-        let uses = std::mem::take(&mut enqueue.keep);
+        let (bytes, mut uses) = (enqueue.held_bytes, uses_of(&mut enqueue));
         kept.device_owners(&mut |owner| {
             owner.after(self);
             Ok(())
         })?;
         if capturing {
-            let source = enqueued?;
-            drop(source);
-            let kept: peerweave_driver::Keep = Arc::new(kept);
-            keep_in_graph(stream, uses.into_iter().chain([kept]).collect()).map_err(|error| driver(call, error))?;
+            let (source, mut all) = (enqueued?, std::mem::take(&mut uses._keep));
+            all.extend([Arc::new(source) as peerweave_driver::Keep, Arc::new(kept)]);
+            keep_in_graph(stream, all).map_err(|error| driver(call, error))?;
             return Ok(Submitted::Captured);
         }
-        // A part of the operation may be enqueued even if it failed: its memory is held as well.
-        let event = match Recorded::new(stream, false) {
-            Ok(event) => event,
-            Err(error) => {
-                hold_back(state, stream, (kept, uses));
+        // A part of the operation may be enqueued even if it failed: its memory is held as well,
+        // and its error is not a failure of a later synchronisation.
+        let (source, failed) = match enqueued {
+            Ok(source) => (source, None),
+            Err(error) => (Source::Copy, Some(error)),
+        };
+        let made = Made { call, team: team_of(state, op), source };
+        let ticket = match inner.ticket(state, stream, made) {
+            Ok(ticket) => ticket,
+            Err((made, error)) => {
+                hold_back(state, stream, (kept, uses, made.source));
                 return Err(driver(call, error));
             }
         };
-        let (source, outcome) = match &enqueued {
-            Ok(source) => (source.clone(), std::sync::OnceLock::new()),
-            // Its outcome is known; it is not a failure of a later synchronisation.
-            Err(_) => (super::ticket::Source::Copy, std::sync::OnceLock::from(Ok(Outcome::Done))),
-        };
-        let ticket = Arc::new(Ticket { state: Arc::clone(state), call, team: team_of(state, op), event, source, outcome });
-        inner.operations.push_back(Held { ticket: Arc::clone(&ticket), _kept: (kept, uses) });
-        enqueued?;
-        Ok(Submitted::Queued(ticket))
+        inner.held_bytes += bytes;
+        inner.operations.push_back(Held { ticket: Arc::clone(&ticket), bytes, _kept: (kept, uses) });
+        failed.map_or(Ok(Submitted::Queued(ticket)), Err)
     }
 
     fn synchronize(&self, within: Duration) -> Result<(), Error> {
@@ -207,8 +295,14 @@ unsafe impl StreamBackend for CudaQueue {
     }
 }
 
+/// Takes what an operation uses from what enqueued it.
+fn uses_of(enqueue: &mut Enqueue<'_>) -> Uses {
+    Uses { _keep: std::mem::take(&mut enqueue.keep), _staged: std::mem::take(&mut enqueue.staged) }
+}
+
 /// Holds what a stream uses until it has completed its work.
-pub(super) fn hold_back(state: &State, stream: &Arc<CudaStream>, used: (Keep, Vec<peerweave_driver::Keep>)) {
+fn hold_back(state: &State, stream: &Arc<CudaStream>, used: (Keep, Uses, Source)) {
+    state.note_allocations(stream);
     retire(&state.context, [Arc::clone(stream)], Box::new(move || drop(used)));
 }
 
@@ -218,6 +312,7 @@ impl Drop for Queue {
         let inner = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         let operations: Vec<Held> = std::mem::take(&mut inner.operations).into();
         if !operations.is_empty() {
+            self.state.note_allocations(&stream);
             retire(&self.state.context, [stream], Box::new(move || drop(operations)));
         }
     }
@@ -250,7 +345,7 @@ impl EventBackend for CudaEvent {
         }
         let Some(queue) = self.queue.upgrade() else { return Ok(()) };
         let mut inner = lock(&queue.inner);
-        queue.prune(&mut inner);
+        inner.prune_all();
         inner.failed.clone().map_or(Ok(()), Err)
     }
 
@@ -270,46 +365,38 @@ pub(super) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -
     let gpu = state.gpu(call)?;
     let kept = keep();
     kept.device_owners(&mut |owner| owner.before(None))?;
-    let stream = state.take_stream(call)?;
-    let mut enqueue = Enqueue {
-        state,
-        gpu: &gpu,
-        stream: &stream,
-        call,
-        copier: Copier::Caller,
-        capturing: false,
-        keep: Vec::new(),
-        results: Vec::new(),
-    };
+    let Lane { stream, event } = state.take_lane(call, &gpu)?;
+    bind(stream.context()).map_err(|error| driver(call, error))?;
+    let mut enqueue = Enqueue::new(state, &gpu, &stream, call, Copier::Caller, false);
     // SAFETY: the memory of the host is valid until this returns, and only this thread accesses it.
     let enqueued = unsafe { enqueue.op(op) };
-    let (uses, results) = (std::mem::take(&mut enqueue.keep), std::mem::take(&mut enqueue.results));
-    let event = Recorded::new(&stream, false);
-    let ticket = match (enqueued, event) {
-        (Ok(source), Ok(event)) => {
-            let (state, team) = (Arc::clone(state), team_of(state, op));
-            Ticket { state, call, team, event, source, outcome: std::sync::OnceLock::new() }
+    let (uses, results) = (uses_of(&mut enqueue), std::mem::take(&mut enqueue.results));
+    let source = match (enqueued, event.again(&stream)) {
+        (Ok(source), Ok(())) => source,
+        (Ok(source), Err(error)) => {
+            hold_back(state, &stream, (kept, uses, source));
+            return Err(driver(call, error));
         }
-        (enqueued, event) => {
-            hold_back(state, &stream, (kept, uses));
-            return Err(enqueued
-                .err()
-                .or_else(|| event.err().map(|error| driver(call, error)))
-                .unwrap_or_else(|| unreachable!("one of the two failed")));
+        (Err(error), _) => {
+            hold_back(state, &stream, (kept, uses, Source::Copy));
+            return Err(error);
         }
     };
+    let team = team_of(state, op);
+    let ticket = Ticket { state: Arc::clone(state), call, team, event, source, outcome: OnceLock::new() };
     let outcome = ticket.wait(state.deadline);
     if !ticket.is_complete() {
         // The work goes on: its memory is held, and its stream is not used again.
-        hold_back(state, &stream, (kept, uses));
+        hold_back(state, &stream, (kept, uses, ticket.source));
         return outcome;
     }
-    let outcome = outcome?;
-    for staged in results {
-        // SAFETY: the caller's memory is valid until this returns, and the work has ended.
-        unsafe { staged.empty() };
+    if outcome.is_ok() {
+        for staged in results {
+            // SAFETY: the caller's memory is valid until this returns, and the work has ended.
+            unsafe { staged.empty() };
+        }
     }
     drop((kept, uses));
-    state.give_back(stream);
-    Ok(outcome)
+    state.give_back(Lane { stream, event: ticket.event });
+    outcome
 }

@@ -1,14 +1,16 @@
 //! Words in pinned memory that kernels of this backend write their outcome to.
 //!
-//! Invariant: a slot is given to another operation when its last handle was dropped; what is in
-//! flight holds one, so no kernel writes to a slot of a later operation.
+//! Invariant: a slot is given to another operation when it was dropped, and what is in flight owns
+//! it, so no kernel writes to a slot of a later operation.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use peerweave_driver::launch::MappedWords;
 use peerweave_driver::{CudaContext, CudaStream, DriverError};
 use peerweave_types::DeviceSlice;
+
+use super::state::lock;
 
 /// Words of 64 bits of a slot of the pool.
 const SLOT_WORDS: usize = 16;
@@ -35,27 +37,23 @@ pub(super) struct Slot {
 
 impl Pool {
     /// A slot of at least `len` words of 64 bits, all zero.
-    pub(super) fn take(self: &Arc<Self>, context: &Arc<CudaContext>, len: usize) -> Result<Arc<Slot>, DriverError> {
+    pub(super) fn take(self: &Arc<Self>, context: &Arc<CudaContext>, len: usize) -> Result<Slot, DriverError> {
         let slot = if len > SLOT_WORDS {
             Slot { words: MappedWords::new(context, 2 * len)?, first: 0, len, home: None }
         } else {
-            let taken = self.free().pop();
+            let taken = lock(&self.free).pop();
             let (words, first) = match taken {
                 Some(taken) => taken,
                 None => {
                     let words = MappedWords::new(context, 2 * SLOT_WORDS * CHUNK)?;
-                    self.free().extend((1..CHUNK).map(|slot| (words.clone(), slot * 2 * SLOT_WORDS)));
+                    lock(&self.free).extend((1..CHUNK).map(|slot| (words.clone(), slot * 2 * SLOT_WORDS)));
                     (words, 0)
                 }
             };
             Slot { words, first, len: SLOT_WORDS, home: Some(Arc::downgrade(self)) }
         };
         (0..slot.len).for_each(|index| slot.set(index, 0));
-        Ok(Arc::new(slot))
-    }
-
-    fn free(&self) -> std::sync::MutexGuard<'_, Vec<(MappedWords, usize)>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(slot)
     }
 }
 
@@ -82,7 +80,7 @@ impl Slot {
     pub(super) fn view(&self, first: usize, len: usize) -> DeviceSlice<u64> {
         assert!(first + len <= self.len, "peerweave-cuda bug: words {first}..{} of a slot of {}", first + len, self.len);
         // SAFETY: the words lie in pinned memory that the device reaches. What enqueues a kernel
-        // with the view holds the slot until the kernel has ended.
+        // with the view owns the slot until the kernel has ended.
         unsafe { DeviceSlice::from_raw(self.address(first), len) }
     }
 
@@ -95,7 +93,7 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(pool) = self.home.take().and_then(|home| home.upgrade()) {
-            pool.free().push((self.words.clone(), self.first));
+            lock(&pool.free).push((self.words.clone(), self.first));
         }
     }
 }

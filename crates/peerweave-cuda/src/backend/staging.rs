@@ -6,10 +6,10 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use peerweave_driver::launch::MappedWords;
-use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, DriverError, bind};
+use peerweave_driver::{CudaError, CudaStream, Driver, DriverError, bind};
 
 /// Where the copy between the memory of the caller and pinned memory runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) enum Copier {
 /// Pinned memory that stands for memory of the caller.
 #[derive(Clone, Debug)]
 pub(super) struct Staged {
-    words: MappedWords,
+    words: Arc<MappedWords>,
     caller: Address,
     bytes: usize,
 }
@@ -40,9 +40,9 @@ unsafe impl Send for Address {}
 unsafe impl Sync for Address {}
 
 impl Staged {
-    /// Pinned memory for `bytes` bytes of the caller at `at`.
-    pub(super) fn new(context: &Arc<CudaContext>, at: *mut u8, bytes: usize) -> Result<Self, DriverError> {
-        Ok(Self { words: MappedWords::new(context, bytes.div_ceil(size_of::<u32>()).max(1))?, caller: Address(at), bytes })
+    /// Lets pinned memory of at least `bytes` bytes stand for those of the caller at `at`.
+    pub(super) fn new(words: Arc<MappedWords>, at: *mut u8, bytes: usize) -> Self {
+        Self { words, caller: Address(at), bytes }
     }
 
     /// The address for the device.
@@ -54,19 +54,39 @@ impl Staged {
         self.words.note(stream);
     }
 
+    /// The words of the caller's memory: their number, and where they are if they are aligned.
+    fn words(&self) -> (usize, Option<*mut u32>) {
+        let at = self.caller.0.cast::<u32>();
+        (self.bytes / size_of::<u32>(), at.is_aligned().then_some(at))
+    }
+
+    /// The bytes of a word of pinned memory, and where they are in the caller's memory.
+    fn bytes_of(&self, word: usize) -> std::ops::Range<usize> {
+        word * size_of::<u32>()..self.bytes.min((word + 1) * size_of::<u32>())
+    }
+
     /// Copies from the caller's memory.
     ///
     /// # Safety
     /// It is valid for reads.
     pub(super) unsafe fn fill(&self) {
+        let (words, aligned) = self.words();
+        // It may be a shared slice, to which no atomic may refer, or a buffer that another thread
+        // writes: a volatile read gives some bytes.
         for word in 0..self.bytes.div_ceil(size_of::<u32>()) {
-            let mut value = [0u8; size_of::<u32>()];
-            for (byte, at) in value.iter_mut().zip(word * size_of::<u32>()..self.bytes) {
-                // SAFETY: `at` is below `bytes`. It may be a shared slice, to which no atomic may
-                // refer, or a buffer that another thread writes: a volatile read gives some byte.
-                *byte = unsafe { self.caller.0.add(at).read_volatile() };
-            }
-            self.words.word(word).store(u32::from_ne_bytes(value), Ordering::Relaxed);
+            let value = match aligned {
+                // SAFETY: the word lies below `bytes`, is aligned, and valid for reads.
+                Some(at) if word < words => unsafe { at.add(word).read_volatile() },
+                _ => {
+                    let mut value = [0u8; size_of::<u32>()];
+                    for (byte, at) in value.iter_mut().zip(self.bytes_of(word)) {
+                        // SAFETY: `at` is below `bytes`.
+                        *byte = unsafe { self.caller.0.add(at).read_volatile() };
+                    }
+                    u32::from_ne_bytes(value)
+                }
+            };
+            self.words.word(word).store(value, Ordering::Relaxed);
         }
     }
 
@@ -75,11 +95,18 @@ impl Staged {
     /// # Safety
     /// It is valid for writes, by atomic accesses if others use it.
     pub(super) unsafe fn empty(&self) {
+        let (words, aligned) = self.words();
         for word in 0..self.bytes.div_ceil(size_of::<u32>()) {
-            let value = self.words.word(word).load(Ordering::Relaxed).to_ne_bytes();
-            for (byte, at) in value.into_iter().zip(word * size_of::<u32>()..self.bytes) {
-                // SAFETY: `at` is below `bytes`, and the caller's promise.
-                unsafe { AtomicU8::from_ptr(self.caller.0.add(at)) }.store(byte, Ordering::Relaxed);
+            let value = self.words.word(word).load(Ordering::Relaxed);
+            match aligned {
+                // SAFETY: the word lies below `bytes`, is aligned, and the caller's promise.
+                Some(at) if word < words => unsafe { AtomicU32::from_ptr(at.add(word)) }.store(value, Ordering::Relaxed),
+                _ => {
+                    for (byte, at) in value.to_ne_bytes().into_iter().zip(self.bytes_of(word)) {
+                        // SAFETY: `at` is below `bytes`, and the caller's promise.
+                        unsafe { AtomicU8::from_ptr(self.caller.0.add(at)) }.store(byte, Ordering::Relaxed);
+                    }
+                }
             }
         }
     }

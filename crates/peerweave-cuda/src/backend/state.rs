@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -10,11 +11,14 @@ use peerweave_bootstrap::Rendezvous;
 use peerweave_collectives::MAX_RANKS;
 use peerweave_core::backend::{Caps, JobShape, Place, TeamId};
 use peerweave_core::{Error, TeamName, Timeout};
-use peerweave_driver::{CudaContext, PrivateStream, deadline_after, wait_until};
+use peerweave_driver::launch::MappedWords;
+use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, PrivateStream, deadline_after, wait_until};
 use peerweave_types::{KernelTeam, Pe, SymOffset};
 
 use super::error::{NAME, driver, portable, unsupported, world};
 use super::event::Recorded;
+use super::kernels::{self, Kernels};
+use super::pools::Pieces;
 use super::queue::Queue;
 use super::slots::Pool;
 use super::teams::{self, TeamOf, Teams};
@@ -27,6 +31,12 @@ use crate::memory::Symmetric;
 const LOOK: Duration = Duration::from_millis(5);
 /// How long work may end after its own waits have reached their deadline.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
+
+/// A stream for operations on calling threads, with an event for the end of each.
+pub(super) struct Lane {
+    pub(super) stream: PrivateStream,
+    pub(super) event: Recorded,
+}
 
 /// The symmetric memory through which collectives move data.
 pub(super) struct Memory {
@@ -64,9 +74,16 @@ pub(super) struct State {
     /// For accesses of the host to symmetric memory, one at a time.
     pub(super) access: Mutex<Option<PrivateStream>>,
     /// For operations on calling threads: each takes one.
-    idle: Mutex<Vec<PrivateStream>>,
+    idle: Mutex<Vec<Lane>>,
+    pub(super) kernels: Kernels,
     pub(super) slots: Arc<Pool>,
+    /// Memory that stands for memory of the host.
+    pub(super) pinned: Pieces<MappedWords>,
+    /// Memory of the device for one operation.
+    pub(super) scratch: Pieces<DeviceMemory<u8>>,
     pub(super) queues: Mutex<Vec<Weak<Queue>>>,
+    /// Whether there is a failure: read without the lock.
+    has_failure: AtomicBool,
     /// The first failure of a kernel.
     failure: Mutex<Option<Error>>,
 }
@@ -78,19 +95,18 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl State {
     /// The state of a PE whose team of all PEs is `world`, with the memory of its collectives.
-    pub(super) fn new(gpu: Gpu, caps: Caps, heap_bytes: u64, bases: Box<[u64]>, world: TeamOf, memory: Memory) -> Self {
+    pub(super) fn new(gpu: Gpu, caps: Caps, bases: Box<[u64]>, world: TeamOf, memory: Memory, kernels: Kernels) -> Self {
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
         let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
         let job = JobShape { my_pe: gpu.pe(), n_pes: bases.len(), local: mapped.collect() };
         let Memory { area, rooms, rooms_options } = memory;
         Self {
             deadline: gpu.deadline(),
-            gpu: RwLock::new(Some(gpu)),
             context,
             rendezvous: Mutex::new(Some(rendezvous)),
             job,
             bases,
-            heap_bytes,
+            heap_bytes: gpu.0.heap.bytes(),
             allocations: Mutex::default(),
             teams: Teams::new(world),
             splits: Mutex::default(),
@@ -102,9 +118,14 @@ impl State {
             caps,
             access: Mutex::default(),
             idle: Mutex::default(),
+            kernels,
             slots: Arc::default(),
+            pinned: Pieces::default(),
+            scratch: Pieces::default(),
             queues: Mutex::default(),
+            has_failure: AtomicBool::new(false),
             failure: Mutex::default(),
+            gpu: RwLock::new(Some(gpu)),
         }
     }
 
@@ -197,17 +218,30 @@ impl State {
 
     // ---- streams of this backend ----
 
-    /// A stream that no other operation uses.
-    pub(super) fn take_stream(&self, call: &'static str) -> Result<PrivateStream, Error> {
-        match lock(&self.idle).pop() {
-            Some(stream) => Ok(stream),
-            None => PrivateStream::new(&self.context).map_err(|error| driver(call, error)),
+    /// A stream that no other operation uses, and its event.
+    pub(super) fn take_lane(&self, call: &'static str, gpu: &Gpu) -> Result<Lane, Error> {
+        let idle = lock(&self.idle).pop();
+        if let Some(lane) = idle {
+            return Ok(lane);
         }
+        let made = || {
+            let stream = PrivateStream::new(&self.context)?;
+            let event = Recorded::new(&stream, false)?;
+            Ok(Lane { stream, event })
+        };
+        let lane = made().map_err(|error| driver(call, error))?;
+        kernels::note(gpu, &lane.stream);
+        Ok(lane)
     }
 
     /// Returns a stream without work to the free streams.
-    pub(super) fn give_back(&self, stream: PrivateStream) {
-        lock(&self.idle).push(stream);
+    pub(super) fn give_back(&self, lane: Lane) {
+        lock(&self.idle).push(lane);
+    }
+
+    /// Makes the release of symmetric memory wait for a stream with work that nobody waits for.
+    pub(super) fn note_allocations(&self, stream: &Arc<CudaStream>) {
+        lock(&self.allocations).values().for_each(|memory| memory.note(stream));
     }
 
     /// Drops the streams that have no work, and the memory of collectives.
@@ -215,6 +249,8 @@ impl State {
         lock(&self.idle).clear();
         self.teams.clear();
         drop((lock(&self.area).take(), lock(&self.rooms).take()));
+        self.pinned.clear();
+        self.scratch.clear();
         *lock(&self.access) = None;
     }
 
@@ -235,11 +271,15 @@ impl State {
     /// Records the first failure of a kernel.
     pub(super) fn record(&self, error: Error) -> Error {
         lock(&self.failure).get_or_insert_with(|| error.clone());
+        self.has_failure.store(true, Ordering::Release);
         error
     }
 
     /// The error of an operation that needs kernels after a failure.
     pub(super) fn poisoned(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
+        if !self.has_failure.load(Ordering::Acquire) {
+            return Ok(());
+        }
         match self.failure() {
             Some(because) => Err(Error::Poisoned { call, team, because: Arc::new(because) }),
             None => Ok(()),

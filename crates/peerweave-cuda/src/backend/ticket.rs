@@ -13,23 +13,23 @@ use super::slots::Slot;
 use super::state::{GRACE, State};
 
 /// The location of the outcome of an operation.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) enum Source {
     /// Nowhere: a copy, which has succeeded when the stream has passed it.
     Copy,
     /// In the report of the GPU alone: a kernel that gives nothing back.
     Kernel,
     /// Word 1 of a slot, after a copy.
-    Element(Arc<Slot>),
+    Element(Slot),
     /// A slot: whether the kernel succeeded.
-    Done(Arc<Slot>),
+    Done(Slot),
     /// A slot: whether the last meeting of a collective succeeded. An earlier one that failed is in
     /// the report of the GPU.
-    Collective(Arc<Slot>),
+    Collective(Slot),
     /// A slot: whether the kernel succeeded, and word 1.
-    Word(Arc<Slot>),
+    Word(Slot),
     /// A slot that a wait has written, for so many words.
-    Wait(Arc<Slot>, Until, usize),
+    Wait(Slot, Until, usize),
 }
 
 /// An operation in a stream.
@@ -46,15 +46,29 @@ pub(super) struct Ticket {
 impl Ticket {
     /// The outcome of an operation whose event the stream has passed.
     pub(super) fn resolve(&self) -> Result<Outcome, Error> {
-        self.outcome.get_or_init(|| self.source.read(&self.state, self.call, self.team)).clone()
+        self.read().clone()
     }
 
-    /// The outcome if it is known or can be known now.
-    pub(super) fn poll(&self) -> Option<Result<Outcome, Error>> {
+    /// As [`resolve`](Self::resolve), without a copy of it.
+    pub(super) fn read(&self) -> &Result<Outcome, Error> {
+        self.outcome.get_or_init(|| self.source.read(&self.state, self.call, self.team))
+    }
+
+    /// Reads the outcome if it is known or can be known now; returns whether it is.
+    pub(super) fn poll(&self) -> bool {
+        if self.outcome.get().is_some() {
+            return true;
+        }
         match self.event.is_complete() {
-            Ok(false) => None,
-            Ok(true) => Some(self.resolve()),
-            Err(error) => Some(self.outcome.get_or_init(|| Err(driver(self.call, error))).clone()),
+            Ok(false) => false,
+            Ok(true) => {
+                let _ = self.read();
+                true
+            }
+            Err(error) => {
+                self.outcome.get_or_init(|| Err(driver(self.call, error)));
+                true
+            }
         }
     }
 }

@@ -84,7 +84,8 @@ impl Enqueue<'_> {
                     let Some((at, bytes)) = queue.chunks.pop() else { continue };
                     let count = &mut counts[queue.peer][usize::from(!send)];
                     *count += 1;
-                    source = self.chunk(ranks, &layout, queue, *count, at, bytes)?;
+                    let next = self.chunk(ranks, &layout, queue, *count, at, bytes)?;
+                    self.hold(std::mem::replace(&mut source, next));
                 }
             }
         }
@@ -149,7 +150,9 @@ impl Enqueue<'_> {
     /// Waits until a word of this PE has reached a value.
     fn wait_for(&mut self, at: SymOffset, value: u64) -> Result<(), Error> {
         let (compare, until, mode) = (Compare::Ge, Until::All, WaitMode::Wait);
-        self.wait(&WaitUntil { at, count: 1, exclude: None, compare, value, until, mode }).map(drop)
+        let waited = self.wait(&WaitUntil { at, count: 1, exclude: None, compare, value, until, mode })?;
+        self.hold(waited);
+        Ok(())
     }
 
     /// An all-to-all-v: a send and a receive for each rank.

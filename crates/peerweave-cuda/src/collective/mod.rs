@@ -534,7 +534,7 @@ impl Collectives {
         let arguments = Arguments::new().with(&context).with(&call);
         // SAFETY: the kernel takes the context and a call; the areas are live memory of every
         // member, noted on the stream or kept by the graph; the caller answers for the operands.
-        unsafe { kernel.launch(stream, &config, &arguments, keep) }?;
+        unsafe { kernel.launch_into(stream, &config, &arguments, capturing.then_some(keep)) }?;
         Ok(())
     }
 

@@ -264,7 +264,7 @@ impl Gpu {
         lookup.locals.iter().for_each(|memory| drop(memory.read(stream)));
         // SAFETY: the caller's promise; what the arguments refer to is noted on the stream, or kept
         // by the graph.
-        unsafe { loaded.launch(stream, &config, arguments, keep) }?;
+        unsafe { loaded.launch_into(stream, &config, arguments, capturing.then_some(keep)) }?;
         Ok(())
     }
 }

@@ -15,17 +15,31 @@ use peerweave_types::{KernelArg, KernelArgs};
 /// let arguments = Arguments::new().with(&context).with_all(&rest);
 /// assert_eq!(arguments.len(), 3);
 /// ```
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Arguments<'a> {
-    places: Vec<Place>,
+    few: [Place; FEW],
+    /// The number of arguments in `few`.
+    len: usize,
+    /// All arguments, if there are more than fit into `few`.
+    more: Vec<Place>,
     borrowed: PhantomData<&'a ()>,
 }
+
+/// The arguments of so many need no memory of the heap.
+pub(super) const FEW: usize = 12;
 
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) address: *const c_void,
     pub(super) bytes: usize,
     pub(super) alignment: usize,
+}
+
+impl Default for Arguments<'_> {
+    fn default() -> Self {
+        const NONE: Place = Place { address: std::ptr::null(), bytes: 0, alignment: 1 };
+        Self { few: [NONE; FEW], len: 0, more: Vec::new(), borrowed: PhantomData }
+    }
 }
 
 impl<'a> Arguments<'a> {
@@ -38,14 +52,14 @@ impl<'a> Arguments<'a> {
     #[must_use]
     pub fn with<T: KernelArg>(mut self, argument: &'a T) -> Self {
         let address = std::ptr::from_ref(argument).cast();
-        self.places.push(Place { address, bytes: size_of::<T>(), alignment: align_of::<T>() });
+        self.push(Place { address, bytes: size_of::<T>(), alignment: align_of::<T>() });
         self
     }
 
     /// Adds the arguments of a tuple.
     #[must_use]
     pub fn with_all<A: KernelArgs>(mut self, arguments: &'a A) -> Self {
-        arguments.each(&mut |address, bytes, alignment| self.places.push(Place { address: address.cast(), bytes, alignment }));
+        arguments.each(&mut |address, bytes, alignment| self.push(Place { address: address.cast(), bytes, alignment }));
         self
     }
 
@@ -56,28 +70,56 @@ impl<'a> Arguments<'a> {
     /// the kernel's parameter.
     #[must_use]
     pub unsafe fn with_raw(mut self, address: *const u8, bytes: usize, alignment: usize) -> Self {
-        self.places.push(Place { address: address.cast(), bytes, alignment });
+        self.push(Place { address: address.cast(), bytes, alignment });
         self
+    }
+
+    fn push(&mut self, place: Place) {
+        if self.more.is_empty() && self.len < FEW {
+            self.few[self.len] = place;
+            self.len += 1;
+        } else {
+            if self.more.is_empty() {
+                self.more.extend_from_slice(&self.few);
+            }
+            self.more.push(place);
+        }
     }
 
     /// Returns the number of arguments.
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.places().len()
     }
 
     /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.len == 0
     }
 
     pub(super) fn places(&self) -> &[Place] {
-        &self.places
+        if self.more.is_empty() { &self.few[..self.len] } else { &self.more }
     }
 }
 
 impl fmt::Debug for Arguments<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sizes: Vec<usize> = self.places.iter().map(|place| place.bytes).collect();
+        let sizes: Vec<usize> = self.places().iter().map(|place| place.bytes).collect();
         write!(f, "Arguments(of {sizes:?} bytes)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_beyond_the_few_keep_their_order() {
+        let values: Vec<u32> = (0..FEW as u32 + 3).collect();
+        for len in [0, 1, FEW, FEW + 1, FEW + 3] {
+            let arguments = values[..len].iter().fold(Arguments::new(), |arguments, value| arguments.with(value));
+            let found: Vec<*const c_void> = arguments.places().iter().map(|place| place.address).collect();
+            let expected: Vec<*const c_void> = values[..len].iter().map(|value| std::ptr::from_ref(value).cast()).collect();
+            assert_eq!((found, arguments.len(), arguments.is_empty()), (expected, len, len == 0));
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use peerweave_types::Dim3;
 
 use super::api::{LaunchApi, RawAttribute, RawConfig, api, done};
-use super::arguments::Arguments;
+use super::arguments::{Arguments, FEW};
 use super::config::LaunchConfig;
 use super::module::{Loaded, Module};
 use crate::cudarc::driver::CudaStream;
@@ -178,6 +178,26 @@ impl LoadedKernel {
         arguments: &Arguments<'_>,
         keep: Vec<Keep>,
     ) -> Result<(), DriverError> {
+        let is_captured = is_capturing(stream)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_into(stream, config, arguments, is_captured.then_some(keep)) }
+    }
+
+    /// Like [`launch`](Self::launch), for a caller that has found out whether the stream is being
+    /// captured: `keep` is `Some` if it is.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch).
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    pub unsafe fn launch_into(
+        &self,
+        stream: &Arc<CudaStream>,
+        config: &LaunchConfig,
+        arguments: &Arguments<'_>,
+        keep: Option<Vec<Keep>>,
+    ) -> Result<(), DriverError> {
         let call = "launch";
         refuse_per_thread(call, stream)?;
         let (found, expected) = (stream.context().ordinal(), self.module.context.ordinal());
@@ -188,34 +208,42 @@ impl LoadedKernel {
         self.check_arguments(arguments)?;
         self.check_residency(config)?;
         self.module.streams.note(stream);
-        let is_captured = is_capturing(stream)?;
-        if is_captured {
-            let mut keep = keep;
+        let is_captured = keep.is_some();
+        if let Some(mut keep) = keep {
             keep.push(Arc::<Loaded>::clone(&self.module));
             keep_in_graph(stream, keep)?;
         }
         bind(&self.module.context)?;
         self.allow_shared(config)?;
-        let attributes: Vec<RawAttribute> =
-            [(config.cooperative, RawAttribute::COOPERATIVE), (config.programmatic, RawAttribute::PROGRAMMATIC)]
-                .into_iter()
-                .filter(|(wanted, _)| *wanted)
-                .map(|(_, id)| RawAttribute::on(id))
-                .collect();
+        let (mut attributes, mut n_attributes) = ([RawAttribute::on(0), RawAttribute::on(0)], 0);
+        for (wanted, id) in [(config.cooperative, RawAttribute::COOPERATIVE), (config.programmatic, RawAttribute::PROGRAMMATIC)] {
+            if wanted {
+                attributes[n_attributes] = RawAttribute::on(id);
+                n_attributes += 1;
+            }
+        }
         let raw = RawConfig {
             grid: [config.grid.x, config.grid.y, config.grid.z],
             block: [config.block.x, config.block.y, config.block.z],
             shared_bytes: config.shared_bytes,
             stream: stream.cu_stream(),
             attributes: attributes.as_ptr(),
-            n_attributes: attributes.len() as u32,
+            n_attributes: n_attributes as u32,
         };
-        let mut places: Vec<*mut c_void> = arguments.places().iter().map(|place| place.address.cast_mut()).collect();
+        let mut few: [*mut c_void; FEW] = [std::ptr::null_mut(); FEW];
+        let mut many: Vec<*mut c_void> = Vec::new();
+        let addresses = arguments.places().iter().map(|place| place.address.cast_mut());
+        let places = if arguments.len() <= FEW {
+            few.iter_mut().zip(addresses).for_each(|(to, address)| *to = address);
+            few.as_mut_ptr()
+        } else {
+            many.extend(addresses);
+            many.as_mut_ptr()
+        };
         // SAFETY: the function is of a loaded module of this context, the configuration and its
         // attributes are live, and there is an argument of the right length for each parameter,
         // which the driver only reads. The caller guarantees that the kernel's accesses are sound.
-        let code =
-            unsafe { api()?.cuLaunchKernelEx(&raw const raw, self.kernel.function.0, places.as_mut_ptr(), std::ptr::null_mut()) };
+        let code = unsafe { api()?.cuLaunchKernelEx(&raw const raw, self.kernel.function.0, places, std::ptr::null_mut()) };
         done("cuLaunchKernelEx", code)?;
         // A graph that captured the launch meanwhile would keep neither the module nor the memory.
         if is_captured { Ok(()) } else { refuse_capture_begun(call, stream) }

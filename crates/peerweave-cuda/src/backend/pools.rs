@@ -1,0 +1,100 @@
+//! Memory that operations use for a while, kept for later operations.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use super::state::lock;
+
+/// The least length of a piece, in bytes.
+const LEAST: usize = 4096;
+/// The most bytes that a pool keeps.
+const MOST: usize = 64 << 20;
+
+/// The length of the piece that an operation gets for so many bytes: a power of two.
+pub(super) fn class_of(bytes: usize) -> usize {
+    bytes.max(LEAST).checked_next_power_of_two().unwrap_or(bytes)
+}
+
+/// Pieces of memory, each with its length. A piece is free while the pool alone has a handle of it.
+pub(super) struct Pieces<T> {
+    pieces: Mutex<Vec<(usize, Arc<T>)>>,
+}
+
+impl<T> Default for Pieces<T> {
+    fn default() -> Self {
+        Self { pieces: Mutex::default() }
+    }
+}
+
+impl<T> Pieces<T> {
+    /// A free piece for so many bytes, or a new one.
+    pub(super) fn take<E>(&self, bytes: usize, new: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
+        let class = class_of(bytes);
+        let mut pieces = lock(&self.pieces);
+        let free = pieces.iter_mut().position(|(of, piece)| *of == class && Arc::get_mut(piece).is_some());
+        if let Some(at) = free {
+            // The longest unused come first.
+            let piece = pieces.remove(at);
+            let taken = Arc::clone(&piece.1);
+            pieces.push(piece);
+            return Ok(taken);
+        }
+        let piece = Arc::new(new()?);
+        let mut kept: usize = pieces.iter().map(|(class, _)| class).sum();
+        while kept + class > MOST
+            && let Some(at) = pieces.iter_mut().position(|(_, piece)| Arc::get_mut(piece).is_some())
+        {
+            kept -= pieces.remove(at).0;
+        }
+        // What is too long for the pool, or finds it full of pieces in use, lives as long as its
+        // operation.
+        if kept + class <= MOST {
+            pieces.push((class, Arc::clone(&piece)));
+        }
+        Ok(piece)
+    }
+
+    /// Frees what is not in use.
+    pub(super) fn clear(&self) {
+        lock(&self.pieces).clear();
+    }
+}
+
+impl<T> fmt::Debug for Pieces<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pieces({})", lock(&self.pieces).len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(pool: &Pieces<usize>, bytes: usize) -> Arc<usize> {
+        pool.take(bytes, || Ok::<_, ()>(class_of(bytes))).expect("it is made")
+    }
+
+    #[test]
+    fn piece_is_given_again_when_it_is_dropped() {
+        let pool = Pieces::default();
+        let (first, second) = (take(&pool, 5000), take(&pool, 8192));
+        assert!(!Arc::ptr_eq(&first, &second));
+        let at = Arc::as_ptr(&first);
+        drop(first);
+        assert_eq!(Arc::as_ptr(&take(&pool, 6000)), at);
+        assert_ne!(Arc::as_ptr(&take(&pool, 9000)), at);
+        assert_eq!(*second, 8192);
+    }
+
+    #[test]
+    fn pool_keeps_no_more_than_its_limit() {
+        let pool = Pieces::default();
+        let held: Vec<Arc<usize>> = (0..5).map(|_| take(&pool, MOST / 4)).collect();
+        assert_eq!(lock(&pool.pieces).len(), 4);
+        drop(held);
+        let small = take(&pool, 1);
+        let kept: usize = lock(&pool.pieces).iter().map(|(class, _)| class).sum();
+        assert!(kept <= MOST && *small == LEAST, "{kept}");
+        assert_eq!(*take(&pool, 2 * MOST), 2 * MOST);
+    }
+}

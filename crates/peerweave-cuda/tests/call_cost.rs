@@ -1,0 +1,147 @@
+//! What a call of the portable API on GPUs costs the host, when a call of its shape was made before:
+//! allocations on the calling thread, and calls of the driver.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use peerweave_core::{Compare, OnDevice, Rank, ReduceOp, Stream, Symmetric, Team, World};
+use peerweave_cuda::GpuOptions;
+use peerweave_driver::DeviceMemory;
+use peerweave_fakes::Fakes;
+
+thread_local! {
+    /// Allocations of this thread.
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts the allocations of each thread.
+struct Counting;
+
+// SAFETY: it passes all calls to the system's allocator, whose contract is the same.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often this process has called each function of the fake driver.
+fn driver_calls() -> BTreeMap<String, usize> {
+    let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness started this process");
+    let (log, prefix) = (std::fs::read_to_string(log).unwrap_or_default(), format!("{} ", std::process::id()));
+    let mut calls = BTreeMap::new();
+    for line in log.lines().filter(|line| !line.contains(" = ")).filter_map(|line| line.strip_prefix(&prefix)) {
+        let function = line.split(['(', ' ']).next().unwrap_or(line);
+        *calls.entry(function.to_owned()).or_insert(0) += 1;
+    }
+    calls
+}
+
+/// The memory of a PE.
+struct Operands {
+    x: Symmetric<f32>,
+    y: Symmetric<f32>,
+    all: Symmetric<f32>,
+    words: Symmetric<u64>,
+    device: OnDevice<f32>,
+}
+
+type Call = fn(&Team, &Stream, &Operands, Rank);
+
+/// The calls, and the most allocations and calls of the driver that one of them makes.
+const CALLS: &[(&str, usize, usize, Call)] = &[
+    ("put", 0, 5, |team, stream, on, other| drop(team.put(stream, &on.x, &on.y, other).unwrap())),
+    ("put from a device", 0, 5, |team, stream, on, other| drop(team.put(stream, &on.device, &on.y, other).unwrap())),
+    ("get", 0, 5, |team, stream, on, other| drop(team.get(stream, &on.x, &on.device, other).unwrap())),
+    ("p", 0, 6, |team, stream, on, other| drop(team.p(stream, &on.x, 1, 2.5, other).unwrap())),
+    ("atomic_add", 0, 6, |team, stream, on, other| drop(team.atomic_add(stream, &on.words, 1, 1, other).unwrap())),
+    ("signal", 0, 6, |team, stream, on, other| drop(team.signal(stream, on.words.signal(0).unwrap().add(1), other).unwrap())),
+    ("wait_until", 0, 6, |team, stream, on, _| {
+        drop(team.wait_until(stream, &on.words.signal(0).unwrap(), Compare::Ge, 0).unwrap());
+    }),
+    ("barrier", 0, 6, |team, stream, _, _| drop(team.barrier(stream).unwrap())),
+    ("all_reduce", 0, 8, |team, stream, on, _| drop(team.all_reduce(stream, &on.x, &on.y, ReduceOp::Sum).unwrap())),
+    ("all_gather", 0, 8, |team, stream, on, _| drop(team.all_gather(stream, &on.x, &on.all).unwrap())),
+];
+
+const ROUNDS: usize = 64;
+
+#[test]
+fn queued_call_of_a_known_shape_allocates_nothing() {
+    let fakes = Fakes::new().cuda().limit(Duration::from_secs(120));
+    fakes.run(|| {
+        let threads = Barrier::new(2);
+        let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4);
+        let faults = common::worlds(2, options, |world| costs(world, &threads));
+        assert!(faults.iter().all(Vec::is_empty), "{faults:#?}");
+    });
+}
+
+/// Measures every call; returns those that cost too much.
+fn costs(world: &World, threads: &Barrier) -> Vec<String> {
+    const LEN: usize = 8;
+    let (team, stream, other) = (world.team(), world.stream().unwrap(), Rank::new(1 - world.my_pe().get()));
+    let context = peerweave_driver::context(world.my_pe().index()).expect("the fake has devices");
+    let memory = DeviceMemory::<f32>::alloc(&context, LEN).expect("room");
+    let on = Operands {
+        x: world.alloc_zeroed(LEN).unwrap(),
+        y: world.alloc_zeroed(LEN).unwrap(),
+        all: world.alloc_zeroed(2 * LEN).unwrap(),
+        words: world.alloc_zeroed(2).unwrap(),
+        device: peerweave_cuda::on_device(&memory).unwrap(),
+    };
+    let mut faults = Vec::new();
+    for (name, most_allocations, most_calls, call) in CALLS {
+        // More than a queue holds before it lets go of what has passed.
+        for _ in 0..4 * ROUNDS {
+            call(team, &stream, &on, other);
+        }
+        stream.synchronize().unwrap();
+        threads.wait();
+        let before = driver_calls();
+        threads.wait();
+        let allocations = ALLOCATIONS.get();
+        for _ in 0..ROUNDS {
+            call(team, &stream, &on, other);
+        }
+        let allocations = (ALLOCATIONS.get() - allocations).div_ceil(ROUNDS);
+        threads.wait();
+        // Those of both PEs.
+        let mut calls = driver_calls();
+        calls.retain(|function, count| {
+            *count -= before.get(function).copied().unwrap_or(0);
+            *count >= ROUNDS
+        });
+        let total: usize = calls.values().sum();
+        let each = total.div_ceil(2 * ROUNDS);
+        if world.my_pe().get() == 0 {
+            eprintln!("{name}: {allocations} allocations, {each} calls of the driver: {calls:?}");
+        }
+        if allocations > *most_allocations || each > *most_calls {
+            faults.push(format!("{name}: {allocations} allocations, {each} calls of the driver ({calls:?})"));
+        }
+        stream.synchronize().unwrap();
+        threads.wait();
+    }
+    let Operands { x, y, all, words, .. } = on;
+    for memory in [x, y, all] {
+        memory.release().unwrap();
+    }
+    words.release().unwrap();
+    faults
+}
