@@ -9,6 +9,7 @@ mod error;
 mod library;
 mod mapped;
 mod python;
+mod registry;
 mod search;
 mod version;
 
@@ -16,5 +17,6 @@ pub use bindings::{Symbol, SymbolInfo};
 pub use error::{Attempt, LoadError, MissingSymbol, Unsupported};
 pub use library::{Library, Visibility};
 pub use mapped::mapped;
+pub use registry::{Loaded, Registry};
 pub use search::Search;
 pub use version::{ParseVersionError, Version};

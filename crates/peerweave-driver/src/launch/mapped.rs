@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
 use super::api::{api, done};
 use crate::cudarc::driver::CudaContext;
@@ -79,14 +79,6 @@ impl MappedWords {
         // SAFETY: the index is below the length, the memory lives as long as a handle, and is only
         // accessed atomically.
         unsafe { self.0.host.0.add(index).as_ref() }
-    }
-
-    /// Stores `values` into the words from `first` on, in order.
-    ///
-    /// # Panics
-    /// As for [`word`](Self::word).
-    pub fn store_all(&self, first: usize, values: &[u32], order: Ordering) {
-        values.iter().enumerate().for_each(|(index, value)| self.word(first + index).store(*value, order));
     }
 
     /// Returns the address at which kernels access the word at `index`.

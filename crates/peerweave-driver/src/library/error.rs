@@ -39,11 +39,6 @@ impl CudaError {
         self.is(CudaCode::OUT_OF_MEMORY)
     }
 
-    /// Returns whether the driver or the device does not support the operation.
-    pub fn is_not_supported(&self) -> bool {
-        self.is(CudaCode::NOT_SUPPORTED)
-    }
-
     /// Converts a code to a result.
     ///
     /// # Errors

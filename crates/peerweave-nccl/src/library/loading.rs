@@ -13,9 +13,9 @@ use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
-use peerweave_dylib::{MissingSymbol, Search, SymbolInfo, Unsupported, Visibility};
+use peerweave_dylib::{Library, Loaded, MissingSymbol, Registry, Search, SymbolInfo, Unsupported, Visibility};
 use peerweave_fork::ForkGuard;
 
 use crate::library::error::{CommunicatorName, Failure, NcclError, ResultCode};
@@ -55,19 +55,11 @@ static FIRST: OnceLock<(ForkGuard, u32)> = OnceLock::new();
 /// The handle can be copied freely and used on any thread. Two handles are equal if they refer to
 /// the same library.
 #[derive(Clone, Copy)]
-pub struct Nccl(&'static Loaded);
+pub struct Nccl(&'static Loaded<Api>);
 
-struct Loaded {
-    api: Api,
-    version: Version,
-    path: Arc<Path>,
-    /// Files of other NCCL libraries that were mapped in the process when this one was loaded.
-    others: Vec<PathBuf>,
-}
-
-/// All libraries loaded by this crate, so that each file is loaded once. The first one is not
-/// always the library of [`Nccl::load`].
-static LOADED: Mutex<Vec<&'static Loaded>> = Mutex::new(Vec::new());
+/// All libraries loaded by this crate. The first one is not always the library of [`Nccl::load`].
+static LOADED: Registry<Api> =
+    Registry::new("libnccl.so", "peerweave-nccl", OLDEST, "do not pass communicators, windows or memory of one to the other");
 
 impl Nccl {
     /// All functions of NCCL that this crate can use, each with the version that introduced it.
@@ -114,48 +106,15 @@ impl Nccl {
         Self::adopt(unsafe { SEARCH.open_at(path.as_ref(), Visibility::Local) }?)
     }
 
-    fn adopt(library: peerweave_dylib::Library) -> Result<Self, NcclError> {
-        let (adopted, is_new) = Self::adopt_once(library)?;
-        // Logged without holding the lock, because a subscriber may use NCCL.
-        if is_new {
-            tracing::debug!(version = %adopted.version(), path = %adopted.path().display(), "NCCL loaded");
-            for other in &adopted.0.others {
-                tracing::warn!(
-                    used = %adopted.path().display(), other = %other.display(),
-                    "a second libnccl is mapped in this process; do not pass communicators, windows or memory of one to the other"
-                );
-            }
-        }
-        Ok(adopted)
-    }
-
-    /// Records a loaded library. Returns whether it was new.
-    fn adopt_once(library: peerweave_dylib::Library) -> Result<(Self, bool), NcclError> {
-        let path: Arc<Path> = library.path().into();
-        let identity = identity(&path);
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = loaded.iter().find(|known| self::identity(&known.path) == identity) {
-            return Ok((Self(known), false));
-        }
-        FIRST.get_or_init(|| (ForkGuard::new(), std::process::id()));
-        // Libraries mapped by other code, and libraries that this crate loaded by any path.
-        let known = loaded.iter().map(|known| self::identity(&known.path));
-        let mut others: Vec<PathBuf> = Vec::new();
-        for other in peerweave_dylib::mapped("libnccl.so").into_iter().chain(known) {
-            if self::identity(&other) != identity && !others.contains(&other) {
-                others.push(other);
-            }
-        }
-        let api = Api::new(library);
-        let version = version_of(&api, &path)?;
-        if !version.at_least(OLDEST) {
-            return Err(
-                Unsupported { product: PRODUCT, what: "peerweave-nccl", since: Some(OLDEST), found: version, path }.into()
-            );
-        }
-        let record: &'static Loaded = Box::leak(Box::new(Loaded { api, version, path, others }));
-        loaded.push(record);
-        Ok((Self(record), true))
+    fn adopt(library: Library) -> Result<Self, NcclError> {
+        let loaded = LOADED.adopt(library, |library| {
+            FIRST.get_or_init(|| (ForkGuard::new(), std::process::id()));
+            let path = Arc::from(library.path());
+            let api = Api::new(library);
+            let version = version_of(&api, &path)?;
+            Ok::<_, NcclError>((api, version))
+        })?;
+        Ok(Self(loaded))
     }
 
     /// Returns the library's version.
@@ -184,19 +143,19 @@ impl Nccl {
     /// Returns the functions that this crate can use and that the library lacks, each with the
     /// version that introduced it.
     pub fn missing(self) -> Vec<SymbolInfo> {
-        self.0.api.missing()
+        self.0.functions.missing()
     }
 
     /// Returns whether the library has a function, given NCCL's name. Returns `false` for names
     /// that this crate does not use.
     pub fn has(self, function: &str) -> bool {
-        self.0.api.has(function)
+        self.0.functions.has(function)
     }
 
     /// Returns NCCL's functions, which are unsafe to call. They do not check for forks.
     #[cfg(feature = "raw")]
     pub fn api(self) -> &'static Api {
-        &self.0.api
+        &self.0.functions
     }
 
     /// Returns NCCL's description of a code.
@@ -279,7 +238,7 @@ impl Nccl {
         function: impl FnOnce(&'static Api) -> Result<R, MissingSymbol>,
     ) -> Result<R, NcclError> {
         self.not_forked(call)?;
-        function(&self.0.api).map_err(|missing| self.unsupported_function(&missing))
+        function(&self.0.functions).map_err(|missing| self.unsupported_function(&missing))
     }
 
     /// Returns the error of a call, with NCCL's text.
@@ -304,7 +263,7 @@ impl Nccl {
     /// Returns the error for a feature newer than this library.
     #[cold]
     pub(crate) fn unsupported(self, what: &'static str, since: Version) -> NcclError {
-        Unsupported { product: PRODUCT, what, since: Some(since), found: self.0.version, path: self.shared_path() }.into()
+        self.0.unsupported(what, Some(since)).into()
     }
 
     /// Fails unless the library has at least that version.
@@ -324,7 +283,7 @@ impl Nccl {
     /// Returns the functions if the process was not forked after loading.
     #[inline]
     pub(crate) fn functions(self) -> &'static Api {
-        &self.0.api
+        &self.0.functions
     }
 
     #[cold]
@@ -342,7 +301,7 @@ impl Nccl {
     fn meaning(self, code: ncclResult_t) -> &'static str {
         // SAFETY: the function accepts any code, and returns null or text in the library's data,
         // which stays mapped [L1].
-        unsafe { self.0.api.ncclGetErrorString(code).map_or("", |text| static_text(text)) }
+        unsafe { self.0.functions.ncclGetErrorString(code).map_or("", |text| static_text(text)) }
     }
 
     /// Returns NCCL's text of the last error. A null communicator selects the last error of the
@@ -350,7 +309,7 @@ impl Nccl {
     pub(crate) fn last_error_text(self, communicator: sys::ncclComm_t) -> String {
         // SAFETY: the communicator is null or live; NCCL only reads it, and returns null or text in
         // a buffer of the library.
-        let text = unsafe { self.0.api.ncclGetLastError(communicator).unwrap_or(std::ptr::null()) };
+        let text = unsafe { self.0.functions.ncclGetLastError(communicator).unwrap_or(std::ptr::null()) };
         // SAFETY: `text` is null, or a buffer that NCCL never frees [L1]. The buffer has
         // LAST_ERROR_BYTES bytes, or ends with its text.
         unsafe { changing_text(text) }
@@ -436,11 +395,6 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
         Ok(_) => Err(unusable("ncclGetVersion that succeeds", OLDEST)),
         Err(missing) => Err(unusable(missing.name, OLDEST)),
     }
-}
-
-/// Returns a path that identifies a file, independently of links.
-fn identity(path: &Path) -> PathBuf {
-    path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }
 
 #[inline]

@@ -15,10 +15,10 @@ pub use settings::Settings;
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
-use peerweave_dylib::{Library, MissingSymbol, Search, SymbolInfo, Unsupported, Visibility};
+use peerweave_dylib::{Library, Loaded, MissingSymbol, Registry, Search, SymbolInfo, Unsupported, Visibility};
 use peerweave_fork::ForkGuard;
 
 use crate::error::{Failure, NvshmemError, PluginError, StatusCode};
@@ -63,19 +63,18 @@ static FIRST: OnceLock<ForkGuard> = OnceLock::new();
 /// The handle can be copied freely and used on any thread. Two handles are equal if they refer to
 /// the same library.
 #[derive(Clone, Copy)]
-pub struct Nvshmem(&'static Loaded);
+pub struct Nvshmem(&'static Loaded<Functions>);
 
-struct Loaded {
+struct Functions {
     api: Api,
     families: Families,
-    version: Version,
-    path: Arc<Path>,
     loaded_by: u32,
     guard: ForkGuard,
 }
 
-/// All loaded libraries, so that each file is loaded once.
-static LOADED: Mutex<Vec<&'static Loaded>> = Mutex::new(Vec::new());
+/// All libraries loaded by this crate.
+static LOADED: Registry<Functions> =
+    Registry::new("libnvshmem_host.so", "peerweave-nvshmem", OLDEST, "plug-ins may use the symbols of the wrong one");
 
 impl Nvshmem {
     /// Returns the library of this process. The first call finds and loads it; later calls return
@@ -118,34 +117,14 @@ impl Nvshmem {
     }
 
     fn adopt(library: Library) -> Result<Self, NvshmemError> {
-        let path: Arc<Path> = library.path().into();
-        let identity = identity(&path);
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = loaded.iter().find(|known| self::identity(&known.path) == identity) {
-            let known = Self(known);
-            return known.not_forked("Nvshmem::load").map(|()| known);
-        }
-        FIRST.get_or_init(ForkGuard::new);
-        for other in peerweave_dylib::mapped("libnvshmem_host.so").into_iter().filter(|file| self::identity(file) != identity) {
-            tracing::warn!(
-                used = %path.display(), other = %other.display(),
-                "a second libnvshmem_host is loaded in this process; plug-ins may use the symbols of the wrong one"
-            );
-        }
-        let api = Api::new(library.clone());
-        let version = version_of(&api, &path)?;
-        if !version.at_least(OLDEST) {
-            return Err(
-                Unsupported { product: PRODUCT, what: "peerweave-nvshmem", since: Some(OLDEST), found: version, path }.into()
-            );
-        }
-        tracing::debug!(%version, path = %path.display(), "NVSHMEM loaded");
-        let guard = ForkGuard::new();
-        let families = Families::new(library);
-        let record: &'static Loaded =
-            Box::leak(Box::new(Loaded { api, families, version, path, loaded_by: std::process::id(), guard }));
-        loaded.push(record);
-        Ok(Self(record))
+        let loaded = LOADED.adopt(library, |library| {
+            FIRST.get_or_init(ForkGuard::new);
+            let path = Arc::from(library.path());
+            let (api, families) = (Api::new(library.clone()), Families::new(library));
+            let version = version_of(&api, &path)?;
+            Ok::<_, NvshmemError>((Functions { api, families, loaded_by: std::process::id(), guard: ForkGuard::new() }, version))
+        })?;
+        Self(loaded).not_forked("Nvshmem::load").map(|()| Self(loaded))
     }
 
     /// Returns the version of the library (not of the OpenSHMEM specification).
@@ -191,10 +170,6 @@ impl Nvshmem {
         &self.0.path
     }
 
-    pub(crate) fn shared_path(self) -> Arc<Path> {
-        Arc::clone(&self.0.path)
-    }
-
     /// Returns all functions that this crate declares, each with the first version that has it.
     pub fn functions() -> Vec<SymbolInfo> {
         Api::SYMBOLS.iter().copied().chain(sys::typed_symbols()).collect()
@@ -203,28 +178,28 @@ impl Nvshmem {
     /// Returns the functions that this crate can use and that the library lacks, each with the
     /// first version that has it.
     pub fn missing(self) -> Vec<SymbolInfo> {
-        let mut missing = self.0.api.missing();
-        missing.extend(self.0.families.missing());
+        let mut missing = self.0.functions.api.missing();
+        missing.extend(self.0.functions.families.missing());
         missing
     }
 
     /// Returns whether the library has an untyped function, given NVSHMEM's name. Returns `false`
     /// for names that this crate does not use.
     pub fn has(self, function: &str) -> bool {
-        self.0.api.has(function)
+        self.0.functions.api.has(function)
     }
 
     /// Returns NVSHMEM's untyped functions, which are unsafe to call. They check neither for forks
     /// nor for concurrent calls.
     #[cfg(feature = "raw")]
     pub fn api(self) -> &'static Api {
-        &self.0.api
+        &self.0.functions.api
     }
 
     /// Returns NVSHMEM's typed functions, which are unsafe to call, as for [`api`](Self::api).
     #[cfg(feature = "raw")]
     pub fn families(self) -> &'static Families {
-        &self.0.families
+        &self.0.functions.families
     }
 
     /// Checks that the plug-ins for an initialisation by an id are beside the library, in a version
@@ -279,15 +254,15 @@ impl Nvshmem {
         function: impl FnOnce(&'static Api) -> Result<R, MissingSymbol>,
     ) -> Result<R, NvshmemError> {
         self.not_forked(call)?;
-        function(&self.0.api).map_err(|missing| self.unsupported_function(call, &missing))
+        function(&self.0.functions.api).map_err(|missing| self.unsupported_function(call, &missing))
     }
 
     pub(crate) fn raw_api(self) -> &'static Api {
-        &self.0.api
+        &self.0.functions.api
     }
 
     pub(crate) fn raw_families(self) -> &'static Families {
-        &self.0.families
+        &self.0.functions.families
     }
 
     /// Returns the error for a code that a call returned.
@@ -305,7 +280,7 @@ impl Nvshmem {
     /// Returns the error for a call that this library does not support.
     #[cold]
     pub(crate) fn unsupported(self, call: &'static str, since: Option<Version>) -> NvshmemError {
-        Unsupported { product: PRODUCT, what: call, since, found: self.0.version, path: self.shared_path() }.into()
+        self.0.unsupported(call, since).into()
     }
 
     #[cold]
@@ -322,12 +297,12 @@ impl Nvshmem {
     /// Checks [L2].
     #[inline]
     pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NvshmemError> {
-        if self.0.guard.is_forked() { Err(self.forked(call)) } else { Ok(()) }
+        if self.0.functions.guard.is_forked() { Err(self.forked(call)) } else { Ok(()) }
     }
 
     #[cold]
     fn forked(self, call: &'static str) -> NvshmemError {
-        NvshmemError::Forked { call, loaded_by: self.0.loaded_by, process: std::process::id() }
+        NvshmemError::Forked { call, loaded_by: self.0.functions.loaded_by, process: std::process::id() }
     }
 }
 
@@ -421,11 +396,6 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
         (Ok(major), Ok(minor), Ok(patch)) => Ok(Version::new(major, minor, patch)),
         _ => Err(unusable("a version that can be read")),
     }
-}
-
-/// Returns a path that identifies a file, independently of links.
-fn identity(path: &Path) -> PathBuf {
-    path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }
 
 #[cfg(test)]

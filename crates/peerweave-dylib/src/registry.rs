@@ -1,0 +1,146 @@
+//! The libraries of one product that this process has loaded.
+//!
+//! Invariant: each file has one record, which is never freed, because a library is never unloaded.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::{Library, Unsupported, Version, mapped};
+
+/// A loaded library: its functions, its version, its file.
+#[derive(Debug)]
+pub struct Loaded<A> {
+    /// The vendor's name of the library.
+    pub product: &'static str,
+    /// Its functions.
+    pub functions: A,
+    /// Its version.
+    pub version: Version,
+    /// Path of the mapped file.
+    pub path: Arc<Path>,
+    /// Other files of the product that were mapped in the process when this one was loaded.
+    pub others: Vec<PathBuf>,
+}
+
+impl<A> Loaded<A> {
+    /// Returns the error for a function or option that this library lacks; `since` is the version
+    /// that introduced it, if known.
+    #[cold]
+    pub fn unsupported(&self, what: &'static str, since: Option<Version>) -> Unsupported {
+        Unsupported { product: self.product, what, since, found: self.version, path: Arc::clone(&self.path) }
+    }
+}
+
+/// The loaded libraries of one product.
+#[derive(Debug)]
+pub struct Registry<A: 'static> {
+    /// The start of the files' names, such as `libnccl.so`.
+    stem: &'static str,
+    /// The crate that uses the libraries, for errors.
+    user: &'static str,
+    /// The oldest version that the crate supports.
+    oldest: Version,
+    /// Consequence of a second library in the process, for the log.
+    hazard: &'static str,
+    loaded: Mutex<Vec<&'static Loaded<A>>>,
+}
+
+impl<A> Registry<A> {
+    /// Creates an empty registry for the crate `user`, which supports libraries from `oldest` on.
+    /// `stem` is the start of their file names, and `hazard` the text of the warning if a process
+    /// has several of them.
+    pub const fn new(stem: &'static str, user: &'static str, oldest: Version, hazard: &'static str) -> Self {
+        Self { stem, user, oldest, hazard, loaded: Mutex::new(Vec::new()) }
+    }
+
+    /// Returns the record of a library. Creates it if the file is not known, with the functions and
+    /// the version that `read` returns, and logs a warning for each other file of the product.
+    ///
+    /// # Errors
+    /// [`Unsupported`] for a version that is too old; the error of `read`.
+    pub fn adopt<E: From<Unsupported>>(
+        &self,
+        library: Library,
+        read: impl FnOnce(Library) -> Result<(A, Version), E>,
+    ) -> Result<&'static Loaded<A>, E> {
+        let (record, is_new) = self.adopt_once(library, read)?;
+        // Logged without holding the lock, because a subscriber may use the library.
+        if is_new {
+            let Loaded { product, version, path, others, .. } = record;
+            tracing::debug!(product, %version, path = %path.display(), "library adopted");
+            for other in others {
+                let (used, other, file) = (path.display(), other.display(), self.stem);
+                tracing::warn!(%used, %other, "a second {file} is mapped in this process; {}", self.hazard);
+            }
+        }
+        Ok(record)
+    }
+
+    fn adopt_once<E: From<Unsupported>>(
+        &self,
+        library: Library,
+        read: impl FnOnce(Library) -> Result<(A, Version), E>,
+    ) -> Result<(&'static Loaded<A>, bool), E> {
+        let (path, product) = (library.shared_path(), library.product());
+        let identity = identity(&path);
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = loaded.iter().find(|known| self::identity(&known.path) == identity) {
+            return Ok((known, false));
+        }
+        // Files mapped by other code, and files that this registry has under any name.
+        let mut others: Vec<PathBuf> = Vec::new();
+        let known = loaded.iter().map(|known| self::identity(&known.path));
+        for other in mapped(self.stem).into_iter().chain(known) {
+            if self::identity(&other) != identity && !others.contains(&other) {
+                others.push(other);
+            }
+        }
+        let (functions, version) = read(library)?;
+        let record = Loaded { product, functions, version, path, others };
+        if !version.at_least(self.oldest) {
+            return Err(record.unsupported(self.user, Some(self.oldest)).into());
+        }
+        let record: &'static Loaded<A> = Box::leak(Box::new(record));
+        loaded.push(record);
+        Ok((record, true))
+    }
+}
+
+/// Returns a path that identifies a file, independently of links.
+fn identity(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
+}
+
+#[cfg(all(test, target_os = "linux", target_env = "gnu"))]
+mod tests {
+    use super::*;
+    use crate::{Search, Visibility};
+
+    const OLDEST: Version = Version::new(2, 0, 0);
+
+    fn registry() -> Registry<Library> {
+        Registry::new("libm.so", "a crate", OLDEST, "use only one")
+    }
+
+    fn library() -> Library {
+        // SAFETY: the library of this name is the system's mathematics library.
+        let search = unsafe { Search::without_variable("libm", &["libm.so.6"]) };
+        search.open(Visibility::Local).expect("every system has it")
+    }
+
+    #[test]
+    fn file_that_is_loaded_twice_has_one_record() {
+        let registry = registry();
+        let first = registry.adopt(library(), |library| Ok::<_, Unsupported>((library, OLDEST))).expect("it is supported");
+        let again = registry.adopt::<Unsupported>(library(), |_| unreachable!("the file is known")).expect("it is known");
+        assert!(std::ptr::eq(first, again));
+        assert_eq!((first.version, first.others.len()), (OLDEST, 0));
+    }
+
+    #[test]
+    fn library_that_is_too_old_is_refused_with_both_versions() {
+        let old = Version::new(1, 9, 0);
+        let error = registry().adopt(library(), |library| Ok::<_, Unsupported>((library, old))).expect_err("it is too old");
+        assert!(error.to_string().starts_with("a crate needs libm 2.0.0, found 1.9.0 ("), "{error}");
+    }
+}
