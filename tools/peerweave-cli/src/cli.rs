@@ -17,7 +17,7 @@ use crate::workload::args::BenchArgs;
 #[derive(Debug, Parser)]
 #[command(name = "peerweave", version, after_help = exit::HELP, max_term_width = 110)]
 pub struct Cli {
-    /// The subcommand.
+    /// Subcommand with its arguments.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -52,8 +52,9 @@ impl Cli {
     }
 }
 
-/// Replaces `-np`, as other launchers name it, by `--np`, because clap has no short options of two
-/// letters. Changes only arguments of `run` and `bench`, not those of the program that is started.
+/// Replaces `-np`, the name of this option in other launchers, by `--np`, because clap has no short
+/// options of two letters. Changes only arguments of `run` and `bench`, not arguments of the
+/// program that is started.
 fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let command = Cli::command();
     let Some(command) = arguments.get(1).and_then(|name| command.find_subcommand(name)) else { return arguments };
@@ -79,7 +80,7 @@ fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Joins the words `bench p2p` to `bench-p2p`, a separate subcommand with its own options.
+/// Joins the words `bench p2p` to `bench-p2p`, which is a separate subcommand with its own options.
 fn with_p2p_as_one_word(mut arguments: Vec<OsString>) -> Vec<OsString> {
     if arguments.get(1).is_some_and(|word| word == "bench") && arguments.get(2).is_some_and(|word| word == "p2p") {
         arguments.splice(1..3, [OsString::from("bench-p2p")]);

@@ -10,15 +10,15 @@ pub const USAGE: u8 = 2;
 pub const OPERATION_FAILED: u8 = 3;
 /// `--timeout` expired.
 pub const TIMED_OUT: u8 = 124;
-/// The launcher itself failed, for example no memory, no rendezvous, or a file that cannot be
-/// written.
+/// The launcher itself failed, for example because memory or the rendezvous is missing, or a file
+/// cannot be written.
 pub const LAUNCHER: u8 = 125;
 /// The program was found but cannot be executed.
 pub const NOT_EXECUTABLE: u8 = 126;
 /// The program was not found.
 pub const NOT_FOUND: u8 = 127;
 
-/// Returns the exit code for a signal, as in shells: 128 plus its number.
+/// Returns the exit code for a signal, as in shells: 128 plus the number of the signal.
 pub const fn of_signal(signal: i32) -> u8 {
     128u8.wrapping_add(signal as u8)
 }

@@ -2,7 +2,7 @@
 //! supports.
 //!
 //! Invariant: a command writes its result to standard output and everything else to standard error,
-//! and its exit code is one of [`exit`].
+//! and its exit code is a constant of [`exit`].
 
 pub mod bench;
 pub mod cli;

@@ -6,37 +6,37 @@ use serde::Serialize;
 /// Properties of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
-    /// Its name.
+    /// Name of the machine.
     pub hostname: String,
-    /// The operating system and its version.
+    /// Name and version of the operating system.
     pub system: String,
-    /// The architecture.
+    /// Processor architecture, such as `x86_64`.
     pub architecture: String,
-    /// The processor's name.
+    /// Name of the processor.
     pub cpu_model: String,
     /// CPUs that this process may use.
     pub cpus: usize,
     /// CPUs of the machine that are online.
     pub cpus_online: usize,
-    /// Size of its memory in bytes.
+    /// Size of the machine's memory in bytes.
     pub memory_bytes: u64,
-    /// Its NUMA nodes.
+    /// NUMA nodes of the machine.
     pub numa: Vec<NumaNode>,
-    /// Whether it is a virtual machine.
+    /// Whether this is a virtual machine.
     pub virtualized: bool,
 }
 
 /// A NUMA node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NumaNode {
-    /// Its number.
+    /// Number of the node.
     pub node: usize,
-    /// Its CPUs, such as `0-3,8`.
+    /// CPUs of the node, such as `0-3,8`.
     pub cpus: String,
 }
 
 impl NumaNode {
-    /// Formats this as text.
+    /// Returns the text to print.
     pub fn text(&self) -> String {
         format!("{}: CPUs {}", self.node, self.cpus)
     }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_cpus_and_memory() {
+    fn properties_of_this_machine_can_be_read() {
         let machine = Machine::look();
         assert!(machine.cpus >= 1 && machine.cpus_online >= machine.cpus);
         assert!(machine.memory_bytes > 1 << 20);

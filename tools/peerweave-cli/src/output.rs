@@ -1,18 +1,18 @@
-//! What a command writes: lines of its result, messages, files.
+//! Output of a command: lines of its result, messages, files.
 
 use std::io::Write;
 use std::path::Path;
 
 use crate::exit;
 
-/// Prints a line of the result. Exits if the line cannot be written; silently if the reader has
-/// closed the pipe, as other commands do.
+/// Prints a line of the result. Exits if the line cannot be written; without a message if the
+/// reader has closed the pipe, as other commands do.
 pub(crate) fn print_line(line: &str) {
     let Err(error) = writeln!(std::io::stdout().lock(), "{line}") else { return };
     if error.kind() == std::io::ErrorKind::BrokenPipe {
         std::process::exit(exit::of_signal(13).into());
     }
-    tell(&format!("peerweave: standard output: {error}"));
+    tell(&format!("peerweave: cannot write to standard output: {error}"));
     std::process::exit(exit::LAUNCHER.into());
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn tell(line: &str) {
 /// The exit code and a message.
 pub(crate) fn check_writable(path: &Path) -> Result<(), (u8, String)> {
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
-    opened.map(drop).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))
+    opened.map(drop).map_err(|error| (exit::LAUNCHER, format!("cannot write {}: {error}", path.display())))
 }
 
 /// Writes a file.
@@ -36,5 +36,5 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), (u8, String)> {
 /// # Errors
 /// The exit code and a message.
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), (u8, String)> {
-    std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))
+    std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("cannot write {}: {error}", path.display())))
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// either case), then optionally `B` or `iB`.
 ///
 /// # Errors
-/// A message with the text and what was expected.
+/// The text is not valid. The message quotes the text and describes the expected form.
 ///
 /// ```
 /// use peerweave_cli::parse::parse_size;
@@ -51,8 +51,8 @@ pub fn format_size(bytes: usize) -> String {
 /// (hours).
 ///
 /// # Errors
-/// A message with the text and what was expected. Zero is refused, because a limit of zero would
-/// stop the job at once.
+/// The text is not valid. The message quotes the text and describes the expected form. Zero is
+/// refused, because a limit of zero would stop the job at once.
 ///
 /// ```
 /// use peerweave_cli::parse::parse_duration;
@@ -92,7 +92,7 @@ pub(crate) fn parse_pes(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Parses the file name of a plot; only SVG is supported.
+/// Parses the file name of a plot. Only SVG is supported, so an extension must be `.svg`.
 pub(crate) fn parse_picture(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match path.extension() {

@@ -35,7 +35,7 @@ fn figures(arguments: &[&str]) -> Vec<Vec<String>> {
     lines.map(|line| line.split_ascii_whitespace().map(str::to_owned).collect()).collect()
 }
 
-/// Asserts that no element was wrong and that a time was measured.
+/// Asserts that a line of the table has no wrong element and a time above 0.
 fn assert_right(fields: &[String], has_in_place: bool) {
     assert_eq!(fields.len(), 13, "{fields:?}");
     assert_eq!(fields[8], "0", "{fields:?}");
@@ -55,27 +55,27 @@ fn every_operation(options: &[&str]) {
 }
 
 #[test]
-fn operations_on_symmetric_buffers_are_right() {
+fn operations_on_symmetric_buffers_have_right_results() {
     every_operation(&[]);
 }
 
 #[test]
-fn operations_on_private_buffers_are_right() {
+fn operations_on_private_buffers_have_right_results() {
     every_operation(&["--buffers", "private"]);
 }
 
 #[test]
-fn operations_on_a_stream_are_right() {
+fn operations_on_a_stream_have_right_results() {
     every_operation(&["--stream"]);
 }
 
 #[test]
-fn operations_among_threads_are_right_with_rewritten_inputs() {
+fn operations_of_threads_have_right_results_with_dirty() {
     every_operation(&["--threads", "--dirty"]);
 }
 
 #[test]
-fn reductions_are_right_for_all_types() {
+fn reductions_of_all_types_have_right_results() {
     let lines = figures(&["all-reduce", "-n", "3", "-d", "all", "-o", "all", "-b", "20K", "-e", "20K", "--iters", "2"]);
     assert_eq!(lines.len(), 4 * 6 + 6 * 9);
     lines.iter().for_each(|fields| assert_right(fields, true));
@@ -114,7 +114,7 @@ fn plot_is_written() {
 }
 
 #[test]
-fn unchecked_measurement_is_marked() {
+fn measurement_without_check_is_marked_unchecked() {
     let output = bench(&["put", "-n", "2", "-b", "8", "-e", "8", "--iters", "3", "--no-check"]);
     let out = text(&output.stdout);
     assert!(out.contains("# Out of bounds values : 0 UNCHECKED"), "{out}");
@@ -151,7 +151,7 @@ fn options_that_the_backend_for_gpus_lacks_are_refused() {
 }
 
 #[test]
-fn bench_of_the_host_ignores_the_backend_of_the_environment() {
+fn bench_ignores_the_backend_variable_of_its_environment() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_BACKEND", "cuda").args(["bench", "barrier", "-n", "2", "--iters", "3"]);
     let output = command.output().unwrap();
@@ -175,7 +175,7 @@ fn killed_pe_ends_the_bench_and_is_named_by_its_peers() {
     let pe = (0..1000).find_map(|_| {
         sleep(Duration::from_millis(5));
         // The header is printed when all PEs have passed a barrier; the environment of a process
-        // tells its PE.
+        // contains the index of its PE.
         pes_of(child.id()).into_iter().find(|pid| environment_has(*pid, "PEERWEAVE_PE=1"))
     });
     let pe = pe.expect("PE 1 has started");
@@ -184,7 +184,7 @@ fn killed_pe_ends_the_bench_and_is_named_by_its_peers() {
     assert!(Command::new("kill").arg("-9").arg(pe.to_string()).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     let err = text(&output.stderr);
-    // Long before any deadline, on a busy machine as well.
+    // The command ends long before any deadline, also on a busy machine.
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}\n{err}", start.elapsed());
     assert_eq!(output.status.code(), Some(137), "{err}");
     assert!(err.contains("peerweave bench: PE 1 (process ") && err.contains("killed by signal 9"), "{err}");

@@ -41,7 +41,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn operations_of_nccl_are_measured_and_right() {
+fn operations_of_nccl_are_measured_with_right_results() {
     let machine = Machine::with_gpus();
     for (op, in_place) in [
         ("all-reduce", true),

@@ -58,7 +58,7 @@ const COLLECTIVES: [&str; 7] = ["all-reduce", "broadcast", "all-gather", "all-to
 const ONE_SIDED: [&str; 6] = ["put", "get", "put-signal", "p", "g", "ping-pong"];
 
 #[test]
-fn operations_are_measured_and_right_on_1_2_and_3_pes() {
+fn operations_on_1_2_and_3_pes_have_right_results() {
     let machine = Machine::with_gpus();
     for (n, ops) in
         [("1", &COLLECTIVES[..]), ("2", &[&COLLECTIVES[..], &ONE_SIDED].concat()), ("3", &COLLECTIVES), ("3", &ONE_SIDED)]
@@ -76,7 +76,7 @@ fn operations_are_measured_and_right_on_1_2_and_3_pes() {
 }
 
 #[test]
-fn types_are_moved_and_reductions_of_nvshmem_are_right() {
+fn all_types_and_reductions_of_nvshmem_have_right_results() {
     let machine = Machine::with_gpus();
     let (moved, out) = machine.figures(&["all-gather", "-n", "2", "-b", "1000", "-e", "1000", "-d", "all"], &[]);
     assert_eq!(moved.len(), 12, "{out}");
@@ -87,7 +87,7 @@ fn types_are_moved_and_reductions_of_nvshmem_are_right() {
 }
 
 #[test]
-fn broadcast_is_right_from_every_root() {
+fn broadcast_from_every_root_has_right_results() {
     let (lines, out) = Machine::with_gpus().figures(&["broadcast", "-n", "3", "-b", "64", "-e", "64", "-r", "all"], &[]);
     assert_eq!(lines.iter().map(|line| &*line[4]).collect::<Vec<_>>(), ["0", "1", "2"], "{out}");
 }
@@ -132,7 +132,7 @@ fn header_describes_the_measurement() {
 }
 
 #[test]
-fn json_has_the_figures() {
+fn json_has_the_time_of_every_batch() {
     let machine = Machine::with_gpus();
     let file = machine.0.path().join("out.json");
     machine.figures(&["put", "-n", "2", "-b", "8", "-e", "16", "-J", file.to_str().unwrap()], &[]);
@@ -148,7 +148,7 @@ fn json_has_the_figures() {
 #[test]
 fn missing_elements_are_counted() {
     let machine = Machine::with_gpus();
-    // The call returns success and does nothing.
+    // A call of the fake returns success and moves no data.
     for (op, fault, wrong) in [
         ("put", "nvshmemx_putmem_on_stream=0", "256"),
         ("get", "nvshmemx_getmem_on_stream=0", "256"),
@@ -167,7 +167,7 @@ fn missing_elements_are_counted() {
 }
 
 #[test]
-fn single_lost_call_is_counted() {
+fn elements_of_a_lost_last_call_are_counted() {
     // The last call is lost; its result is checked again after timing.
     let arguments = ["put", "-n", "2", "-b", "1K", "-e", "1K", "--iters", "2", "-w", "1"];
     let lost = [("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_putmem_on_stream:1=0")];
@@ -178,7 +178,7 @@ fn single_lost_call_is_counted() {
 }
 
 #[test]
-fn barrier_that_does_not_wait_is_counted() {
+fn barrier_that_does_not_wait_is_reported_as_wrong() {
     for (op, function) in [("barrier", "nvshmemx_barrier_on_stream=0"), ("sync", "nvshmemx_team_sync_on_stream=0")] {
         let output = Machine::with_gpus().run(&[op, "-n", "2", "--iters", "2"], &[("PEERWEAVE_FAKE_NVSHMEM_FAIL", function)]);
         let out = text(&output.stdout);

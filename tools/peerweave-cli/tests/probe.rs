@@ -1,5 +1,5 @@
-//! The measurements of `bench p2p` one by one, over the fake driver. Its kernels are host functions
-//! here.
+//! The measurements of `bench p2p` one by one, over the fake driver. Here, host functions replace
+//! the probe's kernels.
 #![cfg(target_os = "linux")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -41,19 +41,19 @@ impl FakeLaunch {
     /// # Safety
     /// Parameter `at` of the kernel is a `T`.
     unsafe fn parameter<T: Copy>(&self, at: usize) -> T {
-        // SAFETY: the fake gives as many addresses as the kernel has parameters; the caller answers
-        // for the type.
+        // SAFETY: the fake passes as many addresses as the kernel has parameters; the caller
+        // guarantees the type.
         unsafe { *self.parameters.add(at).read().cast::<T>() }
     }
 }
 
-/// `peerweave_probe_copy` of `kernels.ptx`.
+/// Replaces the kernel `peerweave_probe_copy` of `kernels.ptx`.
 ///
 /// # Safety
 /// `launch` points to a launch of this kernel in progress.
 unsafe extern "C" fn copy(launch: *const FakeLaunch) {
-    // SAFETY: the parameters are those of the kernel. The fake has mapped the memory of all devices
-    // in this process, and only this copy uses both ranges.
+    // SAFETY: the types are the ones of the kernel's parameters. The fake has mapped the memory of
+    // all devices in this process, and only this copy uses both ranges.
     unsafe {
         let launch = &*launch;
         let (target, source, pieces): (u64, u64, u64) = (launch.parameter(0), launch.parameter(1), launch.parameter(2));
@@ -62,13 +62,13 @@ unsafe extern "C" fn copy(launch: *const FakeLaunch) {
     }
 }
 
-/// `peerweave_probe_ping` of `kernels.ptx`.
+/// Replaces the kernel `peerweave_probe_ping` of `kernels.ptx`.
 ///
 /// # Safety
 /// `launch` points to a launch of this kernel in progress.
 unsafe extern "C" fn ping(launch: *const FakeLaunch) {
-    // SAFETY: the parameters are those of the kernel. The addresses are words that the fake has
-    // mapped in this process and that are accessed by atomics only.
+    // SAFETY: the types are the ones of the kernel's parameters. The addresses are words that the
+    // fake has mapped in this process and that are accessed by atomics only.
     let (mine, theirs, failed, is_first, rounds, limit) = unsafe {
         let launch = &*launch;
         let word = |at| &*with_exposed_provenance::<AtomicU32>(launch.parameter::<u64>(at) as usize);
@@ -92,10 +92,10 @@ unsafe extern "C" fn ping(launch: *const FakeLaunch) {
     }
 }
 
-/// Makes the fake driver run the host functions for the kernels.
+/// Registers the host functions that the fake driver runs instead of the kernels.
 fn register() {
     type Register = extern "C" fn(*const c_char, unsafe extern "C" fn(*const FakeLaunch)) -> c_int;
-    // SAFETY: the fake declares it so.
+    // SAFETY: the fake driver declares the function with this type.
     let register = unsafe { std::mem::transmute::<NonNull<c_void>, Register>(fake(c"peerweave_fake_kernel")) };
     assert_eq!(register(c"peerweave_probe_copy".as_ptr(), copy), 0);
     assert_eq!(register(c"peerweave_probe_ping".as_ptr(), ping), 0);
@@ -105,7 +105,7 @@ fn register() {
 fn hold(stream: &CudaStream, hold: bool) {
     let name = if hold { c"peerweave_fake_stream_block" } else { c"peerweave_fake_stream_unblock" };
     type Function = extern "C" fn(peerweave_driver::cudarc::driver::sys::CUstream) -> c_int;
-    // SAFETY: the fake declares both so.
+    // SAFETY: the fake driver declares both functions with this type.
     let function = unsafe { std::mem::transmute::<NonNull<c_void>, Function>(fake(name)) };
     assert_eq!(function(stream.cu_stream()), 0);
 }
@@ -200,6 +200,6 @@ fn probe_does_not_wait_for_other_streams() {
         hold(&stuck, true);
         let made = Probe::new(&contexts, 1 << 20, Instant::now() + Duration::from_secs(10)).map(drop);
         hold(&stuck, false);
-        made.expect("its own streams are free");
+        made.expect("the probe's own streams are not blocked");
     });
 }

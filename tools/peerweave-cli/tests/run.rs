@@ -50,8 +50,8 @@ fn processes_with(text: &str) -> Vec<i32> {
     found
 }
 
-/// Far more than a launcher needs on a busy machine, and far less than the PEs of these tests
-/// sleep.
+/// Time limit of these tests: far more than a launcher needs on a busy machine, and far less than
+/// the PEs sleep.
 const SOON: Duration = Duration::from_secs(15);
 
 /// Reads until the PEs have printed `ready` `times` times; returns their output.
@@ -152,7 +152,7 @@ fn pes_get_rendezvous_and_token() {
 }
 
 #[test]
-fn lines_carry_the_pe_only_with_two_or_more() {
+fn lines_start_with_the_pe_only_with_two_or_more_pes() {
     assert_eq!(sorted_lines(&stdout(&run(2, &[], "echo hello"))), ["[0] hello", "[1] hello"]);
     assert_eq!(stdout(&run(1, &[], "echo hello")), "hello\n");
     assert_eq!(stdout(&run(1, &["--tag"], "echo hello")), "[0] hello\n");
@@ -186,7 +186,7 @@ fn output_that_cannot_be_written_is_an_error() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output = job(2, &[], "echo hello").stdout(full()).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
-    assert!(stderr(&output).contains("peerweave: standard output: No space left"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("peerweave: cannot write to standard output: No space left"), "{}", stderr(&output));
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn killed_launcher_leaves_no_process() {
 #[test]
 fn successful_job_leaves_no_process() {
     let mark = unique("left");
-    // One in the group of the PE, one in its own session.
+    // Starts one process in the PE's process group and one in its own session.
     let script = format!("sh -c 'sleep 60; : {mark}' & setsid sh -c 'sleep 60; : {mark}' & sleep 0.1; exit 0");
     let start = Instant::now();
     let output = run(2, &[], &script);
@@ -343,7 +343,7 @@ fn pes_inherit_no_file_of_the_launcher() {
         let output = command.env_remove("PEERWEAVE_PE").stdin(Stdio::null()).output().unwrap();
         sorted_lines(&stdout(&output)).into_iter().map(str::to_owned).collect()
     };
-    // Files that the test runner left open are open in both.
+    // Both lists contain the files that the test runner left open.
     let alone = files(Command::new("ls").arg("/proc/self/fd"));
     let pe = files(Command::new(env!("CARGO_BIN_EXE_peerweave")).args(["run", "-n", "1", "--tag", "--", "ls", "/proc/self/fd"]));
     let pe: Vec<_> = pe.iter().map(|line| line.strip_prefix("[0] ").unwrap()).collect();
@@ -412,7 +412,7 @@ fn kill(signal: i32, pid: i32) {
 
 #[test]
 fn signal_repeated_at_once_counts_as_one() {
-    // As `timeout` does: to the launcher and to its group.
+    // Sends the signal to the launcher and to its process group, as `timeout` does.
     let mut at_once = 0;
     while at_once < 4 {
         let script = "trap 'sleep 0.3; echo clean; exit' TERM; echo ready; while :; do sleep 0.02; done";

@@ -21,24 +21,24 @@ const FILE_VERSION: u32 = 3;
 /// the job is secret and never recorded.
 const RECORDED: [&str; 5] = ["PEERWEAVE_", "NCCL_", "NVSHMEM_", "CUDA_", "OMP_"];
 
-/// Context of a result.
+/// Everything besides the records that a result file contains.
 #[derive(Debug)]
 pub struct Circumstances<'a> {
-    /// The configuration.
+    /// Configuration of the measurement.
     pub config: &'a Config,
-    /// The arguments.
+    /// Arguments of the command.
     pub args: &'a BenchArgs,
     /// Start time as text.
     pub start_time: String,
     /// End time as text.
     pub end_time: String,
-    /// The machine.
+    /// Machine that was measured.
     pub machine: &'a Machine,
     /// Time from the start of the command until all PEs have passed a barrier, in milliseconds.
     pub first_barrier_ms: Option<f64>,
 }
 
-/// Returns the whole document.
+/// Returns the JSON document of a result.
 pub fn document(
     collector: &Collector,
     around: &Circumstances<'_>,
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn secret_and_unrelated_variables_are_not_written() {
+    fn secret_and_unrelated_variables_are_not_in_the_json() {
         assert_eq!(written(BenchOp::AllReduce)["env"], json!(["PEERWEAVE_LOG=info", "NCCL_DEBUG=WARN"]));
     }
 }

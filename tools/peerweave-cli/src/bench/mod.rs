@@ -1,7 +1,8 @@
-//! `peerweave bench`: measures an operation, and checks every element of its result.
+//! `peerweave bench`: measures an operation and checks every element of the results.
 //!
 //! The command starts its PEs through [`crate::launch`], as `peerweave run` does, and reads their
-//! measurements from their standard output. [`crate::workload`] has the plan of both.
+//! measurements from their standard output. Command and PEs compute the same plan of measurements,
+//! by [`crate::workload`].
 //!
 //! ```text
 //!   report.rs    combines the records of all PEs
@@ -50,7 +51,7 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
     enough_devices(&config).map_err(|message| (exit::USAGE, message))?;
-    // Checked now instead of after the measurement.
+    // A file that cannot be written is reported before the measurement instead of after it.
     args.json.iter().chain(&args.plot).try_for_each(|path| check_writable(path))?;
     let start_time = now();
     let machine = Machine::look();
@@ -59,7 +60,8 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     let processes = if config.threads { 1 } else { config.n_pes };
     let rendezvous = JobRendezvous::start(&Place::ThisMachine, processes).map_err(|error| launcher(&error))?;
     let mut env = rendezvous.env();
-    // The value of the environment is for programs, not for what is measured.
+    // PEERWEAVE_BACKEND of this command's environment is for the user's programs; --backend chooses
+    // the backend to measure.
     let backend = if config.backend == BackendName::Cuda { "cuda" } else { "host" };
     env.push((peerweave::environment::names::BACKEND.into(), backend.into()));
     let launch = Launch {
@@ -135,7 +137,7 @@ fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace('T', " ").replace('Z', "")
 }
 
-/// Reads the records of the PEs and prints lines of the table as they become complete.
+/// Reads the records of the PEs and prints each line of the table when the line is complete.
 struct Reporter<'a> {
     config: &'a Config,
     args: &'a BenchArgs,

@@ -24,25 +24,25 @@ const COLOURS: [RGBColor; 7] = [
 /// Maximum number of lines in a plot; more are not readable.
 const MOST_SERIES: usize = 14;
 
-/// The plot cannot be drawn.
+/// The error if the plot cannot be drawn.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
-    /// There are fewer than two sizes.
+    /// The measurement has fewer than two sizes.
     #[error("cannot draw a plot of fewer than two sizes")]
     TooFewSizes,
-    /// The drawing failed.
+    /// The drawing library failed.
     #[error("cannot draw the plot: {0}")]
     Drawing(String),
 }
 
 struct Series {
     name: String,
-    /// Size in bytes, bus bandwidth in GB/s, time in microseconds.
+    /// For each size: size in bytes, bus bandwidth in GB/s, time in microseconds.
     points: Vec<(f64, f64, f64)>,
 }
 
-/// Draws the plot. `subtitle` describes the conditions of the measurement.
+/// Returns the plot as SVG. `subtitle` describes the conditions of the measurement.
 ///
 /// # Errors
 /// [`PlotError`].
@@ -187,14 +187,16 @@ fn panel<'a>(
     Ok(())
 }
 
-/// Returns powers of two from `first` to `last`, about a dozen at most.
+/// Returns the sizes to label on the axis: powers of two from `first` to `last`, about a dozen at
+/// most.
 fn sizes_to_name(first: f64, last: f64) -> Vec<f64> {
     let step = ((last / first).log2() / 12.0).ceil().max(1.0) as usize;
     let (from, to) = (first.log2().ceil() as i32, last.log2().floor() as i32);
     (from..=to).step_by(step).map(|exponent| 2f64.powi(exponent)).collect()
 }
 
-/// Returns 1, 2 and 5 times the powers of ten in the range; only the powers if there are many.
+/// Returns the values to label on the axis: 1, 2 and 5 times the powers of ten in the range, or
+/// only the powers of ten if the range has many.
 fn values_to_name(low: f64, high: f64) -> Vec<f64> {
     let (from, to) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let steps: &[f64] = if to - from > 3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn plot_names_its_axes_units_and_lines() {
+    fn plot_shows_names_of_axes_units_and_lines() {
         let (rows, config) = rows(&[8, 64, 1024, 65536, 1 << 20]);
         let text = svg(&rows, &config, "a machine").unwrap();
         for word in [
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_end_at_round_values() {
+    fn limits_of_axes_are_round_values() {
         assert_eq!((below(0.34), above(0.34)), (0.2, 0.5));
         assert_eq!((below(1.0), above(1.0)), (1.0, 1.0));
         assert_eq!((below(730.0), above(730.0)), (500.0, 1000.0));

@@ -7,7 +7,7 @@ use crate::workload::config::{Case, Config};
 use crate::workload::geometry::Placement;
 use crate::workload::record::{Measured, Ready, Record};
 
-/// One placement of one line of the table.
+/// Result of one placement in one line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     /// Microseconds per call of the slowest PE; the median over the batches.
@@ -30,11 +30,11 @@ pub struct Cell {
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// The case.
+    /// Case that this line shows.
     pub case: Case,
-    /// Out of place.
+    /// Result of the out-of-place form.
     pub out_of_place: Cell,
-    /// In place, if the operation has an in-place form.
+    /// Result of the in-place form, if the operation has one.
     pub in_place: Option<Cell>,
 }
 
@@ -45,15 +45,15 @@ impl Row {
     }
 }
 
-/// Effect of a record.
+/// Effect of a record that the collector received.
 #[derive(Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "the receiver destructures it at once")]
 pub enum News {
-    /// Nothing to print.
+    /// The record completes nothing that is printed.
     Nothing,
     /// All PEs have passed their first barrier.
     AllReady,
-    /// A line is complete.
+    /// This line of the table is complete.
     Row(Row),
 }
 
@@ -84,7 +84,7 @@ impl Collector {
         &self.rows
     }
 
-    /// Returns the PEs that are ready, ordered by PE.
+    /// Returns the records of the PEs that have passed their first barrier, ordered by PE.
     pub fn ready(&self) -> &[Ready] {
         &self.ready
     }
@@ -220,7 +220,7 @@ mod tests {
     use crate::workload::op::BenchOp;
 
     #[test]
-    fn time_is_the_median_of_the_slowest_and_errors_add_up() {
+    fn time_is_the_median_of_the_slowest_and_errors_are_summed() {
         let mut collector = Collector::new(config(BenchOp::AllReduce, 2, &[1 << 20]));
         assert_eq!(collector.take(ready(1)), News::Nothing);
         assert_eq!(collector.take(ready(0)), News::AllReady);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn unchecked_result_is_not_reported_as_zero_wrong() {
+    fn unchecked_result_has_no_count_of_wrong_elements() {
         let mut collector = Collector::new(config(BenchOp::Put, 2, &[8]));
         for pe in 0..2 {
             let Record::Measured(mut one) = measured(pe, 0, Placement::OutOfPlace, &[1.0], 0) else { panic!() };

@@ -97,7 +97,8 @@ pub fn footer(collector: &Collector, config: &Config) -> Vec<String> {
     ]
 }
 
-/// Formats with at most two decimals, as many as fit into the width; otherwise with an exponent.
+/// Formats a number with at most two decimals, or fewer if the width is too small, or with an
+/// exponent if the integer part does not fit either.
 fn fitted(value: f64, width: usize) -> String {
     for digits in [2, 1, 0] {
         let text = format!("{value:.digits$}");
@@ -108,7 +109,7 @@ fn fitted(value: f64, width: usize) -> String {
     exponential(value, if width >= 7 { 1 } else { 0 })
 }
 
-/// Formats as C's `%e`: at least two digits of exponent.
+/// Formats a number as C's `%e` does: with at least two digits of exponent.
 fn exponential(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$e}");
     match text.split_once('e') {
@@ -120,7 +121,7 @@ fn exponential(value: f64, digits: usize) -> String {
     }
 }
 
-/// Formats as C's `%g`: six significant digits, no trailing zeros.
+/// Formats a number as C's `%g` does: with six significant digits and no trailing zeros.
 fn six_digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");
@@ -162,8 +163,8 @@ mod tests {
     #[test]
     fn line_has_the_columns_of_nccl_tests() {
         let line = line(&row(BenchOp::AllReduce, 1_048_576, 52.345, 1234.5));
-        // Widths and precision as nccl-tests prints them: 12, 12, 8, 6, 6, then 7, 6, 6, 6 twice,
-        // two blanks apart.
+        // Column widths and precision of nccl-tests: 12, 12, 8, 6, 6, then twice 7, 6, 6, 6, with
+        // two blanks between columns.
         assert_eq!(
             line,
             "     1048576        262144     float     sum      -1    52.34   20.03    0.00       0  1234.50    0.85    0.00       0"
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_fields_are_not_available() {
+    fn missing_fields_are_printed_as_n_a() {
         let line = line(&row(BenchOp::SendRecv, 8, 0.254, 0.0));
         assert_eq!(
             line,
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn footer_tells_wrong_and_unchecked_results_apart() {
+    fn footer_marks_wrong_and_unchecked_results_differently() {
         let mut config = config(BenchOp::Put, 1, &[8]);
         let mut collector = Collector::new(config.clone());
         collector.take(measured(0, 0, Placement::OutOfPlace, &[1.0], 0));

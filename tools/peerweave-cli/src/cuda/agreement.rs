@@ -1,7 +1,8 @@
-//! Barriers and agreement among PEs with GPUs, through the rendezvous instead of the library under
-//! test.
+//! Barriers and agreement on numbers among PEs with GPUs, through the rendezvous instead of the
+//! library under test.
 //!
-//! Invariant: every PE makes the same sequence of calls, so that their names match.
+//! Invariant: every PE makes the same sequence of calls, so that the calls have the same names in
+//! the rendezvous on every PE.
 
 use std::cell::Cell;
 
@@ -9,7 +10,7 @@ use peerweave_bootstrap::Rendezvous;
 
 use super::Failure;
 
-/// Barriers and agreement of one PE.
+/// Barriers and agreement, as one PE uses them.
 pub(super) struct Agreement<'a> {
     rendezvous: &'a Rendezvous,
     so_far: Cell<u64>,
@@ -20,7 +21,7 @@ impl<'a> Agreement<'a> {
         Self { rendezvous, so_far: Cell::new(0) }
     }
 
-    /// Returns this PE.
+    /// Returns the index of this PE.
     pub(super) fn pe(&self) -> usize {
         self.rendezvous.pe().index()
     }
@@ -35,7 +36,7 @@ impl<'a> Agreement<'a> {
         Ok(self.rendezvous.barrier(&self.next())?)
     }
 
-    /// Returns the largest value of all PEs.
+    /// Returns the largest of the values that the PEs pass.
     pub(super) fn largest(&self, mine: u64) -> Result<u64, Failure> {
         let all = self.rendezvous.exchange(&self.next(), &mine.to_le_bytes())?;
         let all = all.iter().map(|blob| blob.as_slice().try_into().map(u64::from_le_bytes)).collect::<Result<Vec<_>, _>>()?;
@@ -43,10 +44,10 @@ impl<'a> Agreement<'a> {
     }
 
     /// Returns the number of calls that take about `batch_ms` milliseconds, at least `calls`, given
-    /// that `calls` took this PE `mine_ns` nanoseconds. The same on every PE.
+    /// that `calls` took this PE `mine_ns` nanoseconds. Every PE gets the same number.
     pub(super) fn calls_per_batch(&self, mine_ns: u64, calls: u64, batch_ms: u32) -> Result<u64, Failure> {
         let slowest = self.largest(mine_ns)?.max(1);
-        // The first calls are slower than the rest, so this tends to give too few.
+        // The first calls are slower than the rest, so this number tends to be too small.
         Ok((u64::from(batch_ms) * 1_000_000 * calls / slowest).clamp(calls, 100_000))
     }
 }

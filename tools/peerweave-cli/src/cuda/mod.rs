@@ -1,5 +1,5 @@
 //! PEs of `bench` on GPUs, with NCCL or NVSHMEM. Without the feature `cuda`, each function returns
-//! an error that says so.
+//! an error that names the missing feature.
 //!
 //! ```text
 //!   nccl.rs       a PE with NCCL         nccl_calls.rs     its calls
@@ -47,25 +47,25 @@ pub(crate) fn nvshmem_pe(config: &Config) -> Result<(), Failure> {
     nvshmem::run(config)
 }
 
-/// Returns the number of GPUs; `None` if the driver does not report it.
+/// Returns the number of GPUs; `None` if the driver does not report the number.
 #[cfg(feature = "cuda")]
 pub(crate) fn device_count() -> Result<Option<usize>, String> {
     Ok(peerweave_driver::Driver::get().and_then(peerweave_driver::Driver::device_count).ok())
 }
 
-/// Refuses a PE on a GPU.
+/// Returns the error that this command was built without support for GPUs.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn nccl_pe(_: &Config) -> Result<(), Failure> {
     Err(NOT_BUILT_IN.into())
 }
 
-/// Refuses a PE on a GPU.
+/// Returns the error that this command was built without support for GPUs.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn nvshmem_pe(_: &Config) -> Result<(), Failure> {
     Err(NOT_BUILT_IN.into())
 }
 
-/// Refuses a backend that needs GPUs.
+/// Returns the error that this command was built without support for GPUs.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn device_count() -> Result<Option<usize>, String> {
     Err(NOT_BUILT_IN.to_owned())

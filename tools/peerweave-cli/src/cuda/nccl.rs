@@ -88,7 +88,7 @@ struct Bench<'a, T> {
     operation: Operation<T>,
     send: DeviceMemory<T>,
     recv: DeviceMemory<T>,
-    /// The memory of the result and of the guard elements behind it.
+    /// Memory of the result and of the guard elements behind the result.
     guarded: DeviceMemory<T>,
 }
 
@@ -104,7 +104,7 @@ impl Session<'_> {
             placement,
         };
         let view = |case, placement| view_of(pe, case, placement);
-        // The largest length of all PEs, because windows have the same length everywhere.
+        // Takes the largest length of all PEs, because a window has the same length on every PE.
         let most = |part: fn((usize, usize)) -> usize| {
             let of_case = |case| {
                 self.site.config.placements().flat_map(move |placement| (0..n_pes).map(move |rank| (rank, case, placement)))
@@ -115,7 +115,7 @@ impl Session<'_> {
         let context = self.site.stream.context();
         let alloc = |len| -> Result<DeviceMemory<T>, Failure> {
             Ok(match self.site.config.buffers {
-                // As in nccl-tests; NCCL is fastest with its own memory.
+                // NCCL is fastest with memory of its own allocator, which nccl-tests uses as well.
                 Buffers::Symmetric => NcclMem::alloc(self.communicator.nccl(), context, len)?.as_device_memory().clone(),
                 Buffers::Private => DeviceMemory::alloc(context, len)?,
             })

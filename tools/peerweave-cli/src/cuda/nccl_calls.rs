@@ -10,17 +10,17 @@ use crate::workload::geometry::{self, Placement, View};
 use crate::workload::op::BenchOp;
 use crate::workload::pattern::{Sample, scalar};
 
-/// The reduction of an operation, if any.
+/// Reduction of an operation, in the form that NCCL's calls take.
 pub(super) enum Operation<T> {
     /// No reduction.
     None,
     /// A built-in reduction.
     Plain(ReduceOp),
-    /// A sum of elements multiplied with each rank's scalar.
+    /// A sum of elements, which are multiplied by each rank's scalar before.
     Scaled(PreMulSum<T>),
 }
 
-/// Returns the reduction of a case; creates it for this communicator if necessary.
+/// Returns the reduction of a case. Creates it for this communicator if it is not built in.
 pub(super) fn operation<T: Sample>(
     communicator: &Communicator,
     redop: Option<ReduceOp>,
@@ -29,12 +29,12 @@ pub(super) fn operation<T: Sample>(
     Ok(match redop {
         None => Operation::None,
         Some(ReduceOp::PreMulSum) => Operation::Scaled(PreMulSum::new(communicator, scalar(view.rank))?),
-        // The configuration refuses reductions that NCCL does not have.
+        // NCCL has this reduction: the configuration has refused all others.
         Some(op) => Operation::Plain(op),
     })
 }
 
-/// Communicator, stream and operation of a call.
+/// Communicator, stream and reduction of a call.
 pub(super) struct Setting<'a> {
     pub(super) communicator: &'a Communicator,
     pub(super) stream: &'a Arc<CudaStream>,
@@ -55,7 +55,7 @@ pub(super) fn enqueue<T: Sample>(
         return match operation {
             Operation::Plain(op) => reduce(setting, *op, send, recv),
             Operation::Scaled(op) => reduce(setting, op, send, recv),
-            Operation::None => unreachable!("an operation that reduces has a reduction"),
+            Operation::None => unreachable!("an operation that reduces has a reduction here"),
         };
     }
     let in_place = view.placement == Placement::InPlace;

@@ -1,5 +1,5 @@
 //! A PE of `bench --backend nvshmem`: one process with one GPU. Uses the same plan, inputs and
-//! checks as the host backend; `nvshmem_calls.rs` has the calls.
+//! checks as the host backend; The calls are in `nvshmem_calls.rs`.
 //!
 //! Invariant: every PE makes the same set-up calls in the same order. PEs agree on the number of
 //! calls in a batch through the rendezvous, not through the library under test.
@@ -30,11 +30,11 @@ use crate::workload::types::with_element_type;
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Time that a wait spins before it yields the processor.
 const SPIN: Duration = Duration::from_micros(100);
-/// NVSHMEM's default heap size, and the part of it that NVSHMEM uses itself.
+/// NVSHMEM's default heap size, and the part of the heap that NVSHMEM uses itself.
 const HEAP_BYTES: u64 = 1 << 30;
 const HEAP_SPARE_BYTES: u64 = 64 << 20;
 
-/// The GPU did not finish its work before the deadline.
+/// The error if the GPU did not finish its work before the deadline.
 #[derive(Debug, thiserror::Error)]
 #[error("{op}: the GPU of PE {pe} did not finish within {waited:?}")]
 struct Late {
@@ -54,7 +54,8 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let stream = gpu.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
     let event = || gpu.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(CudaError::of("cuEventCreate"));
     let events = [event()?, event()?];
-    // Only now, so that NVSHMEM's threads, which spin, do not inherit the binding.
+    // The thread is bound after NVSHMEM has started its threads, which spin, so that they do not
+    // inherit the binding.
     if config.bind == Bind::Processor {
         bind(pe, config.n_pes);
     }
@@ -82,7 +83,7 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns settings with a heap that is large enough, unless the user set its size.
+/// Returns NVSHMEM's settings, with a heap that is large enough unless the user set the heap size.
 fn settings(config: &Config) -> Settings {
     let settings = Settings::default().deadline(DEADLINE);
     let bytes = |case: &Case| {
@@ -105,7 +106,7 @@ fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
 struct Session<'a> {
     context: &'a Context,
     world: Team,
-    /// Events before and after the timed calls.
+    /// Two events: one before and one after the timed calls.
     events: [CudaEvent; 2],
     site: Site<'a>,
 }
@@ -116,8 +117,8 @@ impl Session<'_> {
         Ok(self.events[event].record(self.site.stream).map_err(CudaError::of("cuEventRecord"))?)
     }
 
-    /// Waits until the stream has passed the second event. Spins first, so that a short wait is not
-    /// lengthened.
+    /// Waits until the stream has passed the second event. Spins first, so that a short wait ends
+    /// without delay.
     fn passed(&self) -> Result<(), Failure> {
         let start = Instant::now();
         while !self.events[1].try_is_complete().map_err(CudaError::of("cuEventQuery"))? {
@@ -183,8 +184,8 @@ impl Session<'_> {
             records.iter().for_each(say);
         }
         if self.site.config.graph.is_some() {
-            // A thread of the driver, then one of `peerweave-driver` release what graphs kept
-            // alive.
+            // A thread of the driver, then a thread of `peerweave-driver` release the resources of
+            // dropped graphs.
             std::thread::sleep(Duration::from_millis(200));
             peerweave_driver::settle(Instant::now() + DEADLINE);
         }
@@ -197,7 +198,7 @@ impl Session<'_> {
         Ok(self.context.free(word)?)
     }
 
-    /// Returns the memory of this PE's result and of the guard elements behind it.
+    /// Returns the memory of this PE's result and of the guard elements behind the result.
     fn result<T: Sample>(
         &self,
         view: &View,
@@ -216,7 +217,7 @@ impl Session<'_> {
 struct Bench<'a, T> {
     session: &'a Session<'a>,
     calls: Calls<'a, T>,
-    /// The memory of the result and of the guard elements behind it.
+    /// Memory of the result and of the guard elements behind the result.
     guarded: Memory<T>,
 }
 
@@ -229,7 +230,8 @@ impl<T: Reduced> Bench<'_, T> {
         }
         self.launch(graph, launches)?;
         if session.site.config.nbi {
-            // The end is recorded when the host has seen the quiet, as in perftest.
+            // As in NVSHMEM's perftest, the second event is recorded after the host has waited for
+            // the quiet.
             session.finish()?;
         }
         session.finish()?;
@@ -319,7 +321,8 @@ impl<T: Reduced> Trial<T> for Bench<'_, T> {
         Ok(wrong + std::mem::take(&mut self.calls.wrong))
     }
 
-    /// Makes each PE in turn arrive late. Needs one clock, so one machine.
+    /// Lets each PE in turn arrive late. Compares times of all PEs, so all PEs must be on one
+    /// machine.
     fn leavers(&mut self) -> Result<u64, Failure> {
         const LATE: Duration = Duration::from_millis(1);
         let view = self.calls.view;

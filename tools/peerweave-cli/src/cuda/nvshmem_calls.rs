@@ -1,7 +1,7 @@
-//! The NVSHMEM call of each operation of `bench`, and its memory.
+//! The NVSHMEM call of each operation of `bench`, and the memory that the calls use.
 //!
-//! Invariant: every PE counts every call, even if it makes none itself, so that it knows the
-//! expected word.
+//! Invariant: every PE counts the calls of all PEs, also if the PE makes none itself, so that it
+//! knows the word to expect.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::workload::op::BenchOp;
 use crate::workload::pattern::G_DUE;
 use crate::workload::pattern::Sample;
 
-/// Element types. Those of eight bits are moved but not reduced; the plan contains no such
-/// reduction.
+/// An element type. The 8-bit floats are moved but not reduced; the plan contains no reduction of
+/// them.
 pub(super) trait Reduced: Sample {
-    /// [`Team::reduce`].
+    /// Calls [`Team::reduce`].
     fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError>;
-    /// [`Team::reduce_scatter`].
+    /// Calls [`Team::reduce_scatter`].
     fn reduce_scatter(on: On<'_, Self>) -> Result<(), NvshmemError>;
 }
 
@@ -51,7 +51,7 @@ macro_rules! not_reduced {
     ($($t:ty),*) => {$(
         impl Reduced for $t {
             fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError> {
-                unreachable!("{} is not defined for types of eight bits, expected a pair that ReduceOp::accepts", on.op)
+                unreachable!("{} is not defined for 8-bit floats, expected a pair that ReduceOp::accepts", on.op)
             }
             fn reduce_scatter(on: On<'_, Self>) -> Result<(), NvshmemError> {
                 Self::reduce(on)
@@ -65,7 +65,7 @@ not_reduced!(F8E4M3, F8E5M2);
 pub(super) enum Memory<T> {
     /// Memory of the symmetric heap.
     Symmetric(SymmetricBuffer<T>),
-    /// Memory of the driver, for the local side of puts and gets.
+    /// Memory allocated with the CUDA driver, for the local side of puts and gets.
     Device(DeviceMemory<T>),
 }
 
@@ -102,7 +102,7 @@ impl<T: Sample> Memory<T> {
     }
 }
 
-/// One operation, on memory of the right lengths.
+/// One operation, with memory of the lengths that it needs.
 pub(super) struct Calls<'a, T> {
     pub(super) context: &'a Context,
     pub(super) world: &'a Team,
@@ -111,22 +111,22 @@ pub(super) struct Calls<'a, T> {
     pub(super) redop: Option<ReduceOp>,
     /// Whether puts and gets are nbi, completed by a quiet.
     pub(super) nbi: bool,
-    /// The input; unused in place.
+    /// Memory of the input; unused by the in-place form.
     pub(super) send: Memory<T>,
-    /// The result; in place also the input.
+    /// Memory of the result; in the in-place form also of the input.
     pub(super) recv: Memory<T>,
     /// Target of one-sided operations on the other PE.
     pub(super) target: SymmetricBuffer<T>,
-    /// A signal, or a word that is written.
+    /// Word that serves as the signal, or that the operation writes.
     pub(super) word: SymmetricBuffer<u64>,
     /// Number of calls made so far by the PE that makes them.
     pub(super) made: u64,
-    /// Number of words received that differed from the expected ones.
+    /// Number of received words that differed from the expected words.
     pub(super) wrong: u64,
 }
 
 impl<T: Reduced> Calls<'_, T> {
-    /// Returns whether this PE makes calls.
+    /// Returns whether this PE makes calls; the other PEs only take part in the barriers.
     pub(super) fn acts(&self) -> bool {
         match self.view.op {
             BenchOp::PingPong => self.view.rank < 2,
@@ -147,7 +147,7 @@ impl<T: Reduced> Calls<'_, T> {
         Ok(())
     }
 
-    /// Enqueues a quiet if calls are nbi.
+    /// Enqueues a quiet if the calls are nonblocking (nbi).
     pub(super) fn complete(&self) -> Result<(), NvshmemError> {
         if self.nbi && self.acts() { self.context.quiet(self.stream) } else { Ok(()) }
     }
@@ -172,7 +172,8 @@ impl<T: Reduced> Calls<'_, T> {
         }
     }
 
-    /// PE 0 accesses the memory of PE 1; in a ping-pong, each accesses the other's.
+    /// Enqueues a one-sided call: PE 0 accesses the memory of PE 1, and in a ping-pong PE 1 also
+    /// accesses the memory of PE 0.
     fn one_sided(&mut self) -> Result<(), NvshmemError> {
         let Self { context, stream, target, made, .. } = self;
         let peer = Pe::new(1 - self.view.rank as u32);

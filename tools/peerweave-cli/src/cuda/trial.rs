@@ -1,7 +1,7 @@
-//! The measurement of one case on a GPU, alike for both libraries: checks it, times it, and checks
-//! it again.
+//! The measurement of one case on a GPU, the same for NCCL and NVSHMEM: checks the result, times
+//! the calls, and checks the result again.
 //!
-//! Invariant: every PE makes the same sequence of barriers here; PEs differ only in whether they
+//! Invariant: every PE calls the same sequence of barriers here; PEs differ only in whether they
 //! are timed.
 
 use std::sync::Arc;
@@ -22,42 +22,43 @@ use crate::workload::pattern::{PERIOD, Sample, poison, tile};
 /// batch.
 const FEWEST_CALLS: u64 = 3;
 
-/// A PE of the measurement.
+/// One PE of the measurement: its configuration, stream and agreement with the other PEs.
 pub(super) struct Site<'a> {
     pub(super) config: &'a Config,
     pub(super) stream: &'a Arc<CudaStream>,
     pub(super) agreement: Agreement<'a>,
 }
 
-/// A case.
+/// The operation and the reduction of a case.
 #[derive(Clone, Copy)]
 pub(super) struct Subject {
     pub(super) view: View,
     pub(super) redop: Option<ReduceOp>,
 }
 
-/// Outcome of a measurement: calls per batch, microseconds per call of each batch (none if this PE
-/// is not timed), and wrong elements if results were checked.
+/// Outcome of a measurement: number of calls per batch, microseconds per call of each batch (empty
+/// if this PE is not timed), and number of wrong elements (`None` if results were not checked).
 pub(super) type Outcome = (u64, Vec<f64>, Option<u64>);
 
 /// One placement of one case, with its buffers.
 pub(super) trait Trial<T: Sample> {
-    /// Returns this PE.
+    /// Returns the PE that runs this trial.
     fn site(&self) -> &Site<'_>;
-    /// Returns the case.
+    /// Returns the case that is measured.
     fn subject(&self) -> Subject;
-    /// Enqueues calls, and their completion.
+    /// Enqueues calls, then the operation that completes them, if the library needs one.
     fn enqueue(&mut self, times: u64) -> Result<(), Failure>;
-    /// Counts calls that a graph makes; a negative number if they were only captured.
+    /// Adds to the number of calls made: calls of a launched graph; as a negative number, calls
+    /// that were captured but not executed.
     fn count(&mut self, _calls: i64) {}
     /// Waits for all enqueued work.
     fn finish(&self) -> Result<(), Failure>;
-    /// Times launches after a barrier, in seconds.
+    /// Returns the seconds that launches take after a barrier.
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure>;
-    /// Writes the memory of the result, with the guard elements behind it, and of the input, if
-    /// that has its own.
+    /// Writes the memory of the result and of the guard elements behind the result, and the memory
+    /// of the input if the input has separate memory.
     fn write(&mut self, result: &[T], input: Option<&[T]>) -> Result<(), Failure>;
-    /// Reads the memory of the result and of the guard elements behind it.
+    /// Reads the memory of the result and of the guard elements behind the result.
     fn read(&self) -> Result<Vec<T>, Failure>;
     /// Initializes the words that peers change, before the first call.
     fn prepare_words(&mut self) -> Result<(), Failure> {
@@ -67,7 +68,7 @@ pub(super) trait Trial<T: Sample> {
     fn wrong_words(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
-    /// Counts the PEs that left a barrier too early.
+    /// Returns how many times a PE left a barrier too early.
     fn leavers(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
@@ -97,7 +98,7 @@ pub(super) trait Trial<T: Sample> {
                 self.site().agreement.calls_per_batch(mine_ns, FEWEST_CALLS, config.batch_ms)?
             }
         };
-        // A ping-pong is a round trip, of which half is reported.
+        // A ping-pong is a round trip; half of its time is reported.
         let share = if view.op == BenchOp::PingPong { 0.5 } else { 1.0 };
         let mut batch_us = Vec::new();
         for _ in 0..config.batches {
@@ -130,7 +131,7 @@ pub(super) trait Trial<T: Sample> {
         self.finish()
     }
 
-    /// Captures calls as a graph.
+    /// Captures calls into a graph.
     fn capture(&mut self, calls: u32) -> Result<CudaGraph, Failure> {
         let stream = Arc::clone(self.site().stream);
         stream
@@ -176,10 +177,10 @@ pub(super) trait Trial<T: Sample> {
         self.site().agreement.barrier()
     }
 
-    /// Counts wrong elements in this PE's result and behind it. Waits until all PEs have counted,
-    /// because the next call may write here.
+    /// Counts wrong elements in this PE's result and behind the result. Waits until all PEs have
+    /// counted, because the next call may write into this memory.
     fn check(&mut self, round: u64) -> Result<u64, Failure> {
-        // All puts have completed.
+        // After this barrier, the puts of all PEs have completed.
         self.site().agreement.barrier()?;
         let subject = self.subject();
         let mut wrong = self.wrong_words()?;

@@ -1,7 +1,8 @@
-//! What `info` finds of GPUs: NVIDIA's libraries, the functions that each lacks, and peer access.
+//! The parts of `info` about GPUs: NVIDIA's libraries, the functions that each library lacks, and
+//! peer access.
 //!
-//! Creates no context and allocates no memory. Without the feature `cuda`, `no_cuda.rs` stands in
-//! its place with the same functions.
+//! Creates no context and allocates no memory. Without the feature `cuda`, `no_cuda.rs` provides
+//! the same functions instead.
 
 use peerweave_driver::{Driver, DriverError, multicast_switch};
 use peerweave_nccl::{Nccl, NcclError};
@@ -13,7 +14,7 @@ use super::libraries::{Function, Library, Multicast};
 use super::peers::{Gpu, Pair, Peers};
 use crate::cuda::NO_DRIVER;
 
-/// Looks for all libraries.
+/// Looks for NVIDIA's libraries and returns what was found of each.
 pub(super) fn libraries() -> Vec<Library> {
     let later = "the commands of this version do not use it";
     vec![
@@ -25,17 +26,18 @@ pub(super) fn libraries() -> Vec<Library> {
     ]
 }
 
-/// Returns whether multicast objects are allowed.
+/// Returns whether PEERWEAVE_MULTICAST allows multicast objects.
 pub(super) fn multicast() -> Multicast {
     let why = multicast_switch().err().map(|error| error.to_string());
     Multicast { allowed: why.is_none(), why }
 }
 
-/// Returns the GPUs and the access between them, as the driver reports both.
+/// Returns the GPUs and the peer access between them, as the driver reports them.
 pub(super) fn peers() -> Peers {
     let matrix = match PeerMatrix::look() {
         Ok(matrix) => matrix,
-        // Only the first line; the paths tried are shown with the libraries.
+        // Shows only the first line of the error; the paths that were tried are shown with the
+        // libraries.
         Err(error) => {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default();
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn library_has_a_path_or_a_reason() {
+    fn each_library_has_a_path_or_the_reason_of_its_absence() {
         for library in libraries() {
             assert_eq!(library.path.is_some(), library.why.is_empty(), "{library:?}");
             assert_eq!(library.path.is_some(), library.state == "found", "{library:?}");

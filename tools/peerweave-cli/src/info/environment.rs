@@ -1,4 +1,4 @@
-//! The environment: the launcher it comes from, and the values of Peerweave's variables.
+//! The environment variables: which launcher has set them, and the values of Peerweave's variables.
 
 use std::fmt;
 
@@ -8,28 +8,28 @@ use peerweave_bootstrap::env::names as job_names;
 use peerweave_bootstrap::{Job, Launcher as JobLauncher};
 use serde::Serialize;
 
-/// The launcher that the environment comes from.
+/// The launcher that has set the environment variables of this process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Launcher {
-    /// Its name; `None` without a launcher or if its variables are invalid.
+    /// Name of the launcher; `None` without a launcher or if its variables are invalid.
     name: Option<String>,
     /// Position of this process in the job.
     place: Option<Place>,
-    /// Error in the variables.
+    /// Error in the launcher's variables, if any.
     error: Option<String>,
 }
 
-/// The backend that a program started in this environment takes.
+/// The backend that a program started in this environment uses.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Backend {
-    /// Its name; `None` if the settings are invalid.
+    /// Name of the backend; `None` if the settings are invalid.
     name: Option<String>,
-    /// The reason, or the error.
+    /// Reason for this backend, or error in the settings.
     why: String,
 }
 
 impl Backend {
-    /// Decides as a program of this build does.
+    /// Chooses the backend as a program built with the same features does.
     pub(super) fn look() -> Self {
         let job = Job::from_env().unwrap_or_else(|_| Job::single());
         match BackendChoice::from_env(&job) {
@@ -38,7 +38,7 @@ impl Backend {
         }
     }
 
-    /// Formats this as name and value.
+    /// Returns the name and the value to print.
     pub(super) fn line(&self) -> (String, String) {
         let name = self.name.as_deref().unwrap_or("none");
         ("backend".to_owned(), format!("{name}  ({})", self.why))
@@ -76,7 +76,7 @@ impl Launcher {
         }
     }
 
-    /// Formats this as name and value.
+    /// Returns the name and the value to print.
     pub(super) fn line(&self) -> (String, String) {
         let name = self.name.clone().unwrap_or_else(|| "no launcher".to_owned());
         match (&self.place, &self.error) {
@@ -92,11 +92,11 @@ impl Launcher {
 /// An environment variable with Peerweave's prefix.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Variable {
-    /// Its name.
+    /// Name of the variable.
     pub name: String,
-    /// Its value, if set; the value of a secret is not shown.
+    /// Value of the variable, if set; a placeholder if the value is secret.
     pub value: Option<String>,
-    /// Expected values, or why the variable has no effect.
+    /// Expected values, or the reason why the variable has no effect.
     pub note: String,
 }
 
@@ -109,7 +109,8 @@ impl fmt::Display for Variable {
     }
 }
 
-/// Returns the variables that Peerweave reads, in a fixed order, then unknown ones with its prefix.
+/// Returns the variables that Peerweave reads, in a fixed order, then other variables that start
+/// with `PEERWEAVE_`.
 pub(super) fn variables() -> Vec<Variable> {
     variables_in(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()), names_set())
 }

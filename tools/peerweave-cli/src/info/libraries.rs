@@ -2,18 +2,18 @@
 
 use serde::Serialize;
 
-/// A library of NVIDIA.
+/// A library of NVIDIA and what `info` found of it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Library {
-    /// Its name.
+    /// Name of the library.
     pub name: &'static str,
     /// `found`, `not found`, `not usable` or `not looked for`.
     pub state: &'static str,
-    /// Its version, if it was found.
+    /// Version of the library, if it was found.
     pub version: Option<String>,
-    /// Its file, if it was found.
+    /// Path of the library, if it was found.
     pub path: Option<String>,
-    /// Functions that it lacks.
+    /// Functions that this version of the library lacks.
     pub lacks: Vec<Function>,
     /// Number of devices; only for the driver.
     pub devices: Option<usize>,
@@ -26,30 +26,30 @@ pub(crate) struct Library {
 /// A function of a library.
 #[derive(Debug, Serialize)]
 pub(crate) struct Function {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// First version that has it.
+    /// First version of the library that has the function.
     pub since: String,
 }
 
 /// Whether multicast objects are allowed.
 #[derive(Debug, Serialize)]
 pub(crate) struct Multicast {
-    /// False if a variable disables them.
+    /// False if a variable disables multicast objects.
     pub allowed: bool,
-    /// The variable that disables them.
+    /// The variable that disables multicast objects.
     pub why: Option<String>,
 }
 
 impl Multicast {
-    /// Formats this as text.
+    /// Returns the text to print.
     pub(crate) fn text(&self) -> String {
         self.why.clone().unwrap_or_else(|| "allowed on devices that support them".to_owned())
     }
 }
 
 impl Library {
-    /// A library that cannot be used, and why.
+    /// Returns the entry of a library that cannot be used, with the reason.
     pub(crate) fn absent(name: &'static str, state: &'static str, why: &str) -> Self {
         Self {
             name,
@@ -63,7 +63,7 @@ impl Library {
         }
     }
 
-    /// Formats this as names and values.
+    /// Returns the names and values to print.
     pub(crate) fn lines(&self) -> Vec<(String, String)> {
         let version = self.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
         let path = self.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();

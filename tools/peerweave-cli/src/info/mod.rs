@@ -1,7 +1,7 @@
-//! `peerweave info`: reports what this machine and this environment support, with the reason for
-//! each.
+//! `peerweave info`: reports which features this machine and this environment support, with a
+//! reason for each.
 //!
-//! Where possible it tries a feature instead of concluding from settings: it starts two PEs that
+//! Some features are tried instead of derived from settings: the command starts two PEs that
 //! connect to each other.
 
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]

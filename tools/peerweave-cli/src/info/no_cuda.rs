@@ -1,4 +1,5 @@
-//! The functions of `cuda.rs` in a command that was built without that feature: each says so.
+//! The functions of `cuda.rs` for a command that was built without the feature `cuda`. Each one
+//! reports that the feature is missing.
 
 use std::path::Path;
 
@@ -6,17 +7,18 @@ use super::libraries::{Library, Multicast};
 use super::peers::Peers;
 use crate::cuda::NOT_BUILT_IN;
 
-/// Returns the libraries that are not looked for.
+/// Returns NVIDIA's libraries, all with the state `not looked for`.
 pub(super) fn libraries() -> Vec<Library> {
     ["CUDA driver", "NCCL", "NVSHMEM"].map(|name| Library::absent(name, "not looked for", NOT_BUILT_IN)).into()
 }
 
-/// Returns that there are no multicast objects.
+/// Returns that multicast objects are not allowed.
 pub(super) fn multicast() -> Multicast {
     Multicast { allowed: false, why: Some(NOT_BUILT_IN.to_owned()) }
 }
 
-/// Returns no GPUs. Says whether the driver of Linux is loaded, since then there are GPUs.
+/// Returns no GPUs. The reason tells whether NVIDIA's kernel module is loaded, because such a
+/// machine has GPUs.
 pub(super) fn peers() -> Peers {
     let loaded = Path::new("/proc/driver/nvidia/version").exists();
     let driver = if loaded { "NVIDIA's driver is loaded on this machine, but " } else { "" };

@@ -1,14 +1,15 @@
-//! Peer access between GPUs as the report shows it; `cuda.rs` asks the driver.
+//! Peer access between GPUs as the report shows it; `cuda.rs` queries the driver.
 
 use serde::Serialize;
 
-/// The GPUs and the access between them.
+/// The GPUs and the peer access between them.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Peers {
     /// The reason why there are no GPUs to report.
     pub(crate) missing: Option<String>,
     pub(crate) gpus: Vec<Gpu>,
-    /// `pairs[from][to]`; `None` on the diagonal.
+    /// `pairs[from][to]` is the access of GPU `from` to the memory of GPU `to`; `None` on the
+    /// diagonal.
     pub(crate) pairs: Vec<Vec<Option<Pair>>>,
 }
 
@@ -30,12 +31,12 @@ pub(crate) struct Pair {
 }
 
 impl Peers {
-    /// No GPUs, and why.
+    /// Returns the entry without GPUs, with the reason.
     pub(crate) fn none(why: String) -> Self {
         Self { missing: Some(why), gpus: Vec::new(), pairs: Vec::new() }
     }
 
-    /// Formats this as names and values.
+    /// Returns the names and values to print.
     pub(crate) fn lines(&self) -> Vec<(String, String)> {
         if let Some(missing) = &self.missing {
             return vec![("none".to_owned(), missing.clone())];

@@ -11,9 +11,9 @@ use crate::machine::{meminfo, read};
 /// Whether a feature is available, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Finding {
-    /// Whether it can be used.
+    /// Whether the feature can be used.
     pub available: bool,
-    /// The reason.
+    /// Reason why the feature is available or not.
     pub why: String,
 }
 
@@ -43,9 +43,9 @@ pub(super) struct System {
     pub cross_memory_attach: Finding,
     /// Available memory in bytes.
     pub memory_available_bytes: u64,
-    /// Memory limit of the control group, if any.
+    /// Memory limit of the control group in bytes, if any.
     pub memory_limit_bytes: Option<u64>,
-    /// Memory that counts against that limit.
+    /// Memory in use that counts against `memory_limit_bytes`, in bytes.
     pub memory_used_bytes: Option<u64>,
     /// Limit of the address space in bytes, if any.
     pub address_space_limit_bytes: Option<u64>,
@@ -78,7 +78,7 @@ impl System {
         }
     }
 
-    /// Formats this as names and values.
+    /// Returns the names and values to print.
     pub(super) fn lines(&self) -> Vec<(String, String)> {
         let limit = |bytes: Option<u64>| bytes.map_or("none".to_owned(), gib);
         let line = |name: &str, value: String| (name.to_owned(), value);
@@ -147,13 +147,14 @@ impl Group {
                 _ => {}
             }
         }
-        // Inside a container the path is that of the host, and the group itself is mounted at the
-        // top.
+        // Inside a container, /proc/self/cgroup has the path on the host, and the container's own
+        // group is mounted at the top directory.
         directories.extend(["/sys/fs/cgroup".to_owned(), "/sys/fs/cgroup/memory".to_owned()]);
         Self { directories }
     }
 
-    /// Returns the value of the first such file that holds a limit.
+    /// Returns the number in the first of these directories whose `file` contains a number; `None`
+    /// if that number means "no limit".
     fn limit(&self, file: &str) -> Option<u64> {
         // Without a limit, version 1 shows the largest number of whole pages.
         const NO_LIMIT: u64 = 1 << 60;
@@ -162,7 +163,7 @@ impl Group {
     }
 }
 
-/// Returns the choice in brackets.
+/// Returns the word in brackets, which is the active setting.
 fn huge_pages(setting: &str) -> String {
     let chosen = setting.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(chosen, _)| chosen);
     chosen.unwrap_or("unknown").to_owned()
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cross_memory_attach_depends_on_yama_and_privilege() {
+    fn cross_memory_attach_depends_on_ptrace_scope_and_privilege() {
         let plain = "Name:\tx\nCapEff:\t0000000000000000\nSeccomp:\t0\n";
         let root = "CapEff:\t000001ffffffffff\nSeccomp:\t2\n";
         let scope = |scope: &str| Some(format!("{scope}\n"));

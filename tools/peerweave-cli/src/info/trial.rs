@@ -1,4 +1,5 @@
-//! Starts two PEs that pass a barrier and exit, which shows for certain what settings only suggest.
+//! Starts two PEs that pass a barrier and exit. This shows whether PEs can connect, which settings
+//! alone do not show.
 
 use std::time::Duration;
 
@@ -18,17 +19,17 @@ use crate::workload::record::{Ready, Record, monotonic_ns};
 pub(super) struct Trial {
     /// Whether both PEs passed their barriers and succeeded.
     pub works: bool,
-    /// Their messages otherwise.
+    /// Messages of the PEs if they failed.
     pub complaints: Vec<String>,
-    /// Time from the start of the first PE until both have passed a barrier.
+    /// Time from the start of the first PE until both have passed a barrier, in milliseconds.
     pub first_barrier_ms: Option<f64>,
-    /// The instruction set that computes.
+    /// Instruction set that reductions use.
     pub compute: Option<String>,
     /// How private buffers are accessed.
     pub private_buffers: Option<String>,
 }
 
-/// Time after which the trial has failed.
+/// Time after which the trial counts as failed.
 const LIMIT: Duration = Duration::from_secs(10);
 
 impl Trial {
@@ -51,7 +52,7 @@ impl Trial {
         }
     }
 
-    /// Formats this as names and values.
+    /// Returns the names and values to print.
     pub(super) fn lines(&self) -> Vec<(String, String)> {
         let line = |name: &str, value: String| (name.to_owned(), value);
         let unknown = || "unknown".to_owned();

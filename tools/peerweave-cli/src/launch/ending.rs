@@ -43,9 +43,9 @@ impl fmt::Display for Status {
 /// The PE that failed first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The PE.
+    /// Index of the PE.
     pub pe: usize,
-    /// Its exit status.
+    /// Exit status of the PE.
     pub status: Status,
 }
 
@@ -65,7 +65,7 @@ impl Ending {
     pub fn exit_code(&self) -> u8 {
         match &self.failure {
             _ if self.timed_out => exit::TIMED_OUT,
-            // Takes precedence: a PE that failed, failed because of it.
+            // Lost output takes precedence over a failed PE, because the PE failed as a result.
             _ if self.output_lost => exit::LAUNCHER,
             Some(failure) => failure.status.exit_code(),
             None => exit::OK,

@@ -27,7 +27,8 @@ impl Guard {
     /// themselves.
     pub(super) fn start() -> Self {
         let started = std::env::current_exe().and_then(|this| {
-            // Its own group, so that a signal to the launcher's group does not reach it.
+            // The guard has its own process group, so that a signal to the launcher's group does
+            // not reach it.
             Command::new(this)
                 .arg("guard")
                 .stdin(Stdio::piped())
@@ -45,12 +46,12 @@ impl Guard {
         }
     }
 
-    /// Adds a group, to be killed if the launcher dies.
+    /// Adds a process group that the guard kills if the launcher dies.
     pub(super) fn watch(&mut self, group: Pid) {
         self.tell('+', group);
     }
 
-    /// Removes a group that has ended.
+    /// Removes a process group that has ended.
     pub(super) fn forget(&mut self, group: Pid) {
         self.tell('-', group);
     }
@@ -78,7 +79,8 @@ impl Guard {
 pub fn main() {
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-        // Ignored: the launcher forwards these to the PEs, and its exit closes the pipe.
+        // The guard ignores these signals: the launcher forwards them to the PEs, and the exit of
+        // the launcher closes the pipe.
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
     let mut groups = BTreeSet::new();

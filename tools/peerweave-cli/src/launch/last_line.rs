@@ -1,12 +1,13 @@
-//! Extracts the reason for a failure from standard error of a PE: its last line, or its last panic.
+//! Extracts the reason for a failure from the standard error of a PE: the last line, or the last
+//! panic.
 //!
 //! Rust's runtime prints a panic in several lines, followed by a note on backtraces or a backtrace.
-//! Those do not tell the cause and are skipped.
+//! The note and the backtrace do not tell the cause and are skipped.
 
 /// Maximum length of the text shown.
 const MAX_BYTES: usize = 500;
 
-/// State of the parser: the meaning of the next line.
+/// State of the parser: the part of the output to which the next line belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Part {
     /// Ordinary output: each line replaces the previous one.

@@ -1,11 +1,11 @@
 //! Starts the PEs of this machine, watches them until they end, and cleans up.
 //!
 //! Invariant: when [`supervise`] returns, no process that it started is alive, nor any descendant
-//! of one. If the launcher itself is killed, the kernel kills the PEs, and the guard ([`guard`])
-//! kills the other processes of their groups. Processes that have left their group (`setsid`) then
-//! survive.
+//! of such a process. If the launcher itself is killed, the kernel kills the PEs, and the guard
+//! ([`guard`]) kills the other processes of the PEs' process groups. Processes that have left these
+//! groups (`setsid`) then survive.
 //!
-//! One thread handles pipes, signals and deadlines in one `poll` loop. So lines cannot interleave
+//! One thread handles pipes, signals and deadlines in one `poll` loop, so lines cannot interleave
 //! and no lock is needed.
 
 pub mod ending;
@@ -33,11 +33,11 @@ pub use supervise::supervise;
 pub struct Launch {
     /// The executable file.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: Vec<OsString>,
     /// Number of processes to start on this machine.
     pub n_local: usize,
-    /// PE of the first process.
+    /// Index of the PE that the first process becomes.
     pub first_pe: usize,
     /// Number of PEs of the whole job.
     pub n_pes: usize,
@@ -51,12 +51,12 @@ pub struct Launch {
     pub timeout: Option<Duration>,
     /// Standard input of the first PE.
     pub stdin: Stdin,
-    /// Whether a single PE writes directly to standard output and error of the launcher, not to
-    /// pipes.
+    /// Whether a single PE writes directly to the launcher's standard output and standard error,
+    /// without pipes.
     pub direct_output: bool,
 }
 
-/// Standard input of the first PE; that of the others is empty.
+/// Standard input of the first PE; the standard input of all others is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stdin {
     /// The standard input of the launcher.
@@ -74,7 +74,7 @@ pub enum Source {
     Stderr,
 }
 
-/// Receives the output of the PEs and is notified of failures.
+/// Receives the output of the PEs and their failures.
 pub trait Observer {
     /// Handles a line of `pe`, without its line end. Text to print goes to `output`.
     fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output);
@@ -87,14 +87,14 @@ pub trait Observer {
     fn name(&self) -> &'static str;
 }
 
-/// The PEs could not be started or watched.
+/// The error if the PEs could not be started or watched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// A process could not be started.
+    /// The process of a PE could not be started.
     #[error("cannot start PE {pe} ({program}): {source}")]
     Spawn {
-        /// The PE.
+        /// Index of the PE.
         pe: usize,
         /// The executable file.
         program: String,
@@ -104,7 +104,7 @@ pub enum LaunchError {
     /// A system call of the launcher failed.
     #[error("{what}: {source}")]
     System {
-        /// Description of the failed step.
+        /// The failed step, such as `cannot install signal handlers`.
         what: &'static str,
         /// The error of the operating system.
         source: io::Error,

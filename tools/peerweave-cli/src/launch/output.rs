@@ -1,8 +1,8 @@
 //! Queues of the launcher's standard output and error. Writes never block.
 //!
 //! Invariant: lines of a stream are written whole and in the order in which they were queued, also
-//! across both streams if they are the same file. A reader that stalls stops the PEs, because their
-//! pipes are no longer read, but never the launcher.
+//! across both streams if both are the same file. A reader that stalls blocks the PEs, because the
+//! launcher no longer reads their pipes, but never blocks the launcher.
 
 use std::collections::VecDeque;
 use std::io;
@@ -59,7 +59,7 @@ impl Output {
         self.queues[queue].pieces.push_back((target, bytes));
     }
 
-    /// Returns whether the pipes of the PEs must not be read for now, which stops the PEs.
+    /// Returns whether the queues are so full that the pipes of the PEs must not be read for now.
     pub(super) fn is_full(&self) -> bool {
         self.queued_bytes > HIGH_WATER_BYTES
     }
@@ -73,7 +73,8 @@ impl Output {
         self.closed[target as usize]
     }
 
-    /// Returns whether a write to standard output failed for another reason than a closed reader.
+    /// Returns whether a write to standard output failed, except because the reader closed the
+    /// stream.
     pub(super) fn is_lost(&self) -> bool {
         self.lost
     }
@@ -83,7 +84,8 @@ impl Output {
         self.queues.iter().filter_map(|queue| queue.pieces.front().map(|(target, _)| *target))
     }
 
-    /// Writes to a stream that polled as writable, at most as much as cannot block.
+    /// Writes queued data to a stream that `poll` has reported as writable, at most as many bytes
+    /// as the stream accepts without blocking.
     pub(super) fn write_some(&mut self, target: Target) {
         let queue = if self.same_file { 0 } else { target as usize };
         let Queue { pieces, written_bytes } = &mut self.queues[queue];
@@ -126,7 +128,7 @@ impl Output {
                 if target == Target::Stdout && errno != rustix::io::Errno::PIPE {
                     self.lost = true;
                     let why = io::Error::from(errno).to_string();
-                    self.line(Target::Stderr, b"peerweave: standard output: ", why.as_bytes());
+                    self.line(Target::Stderr, b"peerweave: cannot write to standard output:  ", why.as_bytes());
                 }
             }
         }
@@ -151,8 +153,8 @@ pub(super) fn fd_of(target: Target) -> BorrowedFd<'static> {
     }
 }
 
-/// Returns whether both streams are the same terminal, file or pipe, where a line of one could
-/// split a line of the other.
+/// Returns whether both streams are the same terminal, file or pipe. There, a line of one stream
+/// could split a line of the other.
 fn same_file() -> bool {
     let identity = |fd: BorrowedFd<'_>| -> io::Result<_> {
         let stat = rustix::fs::fstat(fd)?;

@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 use crate::exit;
 
-/// The program cannot be started.
+/// The error if the program cannot be started.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgramError {
-    /// No such file was found.
+    /// No file with this name was found.
     #[error("{name}: not found{}", places(.searched, .alike))]
     NotFound {
-        /// The name that was given.
+        /// Name of the program, as given by the user.
         name: String,
         /// Directories searched in addition to `PATH`; empty if the name had a slash.
         searched: Vec<PathBuf>,
@@ -25,11 +25,11 @@ pub enum ProgramError {
         alike: Vec<String>,
     },
     /// The file exists but cannot be executed.
-    #[error("{path}: {why}")]
+    #[error("cannot execute {path}: {why}")]
     NotExecutable {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The reason.
+        /// Reason why the file cannot be executed.
         why: &'static str,
     },
 }
@@ -97,8 +97,8 @@ enum Verdict {
 
 fn judge(path: &Path) -> Verdict {
     match path.metadata() {
-        Ok(file) if file.is_dir() => Verdict::Other("is a directory"),
-        Ok(file) if file.permissions().mode() & 0o111 == 0 => Verdict::Other("is not executable"),
+        Ok(file) if file.is_dir() => Verdict::Other("the file is a directory"),
+        Ok(file) if file.permissions().mode() & 0o111 == 0 => Verdict::Other("the file has no permission to be executed"),
         Ok(_) => Verdict::Program,
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Verdict::Other("permission denied"),
         Err(_) => Verdict::Missing,
@@ -176,10 +176,10 @@ mod tests {
         let file = root.path().join("data");
         fs::write(&file, "x").unwrap();
         let error = find(file.as_os_str(), None, None).unwrap_err();
-        assert!(error.to_string().ends_with("is not executable"), "{error}");
+        assert!(error.to_string().ends_with("the file has no permission to be executed"), "{error}");
         assert_eq!(error.exit_code(), 126);
         let error = find(root.path().as_os_str(), None, None).unwrap_err();
-        assert!(error.to_string().ends_with("is a directory"), "{error}");
+        assert!(error.to_string().ends_with("the file is a directory"), "{error}");
         assert_eq!(find(root.path().join("nothing").as_os_str(), None, None).unwrap_err().exit_code(), 127);
     }
 }

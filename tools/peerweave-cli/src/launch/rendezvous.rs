@@ -1,8 +1,8 @@
 //! Rendezvous of the PEs that the launcher starts: chooses the endpoint and runs the server of
 //! `peerweave-bootstrap`.
 //!
-//! Invariant: the launcher of machine 0 keeps the server while a PE of its machine runs. The server
-//! has no name in a file system.
+//! Invariant: the launcher of machine 0 runs the server until all PEs of machine 0 have ended. The
+//! server has no name in a file system.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -37,12 +37,12 @@ fn bind(endpoint: &Endpoint, token: Token, n_pes: u32) -> Result<Server, Bootstr
     if !matches!(own, Err(BootstrapError::Io { kind: ErrorKind::AddrNotAvailable, .. })) {
         return own;
     }
-    // IPv6 and IPv4, or IPv4 only on machines without IPv6.
+    // Listens on IPv6 and IPv4, or only on IPv4 if the machine has no IPv6.
     listen(Some(Ipv6Addr::UNSPECIFIED.into())).or_else(|_| listen(Some(Ipv4Addr::UNSPECIFIED.into()))).or(own)
 }
 
-/// Returns the secret of the job: the one in the environment; else a random one if this launcher
-/// starts all PEs; else one that all launchers derive from public values.
+/// Returns the secret of the job: the secret in the environment if set; otherwise a random secret
+/// if this launcher starts all PEs, or a secret that all launchers derive from public values.
 fn token_of(
     endpoint: &Endpoint,
     n_pes: usize,
@@ -65,7 +65,7 @@ fn token_of(
     }
 }
 
-/// The rendezvous. On machine 0 the server runs until this is dropped.
+/// The rendezvous of a job. On machine 0 the server runs until this value is dropped.
 #[derive(Debug)]
 pub struct JobRendezvous {
     server: Option<Server>,
@@ -74,7 +74,8 @@ pub struct JobRendezvous {
 }
 
 impl JobRendezvous {
-    /// Starts the server, or on other machines than the first only computes endpoint and token.
+    /// Starts the server on the first machine; on other machines only computes the endpoint and the
+    /// token.
     ///
     /// # Errors
     /// [`BootstrapError`] if the address is invalid or cannot be bound, or if `PEERWEAVE_TOKEN` is
@@ -107,7 +108,7 @@ impl JobRendezvous {
         ]
     }
 
-    /// Notifies PEs that wait for `pe` that it is lost, with the reason. Returns the PE that was
+    /// Notifies PEs that wait for `pe` that `pe` is lost, with the reason. Returns the PE that was
     /// lost first.
     ///
     /// Returns `None` if another machine runs the server, which then detects the closed connection
@@ -116,15 +117,15 @@ impl JobRendezvous {
         let server = self.server.as_ref()?;
         server.report_lost(Pe::new(pe as u32), why);
         server.first_loss().map(|(pe, loss)| match loss {
-            // It failed because of another PE.
+            // `pe` has failed because another PE was missing.
             Loss::GaveUp { missing } => missing.first().copied().unwrap_or(pe).index(),
             _ => pe.index(),
         })
     }
 }
 
-/// Refuses to start a job inside a job: its PEs would inherit the identity of this PE and connect
-/// to the outer rendezvous.
+/// Refuses to start a job inside a job: PEs of the inner job would inherit the identity of this PE
+/// and connect to the outer rendezvous.
 pub(crate) fn refuse_inside_a_job(command: &str) -> Result<(), (u8, String)> {
     match std::env::var_os("PEERWEAVE_PE") {
         None => Ok(()),
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_address_makes_the_server_listen_everywhere() {
+    fn address_of_no_interface_makes_the_server_listen_on_all() {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         // An address for documentation (RFC 5737): no interface has it.
         let place = Place::Machines { address: format!("192.0.2.1:{port}"), n_machines: 2, machine: 0 };
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_address_error_has_the_expected_form() {
+    fn invalid_address_error_shows_the_expected_form() {
         let place = Place::Machines { address: "nowhere".into(), n_machines: 2, machine: 1 };
         let error = JobRendezvous::start(&place, 1).unwrap_err().to_string();
         assert!(error.contains("nowhere") && error.contains("HOST:PORT"), "{error}");

@@ -1,7 +1,7 @@
 //! Starts the process of one PE; [`super::supervise`] watches it.
 //!
 //! Invariant: a PE leads its own process group and is killed by the kernel when the launcher dies.
-//! Of the launcher's files it has only its three standard streams open.
+//! Of the launcher's files, the PE inherits only its three standard streams.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -18,7 +18,7 @@ pub(super) struct Streams {
     pub(super) stderr: Stdio,
 }
 
-/// Starts the PE with this index on this machine.
+/// Starts the PE with the index `local` on this machine.
 pub(super) fn spawn(launch: &Launch, local: usize, own_group: bool, streams: Streams) -> Result<Child, LaunchError> {
     let mut command = Command::new(&launch.program);
     command.args(&launch.args).envs(launch.env.iter().map(|(name, value)| (name, value)));
@@ -29,7 +29,7 @@ pub(super) fn spawn(launch: &Launch, local: usize, own_group: bool, streams: Str
         .env("PEERWEAVE_LOCAL_N_PES", launch.n_local.to_string())
         .env("PEERWEAVE_MACHINE", launch.machine.to_string())
         .env("PEERWEAVE_N_MACHINES", launch.n_machines.to_string())
-        // The variables of torchrun, for programs that know only those.
+        // Sets the variables of torchrun, for programs that read only these.
         .env("RANK", (launch.first_pe + local).to_string())
         .env("WORLD_SIZE", launch.n_pes.to_string())
         .env("LOCAL_RANK", local.to_string())

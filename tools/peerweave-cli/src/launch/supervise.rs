@@ -1,4 +1,4 @@
-//! The loop that watches the PEs: their output and exit, signals, deadlines.
+//! The loop that watches the PEs: their output, their exit, signals and deadlines.
 //!
 //! Invariant: after the first failure every wait here is bounded, so that the launcher exits within
 //! [`LAST_MOMENT`].
@@ -23,18 +23,18 @@ use super::signals::Signals;
 use super::spawn::{Streams, spawn};
 use super::{Launch, LaunchError, Observer, Source, Stdin};
 
-/// Time for the other PEs to end by themselves after one has failed. They return an error that
-/// names the PE within 2 s.
+/// Time for the other PEs to end by themselves after one PE has failed. Within 2 s, their calls
+/// return an error that names the failed PE.
 const GRACE: Duration = Duration::from_millis(2500);
 /// Time between SIGTERM and SIGKILL.
 const TERM_TO_KILL: Duration = Duration::from_millis(1500);
-/// Time to wait for the exit of the PE that was lost first, before naming a PE that failed after
-/// it.
+/// Time to wait for the exit of the PE that was lost first, before the message names another PE
+/// that failed later.
 const FIRST_TO_END: Duration = Duration::from_secs(1);
-/// Time within which a repeated signal counts as one: `timeout` sends a signal to its child and to
-/// the child's group.
+/// Time within which a repeated signal counts as one, because `timeout` sends a signal both to its
+/// child and to the child's process group.
 const SAME_WISH: Duration = Duration::from_millis(100);
-/// Time for output of the PEs' descendants after all PEs have ended.
+/// Time to read output of the PEs' descendants after all PEs have ended.
 const DRAIN: Duration = Duration::from_millis(250);
 /// Time that the reader of a failed job's output may stall.
 const FLUSH: Duration = Duration::from_millis(400);
@@ -73,7 +73,7 @@ struct Pe {
     last_stderr: LastLine,
 }
 
-/// A PE failed after another one was lost; the other is named if it fails too.
+/// A PE has failed, but `first` was lost earlier. The message names `first` if that PE fails too.
 #[derive(Clone, Copy)]
 struct Suspicion {
     failed: usize,
@@ -169,7 +169,7 @@ impl Job {
                     if swept {
                         self.close_pipes(observer);
                     } else {
-                        // A descendant of a PE still holds the pipe after its time; kill it.
+                        // A descendant of a PE still holds the pipe after `DRAIN`; kill it.
                         self.sweep();
                         swept = true;
                         drain_until = Some(now + DRAIN);
@@ -249,7 +249,7 @@ impl Job {
         Ok(())
     }
 
-    /// Reads a pipe, up to a limit so that other pipes are read too.
+    /// Reads a pipe, at most a limited number of bytes, so that other pipes are read too.
     fn read_pipe(&mut self, at: usize, stream: usize, observer: &mut dyn Observer) {
         let pe = &mut self.pes[at];
         let Some(pipe) = &pe.pipes[stream] else { return };
@@ -320,7 +320,7 @@ impl Job {
     fn reap(&mut self, observer: &mut dyn Observer) {
         let mut ended = Vec::new();
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-            // A child that is not a PE is an orphan of one, or the guard.
+            // A child that is not a PE is an orphan of a PE, or the guard.
             let Some(at) = self.pes.iter().position(|pe| pe.running && pe.pid == pid) else { continue };
             self.pes[at].running = false;
             let status = match (status.exit_status(), status.terminating_signal()) {
@@ -331,8 +331,8 @@ impl Job {
             self.pes[at].status = Some(status);
             ended.push((at, status));
         }
-        // Of PEs whose ends are seen together, one that was killed failed before those that exited
-        // because of it.
+        // If several PEs have ended since the last look, a PE that was killed failed before the PEs
+        // that exited because of it.
         ended.sort_by_key(|(_, status)| !matches!(status, Status::Signal(_)));
         for (at, status) in ended {
             if !status.is_success() {
@@ -356,12 +356,13 @@ impl Job {
             self.term_at.get_or_insert(now + GRACE);
             self.kill_at.get_or_insert(now + GRACE + TERM_TO_KILL);
         }
-        // A PE that panics drops its world first; others may exit because of that before it does.
+        // A PE that panics drops its world before it exits; other PEs may notice that and exit
+        // earlier.
         let first = first.and_then(|first| self.pes.iter().position(|pe| pe.index == first)).unwrap_or(at);
         self.suspicion = Some(Suspicion { failed: at, first, until: now + FIRST_TO_END });
     }
 
-    /// Prints the PE that failed first, once it is known.
+    /// Prints which PE failed first, when that is known.
     fn name_failure(&mut self, now: Instant, observer: &mut dyn Observer) {
         let Some(Suspicion { failed, first, until }) = self.suspicion else { return };
         let at = match self.pes[first].status {
@@ -394,7 +395,7 @@ impl Job {
         self.kill_at = Some(now + TERM_TO_KILL);
     }
 
-    /// Sends SIGTERM and SIGKILL when their times have come.
+    /// Sends SIGTERM to running PEs at `term_at` and SIGKILL at `kill_at`.
     fn escalate(&mut self, now: Instant) {
         if self.term_at.is_some_and(|at| now >= at) {
             self.term_at = None;
@@ -441,7 +442,7 @@ impl Job {
         }
     }
 
-    /// Kills descendants of the PEs, inside and outside of their groups.
+    /// Kills descendants of the PEs, inside and outside of the PEs' process groups.
     fn sweep(&mut self) {
         for pe in self.pes.iter().filter(|pe| !pe.running && self.own_group) {
             // Without a child in the group, the group is empty and its ID may have been reused.

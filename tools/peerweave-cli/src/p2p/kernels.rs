@@ -1,4 +1,4 @@
-//! The kernels of the probe in one context.
+//! The kernels of the probe, loaded in one context.
 
 use std::sync::Arc;
 
@@ -6,7 +6,8 @@ use peerweave_driver::launch::{Arguments, Image, LaunchConfig, LoadedKernel, Mod
 use peerweave_driver::{CudaContext, CudaStream};
 use peerweave_vmm::VmmError;
 
-/// The kernels, which keep their module loaded until their streams have completed.
+/// The kernels of one module. The module stays loaded until streams with launched kernels have
+/// completed.
 pub(super) struct Kernels {
     copy: LoadedKernel,
     ping: LoadedKernel,
@@ -34,11 +35,12 @@ impl Kernels {
         Ok(Self { copy: module.kernel("peerweave_probe_copy")?, ping: module.kernel("peerweave_probe_ping")? })
     }
 
-    /// Enqueues a copy of `pieces` of 16 bytes, by so many blocks of so many threads.
+    /// Enqueues a copy of `pieces` pieces of 16 bytes; `shape` is the number of blocks and the
+    /// number of threads of a block.
     ///
     /// # Safety
-    /// Both addresses have that many pieces, which the device may access until the kernel has
-    /// ended. No other work writes them, or reads the target, meanwhile.
+    /// At both addresses there are `pieces` pieces, which the device may access until the kernel
+    /// has ended. Until then, no other work writes the pieces or reads the target.
     pub(super) unsafe fn copy(
         &self,
         stream: &Arc<CudaStream>,
@@ -48,22 +50,24 @@ impl Kernels {
         (blocks, threads): (u32, u32),
     ) -> Result<(), VmmError> {
         let arguments = (target, source, pieces);
-        // SAFETY: the caller answers for the memory; the arguments are the kernel's.
+        // SAFETY: the caller guarantees the access to the memory; the arguments have the types of
+        // the kernel's parameters.
         let done = unsafe {
             self.copy.launch(stream, &LaunchConfig::new(blocks, threads), &Arguments::new().with_all(&arguments), Vec::new())
         };
         Ok(done?)
     }
 
-    /// Enqueues one side of a ping-pong.
+    /// Enqueues the kernel of one side of a ping-pong.
     ///
     /// # Safety
-    /// The device may access the three words until the kernel has ended. Only this kernel and that
-    /// of the peer use them meanwhile.
+    /// The device may access the three words until the kernel has ended. Until then, only this
+    /// kernel and the peer's kernel use these words.
     pub(super) unsafe fn ping(&self, stream: &Arc<CudaStream>, ping: &Ping) -> Result<(), VmmError> {
         let Ping { mine, theirs, failed, is_first, rounds, most_looks } = *ping;
         let arguments = (mine, theirs, u32::from(is_first), rounds, most_looks, failed);
-        // SAFETY: the caller answers for the memory; the arguments are the kernel's.
+        // SAFETY: the caller guarantees the access to the memory; the arguments have the types of
+        // the kernel's parameters.
         let done =
             unsafe { self.ping.launch(stream, &LaunchConfig::new(1, 1), &Arguments::new().with_all(&arguments), Vec::new()) };
         Ok(done?)

@@ -47,7 +47,7 @@ pub struct P2pArgs {
     /// Write the result as JSON
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Draw the figures as heat maps
+    /// Write heat maps of the results as SVG
     #[arg(long, value_name = "FILE.svg", value_parser = parse_picture)]
     pub plot: Option<PathBuf>,
 }
@@ -93,7 +93,7 @@ fn measure(_: &P2pArgs) -> Result<Report, String> {
     Err(crate::cuda::NOT_BUILT_IN.to_owned())
 }
 
-/// Describes the options of the measurement.
+/// Returns a description of the options of the measurement.
 fn asked(report: &Report) -> String {
     format!("{} x {} each, CUDA {}, peerweave {}", report.iters, format_size(report.bytes), report.cuda, report.version)
 }

@@ -5,11 +5,11 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::report::{Report, Table};
 
-/// Height of a map and of the header, in pixels.
+/// Width and height of a heat map, then height of the header, in pixels.
 const MAP: u32 = 430;
 const HEAD: u32 = 70;
 
-/// Draws all tables, two in a row.
+/// Returns an SVG picture with a heat map of each table, two in a row.
 pub(super) fn svg(report: &Report) -> Result<String, String> {
     let rows = report.tables.len().div_ceil(2).max(1) as u32;
     let size = (2 * MAP, HEAD + rows * MAP);
@@ -67,7 +67,8 @@ fn map<'a>(root: &Area<'a>, table: &Table, (left, top): (i32, i32)) -> Result<()
     Ok(())
 }
 
-/// Returns a shade from light to dark of one colour, which is readable with any colour vision.
+/// Returns a shade of one colour: light for 0, dark for 1. The scale is readable with any colour
+/// vision.
 fn shade(share: f64) -> RGBColor {
     let mix = |light: f64, dark: f64| (light + (dark - light) * share.clamp(0.0, 1.0)).round() as u8;
     RGBColor(mix(222.0, 8.0), mix(235.0, 48.0), mix(247.0, 107.0))

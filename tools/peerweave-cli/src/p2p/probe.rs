@@ -2,8 +2,8 @@
 //! latency of a flag.
 //!
 //! Prints nothing. The kernels are PTX text (`kernels.ptx`), which the driver compiles when it is
-//! loaded. Invariant: every wait has a deadline, a time on the host and a count in a kernel, and
-//! transferred data is compared.
+//! loaded. Invariant: every wait is limited, on the host by a time and in a kernel by a number of
+//! reads, and transferred data is compared.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,11 +22,13 @@ use super::kernels::{Kernels, Ping};
 /// A method of transferring data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// A kernel of the first device reads its own memory and writes that of the second.
+    /// A kernel on the first device reads the memory of the first device and writes the memory of
+    /// the second.
     Stores,
-    /// A kernel of the first device reads the memory of the second and writes its own.
+    /// A kernel on the first device reads the memory of the second device and writes the memory of
+    /// the first.
     Loads,
-    /// A copy engine copies from the memory of the first device to that of the second.
+    /// A copy engine copies from the memory of the first device to the memory of the second.
     CopyEngine,
 }
 
@@ -44,10 +46,11 @@ impl Method {
     }
 }
 
-/// Devices, with memory that the others can access.
+/// Devices, with memory that the other devices can access.
 pub struct Probe {
     stations: Vec<Station>,
-    /// The errors of devices without access to another's memory, by the indices of both.
+    /// Errors of pairs without peer access. The key has the index of the device that lacks access
+    /// and the index of the device with the memory.
     no_access: BTreeMap<(usize, usize), VmmError>,
     /// Length of each source and target in bytes.
     bytes: usize,
@@ -59,7 +62,8 @@ struct Station {
     stream: PrivateStream,
     source: Mapping,
     target: Mapping,
-    /// Flags of the ping-pong: one cache line for each other device, and one that reports failures.
+    /// Flags of the ping-pong: one cache line for each other device, and one cache line for the
+    /// report of a failure.
     flags: Mapping,
     kernels: Option<Kernels>,
 }
@@ -71,8 +75,8 @@ pub struct Moved {
     pub seconds: f64,
     /// Bytes moved in that time.
     pub bytes: u64,
-    /// Number of words of 8 bytes that differ, among those compared at the start and the end of the
-    /// target.
+    /// Number of wrong 8-byte words. Only words at the start and at the end of the target are
+    /// compared.
     pub wrong: usize,
 }
 
@@ -119,8 +123,8 @@ impl Probe {
         Ok(probe)
     }
 
-    /// Returns the error if device `from` cannot access the memory of device `to`; both are
-    /// indices.
+    /// Returns the error if the device with index `from` cannot access the memory of the device
+    /// with index `to`.
     pub fn access(&self, from: usize, to: usize) -> Result<(), &VmmError> {
         self.no_access.get(&(from, to)).map_or(Ok(()), Err)
     }
@@ -130,17 +134,17 @@ impl Probe {
         self.bytes
     }
 
-    /// Returns the error if kernels cannot be loaded, so that stores, loads and latency cannot be
+    /// Returns the error if kernels cannot be loaded. Stores, loads and latency then cannot be
     /// measured.
     pub fn kernels(&self) -> Result<(), &VmmError> {
         self.no_kernels.as_ref().map_or(Ok(()), Err)
     }
 
     /// Transfers the whole memory `repeats` times along all paths at the same time, and compares
-    /// the data. A path is a pair of indices into the contexts of the probe; the first device does
-    /// the work. No device may be first in two paths, or second in two paths.
+    /// the data. A path is a pair of indices of devices; the first device makes the transfer. No
+    /// device may be first in two paths, or second in two paths.
     ///
-    /// `shape` is the number of blocks and threads of the kernels.
+    /// `shape` is the number of blocks of a kernel and the number of threads of a block.
     ///
     /// # Errors
     /// [`Misuse::Value`] for invalid paths; [`VmmError::Timeout`]; the errors
@@ -173,7 +177,7 @@ impl Probe {
             peerweave_vmm::zero(&station.stream, &mut station.target.memory::<u64>(station.context.ordinal())?)?;
             station.wait(call, deadline)?;
         }
-        // A warm-up: the first use of a mapping or a kernel is slow.
+        // This transfer is a warm-up, because the first use of a mapping or a kernel is slow.
         for path in paths {
             self.enqueue(method, *path, 1, shape)?;
         }
@@ -203,7 +207,8 @@ impl Probe {
     /// trips.
     ///
     /// # Errors
-    /// [`VmmError::BrokenPeer`] if a flag does not arrive; as for [`bandwidth`](Self::bandwidth).
+    /// [`VmmError::BrokenPeer`] if a flag does not arrive; otherwise the errors of
+    /// [`bandwidth`](Self::bandwidth).
     pub fn latency(&self, one: usize, other: usize, rounds: u32, deadline: Instant) -> Result<f64, VmmError> {
         /// Maximum number of reads of a flag: a few seconds, at half a microsecond each.
         const MOST_LOOKS: u32 = 8_000_000;
@@ -224,7 +229,8 @@ impl Probe {
             station.wait(call, deadline)?;
         }
         let mut events = Vec::new();
-        // Zero rounds first: a kernel that is loaded while another waits could block both.
+        // The first launch has zero rounds and loads the kernels: loading one kernel while another
+        // waits could block both.
         for rounds in [0, rounds] {
             events.clear();
             for (at, peer) in pair {
@@ -303,7 +309,7 @@ impl Probe {
 }
 
 impl Station {
-    /// Records an event at the present end of the stream.
+    /// Records an event behind the work that is in the stream now.
     fn mark(&self) -> Result<CudaEvent, VmmError> {
         let event = self.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         let event = event.map_err(CudaError::of("cuEventCreate")).map_err(DriverError::from)?;
@@ -321,8 +327,8 @@ impl Station {
         Err(VmmError::Timeout { call, waited: start.elapsed(), missing: Vec::new() })
     }
 
-    /// Fills the source: both ends with different words, which are compared; the rest with copies
-    /// of the first end, made by the device.
+    /// Fills the source. Its start and its end get different words, which are compared after a
+    /// transfer; the device fills the rest with copies of the start.
     fn fill(&self, deadline: Instant) -> Result<(), VmmError> {
         let memory: MappedMemory<u64> = self.source.memory(self.context.ordinal())?;
         let write = |range: Range<usize>| {
@@ -357,7 +363,7 @@ fn wrong_value(call: &'static str, what: &'static str, value: impl std::fmt::Dis
     Misuse::Value { call, what, value: value.to_string(), expected: expected.to_owned() }.into()
 }
 
-/// Returns the two compared ranges of a source; they overlap in a short one.
+/// Returns the two ranges of a source that are compared, in words; in a short source they overlap.
 fn ends(len: usize) -> [Range<usize>; 2] {
     [0..COMPARED_WORDS.min(len), len.saturating_sub(COMPARED_WORDS)..len]
 }

@@ -1,8 +1,8 @@
-//! Results of measurements between GPUs, and their text form.
+//! Results of measurements between GPUs, and the text that shows them.
 
 use serde::Serialize;
 
-/// All results.
+/// Results of one run of `bench p2p`.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) version: &'static str,
@@ -31,12 +31,12 @@ pub(crate) struct Gpu {
 pub(crate) struct Table {
     pub(crate) title: String,
     pub(crate) unit: &'static str,
-    /// `rows[from][to]`; `None` on the diagonal.
+    /// `rows[from][to]` is the value of GPU `from` and GPU `to`; `None` on the diagonal.
     pub(crate) rows: Vec<Vec<Option<f64>>>,
 }
 
 impl Table {
-    /// Returns smallest, mean and largest value.
+    /// Returns the smallest value, the mean and the largest value.
     pub(crate) fn range(&self) -> Option<(f64, f64, f64)> {
         let values: Vec<f64> = self.rows.iter().flatten().flatten().copied().collect();
         let (low, high) = values.iter().fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(*value), high.max(*value)));
@@ -44,7 +44,7 @@ impl Table {
     }
 }
 
-/// Bandwidth of every GPU to the next one, all at once.
+/// Bandwidth of every GPU to the next GPU, with all transfers at the same time.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Everybody {
     pub(crate) method: &'static str,

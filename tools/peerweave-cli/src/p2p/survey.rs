@@ -1,4 +1,4 @@
-//! Chooses and makes the measurements of `bench p2p`.
+//! Selects the measurements of `bench p2p` that this machine permits, and makes them.
 //!
 //! Never uses multicast objects. Invariant: measurements that are not possible are listed with the
 //! reason.
@@ -117,7 +117,7 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// An empty table for `n` GPUs.
+/// Returns an empty table for `n` GPUs.
 fn table(title: String, unit: &'static str, n: usize) -> Table {
     Table { title, unit, rows: vec![vec![None; n]; n] }
 }
@@ -126,12 +126,13 @@ fn rate(moved: &Moved) -> f64 {
     moved.gigabytes_per_second()
 }
 
-/// Returns the pairs with peer access in both directions, each once.
+/// Returns each pair with peer access in both directions, once.
 fn both_ways(pairs: &[(usize, usize)]) -> Vec<(usize, usize)> {
     pairs.iter().copied().filter(|(from, to)| from < to && pairs.contains(&(*to, *from))).collect()
 }
 
-/// Returns the number of blocks with the highest bandwidth on one pair; used for all pairs.
+/// Returns the number of blocks and threads with the highest bandwidth between one pair of GPUs;
+/// the measurements of all pairs use these numbers.
 fn best_shape(
     method: Method,
     processors: u32,

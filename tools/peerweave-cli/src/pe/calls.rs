@@ -1,10 +1,10 @@
-//! Operations on given buffers, each as a closure that makes a number of calls in a row, to be
-//! timed.
+//! For each operation, a closure that makes a number of calls in a row on given buffers.
 //!
-//! The closure is called once per batch, so that its indirection does not affect the measurement.
+//! The closure is called once per batch, so that the indirect call does not affect the measurement.
 //!
-//! Invariant: a closure does per call what a user's program does and nothing else. Exceptions are
-//! `g`, `atomics` and `ping-pong`, which compare the word received with the expected one.
+//! Invariant: for each call, a closure executes the same code as a user's program and nothing else.
+//! Exceptions are `g`, `atomics` and `ping-pong`, which compare the received word with the expected
+//! word.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -29,9 +29,9 @@ pub struct Setting<'a, M> {
     pub stream: Option<&'a Stream>,
     /// The operation, its counts and the rank.
     pub view: View,
-    /// The input; unused in place.
+    /// Memory of the input; unused by the in-place form.
     pub send: M,
-    /// The result; in place also the input.
+    /// Memory of the result; in the in-place form also of the input.
     pub recv: M,
 }
 
@@ -39,7 +39,7 @@ pub struct Setting<'a, M> {
 pub struct Words<'a> {
     /// A word on every PE.
     pub word: &'a Symmetric<u64>,
-    /// Number of words received that differed from the expected ones.
+    /// Number of received words that differed from the expected words.
     pub wrong: &'a Cell<u64>,
 }
 
@@ -55,7 +55,7 @@ macro_rules! blocking {
     };
 }
 
-/// Repeats a call: the blocking form, or the stream-ordered form followed by a wait for all.
+/// Repeats a call: the blocking form, or the stream-ordered form followed by a wait for all calls.
 macro_rules! calls {
     ($stream:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
         match $stream {
@@ -258,7 +258,8 @@ where
     }
 }
 
-/// Enqueues operations that return a value, waits for all, and checks the value of the last one.
+/// Enqueues operations that return a value, waits for all of them, and checks the value of the last
+/// operation.
 fn last_of<'a, R: 'a>(
     queue: &'a Stream,
     mut enqueue: impl FnMut() -> Result<Ticket<R>> + 'a,
@@ -281,8 +282,9 @@ fn first_signal(word: &Symmetric<u64>) -> peerweave::Signal {
     word.signal(0).expect("the buffer of words has one element")
 }
 
-/// PE 0 puts with a signal; PE 1 waits and puts back with a signal; PE 0 waits. A round trip is one
-/// call. Up to 8 bytes are sent as the signal itself.
+/// Returns the calls of a ping-pong. In each call PE 0 puts with a signal, PE 1 waits and puts back
+/// with a signal, and PE 0 waits for that. Data of at most 8 bytes is sent as the value of the
+/// signal.
 fn ping_pong<'a, T: Element, S>(team: &'a Team, view: &View, send: S, target: &'a Symmetric<T>, words: Words<'a>) -> Calls<'a>
 where
     S: Source<T> + Copy + 'a,
@@ -315,7 +317,7 @@ where
     })
 }
 
-/// Returns whether the signal of a ping-pong carries all of its data.
+/// Returns whether all data of a ping-pong fits into the value of its signal.
 pub fn is_signal_alone(view: &View, element_bytes: usize) -> bool {
     view.op == BenchOp::PingPong && view.counts.param * element_bytes <= size_of::<u64>()
 }

@@ -1,6 +1,7 @@
-//! Measures one operation on given buffers: checks it, times it, and checks it again.
+//! Measures one operation on given buffers: checks the result, times the calls, and checks the
+//! result again.
 //!
-//! Invariant: every PE makes the same sequence of barriers here; PEs differ only in whether they
+//! Invariant: every PE calls the same sequence of barriers here; PEs differ only in whether they
 //! are timed.
 
 use std::cell::Cell;
@@ -21,7 +22,7 @@ const TRIAL: Duration = Duration::from_millis(2);
 const FEWEST_CALLS: u64 = 3;
 const MOST_CALLS: u64 = 1 << 30;
 
-/// Measurement of one PE in one placement.
+/// Result of measuring one placement on one PE.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Calls per batch.
@@ -48,7 +49,7 @@ struct Bench<'a> {
     stream: Option<&'a Stream>,
     config: &'a Config,
     operands: &'a dyn Operands,
-    /// Number of words received that differed from the expected ones.
+    /// Number of received words that differed from the expected words.
     wrong: Cell<u64>,
     /// Number of calls made so far.
     made: Cell<u64>,
@@ -88,14 +89,15 @@ impl Bench<'_> {
                 self.make(calls, 1)?;
                 wrong += self.check(1, Turn::AfterTiming)?;
             } else {
-                // The result of the last of `iters` calls in a row.
+                // Checks the result of the last of `iters` calls in a row.
                 wrong += self.check(0, Turn::AfterTiming)?;
             }
         }
         Ok(Outcome { iters, batch_us, wrong: self.config.check.then_some(wrong + self.wrong.get()) })
     }
 
-    /// Returns the part of a call that is reported: half for a ping-pong, which is a round trip.
+    /// Returns the part of a call's time that is reported: half for a ping-pong, whose call is a
+    /// round trip.
     fn share_of_a_call(&self) -> f64 {
         if self.view().op == BenchOp::PingPong { 0.5 } else { 1.0 }
     }
@@ -131,14 +133,15 @@ impl Bench<'_> {
             calls(1)?;
             spent += start.elapsed();
             if self.view().op.is_one_sided() {
-                // A PE that is only read must not rewrite its memory meanwhile.
+                // A PE that makes no calls must not rewrite its memory while PE 0 reads it.
                 team.barrier_blocking()?;
             }
         }
         Ok(spent)
     }
 
-    /// Returns the number of calls that take about the duration of a batch; the same on every PE.
+    /// Returns the number of calls that take about the duration of a batch. The number is the same
+    /// on every PE.
     fn calls_per_batch(&self, calls: &mut Calls<'_>) -> Result<u64> {
         let mut times = FEWEST_CALLS;
         loop {
@@ -176,12 +179,12 @@ impl Bench<'_> {
         self.operands.fill(self.input_side(), &geometry::input(view), round)
     }
 
-    /// Counts wrong elements in this PE's result and behind it. Waits until all PEs have counted,
-    /// because the next call may write here.
+    /// Counts wrong elements in this PE's result and behind the result. Waits until all PEs have
+    /// counted, because the next call may write into this memory.
     fn check(&self, round: u64, turn: Turn) -> Result<u64> {
         let view = self.view();
         let mut wrong = match view.op {
-            // Only before timing, because this check is slow.
+            // Barriers are checked only before timing, because this check is slow.
             BenchOp::Barrier | BenchOp::Sync if turn == Turn::BeforeTiming => self.leavers()?,
             BenchOp::P if view.rank == 1 => u64::from(!self.operands.target_is(self.made.get())?),
             BenchOp::Atomics | BenchOp::PutSignal if view.rank == 1 => {
@@ -201,8 +204,8 @@ impl Bench<'_> {
         Ok(wrong)
     }
 
-    /// Makes each PE in turn arrive late and counts the PEs that leave before. Needs one clock, so
-    /// one machine.
+    /// Lets each PE in turn arrive late and counts the PEs that leave before the late one has
+    /// arrived. Compares times of all PEs, so all PEs must be on one machine.
     fn leavers(&self) -> Result<u64> {
         const LATE: Duration = Duration::from_micros(500);
         let (world, rank) = (self.world, self.view().rank);

@@ -14,13 +14,13 @@ const CACHE_LINE_BYTES: usize = 64;
 
 /// Symmetric or private memory of this PE.
 pub trait Memory<T>: Clone {
-    /// Returns a range of it.
+    /// Returns the part of this memory in `range`.
     fn range(&self, range: Range<usize>) -> Result<Self>;
-    /// Overwrites its elements.
+    /// Overwrites all elements of this memory with `from`.
     fn set(&self, from: &[T]) -> Result<()>;
-    /// Copies its elements to `into`.
+    /// Copies all elements of this memory to `into`.
     fn read(&self, into: &mut [T]) -> Result<()>;
-    /// Returns its address.
+    /// Returns the address of the first element.
     fn address(&self) -> *mut u8;
     /// Returns the number of elements.
     fn count(&self) -> usize;
@@ -50,11 +50,11 @@ macro_rules! memory {
 }
 
 memory!(
-    Symmetric, |memory| memory.as_ptr().expect("inputs are rewritten on the host backend alone");
+    Symmetric, |memory| memory.as_ptr().expect("--dirty is refused for memory of GPUs, so inputs are rewritten on the host only");
     Buffer, |memory| memory.as_ptr()
 );
 
-/// Fills a part of a buffer with the elements of a tile.
+/// Fills a part of a buffer with the elements of the part's tile.
 pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<()> {
     pieces(part, |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
 }
@@ -104,15 +104,16 @@ fn pieces(part: &Part, mut piece: impl FnMut(usize, usize, usize) -> Result<()>)
     Ok(())
 }
 
-/// Rewrites one byte of every cache line with its own value, so that this PE's core holds the lines
-/// as modified.
+/// Rewrites one byte of every cache line with the value that it has, so that the lines are in the
+/// state "modified" in the cache of this PE's core.
 pub fn rewrite<T: Element>(memory: &impl Memory<T>) {
     let bytes = memory.count() * size_of::<T>();
     let at = memory.address();
     for offset in (0..bytes).step_by(CACHE_LINE_BYTES) {
-        // SAFETY: `at` is valid for `bytes` bytes while `memory` lives: the contract of `as_ptr` of
-        // both kinds, and the allocation is released after the last case only. The accesses are
-        // atomic, as both kinds ask for: peers may read at the same time.
+        // SAFETY: `as_ptr` of both kinds of memory guarantees that `at` is valid for `bytes` bytes
+        // while `memory` lives, and the allocation is released only after the last case. The
+        // accesses are atomic, as both kinds of memory require, because peers may read at the same
+        // time.
         let byte = unsafe { AtomicU8::from_ptr(at.add(offset)) };
         byte.store(byte.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -149,7 +150,7 @@ mod tests {
             let buffer = filled(&tile);
             let element = buffer.slice(PART.at + at..=PART.at + at).unwrap();
             let mut value = element.to_vec();
-            // The smallest possible error: the last bit.
+            // Changes only the last bit, the smallest possible error.
             value[0] = f32::from_bits(value[0].to_bits() ^ 1);
             element.copy_from(&value).unwrap();
             assert_eq!(count_wrong(&buffer, &PART, &tile).unwrap(), 1, "element {at}");
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_result_is_wrong_almost_everywhere() {
+    fn almost_all_elements_of_a_missing_result_are_wrong() {
         let tile = moved_tile::<u8>(1, 0);
         let buffer = Buffer::<u8>::zeroed(4 * PERIOD);
         spoil(&buffer, 0..buffer.len()).unwrap();
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn data_at_the_wrong_position_is_wrong() {
+    fn almost_all_elements_of_shifted_data_are_wrong() {
         let tile = moved_tile::<f32>(1, 0);
         let buffer = filled(&tile);
         for shift in [1, 2, 64, 4096, 8192] {
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn input_of_another_rank_or_round_is_wrong() {
+    fn almost_all_elements_of_another_rank_or_round_are_wrong() {
         let tile = |rank, round| input_tile::<f32>(ReduceOp::Sum, 2, rank, round);
         let buffer = filled(&tile(0, 0));
         for other in [tile(1, 0), tile(0, 1)] {

@@ -7,7 +7,7 @@
 //!   calls.rs       the calls that are timed
 //!   memory.rs      filling and comparing
 //! ```
-//! `crate::cuda` has the PEs that use NCCL or NVSHMEM directly.
+//! The PEs that use NCCL or NVSHMEM directly are in `crate::cuda`.
 
 pub mod calls;
 pub mod measure;

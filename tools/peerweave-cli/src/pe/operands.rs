@@ -15,40 +15,40 @@ use crate::workload::pattern::{Sample, tile};
 
 /// The memory of a PE, large enough for the largest case of its type.
 pub struct Buffers<T, M> {
-    /// Inputs.
+    /// Memory of inputs.
     pub send: M,
-    /// Results.
+    /// Memory of results.
     pub recv: M,
-    /// Target of one-sided operations.
+    /// Memory that the other PE accesses in one-sided operations.
     pub target: Symmetric<T>,
-    /// A signal, or a counter.
+    /// Word that operations use as a signal or as a counter.
     pub word: Symmetric<u64>,
 }
 
-/// One of the memories in [`Buffers`].
+/// Names one of the memories in [`Buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Inputs.
+    /// Memory of inputs.
     Send,
-    /// Results.
+    /// Memory of results.
     Recv,
-    /// Target of one-sided operations.
+    /// Memory that the other PE accesses in one-sided operations.
     Target,
 }
 
-/// The memory of one placement of one case, without its element type. Elements are named by their
-/// bits, zero-extended.
+/// The memory of one placement of one case. The trait hides the element type: methods pass elements
+/// as their bits, zero-extended to 64 bits.
 pub trait Operands {
     /// Returns the operation and its counts.
     fn view(&self) -> &View;
-    /// Returns the calls to be timed. They count into `wrong` the words that they received and that
-    /// differed from the expected ones.
+    /// Returns the calls to be timed. They add to `wrong` the number of received words that
+    /// differed from the expected words.
     fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
     /// Fills a part with the elements of its tile.
     fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()>;
     /// Fills a range with a value that no result has.
     fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;
-    /// Writes the elements of this case again, with their own values.
+    /// Writes the elements of this case again without changing their values.
     fn rewrite(&self, side: Side);
     /// Counts the elements of a part that differ from its tile.
     fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64>;
@@ -74,10 +74,10 @@ pub trait Work<T: Sample>: Sized {
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>;
 }
 
-/// Reductions: for every type of numbers.
+/// Reductions, which are compiled for every numeric type.
 pub enum Reducing {}
 
-/// Operations that move elements: for one type of each size.
+/// Operations that only move elements, which are compiled for one type of each size.
 pub enum Moving {}
 
 macro_rules! work {
@@ -94,14 +94,14 @@ macro_rules! work {
 }
 
 work!(Reducing, Number, |operands, _wrong| {
-    calls::reducing(&operands.setting, operands.redop.expect("a case of a reduction has one"))
+    calls::reducing(&operands.setting, operands.redop.expect("a case of a reducing operation has a reduction"))
 });
 work!(Moving, , |operands, wrong| match operands.setting.view.op.is_one_sided() {
     true => calls::one_sided(&operands.setting, &operands.target, Words { word: &operands.buffers.word, wrong }),
     false => calls::moving(&operands.setting),
 });
 
-/// [`Operands`] of a type, a kind of memory and a group of operations.
+/// [`Operands`] with elements of type `T`, memory of type `M` and calls of the group `W`.
 pub struct Typed<'a, T, M, W> {
     setting: Setting<'a, M>,
     buffers: &'a Buffers<T, M>,

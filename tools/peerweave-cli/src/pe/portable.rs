@@ -53,7 +53,7 @@ fn run(world: World, config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// The cases of one element type.
+/// All cases with one element type.
 struct Plan<'a> {
     world: &'a World,
     stream: Option<&'a Stream>,
@@ -71,8 +71,8 @@ impl Plan<'_> {
                     counts: case.counts,
                     n_pes: self.world.n_pes(),
                     rank: self.world.my_pe().index(),
-                    // Symmetric memory has the same length everywhere: that of the root, which
-                    // needs most.
+                    // Symmetric memory has the same length on every PE, so all PEs use the length
+                    // of the root, which needs most.
                     root: self.world.my_pe().index(),
                     placement,
                 };
@@ -113,8 +113,8 @@ impl Plan<'_> {
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
     {
         for (row, case) in self.cases {
-            // Sent after both placements, so that the command does not compete for a CPU in
-            // between.
+            // The records are sent after both placements, so that the command does not compete for
+            // a CPU between them.
             let mut records = Vec::new();
             for placement in self.config.placements() {
                 let operands = Typed::<T, M, W>::new(self.world, self.stream, self.config, case, placement, buffers)?;

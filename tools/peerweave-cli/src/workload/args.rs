@@ -43,7 +43,7 @@ pub struct BenchArgs {
     /// Root: a rank, or all
     #[arg(short = 'r', long, value_name = "R", value_parser = parse_root, default_value = "0")]
     pub root: Root,
-    /// Calls per batch; default: as many as take the time of --batch-ms, at least 3
+    /// Calls per batch; default: as many as run in --batch-ms milliseconds, at least 3
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub iters: Option<u64>,
     /// Approximate duration of a batch in milliseconds, if --iters is not given
@@ -80,8 +80,8 @@ pub struct BenchArgs {
     /// --backend nccl
     #[arg(long)]
     pub window: bool,
-    /// Use nbi puts and gets, completed by a quiet at the end of each batch; only with --backend
-    /// nvshmem
+    /// Use nonblocking (nbi) puts and gets, completed by a quiet at the end of each batch; only
+    /// with --backend nvshmem
     #[arg(long)]
     pub nbi: bool,
     /// Time each call or graph separately and wait for it before the next one; only with --backend

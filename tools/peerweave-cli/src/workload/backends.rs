@@ -7,7 +7,8 @@ use peerweave_types::ReduceOp;
 use super::args::{BackendName, BenchArgs, Buffers, Clock};
 use super::op::BenchOp;
 
-/// Returns an error for options that the backend, or this command with it, does not support.
+/// Returns an error for options that the backend does not support, or that this command does not
+/// support with the backend.
 pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     if args.window && args.backend != BackendName::Nccl {
         return Err("--window is supported only with --backend nccl".to_owned());
@@ -30,7 +31,7 @@ pub(super) fn has_reduction(backend: BackendName, redop: ReduceOp) -> bool {
     }
 }
 
-/// Returns the clock to use, or an error for options about time that the backend does not support.
+/// Returns the clock to use, or an error for timing options that the backend does not support.
 pub(super) fn clock(args: &BenchArgs) -> Result<Clock, String> {
     if args.backend == BackendName::Nvshmem {
         return Ok(args.clock.unwrap_or(Clock::Events));
@@ -57,7 +58,8 @@ fn check_cuda(args: &BenchArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns an error for options that NCCL, or this command with it, does not support.
+/// Returns an error for options that NCCL does not support, or that this command does not support
+/// with NCCL.
 fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nccl: {what}"));
     if args.op.is_one_sided() || args.op.meets() {
@@ -77,7 +79,8 @@ fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns an error for options that NVSHMEM, or this command with it, does not support.
+/// Returns an error for options that NVSHMEM does not support, or that this command does not
+/// support with NVSHMEM.
 fn check_nvshmem(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nvshmem: {what}"));
     let op = args.op;

@@ -13,9 +13,9 @@ pub enum Bind {
     None,
 }
 
-/// Binds this thread to one of the processors that it may use, chosen by index, if there are enough
-/// for all PEs. Other launchers do the same: the system may otherwise run two PEs that wait for
-/// each other on one processor.
+/// Binds this thread to one of the processors that it may use, chosen by `index`, if there are
+/// enough processors for all PEs. Other launchers bind PEs too, because the system may otherwise
+/// run two PEs that wait for each other on one processor.
 pub(crate) fn bind(index: usize, n_pes: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
@@ -26,7 +26,7 @@ pub(crate) fn bind(index: usize, n_pes: usize) {
         let mut own = rustix::thread::CpuSet::new();
         own.set(processor);
         if let Err(error) = rustix::thread::sched_setaffinity(None, &own) {
-            tracing::debug!(%error, processor, "not bound");
+            tracing::debug!(%error, processor, "the thread was not bound to the processor");
         }
     }
 }

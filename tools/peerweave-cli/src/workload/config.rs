@@ -1,7 +1,7 @@
 //! The plan of measurements that follows from the options of `peerweave bench`.
 //!
 //! Invariant: the plan is a pure function of the [`Config`], so that the command and every PE have
-//! the same one.
+//! the same plan.
 
 use peerweave_types::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
@@ -54,9 +54,9 @@ pub struct Config {
     pub graph: Option<u32>,
     /// Whether buffers are registered as windows.
     pub window: bool,
-    /// Whether puts and gets are nbi, completed by a quiet.
+    /// Whether puts and gets are nonblocking (nbi) and completed by a quiet.
     pub nbi: bool,
-    /// Whether each launch is timed separately.
+    /// Whether each call or graph is timed separately.
     pub each: bool,
     /// Clock for the measurement.
     pub clock: Clock,
@@ -83,10 +83,10 @@ impl Case {
 }
 
 impl Config {
-    /// Creates the configuration from the arguments.
+    /// Creates the configuration from the arguments of the command.
     ///
     /// # Errors
-    /// A message about arguments that are valid alone but not together.
+    /// The message names arguments that are valid alone but cannot be combined.
     pub fn from_args(args: &BenchArgs) -> Result<Self, String> {
         let op = args.op;
         let n_pes = args.n.unwrap_or_else(|| default_pes().max(op.least_pes()));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn fixed_number_of_calls_is_one_batch() {
+    fn given_number_of_calls_is_one_batch_by_default() {
         let fixed = config(&["put", "-n", "2", "--iters", "20"]).unwrap();
         assert_eq!((fixed.iters, fixed.batches, fixed.warmup), (Some(20), 1, 5));
         assert_eq!(config(&["put", "-n", "2", "--iters", "20", "--batches", "3"]).unwrap().batches, 3);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn all_reductions_means_those_of_the_backend() {
+    fn redop_all_selects_every_reduction_of_the_backend() {
         let count = |backend| config(&["all-reduce", "--backend", backend, "-d", "i32", "-o", "all"]).unwrap().redops.len();
         assert_eq!([count("host"), count("nccl"), count("nvshmem")], [9, 6, 7]);
     }

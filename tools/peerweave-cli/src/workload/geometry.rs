@@ -1,7 +1,7 @@
 //! Layout of the buffers: which elements hold which values before and after an operation.
 //!
-//! Invariant: [`results`] covers every element of every result exactly once, so that checking these
-//! checks everything.
+//! Invariant: the parts that [`results`] returns contain every element of a result exactly once, so
+//! that a check of these parts checks the whole result.
 
 use super::op::{BenchOp, Counts, vector_count};
 
@@ -18,16 +18,16 @@ pub enum Placement {
     InPlace,
 }
 
-/// A range of a buffer that holds elements of a tile.
+/// A range of a buffer that contains elements of a tile.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Part {
-    /// Index of its first element in the buffer.
+    /// Index in the buffer of the part's first element.
     pub at: usize,
     /// Number of elements.
     pub len: usize,
-    /// The tile.
+    /// Tile with the elements.
     pub of: Tile,
-    /// Index of its first element in the tile.
+    /// Index in the tile of the part's first element.
     pub from: usize,
 }
 
@@ -40,12 +40,12 @@ pub enum Tile {
     Reduced,
 }
 
-/// An operation and its counts, from the view of one rank.
+/// An operation, its counts, and the rank and placement for which lengths and values are computed.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
-    /// The operation.
+    /// Operation to measure.
     pub op: BenchOp,
-    /// Its counts.
+    /// Element counts of the operation.
     pub counts: Counts,
     /// Number of PEs.
     pub n_pes: usize,
@@ -68,14 +68,14 @@ pub fn lengths(view: &View) -> (usize, usize) {
     }
 }
 
-/// Returns whether in place this rank has one buffer for input and result: true except for ranks of
-/// gather and scatter that are not the root.
+/// Returns whether the in-place form has one buffer for input and result on this rank: true except
+/// for ranks of gather and scatter that are not the root.
 pub fn shares_buffer(view: &View) -> bool {
     view.placement == Placement::InPlace && (!matches!(view.op, BenchOp::Gather | BenchOp::Scatter) || view.rank == view.root)
 }
 
-/// Returns the location of this rank's input: in the buffer of the result if that is shared, else
-/// in its own.
+/// Returns the part with this rank's input. It is in the buffer of the result if input and result
+/// share one buffer, otherwise in the buffer of the input.
 pub fn input(view: &View) -> Part {
     let Counts { param, send, .. } = view.counts;
     let at = match view.op {

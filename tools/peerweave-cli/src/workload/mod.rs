@@ -1,4 +1,5 @@
-//! What `bench` measures, alike for every backend: options, plan, operations, inputs, records.
+//! The parts of `bench` that are the same for every backend: options, plan, operations, inputs,
+//! records.
 //!
 //! ```text
 //!   args.rs       options

@@ -1,14 +1,14 @@
 //! Operations of `bench`: names, meaning of counts, computation of bandwidths.
 //!
 //! Invariant: sizes, counts and bandwidths have the same meaning as in nccl-tests, so that results
-//! can be compared. One exception: a size of less than 16 bytes per rank becomes 0 in nccl-tests,
-//! but here the smallest count that moves something.
+//! can be compared. One exception: if a size is less than 16 bytes per rank, nccl-tests uses a
+//! count of 0, while this module uses a count of at least 1.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// How often each PE arrives late at a barrier that is checked. More than once, because a PE that
-/// leaves early is not seen where the system stops it for as long as the other is late.
+/// Number of times that each PE arrives late when a barrier is checked. Once is not enough: a PE
+/// that leaves too early is not detected if the system suspends it until the late PE has arrived.
 pub(crate) const ROUNDS_LATE: usize = 8;
 
 /// An operation.
@@ -58,7 +58,7 @@ pub enum BenchOp {
 /// Element counts for a size in bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Counts {
-    /// Count passed to the call, printed as count.
+    /// Count passed to the call; printed in the column `count`.
     pub param: usize,
     /// Elements that one PE sends.
     pub send: usize,
@@ -153,11 +153,11 @@ impl BenchOp {
         if self.is_one_sided() { 2 } else { 1 }
     }
 
-    /// Returns the counts for a size in bytes, as in nccl-tests: the size of the larger buffer of
-    /// one PE.
+    /// Returns the counts for a size in bytes. As in nccl-tests, the size is the one of the larger
+    /// buffer of a PE.
     pub fn counts(self, bytes: usize, element_bytes: usize, n_pes: usize) -> Counts {
         let whole = (bytes / element_bytes).max(1);
-        // Parts of at least 16 bytes are multiples of 16 bytes.
+        // A part of at least 16 bytes is rounded down to a multiple of 16 bytes.
         let part = {
             let (part, multiple) = ((whole / n_pes).max(1), 16 / element_bytes);
             if part >= multiple { part / multiple * multiple } else { part }
@@ -176,7 +176,7 @@ impl BenchOp {
         }
     }
 
-    /// Returns algbw and busbw in GB/s (10^9 bytes).
+    /// Returns algbw and busbw of nccl-tests in GB/s (10^9 bytes per second).
     pub fn bandwidth(self, counts: Counts, element_bytes: usize, seconds: f64, n_pes: usize) -> (f64, f64) {
         let base_bytes = counts.send.max(counts.recv) * element_bytes;
         let n = n_pes as f64;
@@ -193,9 +193,9 @@ impl BenchOp {
 }
 
 /// Returns the number of elements that a rank sends in an all-to-all-v to the rank at this distance
-/// on the ring: the whole count, or a third less for odd distances. Two ranks send each other the
-/// same number, as the in-place form requires, so each rank sends in total as many elements as it
-/// receives.
+/// on the ring: `param` for even distances, a third less for odd distances. Any two ranks send each
+/// other the same number, as the in-place form requires, so each rank sends in total as many
+/// elements as it receives.
 pub fn vector_count(param: usize, distance: usize, n_pes: usize) -> usize {
     if distance.min(n_pes - distance).is_multiple_of(2) { param } else { param - param / 3 }
 }

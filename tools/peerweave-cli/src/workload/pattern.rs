@@ -1,9 +1,9 @@
 //! Inputs with exact results, and the expected results.
 //!
 //! The value of an element depends on the PE, the round, the type, the reduction, and its index
-//! modulo a prime, [`PERIOD`]. So a tile of that many elements defines the whole input, and filling
-//! and comparing cost no more than a copy. Data at a wrong position is detected, because positions
-//! differ by multiples of powers of two or of counts, not of the prime.
+//! modulo a prime, [`PERIOD`]. So a tile of `PERIOD` elements defines the whole input, and filling
+//! and comparing cost no more than a copy. Data at a wrong position is detected, because a wrong
+//! position is off by a multiple of a power of two or of a count, not by a multiple of the prime.
 //!
 //! Invariant: a result depends neither on the order of the reduction nor on intermediate rounding.
 //! Inputs of floats are small integers (for products, small factors and powers of two), so that
@@ -18,14 +18,14 @@ use super::geometry::Tile;
 /// Number of elements after which inputs repeat; a prime.
 pub const PERIOD: usize = 4093;
 
-/// The value that `g` must return; it is in the memory of PE 1 from the start.
+/// Value that `g` must return. The memory of PE 1 contains it from the start.
 pub const G_DUE: u64 = 0x0123_4567_89ab_cdef;
 
 /// An element type whose bits can be set and read.
 pub trait Sample: Element {
     /// Returns the element whose bits are the low bits of `bits`.
     fn from_bits64(bits: u64) -> Self;
-    /// Returns the bits, zero-extended.
+    /// Returns the bits of the element, zero-extended.
     fn bits64(self) -> u64;
 }
 
@@ -58,7 +58,7 @@ macro_rules! float_samples {
 integer_samples!(i8 as u8, u8 as u8, i32 as u32, u32 as u32, i64 as u64, u64 as u64);
 float_samples!(f16 as u16, bf16 as u16, f32 as u32, f64 as u64, F8E4M3 as u8, F8E5M2 as u8);
 
-/// Returns the scalar of a rank for `mulsum`, as in nccl-tests: 1 on even ranks, 2 on odd ones.
+/// Returns the scalar of a rank for `mulsum`, as in nccl-tests: 1 on even ranks, 2 on odd ranks.
 pub fn scalar<T: Sample>(rank: usize) -> T {
     T::from_bits64(encode(T::DTYPE, Value::Whole(1 + (rank % 2) as i64)))
 }
@@ -125,8 +125,8 @@ fn encode(dtype: DType, value: Value) -> u64 {
     }
 }
 
-/// Returns a limit up to which the type represents all integers. Sums stay below it where they must
-/// not overflow.
+/// Returns a limit up to which the type represents all integers. Sums that must not overflow stay
+/// below this limit.
 fn whole_limit(dtype: DType) -> i64 {
     match dtype {
         DType::I8 => i8::MAX.into(),
@@ -147,12 +147,13 @@ fn signed(dtype: DType) -> bool {
 fn input(dtype: DType, redop: ReduceOp, n_pes: usize, rank: usize, round: u64, i: usize) -> Value {
     let random = hash(rank as u64, round, i as u64);
     let n = n_pes as i64;
-    // Rotates the ranks over the elements, so that each rank contributes a special value somewhere.
+    // Assigns ranks to elements in rotation, so that each rank contributes the special value of
+    // some elements.
     let turn = (rank + i) % n_pes;
     match redop {
         ReduceOp::Prod if !dtype.is_integer() => {
-            // Three factors of three and up to eight of two are exact in 8 bits of mantissa and 5
-            // of exponent, in any order.
+            // A product of three factors 3 and at most eight factors 2 is exact with 8 bits of
+            // mantissa and 5 bits of exponent, in any order.
             let sign = if random & 1 == 0 { 1.0 } else { -1.0 };
             let factor = match turn {
                 0..3 => [1.0, 3.0, 1.5][(random >> 1) as usize % 3],
@@ -161,7 +162,7 @@ fn input(dtype: DType, redop: ReduceOp, n_pes: usize, rank: usize, round: u64, i
             };
             Value::Float(sign * factor)
         }
-        // Odd, so that the product does not become 0.
+        // Factors are odd, so that the product does not become 0.
         ReduceOp::Prod => Value::Bits(random | 1),
         ReduceOp::Min | ReduceOp::Max if !dtype.is_integer() => Value::Whole(within(random, whole_limit(dtype), true)),
         ReduceOp::Avg => {
@@ -269,7 +270,7 @@ mod tests {
             let mut x = match input(dtype, redop, n, rank, round, i) {
                 Value::Whole(whole) => whole as f64,
                 Value::Float(float) => float,
-                Value::Bits(_) => panic!("an integer"),
+                Value::Bits(_) => panic!("inputs of floats are numbers, not bits of an integer"),
             };
             assert_eq!(round_to_type(x), x, "{dtype} {redop}: an input that the type cannot represent");
             if redop == ReduceOp::PreMulSum {
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn results_differ_between_elements() {
+    fn results_have_many_different_values() {
         fn varied<T: Sample>() {
             for redop in ReduceOp::ALL.into_iter().filter(|redop| redop.accepts(T::DTYPE)) {
                 for n in [1, 2, 8] {
@@ -377,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_round_trip() {
+    fn element_made_of_bits_returns_the_same_bits() {
         assert_eq!(i8::from_bits64(0xfd).bits64(), 0xfd);
         assert_eq!(poison::<bf16>().bits64(), 0xa5a5);
         assert_eq!(F8E4M3::from_bits64(0x7f).bits64(), 0x7f);

@@ -1,4 +1,4 @@
-//! Messages from a PE to the command: one JSON object per line of its standard output.
+//! Messages from a PE to the command: one JSON object per line of the PE's standard output.
 //!
 //! Results are not sent through the library under test, so that a library that moves wrong data
 //! cannot hide it.
@@ -19,31 +19,32 @@ pub enum Record {
     Measured(Measured),
 }
 
-/// Identity of a PE.
+/// Identity and settings of a PE.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Ready {
-    /// The PE.
+    /// Index of the PE.
     pub pe: usize,
-    /// Its process ID.
+    /// Process ID of the PE.
     pub pid: u32,
-    /// Its backend.
+    /// Name of the PE's backend.
     pub backend: String,
-    /// The instruction set that computes.
+    /// Device or instruction set that computes reductions.
     pub compute: String,
     /// How private buffers are accessed.
     pub private_buffers: String,
-    /// Time at which it passed the first barrier, in nanoseconds of the machine's monotonic clock.
+    /// Time at which the PE passed the first barrier, in nanoseconds of the machine's monotonic
+    /// clock.
     pub passed_at_ns: u64,
 }
 
 /// Measurement of one PE.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Measured {
-    /// The PE.
+    /// Index of the PE.
     pub pe: usize,
     /// Index of the line of the table.
     pub row: usize,
-    /// Out of place or in place.
+    /// Placement that was measured.
     pub placement: Placement,
     /// Calls per batch.
     pub iters: u64,
@@ -59,7 +60,8 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Prints a record as one line, in one write because PEs may be threads.
+/// Prints a record as one line with a single write, so that lines of PEs that are threads do not
+/// mix.
 pub(crate) fn say(record: &Record) {
     let mut line = serde_json::to_string(record).expect("the keys of all maps in a record are text");
     line.push('\n');

@@ -1,8 +1,9 @@
-//! Maps the code of an element type to the type.
+//! Maps a [`DType`] to the Rust type of its elements.
 
 use peerweave_types::DType;
 
-/// Evaluates an expression with `$T` as the element type of that code, one of those listed.
+/// Evaluates an expression in which `$T` is the element type of `$dtype`. Panics for types that are
+/// not in the list.
 macro_rules! with_type_of {
     ($dtype:expr, $T:ident => $call:expr; $($number:ident $t:ty),*) => {
         match $dtype {
@@ -15,7 +16,7 @@ macro_rules! with_type_of {
     };
 }
 
-/// Evaluates an expression with `$T` as the element type of that code.
+/// Evaluates an expression in which `$T` is the element type of `$dtype`.
 #[cfg(feature = "cuda")]
 macro_rules! with_element_type {
     ($dtype:expr, $T:ident => $call:expr) => {
@@ -25,7 +26,8 @@ macro_rules! with_element_type {
     };
 }
 
-/// Evaluates an expression with `$T` as the element type of that code, which can be reduced.
+/// Evaluates an expression in which `$T` is the element type of `$dtype`, which must be a type that
+/// can be reduced.
 macro_rules! with_number_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         $crate::workload::types::with_type_of!($dtype, $T => $call;
@@ -34,7 +36,7 @@ macro_rules! with_number_type {
     };
 }
 
-/// Evaluates an expression with `$T` as the type that [`moved_as`] returns.
+/// Evaluates an expression in which `$T` is the type that [`moved_as`] returns for `$dtype`.
 macro_rules! with_moved_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         $crate::workload::types::with_type_of!($crate::workload::types::moved_as($dtype), $T => $call;
@@ -46,8 +48,8 @@ macro_rules! with_moved_type {
 pub(crate) use with_element_type;
 pub(crate) use {with_moved_type, with_number_type, with_type_of};
 
-/// Returns the type by which elements are moved: one of the same size, since the host backend moves
-/// bytes. The fewer types, the faster the command compiles.
+/// Returns the type that replaces `dtype` in operations that only move elements: one type for each
+/// size. With fewer types the command compiles faster.
 pub(crate) fn moved_as(dtype: DType) -> DType {
     match dtype.size_bytes() {
         1 => DType::U8,

@@ -1,5 +1,5 @@
-//! One death: starts a job, one of whose PEs dies, and checks the reports of the others and what
-//! they left behind.
+//! One death: starts a job in which one PE dies, and checks what the other PEs report and whether
+//! anything of the job is left.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,27 +10,27 @@ use std::time::{Duration, Instant};
 use peerweave_tests::leftovers::processes;
 use peerweave_tests::sample::hash;
 
-/// Makes a copy of this program a PE, with the seed of its job.
+/// Variable that makes a copy of this program a PE. Its value is the seed of the job.
 pub(crate) const SEED: &str = "PEERWEAVE_KILLS_JOB_SEED";
-/// The PE that dies.
+/// Variable with the index of the PE that dies.
 pub(crate) const VICTIM: &str = "PEERWEAVE_KILLS_VICTIM";
-/// Kind of death, and its time in microseconds or rounds.
+/// Variable with the kind of death, and its time in microseconds or its round.
 pub(crate) const DEATH: &str = "PEERWEAVE_KILLS_DEATH";
-/// Number of rounds after which all PEs finalise, or 0.
+/// Variable with the number of rounds after which all PEs finalise, or 0.
 pub(crate) const ROUNDS: &str = "PEERWEAVE_KILLS_ROUNDS";
-/// Directory of the PEs' notes.
+/// Variable with the directory of the PEs' notes.
 pub(crate) const DIRECTORY: &str = "PEERWEAVE_KILLS_DIRECTORY";
 
-/// The command that starts jobs, if not the one built with this test.
+/// Variable with the command that starts jobs, if not the command that was built with this test.
 const COMMAND: &str = "PEERWEAVE_KILLS_COMMAND";
 
-/// Deadline of every wait of the job. Only a wait that no death ends lasts so long: on a busy
-/// machine a live PE may not run for seconds.
+/// Deadline of every wait of the job. A death ends a wait much earlier; the deadline is long
+/// because on a busy machine a live PE may not run for seconds.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
-/// A job that has not ended by then hangs: its PEs may wait for the whole deadline twice, while
-/// joining and later.
+/// Time after which a job counts as hanging. A PE may wait for the whole deadline twice, while it
+/// joins and later.
 const HANGS: Duration = Duration::from_secs(30);
-/// Time within which all PEs must know a death.
+/// Time within which all PEs must know of a death.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
 
 /// Time from the start of a PE until it has joined, in microseconds, on an idle machine.
@@ -44,7 +44,7 @@ pub(crate) enum Launcher {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Death {
-    /// SIGKILL after so many microseconds from the start of the process.
+    /// SIGKILL this many microseconds after the start of the process.
     Kill(u64),
     /// A panic in this round.
     Panic(u64),
@@ -76,7 +76,7 @@ impl Death {
         }
     }
 
-    /// Returns how the launcher reports it.
+    /// Returns the words and the exit code with which the launcher reports this death.
     fn status(self) -> (&'static str, i32) {
         match self {
             Self::Kill(_) => ("was killed by signal 9", 137),
@@ -104,21 +104,21 @@ pub(crate) struct Case {
 /// The result of a case.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// There was no death: the victim had already ended.
+    /// Whether there was no death, because the victim had already ended.
     pub(crate) nobody_died: bool,
     pub(crate) hangs: Vec<String>,
     pub(crate) leftovers: Vec<String>,
     pub(crate) wrong_names: Vec<String>,
     /// Other failures: a PE failed by itself, or the job ended in an unexpected way.
     pub(crate) others: Vec<String>,
-    /// Time from the death until each of the others knew it.
+    /// Time from the death until each of the other PEs knew of it.
     pub(crate) known_after: Vec<Duration>,
-    /// The victim died before the rendezvous knew it, and without `peerweave run` no other process
-    /// could know it.
+    /// Whether the victim died before it had connected to the rendezvous. Without `peerweave run`
+    /// no other process can know of such a death.
     pub(crate) died_unknown: bool,
 }
 
-/// The cases of a campaign, if not all.
+/// Selects some of the cases of a campaign.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Only {
     launcher: Option<Launcher>,
@@ -150,7 +150,7 @@ impl Case {
     pub(crate) fn new(seed: u64, number: u64) -> Self {
         let random = |salt: u64| hash(&[seed, number, salt]);
         let n_pes = 2 + (random(1) % 5) as usize;
-        // Half of the kills are during the join.
+        // Half of the kills happen while the victim joins.
         let death = match random(2) % 20 {
             0..=6 => Death::Kill(random(3) % JOINS_US),
             7..=13 => Death::Kill(random(3) % 120_000),
@@ -242,7 +242,7 @@ impl Case {
             .expect("a PE")
     }
 
-    /// Ends a job that hangs; returns where its processes were.
+    /// Ends a job that hangs; returns the calls in which its processes waited.
     fn end_all(&self, children: &mut [Child], directory: &Path) -> String {
         let mark = directory.display().to_string();
         let mut text = format!("{self:?}:");
@@ -293,7 +293,8 @@ impl Case {
                 found.others.push(format!("{self:?}: the notes of PE {pe}: {:?}", notes(pe)));
             }
         }
-        // An unobserved death: before the PE connected, and without `peerweave run`.
+        // The death could not be observed: the PE had not connected, and there is no
+        // `peerweave run`.
         found.died_unknown = self.launcher == Launcher::Torchrun && phase != "joined" && late > SOON;
         if self.launcher == Launcher::Run && found.hangs.is_empty() {
             let said = std::fs::read_to_string(directory.join("stderr")).unwrap_or_default();

@@ -3,13 +3,13 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `PEERWEAVE_KILLS` | how many deaths, 60 where it is not set |
-//! | `PEERWEAVE_KILLS_SEED` | the seed, which is printed; a new one where it is not set |
-//! | `PEERWEAVE_KILLS_FIRST` | the number of the first death, 0 where it is not set: a death that went wrong is tried again by its number and seed |
-//! | `PEERWEAVE_KILLS_AT_ONCE` | how many jobs at a time, 1 where it is not set |
-//! | `PEERWEAVE_KILLS_TIMES` | how often each death is tried, 1 where it is not set |
-//! | `PEERWEAVE_KILLS_ONLY` | `run` or `torchrun`, and `joins`: only deaths by that launcher, only early kills |
-//! | `PEERWEAVE_KILLS_COMMAND` | the `peerweave` command to test, the one that was built with this test where it is not set |
+//! | `PEERWEAVE_KILLS` | number of deaths, default 60 |
+//! | `PEERWEAVE_KILLS_SEED` | the seed, which is printed; default: a new seed |
+//! | `PEERWEAVE_KILLS_FIRST` | the number of the first death, default 0; the number and the seed of a failed death repeat it |
+//! | `PEERWEAVE_KILLS_AT_ONCE` | number of jobs at the same time, default 1 |
+//! | `PEERWEAVE_KILLS_TIMES` | how often each death is tried, default 1 |
+//! | `PEERWEAVE_KILLS_ONLY` | words separated by commas: `run` or `torchrun` selects that launcher, `joins` selects kills while the PE joins; default: all deaths |
+//! | `PEERWEAVE_KILLS_COMMAND` | the `peerweave` command to test; default: the command that was built with this test |
 //!
 //! A copy of this program is a PE if [`job::SEED`] is set.
 
@@ -30,8 +30,8 @@ fn main() -> ExitCode {
     if std::env::var_os(job::SEED).is_some() {
         return pe::main();
     }
-    // The arguments `cargo test -- --list` and a filter for another test, which a program without
-    // the standard harness also gets.
+    // A program without the standard harness also gets the argument `--list` and filters for other
+    // tests from `cargo test`.
     if std::env::args()
         .skip(1)
         .any(|argument| argument == "--list" || (!argument.starts_with('-') && !"kills".contains(&*argument)))

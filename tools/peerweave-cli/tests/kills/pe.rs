@@ -1,4 +1,4 @@
-//! One PE: it joins, runs a mixture of all operations, and dies if it is the victim.
+//! One PE of the job: joins, runs a mixture of all operations, and dies if it is the victim.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use peerweave_tests::workload::Workload;
 
 use crate::job::{DEATH, DIRECTORY, Death, ROUNDS, SEED, VICTIM};
 
-/// Phase of this PE: 0 before it joins, 1 while it does, 2 after.
+/// Phase of this PE: 0 before it joins, 1 while it joins, 2 after it has joined.
 static PHASE: AtomicU8 = AtomicU8::new(0);
 static ME: OnceLock<String> = OnceLock::new();
 
@@ -54,7 +54,7 @@ pub(crate) fn main() -> ExitCode {
     if let Some(Death::Panic(_)) = death {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            // It lives until the backtrace is written, which takes some time.
+            // This PE lives until the backtrace is written, which takes some time.
             usual(info);
             note_death();
         }));
@@ -78,8 +78,8 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Works until it fails, or until the end of all rounds. `false`: this PE is the victim and returns
-/// an error of its own.
+/// Runs operations until one fails or all rounds are done. Returns `false` if this PE is the victim
+/// and must return an error of its own.
 fn work(world: World, death: Option<Death>) -> Result<bool> {
     let (seed, rounds): (u64, u64) = (var(SEED).parse().expect("a number"), var(ROUNDS).parse().expect("a number"));
     let mut mixture = Workload::seeded(&world, seed);
@@ -111,7 +111,7 @@ fn work(world: World, death: Option<Death>) -> Result<bool> {
     world.finalize().map(|_| true)
 }
 
-/// Operations that the mixture lacks, on the world's team.
+/// Runs an operation that the mixture lacks, on the world's team.
 fn other(world: &World, random: u64, round: u64) -> Result<()> {
     let team = world.team();
     let (n, me) = (team.size(), team.my_rank().index());
@@ -141,7 +141,7 @@ fn other(world: &World, random: u64, round: u64) -> Result<()> {
             }
             Ok(())
         }
-        // The sender continues, and may die while its offer is pending.
+        // The sender continues, and may die before the receiver has taken the message.
         2 => {
             let stream = world.stream()?;
             let left = Rank::new(((me + n - 1) % n) as u32);

@@ -17,11 +17,11 @@ struct Row {
     known_after: Vec<Duration>,
 }
 
-/// Counts by launcher, and all failures.
+/// Counts of results for each launcher, and all failures.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: [Row; 2],
-    /// The number of each failed case, its seed, and the failure.
+    /// For each failed case: number, seed and description of the failure.
     failed: Vec<(u64, u64, String)>,
 }
 
@@ -53,7 +53,7 @@ impl Table {
         }
     }
 
-    /// Returns whether there was no failure, and 99.9 % of deaths were known in time.
+    /// Returns whether there was no failure, and 99.9 % of PEs knew of the death in time.
     pub(crate) fn is_good(&self) -> bool {
         self.rows.iter().all(|row| {
             let late = row.known_after.iter().filter(|&&after| after >= SOON).count();
