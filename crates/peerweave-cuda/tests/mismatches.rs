@@ -1,13 +1,13 @@
-//! Calls of the host with arguments that differ among the PEs of GPUs: every PE gets an error, with
-//! the words of the host backend, and the world stays usable.
+//! Calls with arguments that differ among the PEs of GPUs: every PE gets an error, with the words
+//! of the host backend. After calls of the host the world stays usable.
 #![cfg(target_os = "linux")]
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use peerweave_core::{Error, Result, TeamShape, World};
-use peerweave_cuda::GpuOptions;
+use peerweave_core::{Buffer, Error, Rank, ReduceOp, Result, TeamShape, World};
+use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
 
 fn options() -> GpuOptions {
@@ -94,6 +94,67 @@ fn splits_of_a_team_compare_the_calls_of_its_members_alone() {
             assert_eq!(sum, [if me < 2 { 1 } else { 5 }]);
             all.destroy().unwrap();
             half.destroy().unwrap();
+        });
+    });
+}
+
+/// Makes a collective call on three PEs, where PE 1 is odd, after some that agree. Each says long
+/// before the deadline what PE 1 and another called.
+fn collectives_differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + Sync) {
+    let ends = common::pes_that_may_fail(3, options(), |gpu| {
+        let world = World::new(Cuda::new(gpu.unwrap()).unwrap()).unwrap();
+        for _ in 0..70 {
+            world.team().barrier_blocking().unwrap();
+        }
+        let (is_odd, start) = (world.my_pe().get() == 1, Instant::now());
+        // A rank whose kernel has ended before the others have begun learns of it a call later.
+        let error = call(&world, is_odd).and_then(|()| world.team().barrier_blocking()).unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        let Error::Mismatch(mismatch) = &error else { panic!("{}: {error}", world.my_pe()) };
+        let (mine, theirs) = if is_odd { (odd, others) } else { (others, odd) };
+        assert_eq!((mismatch.mine.as_str(), mismatch.theirs.as_str()), (mine, theirs));
+        assert!(matches!(world.team().failure(), Some(Error::Mismatch(_))));
+        let refused = world.team().barrier_blocking().unwrap_err();
+        assert!(matches!(refused, Error::Poisoned { call: "barrier", .. }), "{refused}");
+        let _ = world.finalize();
+    });
+    assert_eq!(ends.len(), 3);
+}
+
+#[test]
+fn collectives_of_other_kinds_or_lengths_mismatch() {
+    let sum = |world: &World, len| world.team().all_reduce_in_place_blocking(&mut vec![1.0f32; len], ReduceOp::Sum);
+    Fakes::new().cuda().run(|| {
+        collectives_differ(
+            "all_reduce of 50 elements of f32 by sum",
+            "all_reduce of 900 elements of f32 by sum",
+            |world, odd| sum(world, if odd { 50 } else { 900 }),
+        );
+        collectives_differ("barrier", "all_reduce of 3 elements of f32 by sum", |world, odd| {
+            if odd { world.team().barrier_blocking() } else { sum(world, 3) }
+        });
+    });
+}
+
+#[test]
+fn collectives_of_other_types_or_roots_mismatch_in_streams() {
+    Fakes::new().cuda().run(|| {
+        collectives_differ(
+            "broadcast of 4 elements of u8 with root 1",
+            "broadcast of 4 elements of u8 with root 2",
+            |world, odd| {
+                let (stream, x) = (world.stream()?, Buffer::<u8>::zeroed(4));
+                world.team().broadcast_in_place(&stream, &x, Rank::new(if odd { 1 } else { 2 }))?.wait()
+            },
+        );
+        collectives_differ("all_gather of 2 elements of i32", "all_gather of 2 elements of f32", |world, odd| {
+            let stream = world.stream()?;
+            if odd {
+                world.team().all_gather(&stream, &Buffer::<i32>::zeroed(2), &Buffer::zeroed(6))?;
+            } else {
+                world.team().all_gather(&stream, &Buffer::<f32>::zeroed(2), &Buffer::zeroed(6))?;
+            }
+            stream.synchronize()
         });
     });
 }

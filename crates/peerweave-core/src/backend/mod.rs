@@ -20,8 +20,8 @@ pub use caps::{AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, Priva
 pub use device::{DeviceOwner, Keep};
 pub(crate) use device::{Held, Owner};
 pub use op::{
-    Atomic, AtomicKind, BoundKernel, Collective, CollectiveKind, Copy, Direction, Fill, Get, GetElement, Launch, Op, Place,
-    PointToPoint, Put, PutElement, Signal, Strided, Until, VectorCounts, WaitMode, WaitUntil,
+    Atomic, AtomicKind, BoundKernel, Collective, CollectiveKind, CollectiveShape, Copy, Direction, Fill, Get, GetElement, Launch,
+    Op, Place, PointToPoint, Put, PutElement, Signal, Strided, Until, VectorCounts, WaitMode, WaitUntil,
 };
 
 use crate::Error;

@@ -217,6 +217,46 @@ pub struct Collective {
     pub counts: Option<Arc<VectorCounts>>,
 }
 
+impl Collective {
+    /// Returns what all ranks of the team must pass alike.
+    pub fn shape(&self) -> CollectiveShape {
+        let Self { kind, dtype, op, root, count, .. } = *self;
+        CollectiveShape { kind, dtype, op, root, count }
+    }
+}
+
+/// What all ranks of a collective must pass alike. Displayed, it is the call in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are those of a collective")]
+pub struct CollectiveShape {
+    pub kind: CollectiveKind,
+    pub dtype: DType,
+    pub op: ReduceOp,
+    pub root: Rank,
+    pub count: usize,
+}
+
+impl fmt::Display for CollectiveShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, dtype, op, root, count } = self;
+        f.write_str(kind.name())?;
+        if matches!(kind, CollectiveKind::Barrier | CollectiveKind::Sync) {
+            return Ok(());
+        }
+        if *kind != CollectiveKind::AllToAllV {
+            write!(f, " of {count} elements")?;
+        }
+        write!(f, " of {}", dtype.rust_name())?;
+        if kind.reduces() {
+            write!(f, " by {op}")?;
+        }
+        if kind.has_root() {
+            write!(f, " with root {}", root.get())?;
+        }
+        Ok(())
+    }
+}
+
 /// The counts and offsets of an all-to-all-v, in elements. Each list has one entry per rank of the
 /// team.
 #[derive(Clone, Debug, PartialEq, Eq)]

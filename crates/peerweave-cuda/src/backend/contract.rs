@@ -1,7 +1,6 @@
 //! Implements the contract of `peerweave-core`.
 
 use std::any::Any;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,9 +36,7 @@ fn split_told(told: &[u8]) -> (u32, [u64; 2]) {
 /// The name on the host of the team of a color, made by the split of a parent that follows so many
 /// of its calls. It has the same length however deep teams are split.
 fn path_of(parent: &str, calls: u64, color: u64) -> String {
-    let mut hasher = DefaultHasher::new();
-    (parent, calls, color).hash(&mut hasher);
-    format!("{:016x}", hasher.finish())
+    format!("{:016x}", teams::digest((parent, calls, color)))
 }
 
 impl Cuda {
@@ -79,7 +76,11 @@ impl Cuda {
         let number = team.kernel_team();
         let collectives = self.state.collectives_of(gpu, number, team.members(), sentinel).map_err(self.state.portable(call))?;
         let (members, me) = (team.members().to_vec(), team.rank().index());
-        Ok(TeamOf::new(teams::id(number, count), &members, me, path, collectives, Some(team)))
+        let made = TeamOf::new(teams::id(number, count), &members, me, path, collectives, Some(team));
+        if let Some(calls) = &self.state.calls {
+            calls.begin(&made);
+        }
+        Ok(made)
     }
 
     /// Runs what accesses symmetric memory from the host, on the stream for that.

@@ -420,14 +420,28 @@ impl Enqueue<'_> {
         self.state.poisoned(self.call, team.name())?;
         let alone = team.members.len() == 1;
         if op.kind == CollectiveKind::AllToAllV && !alone {
+            let order = order(&team.order, self.call, self.stream, self.capturing)?;
+            self.compared(team, op);
+            drop(order);
             return self.all_to_all_v(team, op);
         }
         let _order = order(&team.order, self.call, self.stream, self.capturing)?;
+        self.compared(team, op);
         match op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(team),
             _ if alone => self.alone(team, op),
             kind if kind.reduces() => self.reduce(team, op),
             _ => self.exchange(team, op),
+        }
+    }
+
+    /// Lets the other ranks compare their call with this one, which is about to be enqueued. The
+    /// caller holds the order of the team.
+    fn compared(&self, team: &TeamOf, op: &Collective) {
+        match &self.state.calls {
+            Some(calls) if team.members.len() > 1 && self.capturing => calls.end(team),
+            Some(calls) if team.members.len() > 1 => calls.write(team, op.shape()),
+            _ => {}
         }
     }
 

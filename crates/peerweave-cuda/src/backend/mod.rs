@@ -11,7 +11,7 @@
 //!    kernels    the kernels of peerweave-stream-kernels      pools   memory for later operations
 //!    ticket     how the outcome of an operation is read      slots   words for outcomes
 //!   devices    memory of other libraries as operands         event   events of the driver
-//!  agreement  calls that PEs make together on the host
+//!  agreement  calls that PEs make together on the host     calls   collectives, to compare them
 //!  state      what all of these share      teams   the teams of this PE
 //! ```
 //!
@@ -21,6 +21,7 @@
 //! the scope of the system.
 
 mod agreement;
+mod calls;
 mod contract;
 mod devices;
 mod enqueue;
@@ -57,6 +58,7 @@ pub use devices::{of_cudarc, on_device};
 use crate::collective::{Collectives, CollectivesOptions};
 use crate::gpu::{Gpu, GpuOptions};
 use crate::memory::Symmetric;
+use calls::Calls;
 use kernels::Kernels;
 use queue::CudaQueue;
 use state::{Memory, State};
@@ -196,7 +198,13 @@ impl Cuda {
         };
         let all: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
         let world = TeamOf::new(TeamId::WORLD, &all, me.index(), "all".to_owned(), made, None);
-        let memory = Memory { area, rooms, rooms_options };
+        let is_compared = is_mapped && all.len() > 1 && gpu.0.heap.nvshmem().is_none();
+        let calls = is_compared.then(|| Calls::new(gpu.rendezvous(), max_teams)).transpose()?;
+        if let Some(calls) = &calls {
+            calls.begin(&world);
+            gpu.barrier("backend/calls").map_err(setup)?;
+        }
+        let memory = Memory { area, rooms, rooms_options, calls };
         let state = State::new(gpu, caps, bases, world, memory, kernels);
         Ok(Arc::new(Self { state: Arc::new(state) }))
     }

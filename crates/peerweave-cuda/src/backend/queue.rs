@@ -117,8 +117,9 @@ impl InFlight {
     }
 
     /// Lets go of the operations up to one that the stream has passed.
-    fn prune_up_to(&mut self, last: &Arc<Ticket>) {
-        let count = self.operations.iter().rposition(|held| Arc::ptr_eq(&held.ticket, last)).map_or(0, |at| at + 1);
+    fn prune_up_to(&mut self, last: Arc<Ticket>) {
+        let count = self.operations.iter().rposition(|held| Arc::ptr_eq(&held.ticket, &last)).map_or(0, |at| at + 1);
+        drop(last);
         (0..count).for_each(|_| self.pop());
     }
 
@@ -127,8 +128,16 @@ impl InFlight {
         let Some(mut ticket) = self.free.pop() else {
             return match Recorded::new(stream, false) {
                 Ok(event) => {
-                    let Made { call, team, source } = made;
-                    Ok(Arc::new(Ticket { state: Arc::clone(state), call, team, event, source, outcome: OnceLock::new() }))
+                    let Made { call, team, is_collective, source } = made;
+                    Ok(Arc::new(Ticket {
+                        state: Arc::clone(state),
+                        call,
+                        team,
+                        is_collective,
+                        event,
+                        source,
+                        outcome: OnceLock::new(),
+                    }))
                 }
                 Err(error) => Err((made, error)),
             };
@@ -137,7 +146,7 @@ impl InFlight {
         if let Err(error) = unused.event.again(stream) {
             return Err((made, error));
         }
-        Made { call: unused.call, team: unused.team, source: unused.source } = made;
+        Made { call: unused.call, team: unused.team, is_collective: unused.is_collective, source: unused.source } = made;
         Ok(ticket)
     }
 }
@@ -146,6 +155,7 @@ impl InFlight {
 struct Made {
     call: &'static str,
     team: TeamName,
+    is_collective: bool,
     source: Source,
 }
 
@@ -156,6 +166,11 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
         Op::PointToPoint(op) => state.team_name(op.team),
         _ => state.team_name(TeamId::WORLD),
     }
+}
+
+/// Whether other ranks make the same call.
+fn is_collective(op: &Op) -> bool {
+    matches!(op, Op::Collective(_))
 }
 
 impl CudaQueue {
@@ -205,9 +220,10 @@ impl Queue {
             if !passed {
                 return Err(self.state.timed_out("synchronize", self.state.world(), start.elapsed()));
             }
+            self.state.compare_all()?;
         }
         let mut inner = lock(&self.inner);
-        if let Some(last) = &last {
+        if let Some(last) = last {
             inner.prune_up_to(last);
         }
         inner.failed.take().map_or(Ok(()), Err)
@@ -257,7 +273,7 @@ unsafe impl StreamBackend for CudaQueue {
             Ok(source) => (source, None),
             Err(error) => (Source::Copy, Some(error)),
         };
-        let made = Made { call, team: team_of(state, op), source };
+        let made = Made { call, team: team_of(state, op), is_collective: is_collective(op), source };
         let ticket = match inner.ticket(state, stream, made) {
             Ok(ticket) => ticket,
             Err((made, error)) => {
@@ -382,8 +398,8 @@ pub(super) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -
             return Err(error);
         }
     };
-    let team = team_of(state, op);
-    let ticket = Ticket { state: Arc::clone(state), call, team, event, source, outcome: OnceLock::new() };
+    let (team, is_collective) = (team_of(state, op), is_collective(op));
+    let ticket = Ticket { state: Arc::clone(state), call, team, is_collective, event, source, outcome: OnceLock::new() };
     let outcome = ticket.wait(state.deadline);
     if !ticket.is_complete() {
         // The work goes on: its memory is held, and its stream is not used again.

@@ -15,7 +15,8 @@ use peerweave_driver::launch::MappedWords;
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, PrivateStream, deadline_after, wait_until};
 use peerweave_types::{KernelTeam, Pe, SymOffset};
 
-use super::error::{NAME, driver, portable, unsupported, world};
+use super::calls::Calls;
+use super::error::{NAME, driver, mismatch, portable, unsupported, world};
 use super::event::Recorded;
 use super::kernels::{self, Kernels};
 use super::pools::Pieces;
@@ -44,6 +45,8 @@ pub(super) struct Memory {
     /// `None` where the heap has no room for it, or other PEs are not mapped.
     pub(super) rooms: Option<Symmetric<u8>>,
     pub(super) rooms_options: CollectivesOptions,
+    /// `None` for one PE, and where PEs are on several machines.
+    pub(super) calls: Option<Calls>,
 }
 
 /// The state of one PE.
@@ -62,6 +65,8 @@ pub(super) struct State {
     pub(super) teams: Teams,
     /// How many teams the PEs of any team of this PE have made: it tells teams of one number apart.
     pub(super) splits: Mutex<u32>,
+    /// The collectives that each PE has begun.
+    pub(super) calls: Option<Calls>,
     /// The staging memory of the teams other than that of all PEs, one after the other.
     rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
     /// How each of them is used.
@@ -99,7 +104,7 @@ impl State {
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
         let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
         let job = JobShape { my_pe: gpu.pe(), n_pes: bases.len(), local: mapped.collect() };
-        let Memory { area, rooms, rooms_options } = memory;
+        let Memory { area, rooms, rooms_options, calls } = memory;
         Self {
             deadline: gpu.deadline(),
             context,
@@ -110,6 +115,7 @@ impl State {
             allocations: Mutex::default(),
             teams: Teams::new(world),
             splits: Mutex::default(),
+            calls,
             rooms: Mutex::new(rooms.map(Arc::new)),
             rooms_options,
             area_at: area.offset().0,
@@ -286,9 +292,30 @@ impl State {
         }
     }
 
+    /// Compares the collectives that the ranks of a team have begun, as far as they are known.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`], which is the failure of the team.
+    pub(super) fn compare(&self, team: &TeamOf) -> Result<(), Error> {
+        let found = self.calls.as_ref().and_then(|calls| calls.difference(team));
+        found.map_or(Ok(()), |(pe, mine, theirs)| Err(self.record(mismatch(team.name(), pe, mine, theirs))))
+    }
+
+    /// As [`compare`](Self::compare), of all teams.
+    pub(super) fn compare_all(&self) -> Result<(), Error> {
+        if self.calls.is_none() {
+            return Ok(());
+        }
+        self.teams.all().iter().try_for_each(|team| self.compare(team))
+    }
+
     /// Returns the reason why a kernel failed.
     pub(super) fn kernel_failure(&self, call: &'static str, team: TeamName) -> Error {
         let reported = self.gpu(call).and_then(|gpu| gpu.0.ended(call).map_err(|error| portable(call, team, error)));
+        // Ranks that wait for each other in different calls: that is why.
+        if let Err(error) = self.compare_all() {
+            return error;
+        }
         match reported {
             Err(error) => self.record(error),
             // Its report went to an earlier failure.
@@ -319,7 +346,7 @@ impl State {
                 looked = Instant::now();
                 // After a failure the kernels behind it would wait for ranks that do not come.
                 if let Ok(gpu) = self.gpu(NAME)
-                    && (gpu.0.lost().is_some() || gpu.0.report.failure().is_some())
+                    && (gpu.0.lost().is_some() || gpu.0.report.failure().is_some() || self.compare_all().is_err())
                 {
                     gpu.0.report.abort();
                     aborted = true;

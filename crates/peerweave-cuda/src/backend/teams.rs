@@ -1,6 +1,7 @@
 //! The teams of one PE, as its operations need them.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use peerweave_core::TeamName;
@@ -21,6 +22,8 @@ pub(super) struct TeamOf {
     pub(super) me: usize,
     /// Its name on the host: the same on all members, and of no other team of the job.
     pub(super) path: String,
+    /// A digest of its name.
+    pub(super) tag: u64,
     /// How many calls of the host its members have made together.
     pub(super) agreements: Mutex<u64>,
     /// The keys under which the rendezvous may still have values of this PE.
@@ -51,6 +54,7 @@ impl TeamOf {
             id,
             members: members.into(),
             me,
+            tag: digest(&path),
             path,
             agreements: Mutex::default(),
             stored: Mutex::default(),
@@ -75,6 +79,13 @@ impl TeamOf {
     pub(super) fn take_entry(&self) -> Option<Team> {
         lock(&self.team).take()
     }
+}
+
+/// A digest that is the same on all PEs.
+pub(super) fn digest(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The number of a team in the tables of kernels.
@@ -115,6 +126,13 @@ impl Teams {
         let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
         let at = others.iter().position(|other| other.id == team)?;
         Some(others.swap_remove(at))
+    }
+
+    /// All live teams.
+    pub(super) fn all(&self) -> Vec<Arc<TeamOf>> {
+        let world = self.world.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
+        world.into_iter().chain(others.iter().map(Arc::clone)).collect()
     }
 
     /// Removes all teams: they hold memory of the GPU.

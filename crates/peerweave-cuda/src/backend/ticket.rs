@@ -38,6 +38,8 @@ pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
+    /// Whether other ranks make the same call.
+    pub(super) is_collective: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,
     pub(super) outcome: OnceLock<Result<Outcome, Error>>,
@@ -113,7 +115,16 @@ impl Pending for Ticket {
         // Kernels end by themselves at the deadline of their waits, and say what was missing.
         let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
         match self.state.wait_for(&self.event, within) {
-            Ok(true) => self.resolve(),
+            Ok(true) => {
+                // The ranks that this one has met have begun the same calls, or others.
+                if self.is_collective
+                    && let Some(team) = self.state.teams.find(self.team.id)
+                    && let Err(error) = self.state.compare(&team)
+                {
+                    self.outcome.get_or_init(|| Err(error));
+                }
+                self.resolve()
+            }
             Ok(false) => Err(self.state.timed_out(self.call, self.team, start.elapsed())),
             Err(error) => self.outcome.get_or_init(|| Err(driver(self.call, error))).clone(),
         }

@@ -2,9 +2,9 @@
 
 use super::{Algorithm, Run};
 use crate::sync::wait::Stop;
-use peerweave_core::backend::{Allocation, CollectiveKind, SplitCall};
+use peerweave_core::backend::{Allocation, CollectiveKind, CollectiveShape, SplitCall};
 use peerweave_core::{Error, Mismatch};
-use peerweave_types::{DType, Pe, ReduceOp, TeamShape};
+use peerweave_types::{DType, Pe, Rank, ReduceOp, TeamShape};
 use std::sync::atomic::Ordering;
 
 /// The purpose of a collective. Collectives of the backend itself run like those of users, and
@@ -168,26 +168,10 @@ fn describe([what, root, count, detail]: [u64; 4]) -> String {
             _ => call.to_owned(),
         };
     }
-    let Some(kind) = CollectiveKind::from_u8(what as u8) else { return format!("an unknown operation ({what:#x})") };
-    let mut text = kind.name().to_owned();
-    if matches!(kind, CollectiveKind::Barrier | CollectiveKind::Sync) {
-        return text;
-    }
-    if kind != CollectiveKind::AllToAllV {
-        text += &format!(" of {count} elements");
-    }
-    if let Some(dtype) = DType::from_u8((what >> 8) as u8) {
-        text += &format!(" of {}", dtype.rust_name());
-    }
-    if kind.reduces()
-        && let Some(op) = ReduceOp::from_u8((what >> 16) as u8)
-    {
-        text += &format!(" by {op}");
-    }
-    if kind.has_root() {
-        text += &format!(" with root {root}");
-    }
-    text
+    let (kind, dtype, op) = (what as u8, (what >> 8) as u8, (what >> 16) as u8);
+    let known = (CollectiveKind::from_u8(kind), DType::from_u8(dtype), ReduceOp::from_u8(op));
+    let (Some(kind), Some(dtype), Some(op)) = known else { return format!("an unknown operation ({what:#x})") };
+    CollectiveShape { kind, dtype, op, root: Rank::new(root as u32), count: count as usize }.to_string()
 }
 
 #[cfg(test)]
