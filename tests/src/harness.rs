@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_select_by_substring_or_exactly() {
+    fn tests_are_selected_by_substring_or_exact_name() {
         assert!(choice("").takes("a_put_arrives"));
         assert!(choice("put --nocapture").takes("a_put_arrives"));
         assert!(!choice("put --exact").takes("a_put_arrives"));

@@ -68,8 +68,8 @@ pub fn processes(mark: &str) -> Vec<u32> {
         .collect()
 }
 
-/// The job has ended, so a leftover is permanent. The limit allows for a machine whose processors
-/// are all busy.
+/// Polls `holds` until it succeeds, for at most 20 seconds: long enough if all processors of the
+/// machine are busy.
 fn soon(what: &str, holds: impl Fn() -> Result<(), String>) {
     let end = Instant::now() + Duration::from_secs(20);
     while let Err(found) = holds() {

@@ -56,7 +56,7 @@ sample_fp8!(F8E4M3, F8E5M2);
 pub trait Exact: Sample + Number {
     /// Returns a small whole number.
     fn small(value: i64) -> Self;
-    /// Returns whether it is NaN.
+    /// Returns whether the value is NaN.
     #[allow(clippy::eq_op, reason = "that is what it means")]
     fn is_nan(self) -> bool {
         self != self
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_keep_their_bits() {
+    fn conversion_of_samples_to_bits_keeps_every_bit() {
         assert_eq!(f32::of_bits(0x7fc0_1234).bits(), 0x7fc0_1234);
         assert_eq!(F8E4M3::of_bits(0xff).bits(), 0xff);
     }

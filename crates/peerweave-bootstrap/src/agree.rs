@@ -45,7 +45,7 @@ pub enum Disagreement {
     Failed {
         /// The PE that failed.
         pe: Pe,
-        /// The message of its error.
+        /// The error message of the PE.
         reason: String,
     },
     /// Two PEs made different calls.

@@ -57,7 +57,7 @@ fn with_unidentified(options: ServerOptions, unidentified: impl FnOnce(&Party)) 
 }
 
 #[test]
-fn garbage_is_dropped_at_its_first_bytes() {
+fn connection_that_sends_garbage_is_dropped_at_once() {
     with_unidentified(ServerOptions::default(), |party| {
         for garbage in [
             &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],

@@ -126,7 +126,7 @@ fn barrier_and_sync_have_no_operands() {
 }
 
 #[test]
-fn vector_counts_reach_the_backend_without_a_copy() {
+fn all_to_all_v_counts_reach_the_backend_without_a_copy() {
     let s = Scene::new();
     let counts = Arc::new(VectorCounts::packed([1, 2, 3], [0, 2, 4]));
     s.team.all_to_all_v_blocking(&s.x, &s.y, counts.clone()).unwrap();

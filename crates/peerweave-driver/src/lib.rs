@@ -1,4 +1,4 @@
-//! CUDA's driver for the crates above: errors that name the call, traits for device memory,
+//! CUDA's driver for Peerweave's other crates: errors that name the call, traits for device memory,
 //! stream-ordered lifetimes, waits with a deadline.
 //!
 //! The contexts, streams, events and slices are those of cudarc. This crate neither communicates

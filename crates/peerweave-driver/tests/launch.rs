@@ -33,8 +33,8 @@ struct FakeLaunch {
     device: c_int,
 }
 
-/// A kernel: adds to the word at the first argument the second argument once for each thread, both
-/// words of the third argument, and the fourth argument.
+/// A kernel that adds to the word whose address is the first argument: the second argument once for
+/// each thread, both words of the third argument, and the fourth argument.
 ///
 /// # Safety
 /// `launch` points to a launch of this kernel in progress.

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_mapped_file_is_returned_once_with_its_spaces() {
+    fn mapped_file_with_spaces_in_its_path_is_returned_once() {
         let maps = "\
 7f0 r--p 00000000 08:01 12                         /opt/a b/libnccl.so.2
 7f1 r-xp 00001000 08:01 12                         /opt/a b/libnccl.so.2

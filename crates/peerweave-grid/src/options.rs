@@ -42,7 +42,7 @@ impl Shape {
     }
 }
 
-/// One grid: its shape and its body.
+/// One grid: its shape, and the function that each of its threads calls.
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
     pub(crate) name: &'a str,
@@ -97,9 +97,9 @@ impl fmt::Debug for Launch<'_> {
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Options<'a> {
-    /// Selects the schedule. Runs with the same seed have the same order of threads, unless it
-    /// depends on another process or a clock. Seed 0 runs threads in order. Other seeds differ in
-    /// their preferences among threads and in the frequency of preemptions.
+    /// Selects the schedule. Runs with the same seed have the same order of threads, unless the
+    /// order depends on another process or a clock. Seed 0 runs threads in order. Other seeds
+    /// differ in their preferences among threads and in the frequency of preemptions.
     pub seed: u64,
     /// Time after which the run fails with [`GridError::Deadline`]. A thread is ended at its next
     /// atomic access, pause or synchronisation; a loop without any of these cannot be ended.

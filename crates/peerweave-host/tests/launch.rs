@@ -17,7 +17,7 @@ fn alone<R: Send>(program: impl Fn(World) -> R + Sync) -> R {
     on_threads(1, &options(Duration::from_secs(20)), program).unwrap().remove(0)
 }
 
-/// Counts threads, by the address of a word.
+/// Adds 1 for each thread to the word at this address.
 #[kernel]
 fn count(word: u64) {
     // SAFETY: the tests give the address of a word that outlives the launch.

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_keep_the_sign_and_the_bits() {
+    fn conversion_to_words_keeps_sign_and_bits() {
         assert_eq!(i8::from_word((-3i8).to_word()), -3);
         assert_eq!(i32::from_word(i32::MIN.to_word()), i32::MIN);
         assert_eq!(u64::from_word(u64::MAX.to_word()), u64::MAX);

@@ -19,9 +19,9 @@ peerweave_dylib::bindings! {
     /// Functions that `peerweave_driver::Api` lacks, or that it declares with an enumeration
     /// without the newer values.
     pub(crate) struct Extra {
-        /// The name of a device.
+        /// Returns the name of a device.
         "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
-        /// An attribute of a device.
+        /// Returns an attribute of a device.
         "2.0" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> CudaCode;
     }
 }

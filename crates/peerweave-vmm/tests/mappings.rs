@@ -346,7 +346,7 @@ fn legacy_ipc_owner_leaks_memory_that_others_have_open() {
 }
 
 #[test]
-fn memory_used_by_address_is_freed_after_noted_streams() {
+fn memory_used_by_address_is_freed_after_recorded_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("a stream");

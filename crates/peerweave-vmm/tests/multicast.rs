@@ -482,7 +482,7 @@ fn invalid_properties_are_refused_with_their_value() {
         // A device with a gap: an access there would fault.
         let gap = team.clone().bound(vec![first, second]).map(drop);
         assert!(
-            matches!(&gap, Err(error) if error.to_string().contains(&format!("no binding at byte {step} of device 0"))),
+            matches!(&gap, Err(error) if error.to_string().contains(&format!("without a binding at byte {step} of device 0"))),
             "{gap:?}"
         );
         settle();

@@ -53,16 +53,16 @@ fn only_passed_bindings_count_as_bound() {
         };
         // Both ranges are bound by bindings that could be dropped at any moment.
         let kept = [0, 1].map(|at| team.bind(&ours[at], 0, 0, bytes).expect("free"));
-        assert!(gap(team.clone().bound(vec![])).contains("no binding at byte 0 of device 0"));
+        assert!(gap(team.clone().bound(vec![])).contains("without a binding at byte 0 of device 0"));
         let [first, second] = kept;
-        assert!(gap(team.clone().bound(vec![first])).contains("no binding at byte 0 of device 1"));
+        assert!(gap(team.clone().bound(vec![first])).contains("without a binding at byte 0 of device 1"));
         drop(second);
         settle();
         // Pieces in any order are enough, but not without the one in the middle.
         let piece = |device: usize, at: usize, len: usize| team.bind(&ours[device], at, at, len).expect("free");
         let mut pieces = vec![piece(1, 0, bytes), piece(0, 2 * step, bytes - 2 * step), piece(0, 0, step), piece(0, step, step)];
         let middle = pieces.pop();
-        assert!(gap(team.clone().bound(pieces)).contains(&format!("no binding at byte {step} of device 0")));
+        assert!(gap(team.clone().bound(pieces)).contains(&format!("without a binding at byte {step} of device 0")));
         settle();
         let pieces = vec![piece(0, 2 * step, bytes - 2 * step), piece(1, 0, bytes), piece(0, 0, step), middle.expect("it lives")];
         let bound = team.clone().bound(pieces).expect("every byte has memory");
@@ -331,7 +331,7 @@ fn pe_that_gives_up_at_a_later_chunk_keeps_earlier_chunks_bound() {
 }
 
 #[test]
-fn pe_lost_before_import_is_awaited_once() {
+fn pe_lost_before_import_delays_the_call_by_one_deadline() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(3);
         threads_within(2, deadline, |me| {

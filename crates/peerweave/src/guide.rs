@@ -33,9 +33,9 @@
 /// | a counter or a lock-free structure that all PEs share | [`atomic_fetch_add`](crate::Team::atomic_fetch_add), [`atomic_compare_swap`](crate::Team::atomic_compare_swap) |
 /// | no PE may go on before all have arrived | [`barrier`](crate::Team::barrier), which also completes earlier puts; [`sync`](crate::Team::sync) only waits |
 ///
-/// A collective orders no rank but the own one: after an `all_reduce` returns on this PE, another
-/// PE may still be writing its result. Call a barrier before you put into memory that a collective
-/// of another PE uses.
+/// A collective completes on each rank separately: after an `all_reduce` returns on this PE,
+/// another PE may still be writing its result. Call a barrier before you put into memory that a
+/// collective of another PE uses.
 ///
 /// # Form
 /// The form with the short name takes a [`Stream`](crate::Stream) and returns a
@@ -85,7 +85,7 @@ pub mod choosing {}
 /// | [`Ticket::wait`](crate::Ticket::wait) | any thread, more than once |
 /// | [`World::finalize`](crate::World::finalize) | once, after the other threads' last call; a call afterwards is an error |
 ///
-/// Accesses to the own symmetric memory ([`load`](crate::Symmetric::load),
+/// Accesses to this PE's symmetric memory ([`load`](crate::Symmetric::load),
 /// [`store`](crate::Symmetric::store), [`copy_from`](crate::Symmetric::copy_from), ...) are safe
 /// while other PEs access it. They order nothing: use a signal, an atomic operation or a barrier to
 /// know that data has arrived.
@@ -142,7 +142,8 @@ pub mod from_mpi {}
 /// | `shmem_team_translate_pe` | [`Team::translate`](crate::Team::translate) |
 ///
 /// Ranks of one-sided operations are those of the team on which they are called:
-/// [`World::team`](peerweave_core::World::team) has all PEs, and there rank and PE are the same number.
+/// [`World::team`](peerweave_core::World::team) has all PEs, and there rank and PE are the same
+/// number.
 pub mod from_openshmem {}
 
 /// The names of NCCL's functions, and what takes their place in the portable API. To call NCCL

@@ -6,7 +6,7 @@ use peerweave_device::api::{KernelAdd, KernelAtomic, KernelInteger};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// Elements of `words`.
+/// Number of elements of `words`.
 pub const WORDS: usize = 8;
 
 /// Checks the strong and the relaxed form of one operation, on a word of the neighbour that no
@@ -153,8 +153,8 @@ fn all<T: Sample + KernelAtomic>(
 /// Defines one kernel for each element type.
 macro_rules! kernels {
     ($($name:ident: $t:ty, $more:expr;)*) => {$(
-        #[doc = concat!("Checks atomic operations on `", stringify!($t), "`. `words` has [`WORDS`] elements, 0 at first. One block; at most 2048 threads")]
-        /// on all PEs together.
+        #[doc = concat!("Checks atomic operations on `", stringify!($t), "`. `words` has [`WORDS`] elements, initially 0. Launched with one block on each PE, with")]
+        /// at most 2048 threads on all PEs together.
         #[kernel]
         pub fn $name(ctx: &Context, words: SymSlice<$t>, result: SymSlice<u64>) -> Result<(), Failed> {
             all(ctx, words, result, $more)
@@ -171,15 +171,15 @@ kernels! {
     check_atomic_f64: f64, |_, _, _| ();
 }
 
-/// Checks additions to `f16`. `words` has [`WORDS`] elements, 0 at first. One block; at most 1024
-/// threads on all PEs together.
+/// Checks additions to `f16`. `words` has [`WORDS`] elements, initially 0. Launched with one
+/// block on each PE, with at most 1024 threads on all PEs together.
 #[kernel]
 pub fn check_atomic_f16(ctx: &Context, words: SymSlice<f16>, result: SymSlice<u64>) -> Result<(), Failed> {
     halves(ctx, words, result)
 }
 
-/// Checks additions to `bf16`. `words` has [`WORDS`] elements, 0 at first. One block; at most 256
-/// threads on all PEs together.
+/// Checks additions to `bf16`. `words` has [`WORDS`] elements, initially 0. Launched with one
+/// block on each PE, with at most 256 threads on all PEs together.
 #[kernel]
 pub fn check_atomic_bf16(ctx: &Context, words: SymSlice<bf16>, result: SymSlice<u64>) -> Result<(), Failed> {
     halves(ctx, words, result)

@@ -5,7 +5,7 @@ use peerweave_device::api::combine::{Combine, Reducible};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// Elements of `send` and `recv` for each PE.
+/// Number of elements of `send` and `recv` for each PE.
 pub const ELEMENTS: usize = 70;
 
 /// Lengths for each PE: fewer than lanes, no multiple of a vector, more than threads.
@@ -49,7 +49,7 @@ fn number(rank: u32, i: usize) -> u64 {
     1 + 70 * u64::from(rank) + i as u64
 }
 
-/// The memory of the kernel.
+/// The checks of the collectives of one team, and their memory.
 struct Collectives<'a, T> {
     check: Check<'a>,
     team: KernelTeam,
@@ -214,7 +214,7 @@ macro_rules! some_operators {
 macro_rules! kernel {
     ($name:ident, $t:ty, $scope:literal, |$c:ident| $check:expr) => {
         #[doc = concat!("Checks collectives of `", stringify!($t), "` by ", $scope, ". `send` and `recv` have [`ELEMENTS`] elements for")]
-        /// each member of `team`, at most eight. One block.
+        /// each member of `team`, at most eight. Launched with one block.
         #[kernel]
         pub fn $name(
             ctx: &Context,

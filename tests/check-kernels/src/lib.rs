@@ -26,7 +26,7 @@ pub mod wait;
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// Words of `result`.
+/// Number of words of `result`.
 pub const RESULT_WORDS: usize = 8;
 
 /// The last word of `result` after a kernel is complete.

@@ -3,7 +3,7 @@
 use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::prelude::*;
 
-/// Elements of `send` and `recv`.
+/// Number of elements of `send` and `recv`.
 pub const ELEMENTS: usize = 600;
 
 /// Length, first element at the target, first element at the source.
@@ -273,8 +273,8 @@ macro_rules! for_each_rma {
 macro_rules! kernel {
     ($name:ident, $t:ty, $scope:literal, |$rma:ident| $check:expr) => {
         #[doc = concat!("Checks puts and gets of `", stringify!($t), "` ", $scope, ". `send` and `recv` have [`ELEMENTS`] elements,")]
-        /// `signal` one word, 0 at first; the launch gives each block 1024 bytes of dynamic shared
-        /// memory. One block.
+        /// `signal` has one word, initially 0. The launch has one block, with 1024 bytes of dynamic
+        /// shared memory.
         #[kernel]
         pub fn $name(
             ctx: &Context,
@@ -291,8 +291,8 @@ macro_rules! kernel {
     };
 }
 
-/// Defines three kernels for each element type: one of them all would take an assembler ten times
-/// as long.
+/// Defines three kernels for each element type: a single kernel for all checks would take the
+/// assembler ten times as long.
 macro_rules! kernels {
     ($($t:ty: $thread:ident, $warp:ident, $block:ident;)*) => {$(
         kernel!($thread, $t, "of single elements and by one thread", |rma| operands(rma).and_then(|()| thread_scope(rma)));

@@ -3,10 +3,10 @@
 use crate::{Check, takes_part};
 use peerweave_device::prelude::*;
 
-/// Words of `words`.
+/// Number of words of `words`.
 pub const WORDS: usize = 8;
 
-/// Checks signals. `words` has [`WORDS`] words, 0 at first. One block.
+/// Checks signals. `words` has [`WORDS`] words, initially 0. Launched with one block.
 #[kernel]
 pub fn check_signal(ctx: &Context, words: SymSlice<u64>, result: SymSlice<u64>) -> Result<(), Failed> {
     let check = Check::new(ctx, result);

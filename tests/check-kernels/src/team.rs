@@ -45,7 +45,7 @@ macro_rules! meets {
 }
 
 /// Checks the barriers and syncs of `team`, of which this PE is a member. `words` has [`WORDS`]
-/// words for each block, 0 at first.
+/// words for each block, initially 0.
 #[kernel]
 pub fn check_team(ctx: &Context, team: KernelTeam, words: SymSlice<u64>, result: SymSlice<u64>) -> Result<(), Failed> {
     let check = Check::new(ctx, result);

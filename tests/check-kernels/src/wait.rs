@@ -5,7 +5,7 @@ use crate::{Check, Sample, takes_part};
 use peerweave_device::api::KernelInteger;
 use peerweave_device::prelude::*;
 
-/// Elements of `words`.
+/// Number of elements of `words`.
 pub const WORDS: usize = 8;
 
 fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: SymSlice<u64>) -> Result<(), Failed> {
@@ -68,7 +68,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
 /// Defines one kernel for each element type.
 macro_rules! kernels {
     ($($name:ident: $t:ty;)*) => {$(
-        #[doc = concat!("Checks waits for `", stringify!($t), "`. `words` has [`WORDS`] elements, 0 at first. One block.")]
+        #[doc = concat!("Checks waits for `", stringify!($t), "`. `words` has [`WORDS`] elements, initially 0. Launched with one block.")]
         #[kernel]
         pub fn $name(ctx: &Context, words: SymSlice<$t>, result: SymSlice<u64>) -> Result<(), Failed> {
             all(ctx, words, result)

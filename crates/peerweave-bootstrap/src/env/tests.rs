@@ -22,7 +22,7 @@ fn place(job: &Job) -> [u32; 6] {
 const HEX: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 #[test]
-fn every_launcher_gives_the_position_of_a_pe() {
+fn every_launcher_environment_gives_pe_and_counts() {
     let ours = format!("PEERWEAVE_PE=3 PEERWEAVE_N_PES=4 PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN={HEX}");
     let ours_across = format!(
         "PEERWEAVE_PE=5 PEERWEAVE_N_PES=8 PEERWEAVE_LOCAL_PE=1 PEERWEAVE_LOCAL_N_PES=4 PEERWEAVE_MACHINE=1 \
@@ -258,7 +258,7 @@ fn explicit_token_and_rendezvous_override_derived_ones() {
 }
 
 #[test]
-fn variables_written_for_a_pe_parse_back() {
+fn variables_of_a_pe_parse_to_the_same_position() {
     let mut original = Job::on_one_machine(2, 4, Endpoint::Unix("x".into()), Token::random().unwrap());
     original.interface = Some("eth0".into());
     let vars: HashMap<_, _> = original.to_vars().into_iter().collect();

@@ -1,8 +1,8 @@
 //! The memory arguments of operations: traits for memory that is read and for memory that is
 //! written, and their stream-ordered forms.
 //!
-//! Nothing is checked here. Invariant: a [`Span`] names memory that is valid for the use of its
-//! trait while the argument lives. The traits are sealed, so only types of this crate can break
+//! Nothing is checked here. Invariant: a [`Span`] names memory that is valid for the accesses of
+//! its trait while the argument lives. The traits are sealed, so only types of this crate can break
 //! that.
 #![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
 

@@ -70,8 +70,8 @@ impl Drop for Region {
 /// PEs. A clone is the same memory.
 ///
 /// A peer may write to it at any time, so there is no `&[T]` of it: elements are copied. A copy
-/// during a write is a mixture of old and new elements; a wait for a signal, a barrier or a ticket
-/// orders them.
+/// that is made during a write is a mixture of old and new elements; a wait for a signal, a barrier
+/// or a ticket orders the copy after the write.
 ///
 /// **Releasing** is collective and explicit ([`Symmetric::release`]). A buffer that is only dropped
 /// stays allocated until [`World::finalize`](crate::World::finalize), which reports it.

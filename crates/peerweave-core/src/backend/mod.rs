@@ -58,8 +58,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// The PEs of the job.
     fn job(&self) -> &JobShape;
 
-    /// How the symmetric heap is mapped in this process; `None` if segments are not at equal
-    /// distances, or if some PEs cannot be accessed by address.
+    /// Returns how the symmetric heap is mapped in this process; `None` if segments are not at
+    /// equal distances, or if some PEs cannot be accessed by address.
     fn geometry(&self) -> Option<HeapGeometry>;
 
     /// The deadline of every wait for which the caller gives none.
@@ -207,9 +207,9 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     /// Waits until the queue has passed the event. Fails if an earlier operation of the queue
     /// failed.
     fn wait(&self, within: Duration) -> Result<(), Error>;
-    /// The time between the moments at which their queues passed `earlier` and this event; `None`
-    /// if one was not passed yet, if this one was passed first, or if the clocks of the two cannot
-    /// be compared. `earlier` is an event of the same backend.
+    /// Returns the time from `earlier` to this event. Returns `None` if a queue has not passed its
+    /// event yet, if this event was passed first, or if the clocks of the two queues cannot be
+    /// compared. `earlier` is an event of the same backend.
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
 
@@ -362,7 +362,7 @@ pub struct Allocation {
     pub zeroed: bool,
 }
 
-/// The call, for errors.
+/// Formats the call, for errors.
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (elements, dtype) = (self.bytes / self.dtype.size_bytes(), self.dtype.rust_name());

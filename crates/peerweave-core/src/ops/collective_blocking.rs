@@ -12,9 +12,9 @@ use std::sync::Arc;
 /// Collective operations on the calling thread.
 ///
 /// Each call does the same as the stream-ordered call of its name and returns when it is complete.
-/// Buffers may also be slices, vectors and arrays, and the call itself returns every error. It is
-/// not ordered with operations on streams; but the collectives of one team must be called in the
-/// same order on all ranks, in both forms together.
+/// Buffers may also be slices, vectors and arrays, and the call itself returns every error. The
+/// call is not ordered with operations on streams. But the collectives of one team must be called
+/// in the same order on all ranks, in both forms together.
 ///
 /// # Example
 /// ```

@@ -223,8 +223,8 @@ impl Stream {
     ///
     /// `args` is a tuple with one argument for each parameter of the kernel except its context:
     /// values, `&Symmetric<T>` for a `SymSlice<T>`, `&Team` for a `KernelTeam`. The kernel starts
-    /// when earlier operations of the stream are complete. The queue holds its memory until it has
-    /// ended.
+    /// when earlier operations of the stream are complete. The queue holds the memory of the
+    /// arguments until the kernel has ended.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse), before anything is enqueued, for a shape that no GPU can run, and

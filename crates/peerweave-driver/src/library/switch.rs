@@ -1,8 +1,8 @@
 //! The environment variables that disable multicast objects.
 //!
 //! A fault of the switch fabric can disable all GPUs of a machine, including those of other users.
-//! So each of these variables, of this project or of NVIDIA's libraries, makes every creation and
-//! import an error before the driver is called.
+//! So if one of these variables, of this project or of NVIDIA's libraries, is set, every creation
+//! and import returns an error before the driver is called.
 
 /// Multicast objects are disabled in this process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

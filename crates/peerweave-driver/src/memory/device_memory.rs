@@ -197,8 +197,8 @@ impl<T> DeviceMemory<T> {
         self.len == 0
     }
 
-    /// Returns the device address of the first element. It is valid while a handle lives; using it
-    /// is `unsafe` elsewhere.
+    /// Returns the device address of the first element. The address is valid while a handle lives;
+    /// the calls that access memory at an address are `unsafe`.
     #[inline]
     pub fn address(&self) -> CUdeviceptr {
         self.allocation.address + (self.start * size_of::<T>()) as u64

@@ -4,8 +4,9 @@
 //!
 //! The driver's `cuMemFree` waits until the whole device is idle. Meanwhile no thread of the
 //! process can launch a kernel, create an event or allocate on that device (observed on H200). If a
-//! collective is in flight whose peer waits for this process's next launch, that is a deadlock.
-//! Memory that is freed in the order of a separate, idle stream is released at once.
+//! collective is running on the device and its peer waits for this process's next launch, the
+//! processes deadlock. Memory that is freed in the order of a separate, idle stream is released at
+//! once.
 
 use std::cell::RefCell;
 use std::sync::Arc;

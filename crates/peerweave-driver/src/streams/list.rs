@@ -187,9 +187,9 @@ impl Streams {
         noted
     }
 
-    /// Makes the next `note` search the list again. After it, handles can be counted: the two
-    /// fences order the count with a thread that upgrades a weak handle and records it. Returns
-    /// `false` if the system has no such fence; then all streams are kept.
+    /// Makes the next `note` search the list again. After this call, handles can be counted: its
+    /// fence and the fence of `note` order the count with a thread that upgrades a weak handle and
+    /// records it. Returns `false` if the system has no such fence; then all streams are kept.
     fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
         fences::heavy()

@@ -4,9 +4,9 @@
 //! All sizes are in bytes and were measured on the machines of `bench-results/`. Correctness does
 //! not depend on them.
 
-/// Operands up to this size pass through the staging area that belongs to the entry, which takes
-/// one synchronization instead of two. The limit exists because every rank reads the operands of
-/// every other.
+/// Returns the size up to which operands pass through the staging area that belongs to the entry,
+/// which takes one synchronization instead of two. The limit exists because every rank reads the
+/// operands of every other rank.
 pub(crate) fn staged_limit(n_ranks: usize) -> usize {
     if n_ranks <= 2 { 2048 } else { 4096 }
 }
@@ -26,6 +26,6 @@ pub(crate) const STREAMING_COPY: usize = 16 << 20;
 /// the same bytes.
 pub(crate) const CROSS_MEMORY_RANKS: usize = 3;
 
-/// The size of the blocks in which memory of another process is read. They must stay in the private
-/// cache.
+/// The size of the blocks in which memory of another process is read. A block must fit into the
+/// processor's private cache.
 pub(crate) const CROSS_MEMORY_BLOCK: usize = 128 << 10;

@@ -1,8 +1,8 @@
 //! The content of a register: stored elements, and the values that arithmetic uses.
 //!
-//! This module accesses no memory: arrays are values, in registers once compiled. Invariant: an
-//! element's value does not depend on the lane it is in, nor on how many lanes there are; so the
-//! same input gives the same bits on every instruction set.
+//! This module accesses no memory: arrays are values, which the compiler keeps in registers.
+//! Invariant: an element's value does not depend on the lane it is in, nor on how many lanes there
+//! are; so the same input gives the same bits on every instruction set.
 
 use super::arch::{Arch, Vector};
 use super::float16;

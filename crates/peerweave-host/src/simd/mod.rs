@@ -1,24 +1,25 @@
-//! Copies and reductions in vector instructions, in which collectives and one-sided operations
-//! spend their time.
+//! Copies and reductions by vector instructions. Collectives and one-sided operations spend most of
+//! their time here.
 //!
 //! Nothing here synchronizes, allocates or checks arguments; the callers do. Invariant: the memory
 //! of the arguments is never accessed by an ordinary Rust access or through a reference.
 //!
 //! # Memory that other PEs write
-//! That memory is shared with other processes and threads, which may write to it at any time, even
-//! if that is wrong. An ordinary racing access would be undefined behavior in this program, not in
-//! the one with the bug. So the functions are specified in atomics: **every byte is read and
-//! written by a relaxed atomic access.** A race then gives a mixture of old and new bytes, and
-//! every bit pattern of the element types is valid. Flags and fences around a call give the order.
+//! Other processes and threads share the memory of the arguments, and a program with a bug may
+//! write to it at any time. If this process accessed it by ordinary loads and stores, such a race
+//! would be undefined behavior in this process. So the functions are specified by atomic accesses:
+//! **every byte is read and written by a relaxed atomic access.** A race then gives a mixture of
+//! old and new bytes, and every bit pattern of the element types is valid. Flags and fences around
+//! a call order the accesses.
 //!
 //! The portable file of [`arch`] is that specification; miri runs it. The files of instruction sets
-//! move a vector register at a time, by inline assembly. Rust's rule for inline assembly is that a
-//! block must act on the state that Rust code can see as some Rust code could. Each of these blocks
-//! acts like relaxed atomic accesses to the single bytes of the register, and the compiler, which
-//! does not look inside, must allow for that. On these architectures other threads cannot
+//! move one vector register at a time, by inline assembly. Rust requires that a block of inline
+//! assembly has only effects that some Rust code could have. Each of these blocks has the effects
+//! of relaxed atomic accesses to the single bytes of the register. The compiler cannot see the
+//! instructions, so it must allow for these effects. On these architectures other threads cannot
 //! distinguish a vector access from accesses to its single bytes: it may be torn between any two
-//! bytes, which the specification allows. Rust's own vector loads would not do, because they are
-//! not atomic. Nor would `read_volatile`: a racing volatile access to memory that is part of the
+//! bytes, which the specification allows. Rust's own vector loads cannot be used, because they are
+//! not atomic. `read_volatile` cannot be used either: a racing volatile access to memory of the
 //! program is a data race.
 //!
 //! A loaded value is private, in registers or on the stack. Arithmetic is ordinary Rust on arrays

@@ -1,5 +1,4 @@
-//! The arithmetic of one lane, as scalar formulas without branches; the compiler turns a register's
-//! worth of them into vector code.
+//! The arithmetic of one lane, as scalar formulas without branches, which the compiler vectorises.
 //!
 //! Nothing here depends on the instruction set. Invariant: equal operands give results with equal
 //! bits on every processor. So `least` and `greatest` define the cases that IEEE 754 leaves open,

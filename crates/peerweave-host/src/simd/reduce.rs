@@ -19,32 +19,32 @@ pub(crate) enum Stores {
     /// fits the caches.
     Cached,
     /// Non-temporal: the lines go to memory without being read first. Best for data that exceeds
-    /// every cache. Used if all outputs of a reduction have the same alignment in their lines, as
-    /// the same offset in several heaps has; otherwise stores are ordinary.
+    /// every cache. Used if all outputs of a reduction have the same offset in their cache lines,
+    /// as at the same heap offset of several PEs; otherwise stores are ordinary.
     Streaming,
 }
 
 /// One input of a reduction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input {
-    /// The address of its first element.
+    /// The address of the input's first element.
     pub(crate) at: *const u8,
-    /// The bits of its scalar, zero-extended, of the element type; read by [`ReduceOp::PreMulSum`]
-    /// alone.
+    /// The scalar of the input: the bits of a value of the element type, zero-extended. Only
+    /// [`ReduceOp::PreMulSum`] reads it.
     pub(crate) scalar: u64,
 }
 
 /// Reduces `count` elements of every input, in the order of the inputs, and writes the result to
 /// every output.
 ///
-/// Element `i` of all outputs has the same bits, whatever the alignment, `count`, `stores` or
+/// Element `i` of all outputs has the same bits, independent of alignment, `count`, `stores` and
 /// instruction set: integers wrap; `Avg` divides the (wrapped) sum, integers toward zero; `f16` and
 /// `bf16` are computed in f32 and rounded once, to nearest even; there is no fused multiply-add;
 /// `Min` and `Max` ignore a NaN beside a number and order -0 below +0; a NaN result is the
 /// canonical quiet one.
 ///
 /// # Panics
-/// If there is no input, or `op` does not accept `dtype`: errors of the caller's checks.
+/// If there is no input, or `op` does not accept `dtype`. The caller checks both.
 ///
 /// # Safety
 /// Every input is valid for reads and every output for writes of `count` elements, of any

@@ -20,7 +20,7 @@ use crate::multicast::collective::create_together;
 use crate::multicast::{MulticastMapping, MulticastView};
 use crate::{SymmetricHeap, multicast_switch};
 
-/// Multicast addresses of a heap's segments. Growth of the heap after its creation is not included.
+/// Multicast addresses of a heap's segments. Memory by which the heap grows later is not included.
 ///
 /// Dropping it is local, and unbinds this PE's memory from the objects after its own streams have
 /// completed. The other PEs must have stopped storing before: synchronise with them by a barrier or

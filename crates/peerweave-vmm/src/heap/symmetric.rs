@@ -100,8 +100,8 @@ impl<T> SymmetricMemory<T> {
         Arc::strong_count(&self.block)
     }
 
-    /// Returns the address of this PE's first element. It is valid while a handle lives; using it
-    /// is `unsafe` elsewhere.
+    /// Returns the address of this PE's first element. The address is valid while a handle lives;
+    /// the calls that access memory at an address are `unsafe`.
     pub fn address(&self) -> CUdeviceptr {
         self.block.address + self.start_bytes()
     }

@@ -1,4 +1,4 @@
-//! Plain data of a fixed layout for kernels.
+//! The addresses of symmetric memory for kernels: plain data of a fixed layout.
 //!
 //! This module accesses no memory. Invariant: the layout is part of the interface, and is checked
 //! below.

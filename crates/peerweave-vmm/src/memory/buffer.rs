@@ -1,4 +1,4 @@
-//! Device buffers on this crate's kinds of memory, and copies in stream order.
+//! Implements device buffers on all kinds of memory of this crate, and copies in stream order.
 //!
 //! Each kind has its own address and owner.
 

@@ -119,7 +119,7 @@ impl Team {
         }
         for device in self.devices.iter() {
             if let Some(gap) = first_gap(bindings, *device, self.properties().bytes) {
-                let found = format!("missing: no binding at byte {gap}");
+                let found = format!("without a binding at byte {gap}");
                 return Err(wrong_value(
                     call,
                     "the bound memory",

@@ -60,9 +60,9 @@ struct Submission {
 
 /// Kind of a submission.
 pub(crate) enum Run {
-    /// Skipped if the context has failed; its own failure fails the context.
+    /// Work that is skipped if the context has failed. If the work fails, the context fails.
     Work(Work),
-    /// Runs in any case, with the context's error (0 means none).
+    /// A function that runs in any case, with the context's error (0 means none).
     Always(Box<dyn FnOnce(c_int) + Send>),
 }
 

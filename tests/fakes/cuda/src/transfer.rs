@@ -26,8 +26,8 @@ pub(crate) struct Copy {
     pub(crate) rows: u64,
     pub(crate) to_pitch: u64,
     pub(crate) from_pitch: u64,
-    /// The devices that write and read: those of the contexts of a peer copy, or the stream's
-    /// device.
+    /// The devices that write and read: for a peer copy, the devices of its two contexts; otherwise
+    /// the stream's device.
     pub(crate) writer: Option<usize>,
     pub(crate) reader: Option<usize>,
 }

@@ -11,7 +11,7 @@ use crate::faults;
 use crate::graph;
 use crate::handles::lock;
 
-/// One object.
+/// One user object of a graph.
 pub(crate) struct UserObject {
     handle: usize,
     references: Mutex<c_uint>,

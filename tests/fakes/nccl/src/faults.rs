@@ -12,11 +12,11 @@ use crate::settings;
 /// Injected effect on an enqueued operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Effect {
-    /// Whether it runs until its communicator is aborted.
+    /// Whether the operation runs until its communicator is aborted.
     pub(crate) stuck: bool,
     /// The asynchronous error that the communicator reports while the operation does not complete.
     pub(crate) async_error: Option<Code>,
-    /// Delay before it begins, in milliseconds.
+    /// Delay before the call or operation begins, in milliseconds.
     pub(crate) slow_ms: u64,
 }
 

@@ -1,6 +1,6 @@
 //! The log of calls: one line per call with all its arguments and its result.
 //!
-//! Tests define the meaning of the lines.
+//! Tests interpret the lines.
 
 use peerweave_fake_common::{Log, call_line};
 

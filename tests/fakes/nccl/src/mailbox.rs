@@ -48,9 +48,9 @@ impl Channel {
 pub(crate) struct Slot {
     /// The communicator's id.
     pub(crate) comm: u128,
-    /// The rank that receives it.
+    /// The rank that receives the message.
     pub(crate) to: i32,
-    /// The rank that sent it.
+    /// The rank that sent the message.
     pub(crate) from: i32,
     pub(crate) channel: Channel,
     pub(crate) tag: u64,

@@ -101,7 +101,7 @@ fn read_into(handle: *const c_void, out: *mut c_void, kind: Type) -> Result {
     let param = of(handle)?;
     not_null(out, "out")?;
     if param.kind != kind {
-        return invalid(format!("{} has another type", param.key.to_string_lossy()));
+        return invalid(format!("parameter {} has another type than the call", param.key.to_string_lossy()));
     }
     // SAFETY: the program promises a value of the function's type there, which is as long as the
     // parameter.
@@ -158,7 +158,7 @@ exports! {
         let param = of(h)?;
         not_null(out, "out")?;
         if usize::try_from(max_len).is_ok_and(|max| max < param.raw.len()) || max_len < 0 {
-            return invalid(format!("{} requires {} bytes", param.key.to_string_lossy(), param.raw.len()));
+            return invalid(format!("the buffer for parameter {} requires {} bytes", param.key.to_string_lossy(), param.raw.len()));
         }
         // SAFETY: the program promises `max_len` bytes there.
         unsafe { std::ptr::copy_nonoverlapping(param.raw.as_ptr(), out.cast(), param.raw.len()) };

@@ -292,7 +292,7 @@ exports! {
         let comm = owner(&window);
         let size = lsa_size(comm);
         if lsa_rank < 0 || lsa_rank >= size {
-            return invalid(format!("invalid LSA rank {lsa_rank} of {size}"));
+            return invalid(format!("invalid LSA rank {lsa_rank} in a team of {size} ranks"));
         }
         let first = comm.who().rank / size * size;
         pointer(&window, offset, Some(window.places[(first + lsa_rank) as usize].0), out_ptr)
@@ -355,7 +355,7 @@ exports! {
         };
         let size = window.places[peer as usize].1;
         if flags != 0 || peer_win_offset.checked_add(bytes).is_none_or(|end| end > size) {
-            return invalid(format!("{bytes} bytes at {peer_win_offset} are not in the peer's window of {size} (flags {flags})"));
+            return invalid(format!("{bytes} bytes at {peer_win_offset} are not in the peer's window of {size} bytes (flags {flags})"));
         }
         if bytes > 0 {
             not_null(localbuff, "localbuff")?;

@@ -151,7 +151,7 @@ fn device_communicators_have_the_layout_of_their_version() {
 }
 
 #[test]
-fn parameters_are_read_by_exactly_their_type() {
+fn parameters_are_read_only_by_functions_of_their_type() {
     fakes().env("NCCL_FAKE_I64", "-5").run(|| {
         let (mut handle, mut wide, mut narrow) = (0, 0, 0);
         ok(ncclParamBind(&mut handle, c"NCCL_FAKE_I64".as_ptr()));

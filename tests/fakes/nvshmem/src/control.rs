@@ -149,7 +149,7 @@ pub(crate) fn new_id() -> Result<UniqueId> {
     let mut internal = [0; 124];
     internal[..8].copy_from_slice(MAGIC);
     internal[8..12].copy_from_slice(&process.to_ne_bytes());
-    // Open for as long as the process lives: others come when they like.
+    // The file stays open until the process ends, because other PEs can connect at any time.
     internal[12..16].copy_from_slice(&file.into_raw_fd().to_ne_bytes());
     internal[16..24].copy_from_slice(&start.to_ne_bytes());
     internal[24..32].copy_from_slice(&random.to_ne_bytes());
@@ -160,7 +160,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes[at..at + N].try_into().expect("the length is that of an id")
 }
 
-/// Returns the memory that an id names.
+/// Returns the shared memory of the job with a unique id.
 pub(crate) fn of_id(id: &UniqueId) -> Result<&'static Control> {
     let bytes = &id.internal;
     if &bytes[..8] != MAGIC {

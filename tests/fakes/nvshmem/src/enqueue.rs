@@ -1,7 +1,7 @@
 //! Enqueues work on a stream: a host function that the CUDA driver runs.
 //!
-//! Callers define the work. Invariant: work is freed once, after it has run, or with the graph into
-//! which it was captured.
+//! The callers pass the work. Invariant: work is freed once, after it has run, or with the graph
+//! into which it was captured.
 
 use core::ffi::c_void;
 use std::sync::Arc;

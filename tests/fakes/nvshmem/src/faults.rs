@@ -1,7 +1,7 @@
 //! Counts the calls that match a rule, and returns which call fails, hangs, is slow or ends the
 //! process.
 //!
-//! Operations apply the effect. `peerweave_fake_common` counts.
+//! The operations apply the effects. `peerweave_fake_common` counts.
 
 use std::time::Duration;
 

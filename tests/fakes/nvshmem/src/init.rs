@@ -161,7 +161,7 @@ fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes
     }
     let version = |card: &Card| card.version.load(Ordering::Relaxed);
     if let Some(other) = cards.iter().position(|card| version(card) != version(&cards[0])) {
-        return fail(Code::INTERNAL, format!("PE {other} has another version"));
+        return fail(Code::INTERNAL, format!("PE {other} has another version of NVSHMEM than PE 0"));
     }
     let algorithm = |card: &Card| card.algorithms.load(Ordering::Relaxed);
     if let Some(other) = cards.iter().position(|card| algorithm(card) != algorithm(&cards[0])) {

@@ -1,7 +1,7 @@
 //! The log of calls: one line per call with all its arguments and its result, and the message when
 //! the process ends.
 //!
-//! Tests define the meaning of the lines.
+//! Tests interpret the lines.
 
 use peerweave_fake_common::{Log, call_line};
 

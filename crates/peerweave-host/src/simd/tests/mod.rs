@@ -1,7 +1,7 @@
 //! Tests the movers and reducers against naive implementations, on every instruction set of this
 //! processor.
 //!
-//! Not here: which of them a collective uses. Invariant: a test compares bits, never "close
+//! Other tests check which of them a collective uses. Invariant: a test compares bits, never "close
 //! enough".
 
 mod copying;
