@@ -16,7 +16,7 @@ pub fn hash(parts: &[u64]) -> u64 {
 
 /// An element whose bits can be chosen and compared.
 pub trait Sample: Element {
-    /// Returns its bits, zero-extended.
+    /// Returns the bits of the element, zero-extended.
     fn bits(self) -> u64;
     /// Returns the element with these bits.
     fn of_bits(bits: u64) -> Self;

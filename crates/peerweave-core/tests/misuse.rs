@@ -20,7 +20,7 @@ struct Scene {
     stream: Stream,
     team: Team,
     destroyed: Team,
-    /// 6 elements each.
+    /// Like `y`, `released`, `words` and `private`, this memory has 6 elements.
     x: Symmetric<f32>,
     y: Symmetric<f32>,
     released: Symmetric<f32>,

@@ -243,59 +243,59 @@ numbered! {
     KernelOp {
         /// The entry of the kernel.
         Entry = 1, "entry";
-        /// `p`.
+        /// The operation `p`.
         P = 2, "p";
-        /// `g`.
+        /// The operation `g`.
         G = 3, "g";
-        /// `put` and its forms.
+        /// The operation `put` in any form.
         Put = 4, "put";
-        /// `get` and its forms.
+        /// The operation `get` in any form.
         Get = 5, "get";
-        /// `put_signal` and its forms.
+        /// The operation `put_signal` in any form.
         PutSignal = 6, "put_signal";
-        /// `iput`.
+        /// The operation `iput`.
         Iput = 7, "iput";
-        /// `iget`.
+        /// The operation `iget`.
         Iget = 8, "iget";
-        /// `signal_op`.
+        /// The operation `signal_op`.
         SignalOp = 9, "signal_op";
-        /// `signal_wait_until`.
+        /// The operation `signal_wait_until`.
         SignalWaitUntil = 10, "signal_wait_until";
-        /// `wait_until`.
+        /// The operation `wait_until`.
         WaitUntil = 11, "wait_until";
-        /// `wait_until_any`.
+        /// The operation `wait_until_any`.
         WaitUntilAny = 12, "wait_until_any";
-        /// `wait_until_all`.
+        /// The operation `wait_until_all`.
         WaitUntilAll = 13, "wait_until_all";
-        /// `wait_until_some`.
+        /// The operation `wait_until_some`.
         WaitUntilSome = 14, "wait_until_some";
         /// An atomic operation.
         Atomic = 15, "atomic operation";
-        /// `sync` and its forms.
+        /// The operation `sync` in any form.
         Sync = 16, "sync";
-        /// `barrier` and its forms.
+        /// The operation `barrier` in any form.
         Barrier = 17, "barrier";
-        /// `broadcast`.
+        /// The operation `broadcast`.
         Broadcast = 18, "broadcast";
-        /// `fcollect`.
+        /// The operation `fcollect`.
         Fcollect = 19, "fcollect";
-        /// `alltoall`.
+        /// The operation `alltoall`.
         Alltoall = 20, "alltoall";
-        /// `reduce`.
+        /// The operation `reduce`.
         Reduce = 21, "reduce";
-        /// `reducescatter`.
+        /// The operation `reducescatter`.
         ReduceScatter = 22, "reducescatter";
         /// A bulk copy through shared memory.
         BulkCopy = 23, "bulk copy";
         /// An access to the kernel's own view of symmetric memory.
         Local = 24, "access to local memory";
-        /// `exit`.
+        /// The operation `exit`.
         Exit = 25, "exit";
-        /// A collective kernel: all_reduce.
+        /// The collective kernel `all_reduce`.
         AllReduce = 26, "all_reduce";
-        /// A collective kernel: all_gather.
+        /// The collective kernel `all_gather`.
         AllGather = 27, "all_gather";
-        /// A collective kernel: all_to_all.
+        /// The collective kernel `all_to_all`.
         AllToAll = 28, "all_to_all";
     }
 }

@@ -138,7 +138,7 @@ pub enum NanRule {
     /// `Min` and `Max` ignore a NaN if another operand is a number. The payload of a NaN result is
     /// unspecified.
     IgnoredByMinMax,
-    /// Unspecified.
+    /// The treatment of NaN is unspecified.
     Unspecified,
 }
 

@@ -280,7 +280,7 @@ pub struct PointToPoint {
     pub peer: Rank,
     /// Element type.
     pub dtype: DType,
-    /// Elements.
+    /// Number of elements.
     pub count: usize,
     /// The memory that is sent or received.
     pub at: Place,

@@ -36,7 +36,7 @@ impl fmt::Debug for Graph {
 
 struct Entry {
     stream: u64,
-    /// `None` for an event.
+    /// The operation and the owners of its memory; `None` for an event.
     work: Option<(Op, Keep)>,
     done: Arc<Done>,
     failure: Arc<Mutex<Option<Error>>>,

@@ -57,7 +57,7 @@ const MAX_SEGMENT_ALIGN: usize = 1 << 30;
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct PePage {
-    /// One of [`state`].
+    /// The state of the PE: a constant of [`state`].
     pub(crate) state: AtomicU64,
     /// The number of its process.
     pub(crate) pid: AtomicU64,

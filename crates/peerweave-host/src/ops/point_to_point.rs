@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// Location of a message: the first word of a slot's payload.
 mod place {
-    /// In the slot.
+    /// In the slot itself.
     pub(super) const SLOT: u64 = 0;
     /// In the symmetric memory of the sender.
     pub(super) const SYMMETRIC: u64 = 1;

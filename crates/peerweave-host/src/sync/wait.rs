@@ -66,7 +66,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// One wait.
+/// One wait of a PE, with its limit.
 #[derive(Debug)]
 pub(crate) struct Waiter<'a> {
     peers: Option<&'a Peers>,

@@ -102,7 +102,7 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
     Err(VmmError::Unsupported {
         feature: "virtual memory management",
         needs: "a device with CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED".into(),
-        found: format!("device {ordinal} without it"),
+        found: format!("device {ordinal}, which lacks this attribute"),
     })
 }
 

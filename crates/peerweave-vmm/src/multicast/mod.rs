@@ -207,7 +207,7 @@ pub fn check_device(ordinal: usize) -> Result<(), VmmError> {
         false => Err(VmmError::Unsupported {
             feature: "the use of multicast objects",
             needs: "a device with CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED".into(),
-            found: format!("device {ordinal} without it"),
+            found: format!("device {ordinal}, which lacks this attribute"),
         }),
     }
 }

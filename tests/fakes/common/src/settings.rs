@@ -25,7 +25,7 @@ pub type Rules = HashMap<String, Vec<Rule>>;
 pub struct Variables {
     /// Name of the fake, such as `fake nccl`.
     pub fake: &'static str,
-    /// Prefix of its variables.
+    /// Prefix of the fake's variables.
     pub prefix: &'static str,
 }
 

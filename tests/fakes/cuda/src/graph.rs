@@ -37,7 +37,7 @@ pub(crate) struct Plan {
     _held: Vec<Held>,
 }
 
-/// An instance.
+/// An executable instance of a graph.
 pub(crate) struct Exec {
     plan: Arc<Plan>,
     flags: c_ulonglong,

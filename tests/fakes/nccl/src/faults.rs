@@ -21,7 +21,7 @@ pub(crate) struct Effect {
 }
 
 impl Effect {
-    /// Nothing unusual.
+    /// No injected effect.
     pub(crate) const NONE: Self = Self { stuck: false, async_error: None, slow_ms: 0 };
 }
 

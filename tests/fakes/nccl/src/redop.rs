@@ -93,7 +93,7 @@ exports! {
         Ok(())
     }
 
-    /// Destroys such an operator.
+    /// Destroys an operator that `ncclRedOpCreatePreMulSum` created.
     fn ncclRedOpDestroy(op: c_int, comm: CommPtr) {
         if (0..FIRST_OWN).contains(&op) {
             return invalid("ncclRedOpDestroy: operation is a NCCL builtin");

@@ -22,7 +22,7 @@ pub(crate) struct Effect {
 }
 
 impl Effect {
-    /// Nothing unusual.
+    /// No injected effect.
     pub(crate) const NONE: Self = Self { stuck: false, slow: Duration::ZERO, full: false };
 
     /// Applies the effect.

@@ -344,7 +344,7 @@ impl Run<'_> {
     }
 }
 
-/// Stands for no buffer.
+/// The code of a missing buffer.
 const NO_BUFFER: u64 = u64::MAX;
 /// Marks an address in the address space of its owner.
 const PRIVATE: u64 = 1 << 63;

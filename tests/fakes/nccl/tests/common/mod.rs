@@ -24,13 +24,13 @@ pub struct Config {
     pub size: usize,
     pub magic: c_uint,
     pub version: c_uint,
-    /// blocking, cgaClusterSize, minCTAs, maxCTAs
+    /// The fields `blocking`, `cgaClusterSize`, `minCTAs` and `maxCTAs`.
     pub first: [c_int; 4],
     pub net_name: usize,
     pub split_share: c_int,
     pub traffic_class: c_int,
     pub comm_name: usize,
-    /// collnetEnable ... nvlsHostMode
+    /// The fields from `collnetEnable` to `nvlsHostMode`.
     pub rest: [c_int; 16],
 }
 
