@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use object::{Object as _, ObjectSymbol as _};
 use peerweave_device::network::FUNCTIONS;
-use peerweave_link::nvshmem::DeviceLibrary;
+use peerweave_link::nvshmem::{DeviceLibrary, used_by};
 use peerweave_link::{Arch, Cache, LinkError};
 
 fn installed() -> Vec<DeviceLibrary> {
@@ -79,6 +79,31 @@ fn second_link_from_the_cache_takes_milliseconds() {
         let (first, second) = (link(), link());
         assert_eq!((first.cached, second.cached), (false, true), "NVSHMEM {}", library.version);
         assert_eq!(first.cubin, second.cubin);
+    }
+}
+
+#[test]
+fn parts_of_a_crate_share_the_compiled_wrappers() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let cache = Cache::in_directory(directory.path()).expect("it is there");
+    let used = used_by(&caller(&["peerweave_nvshmem_p32", "peerweave_nvshmem_quiet"])).expect("both are in the table");
+    let silent = ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry caller() { ret; }\n";
+    for library in installed() {
+        let results = || {
+            std::fs::read_dir(directory.path()).expect("it is there").filter(|file| {
+                file.as_ref().is_ok_and(|file| file.path().extension().is_some_and(|extension| extension == "cubin"))
+            })
+        };
+        let before = results().count();
+        for part in [&*caller(&["peerweave_nvshmem_p32"]), silent] {
+            let linker = library.part_linker(Arch::new(9, 0), part, &used).expect("CUDA's headers are installed");
+            let linked = linker.cache(Some(cache.clone())).link().expect("it links");
+            assert!(!linked.cached);
+            // A part that calls no wrapper is registered with NVSHMEM too.
+            let names = symbols(&linked.cubin);
+            assert!(names.iter().any(|name| name == "nvshmemi_device_state_d"), "NVSHMEM {}", library.version);
+        }
+        assert_eq!(results().count() - before, 3, "two parts, and the wrappers once");
     }
 }
 

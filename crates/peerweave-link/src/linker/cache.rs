@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::environment::{names, variable};
+use crate::error::LinkError;
 use crate::source::fingerprint::digest;
 
 /// The digest of all inputs that determine a result.
@@ -131,10 +132,30 @@ impl Cache {
         stored
     }
 
+    /// Returns the result of a key with an empty log, or computes and stores it. One process
+    /// computes a result, and the others wait and find it in the cache. The third value says
+    /// whether the result came from the cache.
+    pub(crate) fn get_or(
+        &self,
+        key: &Key,
+        compute: impl FnOnce() -> Result<(Vec<u8>, String), LinkError>,
+    ) -> Result<(Vec<u8>, String, bool), LinkError> {
+        if let Some(found) = self.get(key) {
+            return Ok((found, String::new(), true));
+        }
+        let _turn = self.turn(key);
+        if let Some(found) = self.get(key) {
+            return Ok((found, String::new(), true));
+        }
+        let (result, log) = compute()?;
+        self.put(key, &result);
+        Ok((result, log, false))
+    }
+
     /// Locks the computation of a result until the returned value is dropped. Returns `None` after
     /// [`LONGEST_TURN`], or if files cannot be locked: several processes may then compute the same
     /// result.
-    pub(crate) fn turn(&self, key: &Key) -> Option<File> {
+    fn turn(&self, key: &Key) -> Option<File> {
         let path = self.directory.join(format!("{}.lock", key.file_name()));
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).ok()?;
         let deadline = Instant::now() + LONGEST_TURN;
@@ -251,6 +272,25 @@ mod tests {
         });
         let left = std::fs::read_dir(cache.directory()).expect("it is there").count();
         assert_eq!(left, 1, "no partial file is left");
+    }
+
+    #[test]
+    fn concurrent_threads_compute_a_result_once() {
+        let (_directory, cache) = cache();
+        let computed = AtomicU64::new(0);
+        let compute = || {
+            computed.fetch_add(1, Ordering::SeqCst);
+            Ok((b"cubin".to_vec(), "a log".to_owned()))
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let (result, log, cached) = cache.get_or(&key(1), compute).expect("it is computed");
+                    assert_eq!((&result[..], &log[..]), (&b"cubin"[..], if cached { "" } else { "a log" }));
+                });
+            }
+        });
+        assert_eq!(computed.into_inner(), 1);
     }
 
     #[test]

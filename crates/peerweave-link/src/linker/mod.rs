@@ -122,18 +122,8 @@ impl<'a> Linker<'a> {
     /// not an error; the result is computed again.
     pub fn link(&self) -> Result<Linked, LinkError> {
         let Some(cache) = &self.cache else { return self.link_now() };
-        let key = self.key()?;
-        if let Some(cubin) = cache.get(&key) {
-            return Ok(Linked { cubin, log: String::new(), cached: true });
-        }
-        // One process computes the result; the others wait and then find it in the cache.
-        let _turn = cache.turn(&key);
-        if let Some(cubin) = cache.get(&key) {
-            return Ok(Linked { cubin, log: String::new(), cached: true });
-        }
-        let linked = self.link_now()?;
-        cache.put(&key, &linked.cubin);
-        Ok(linked)
+        let (cubin, log, cached) = cache.get_or(&self.key()?, || self.link_now().map(|linked| (linked.cubin, linked.log)))?;
+        Ok(Linked { cubin, log, cached })
     }
 
     /// Returns the digest of everything that the result depends on: inputs, options, architecture,
@@ -228,8 +218,21 @@ impl<'a> Linker<'a> {
                 expected: format!("the version of nvJitLink, which is {linker:#}"),
             });
         }
-        let compiled = nvrtc.compile(&source.clone().option("-rdc=true"), target)?;
-        Ok((Input::new(kind, source.name(), compiled.image), compiled.log))
+        let source = source.clone().option("-rdc=true");
+        let compile = || nvrtc.compile(&source, target).map(|compiled| (compiled.image, compiled.log));
+        // A source that is linked with several inputs is compiled once.
+        let (image, log) = match &self.cache {
+            Some(cache) => {
+                let mut print = Fingerprint::new();
+                print.text("compiled for", &format!("{} {kind:?}", self.arch));
+                print.text("NVRTC", &format!("{compiler:#}"));
+                source.fingerprint(&mut print)?;
+                let (image, log, _) = cache.get_or(&Key::new(print.finish()), compile)?;
+                (image, log)
+            }
+            None => compile()?,
+        };
+        Ok((Input::new(kind, source.name(), image), log))
     }
 }
 

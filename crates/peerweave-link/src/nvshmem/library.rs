@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use peerweave_device::network::Function;
+
 use crate::Version;
 use crate::environment::{names, variable};
 use crate::error::LinkError;
@@ -109,10 +111,19 @@ impl DeviceLibrary {
     /// # Errors
     /// As for [`link`](Self::link).
     pub fn linker<'a>(&self, arch: Arch, ptx: &'a str) -> Result<Linker<'a>, LinkError> {
+        self.part_linker(arch, ptx, &used_by(ptx)?)
+    }
+
+    /// Returns the linker for a part of the PTX of a crate. `used` are the wrappers that the whole
+    /// crate calls, which [`used_by`](super::used_by) returns. All parts have the same wrappers, so
+    /// they are compiled once and then come from the cache.
+    ///
+    /// # Errors
+    /// Those of [`CudaHeaders::find`].
+    pub fn part_linker<'a>(&self, arch: Arch, ptx: &'a str, used: &[&Function]) -> Result<Linker<'a>, LinkError> {
         let headers = CudaHeaders::find(Nvrtc::load()?)?;
         let linker = Linker::new(arch).ptx("kernels.ptx", ptx).file(InputKind::Archive, &self.archive);
-        let used = used_by(ptx)?;
-        Ok(if used.is_empty() { linker } else { linker.source(wrappers(&used, &self.include, &headers)) })
+        Ok(if used.is_empty() { linker } else { linker.source(wrappers(used, &self.include, &headers)) })
     }
 }
 
