@@ -58,6 +58,8 @@ fn teams(gpu: &Gpu) -> Outcome {
     let (to, from) = (gpu.alloc::<u32>(1000)?, gpu.alloc::<u32>(1000)?);
     from.write(&stream, 0, &[me + 1; 1000])?;
     gpu.load(&meet_in_team::KERNEL)?;
+    gpu.load(&sum_in_team::KERNEL)?;
+    gpu.barrier("teams loaded")?;
     let mut total = 0;
     let colors: [fn(u32) -> u32; 4] = [|_| 0, |pe| pe, |pe| pe % 2, |_| 0];
     for color in colors {

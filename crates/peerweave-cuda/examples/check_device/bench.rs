@@ -36,11 +36,16 @@ impl Bench<'_> {
     }
 }
 
+/// Loads the kernels, so that none is compiled while others wait for it.
+pub(crate) fn load(gpu: &Gpu) -> Outcome {
+    gpu.load_crate(bench_p::KERNEL.ptx())?;
+    Ok(gpu.barrier("bench loaded")?)
+}
+
 pub(crate) fn run(gpu: &Gpu) -> Outcome {
     if gpu.n_pes() < 2 {
         return Err("the measurements need at least 2 PEs".into());
     }
-    gpu.load(&bench_p::KERNEL)?;
     let bench = Bench { gpu, stream: gpu.stream()?, result: gpu.alloc_local(512)?, network: gpu.uses_network() };
     gpu.barrier("bench")?;
     copies(&bench)?;

@@ -39,6 +39,7 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symm
 }
 
 pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
+    table.check("load all kernels of the checks", || Ok(gpu.load_crate(signal::check_signal::KERNEL.ptx())?));
     let n = gpu.n_pes() as usize;
     macro_rules! rma {
         ($($t:ty: $($kernel:ident),*;)*) => {$($(

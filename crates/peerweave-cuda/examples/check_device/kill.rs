@@ -13,6 +13,7 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Table, victim: u32) {
     table.check("a PE dies while kernels wait for it", || {
         let (signal, own, stream) = (gpu.alloc::<u64>(1)?, gpu.alloc::<u64>(64)?, gpu.stream()?);
         // Both kernels are loaded before one of them waits.
+        gpu.load(&wait_for_ever::KERNEL)?;
         stream.launch(&count_up::KERNEL, 1, 64, (own.slice(), 0))?;
         stream.wait()?;
         gpu.barrier("kill")?;

@@ -3,7 +3,7 @@
 //! `check_device` alone tests kernels by direct access. `--transport nvshmem` and
 //! `--transport network` use NVSHMEM's heap; `network` never uses direct access. `--part checks`
 //! tests every function that kernels call. With `--kill PE`, that PE ends itself while kernels of
-//! the others wait for it. Every wait has a deadline. The output ends with a table.
+//! the others wait for it. Every wait has a deadline. Each check prints a row.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -33,6 +33,9 @@ struct Arguments {
     /// PE that ends itself while kernels of the others wait for it.
     #[arg(long)]
     kill: Option<u32>,
+    /// Runs only the checks whose names contain this text.
+    #[arg(long, default_value = "")]
+    only: String,
     /// Time limit of a wait, in seconds.
     #[arg(long, default_value_t = 10)]
     deadline: u64,
@@ -88,7 +91,7 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
     let heap_bytes = if arguments.part == Part::Bench { bench::HEAP_BYTES } else { 32 << 20 };
     let options = GpuOptions::new(heap_bytes).transport(transport).deadline(deadline);
     let gpu = Gpu::new(&rendezvous, &context, options)?;
-    let mut table = Table::new(&gpu, format!("{:?}", arguments.transport).to_lowercase(), start);
+    let mut table = Table::new(&gpu, format!("{:?}", arguments.transport).to_lowercase(), start, &arguments.only);
     match arguments.kill {
         Some(victim) => kill::run(&gpu, &mut table, victim),
         None => {
@@ -100,11 +103,12 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
                 checks::run(&gpu, &mut table);
             }
             if arguments.part == Part::Bench {
+                table.check("load all kernels of the measurements", || bench::load(&gpu));
                 table.check("measurements", || bench::run(&gpu));
             }
         }
     }
-    let passed = table.print(&gpu);
+    let passed = table.print();
     if passed && arguments.kill.is_none() {
         gpu.end()?;
         Arc::into_inner(rendezvous).ok_or("the GPU has ended, but the rendezvous still has another owner")?.leave()?;

@@ -5,7 +5,7 @@
 //! waits for, so the parts have been dropped before it waits.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use peerweave_driver::{deadline_after, wait};
@@ -108,8 +108,7 @@ impl Inner {
         };
         // From here on no kernel of another PE uses this PE's memory.
         let met = self.rendezvous.barrier("peerweave-cuda/end").map_err(CudaError::from);
-        let Self { rendezvous, heap, sync, stream, report, tables, kernels, modules, mut gone, .. } = self;
-        kernels.into_inner().unwrap_or_else(PoisonError::into_inner).clear();
+        let Self { rendezvous, heap, sync, stream, report, tables, modules, mut gone, .. } = self;
         drop((modules, tables, report));
         let ended = match &met {
             Ok(()) => heap.free(sync).and_then(|()| heap.end()),

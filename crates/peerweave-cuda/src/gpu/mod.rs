@@ -4,9 +4,10 @@
 mod end;
 mod modules;
 mod options;
+mod parts;
 pub(crate) mod teams;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,7 +15,6 @@ use std::time::Duration;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUdevice_attribute as Attribute;
-use peerweave_driver::launch::LoadedKernel;
 use peerweave_driver::{CudaContext, DeviceMemory, Driver, PrivateStream, deadline_after, wait};
 use peerweave_link::Arch;
 use peerweave_types::{KernelContext, Pe, PeerEntry, SymOffset, TeamEntry, nvshmem};
@@ -71,7 +71,6 @@ pub(crate) struct Inner {
     pub(crate) sync: Block,
     pub(crate) deadline: Duration,
     pub(crate) modules: Modules,
-    pub(crate) kernels: Mutex<HashMap<(usize, &'static str), LoadedKernel>>,
     /// Allocations of the heap by their offsets.
     allocations: Mutex<BTreeMap<u64, Weak<Block>>>,
     /// Allocations of this GPU's own memory by their addresses.
@@ -159,7 +158,6 @@ impl Gpu {
             sync,
             deadline: options.deadline,
             modules: Modules::default(),
-            kernels: Mutex::default(),
             allocations: Mutex::default(),
             locals: Mutex::default(),
             failed: Mutex::default(),

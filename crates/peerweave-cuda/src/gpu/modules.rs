@@ -1,19 +1,41 @@
-//! The crates of kernels loaded on this GPU: each is loaded once, in the variant for the device.
+//! Loading kernels on this GPU.
+//!
+//! A crate of kernels is loaded in parts, each at the first use of one of its kernels, so that a
+//! job waits only for the compilation of the kernels that it launches.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use peerweave_device::launch::PtxImage;
-use peerweave_driver::launch::{Image, LoadedKernel, Module};
-use peerweave_link::{Arch, Linked};
+use peerweave_device::launch::{PtxImage, PtxVariant};
+use peerweave_device::network::Function;
+use peerweave_driver::DriverError;
+use peerweave_driver::launch::{Image, LaunchError, LoadedKernel, Module};
 use peerweave_nvshmem::ModuleGuard;
 
 use super::Inner;
+use super::parts::Parts;
 use crate::error::CudaError;
 
-/// Loaded crates by the address of the crate's image.
+/// The kernels that were loaded, and the crates that contain them.
 #[derive(Default)]
-pub(crate) struct Modules(Mutex<HashMap<usize, Loaded>>);
+pub(crate) struct Modules {
+    /// By the address of the image, the name, and whether the variant for the network is meant.
+    kernels: Mutex<HashMap<(usize, &'static str, bool), LoadedKernel>>,
+    /// Each text once. Several images can have the same text, because each kernel has an image.
+    crates: Mutex<Vec<Arc<Crate>>>,
+}
+
+/// The PTX of a crate of kernels in one variant.
+struct Crate {
+    text: &'static str,
+    parts: Parts<'static>,
+    /// The module of each part that was loaded.
+    modules: Vec<Mutex<Option<Loaded>>>,
+    /// The wrappers of NVSHMEM's functions that the crate calls, if it is linked with NVSHMEM.
+    wrappers: Option<Vec<&'static Function>>,
+}
 
 struct Loaded {
     module: Module,
@@ -21,97 +43,100 @@ struct Loaded {
     _guard: Option<ModuleGuard>,
 }
 
+impl Modules {
+    /// Returns the crate with a text.
+    fn find(&self, variant: &'static PtxVariant) -> Result<Arc<Crate>, CudaError> {
+        let mut crates = self.crates.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = crates.iter().find(|there| std::ptr::eq(there.text, variant.text) || there.text == variant.text) {
+            return Ok(Arc::clone(found));
+        }
+        let parts = Parts::new(variant.text);
+        let wrappers = variant.network.then(|| peerweave_link::nvshmem::used_by(variant.text)).transpose()?;
+        let modules = (0..parts.len()).map(|_| Mutex::default()).collect();
+        let new = Arc::new(Crate { text: variant.text, parts, modules, wrappers });
+        crates.push(Arc::clone(&new));
+        Ok(new)
+    }
+}
+
 impl Inner {
-    /// Returns a kernel of a crate. The first call for a crate loads all of its kernels, and links
-    /// them if they call NVSHMEM.
+    /// Returns a kernel of a crate. The first call for a kernel loads it, without the other kernels
+    /// of its crate, and links it if it calls NVSHMEM.
     pub(crate) fn kernel(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
-        let key = std::ptr::from_ref(image).addr();
-        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = kernels.get(&(key, name)) {
+        self.find(image, name, self.network)
+    }
+
+    /// Like [`kernel`](Self::kernel), for a kernel that calls no network.
+    pub(crate) fn entry(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
+        self.find(image, name, false)
+    }
+
+    fn find(&self, image: &'static PtxImage, name: &'static str, network: bool) -> Result<LoadedKernel, CudaError> {
+        let key = (std::ptr::from_ref(image).addr(), name, network);
+        let kernels = || self.modules.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels().get(&key) {
             return Ok(kernel.clone());
         }
-        let mut modules = self.modules.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let module = match modules.get(&key) {
-            Some(loaded) => loaded.module.clone(),
-            None => {
-                let loaded = self.load(image, name)?;
-                let module = loaded.module.clone();
-                modules.insert(key, loaded);
-                module
+        let kernels_of = self.modules.find(self.variant(image, name, network)?)?;
+        let part = kernels_of.parts.of(name).ok_or_else(|| LaunchError::NoKernel { kernel: name.to_owned() });
+        let kernel = self.part(&kernels_of, part.map_err(DriverError::from)?)?.kernel(name)?;
+        Ok(kernels().entry(key).or_insert(kernel).clone())
+    }
+
+    /// Loads all kernels of a crate, on several threads.
+    pub(crate) fn load_all(&self, image: &'static PtxImage) -> Result<(), CudaError> {
+        let all = self.modules.find(self.variant(image, "of the crate", self.network)?)?;
+        let mut parts: Vec<usize> = all.parts.kernels().map(|(_, part)| part).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        // PEs of one machine begin at different parts: each finds in the caches on disk what the
+        // others have compiled.
+        let first = self.rendezvous.pe().index() * parts.len() / self.rendezvous.n_pes() as usize;
+        parts.rotate_left(first);
+        // One link runs at a time in a process.
+        let threads = if self.network { 2 } else { std::thread::available_parallelism().map_or(1, NonZero::get) };
+        let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
+        let load = || {
+            while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(error) = self.part(&all, *part) {
+                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    next.store(parts.len(), Ordering::Relaxed);
+                }
             }
         };
-        let kernel = module.kernel(name)?;
-        kernels.insert((key, name), kernel.clone());
-        Ok(kernel)
+        std::thread::scope(|scope| {
+            (1..threads.min(parts.len())).for_each(|_| drop(scope.spawn(load)));
+            load();
+        });
+        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Returns a kernel of a crate that does not use the network, loaded without the crate's other
-    /// kernels. The driver compiles about a megabyte of PTX per second, and a program uses few
-    /// kernels of a large crate.
-    pub(crate) fn entry(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
-        let key = std::ptr::from_ref(image).addr();
-        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = kernels.get(&(key, name)) {
-            return Ok(kernel.clone());
+    fn variant(&self, image: &'static PtxImage, name: &'static str, network: bool) -> Result<&'static PtxVariant, CudaError> {
+        image.select(self.arch.number(), network).map_err(|reason| CudaError::NoPtx { kernel: name, reason })
+    }
+
+    /// Returns the module of a part. The first call loads it.
+    fn part(&self, of: &Crate, part: usize) -> Result<Module, CudaError> {
+        let mut loaded = of.modules[part].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = &*loaded {
+            return Ok(loaded.module.clone());
         }
-        let variant = image.select(self.arch.number(), false).map_err(|reason| CudaError::NoPtx { kernel: name, reason })?;
-        let kernel = Module::load(&self.context, Image::Ptx(&only(variant.text, name)))?.kernel(name)?;
-        kernels.insert((key, name), kernel.clone());
-        Ok(kernel)
+        let new = self.load(&of.parts.text(part), of.wrappers.as_deref())?;
+        Ok(loaded.insert(new).module.clone())
     }
 
-    fn load(&self, image: &'static PtxImage, name: &'static str) -> Result<Loaded, CudaError> {
-        let sm = self.arch.number();
-        let variant = image.select(sm, self.network).map_err(|reason| CudaError::NoPtx { kernel: name, reason })?;
-        let Some(nvshmem) = self.heap.nvshmem().filter(|_| self.network) else {
-            return Ok(Loaded { module: Module::load(&self.context, Image::Ptx(variant.text))?, _guard: None });
+    /// Loads PTX. With `wrappers`, links it with NVSHMEM's device library.
+    fn load(&self, text: &str, wrappers: Option<&[&'static Function]>) -> Result<Loaded, CudaError> {
+        let Some((nvshmem, wrappers)) = self.heap.nvshmem().zip(wrappers) else {
+            return Ok(Loaded { module: Module::load(&self.context, Image::Ptx(text))?, _guard: None });
         };
-        let linked = link(nvshmem, self.arch, variant.text)?;
+        let files = peerweave_link::nvshmem::DeviceLibrary::beside(nvshmem.library().path())?;
+        files.check_host(nvshmem.library().version())?;
+        let linked = files.part_linker(self.arch, text, wrappers)?.link()?;
         let module = Module::load(&self.context, Image::Binary(&linked.cubin))?;
         // SAFETY: the module was just loaded in NVSHMEM's context, and stays so while what keeps it
         // lives.
         let guard = unsafe { nvshmem.init_module(module.raw(), module.keep()) }?;
         Ok(Loaded { module, _guard: Some(guard) })
-    }
-}
-
-/// Returns PTX text with only one of its entries. Keeps everything that an entry may use:
-/// declarations, variables and functions. They begin and end with a line, as entries do.
-fn only(text: &str, entry: &str) -> String {
-    let mut out = String::with_capacity(text.len() / 16);
-    let mut is_left_out = false;
-    for line in text.lines() {
-        if let Some((_, declared)) = line.split_once(".entry ") {
-            let name = declared.split(|c: char| c == '(' || c.is_whitespace()).next();
-            is_left_out = name != Some(entry);
-        }
-        if !is_left_out {
-            out.push_str(line);
-            out.push('\n');
-        }
-        if line == "}" {
-            is_left_out = false;
-        }
-    }
-    out
-}
-
-/// Links PTX that calls NVSHMEM with the device library of the NVSHMEM version loaded in this
-/// process.
-fn link(nvshmem: &peerweave_nvshmem::Context, arch: Arch, ptx: &str) -> Result<Linked, CudaError> {
-    let files = peerweave_link::nvshmem::DeviceLibrary::beside(nvshmem.library().path())?;
-    files.check_host(nvshmem.library().version())?;
-    Ok(files.link(arch, ptx)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_requested_entry_is_kept() {
-        let text = ".version 8.4\n.func f(\n)\n{\n\tret;\n}\n.visible .entry a(\n)\n{\n{ call f; }\n}\n.visible .entry a_b(\n)\n{\n\tret;\n}\n.extern .shared .align 128 .b8 s[];\n";
-        let expected = ".version 8.4\n.func f(\n)\n{\n\tret;\n}\n.visible .entry a(\n)\n{\n{ call f; }\n}\n.extern .shared .align 128 .b8 s[];\n";
-        assert_eq!(only(text, "a"), expected);
     }
 }

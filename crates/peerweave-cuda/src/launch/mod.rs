@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use peerweave_core::backend::BoundKernel;
-use peerweave_device::launch::Kernel;
+use peerweave_device::launch::{Kernel, PtxImage};
 use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
 use peerweave_driver::{CudaStream, DeviceBuffer as _, DeviceMemory, Keep, PrivateStream, is_capturing};
 use peerweave_types::{ArgVisitor, Dim3, KernelArgs, KernelTeam, SymOffset};
@@ -133,14 +133,28 @@ impl Gpu {
         Ok(Stream { gpu: self.clone(), stream: PrivateStream::new(self.context())? })
     }
 
-    /// Loads a kernel and its crate; otherwise the first launch does so. The first compilation of
-    /// PTX takes seconds, for which kernels of other PEs would wait. So call this on all PEs, then
-    /// call [`barrier`](Self::barrier), then launch.
+    /// Loads a kernel; otherwise the first launch does so. Other kernels of its crate are compiled
+    /// only if they use the same `static`.
+    ///
+    /// The first compilation of a kernel's PTX takes up to seconds, for which kernels of other PEs
+    /// would wait. Loading may also wait for kernels that run on this device. So call this on all
+    /// PEs, then call [`barrier`](Self::barrier), then launch.
     ///
     /// # Errors
     /// [`CudaError::NoPtx`]; those of loading and linking.
     pub fn load<A: KernelArgs>(&self, kernel: &Kernel<A>) -> Result<LoadedKernel, CudaError> {
         self.0.kernel(kernel.ptx(), kernel.name())
+    }
+
+    /// Loads all kernels of a crate, by several threads. `image` is
+    /// [`Kernel::ptx`](peerweave_device::launch::Kernel::ptx) of any of them. PEs that call it at
+    /// the same time share the compilation through the caches on disk of the driver and of
+    /// `peerweave-link`.
+    ///
+    /// # Errors
+    /// [`CudaError::NoPtx`]; those of loading and linking, of the kernel that failed first.
+    pub fn load_crate(&self, image: &'static PtxImage) -> Result<(), CudaError> {
+        self.0.load_all(image)
     }
 
     /// Enqueues a kernel on a stream of this GPU's device. The first launch of a kernel loads it.

@@ -1,0 +1,232 @@
+//! Splits the PTX of a crate of kernels into parts that are compiled separately.
+//!
+//! The driver compiles about a megabyte of PTX per second, and a program uses few kernels of a
+//! large crate. So a part has one kernel, with the functions and variables that it reaches.
+//!
+//! Invariant: each module has variables of its own, so kernels that reach the same variable are in
+//! the same part. Constants of the compiler are copied instead.
+
+use std::collections::HashMap;
+
+/// The parts of a PTX text.
+#[derive(Debug)]
+pub(crate) struct Parts<'a> {
+    /// The text in pieces: lines that apply to the whole text, functions, variables.
+    pieces: Vec<Piece<'a>>,
+    /// The pieces of each part, in order.
+    parts: Vec<Vec<usize>>,
+    /// The part of each kernel.
+    kernels: HashMap<&'a str, usize>,
+}
+
+#[derive(Debug)]
+struct Piece<'a> {
+    text: &'a str,
+    kind: Kind,
+    name: &'a str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A line that applies to the whole text, such as the version.
+    Whole,
+    /// A kernel.
+    Entry,
+    /// A function that is not a kernel, or its declaration.
+    Function,
+    /// A variable that belongs to a module and may be written.
+    Variable,
+    /// A constant, or memory that belongs to a block.
+    Constant,
+}
+
+/// Start of the names that compilers give to constants without a name: rustc's allocations, and
+/// tables made by LLVM.
+const CONSTANTS: [&str; 4] = ["anon_$_", "alloc_", "__unnamed_", "switch_$_table"];
+
+impl<'a> Parts<'a> {
+    /// Splits a PTX text.
+    pub(crate) fn new(text: &'a str) -> Self {
+        let pieces = pieces(text);
+        let mut named: HashMap<&str, Vec<usize>> = HashMap::new();
+        for (at, piece) in pieces.iter().enumerate().filter(|(_, piece)| piece.kind != Kind::Whole) {
+            named.entry(piece.name).or_default().push(at);
+        }
+        let uses: Vec<Vec<usize>> = pieces.iter().map(|piece| uses(piece, &named)).collect();
+        let (mut parts, mut kernels): (Vec<Vec<bool>>, HashMap<&str, usize>) = Default::default();
+        for (at, piece) in pieces.iter().enumerate().filter(|(_, piece)| piece.kind == Kind::Entry) {
+            let mut reached: Vec<bool> = pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
+            let mut open = vec![at];
+            while let Some(next) = open.pop() {
+                if !std::mem::replace(&mut reached[next], true) {
+                    open.extend(&uses[next]);
+                }
+            }
+            let part = parts.len();
+            kernels.insert(piece.name, part);
+            // Joins the earlier parts that share a variable with this kernel.
+            for (earlier, there) in parts.iter_mut().enumerate() {
+                let shares = |at: usize| pieces[at].kind == Kind::Variable && reached[at] && there[at];
+                if (0..pieces.len()).any(shares) {
+                    let joined = std::mem::replace(there, vec![false; pieces.len()]);
+                    reached.iter_mut().zip(joined).for_each(|(here, there)| *here |= there);
+                    kernels.values_mut().filter(|number| **number == earlier).for_each(|number| *number = part);
+                }
+            }
+            parts.push(reached);
+        }
+        let listed = |reached: Vec<bool>| (0..reached.len()).filter(|at| reached[*at]).collect();
+        Self { pieces, parts: parts.into_iter().map(listed).collect(), kernels }
+    }
+
+    /// Returns the number of parts. Parts that were joined to others are empty.
+    pub(crate) fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Returns the part that contains a kernel.
+    pub(crate) fn of(&self, kernel: &str) -> Option<usize> {
+        self.kernels.get(kernel).copied()
+    }
+
+    /// Returns the kernels, each with its part, in no particular order.
+    pub(crate) fn kernels(&self) -> impl Iterator<Item = (&'a str, usize)> {
+        self.kernels.iter().map(|(name, part)| (*name, *part))
+    }
+
+    /// Returns the PTX of a part.
+    pub(crate) fn text(&self, part: usize) -> String {
+        let pieces = self.parts[part].iter().map(|at| self.pieces[*at].text);
+        let mut text = String::with_capacity(pieces.clone().map(str::len).sum());
+        text.extend(pieces);
+        text
+    }
+}
+
+/// Splits a text into pieces. Comments between pieces are left out.
+fn pieces(text: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let mut lines = text.split_inclusive('\n');
+    let mut start = 0;
+    while let Some(line) = lines.next() {
+        let (kind, name) = classify(line);
+        let (mut end, mut depth, mut opened) = (start + line.len(), nesting(line), line.contains('{'));
+        let mut last = line;
+        // A function ends with its closing brace, a declaration or a variable with a semicolon.
+        let is_open = |depth: i32, opened: bool, last: &str| match kind {
+            Kind::Whole => depth > 0,
+            Kind::Entry | Kind::Function => depth > 0 || !(opened || code(last).ends_with(';')),
+            Kind::Variable | Kind::Constant => depth > 0 || !code(last).ends_with(';'),
+        };
+        while is_open(depth, opened, last) {
+            let Some(next) = lines.next() else { break };
+            (end, depth, opened) = (end + next.len(), depth + nesting(next), opened || next.contains('{'));
+            last = next;
+        }
+        if !code(line).is_empty() {
+            pieces.push(Piece { text: &text[start..end], kind, name });
+        }
+        start = end;
+    }
+    pieces
+}
+
+/// Returns the kind of the piece that begins with a line, and its name.
+fn classify(line: &str) -> (Kind, &str) {
+    let line = code(line);
+    let words = |rest: &'_ str| rest.split_whitespace().all(|word| word.starts_with('.'));
+    let declared =
+        |keyword: &str| line.split_once(keyword).filter(|(before, _)| words(before)).map(|(_, after)| after.trim_start());
+    if let Some(after) = declared(".entry ") {
+        return (Kind::Entry, first_name(after));
+    }
+    if let Some(after) = declared(".func ") {
+        // The returned value precedes the name.
+        let after = if after.starts_with('(') { after.split_once(')').map_or("", |(_, after)| after) } else { after };
+        return (Kind::Function, first_name(after.trim_start()));
+    }
+    for (keyword, kind) in [(".global ", Kind::Variable), (".const ", Kind::Constant), (".shared ", Kind::Constant)] {
+        if declared(keyword).is_some() {
+            let end = line.find(['=', '[', ';']).unwrap_or(line.len());
+            let name = line[..end].split_whitespace().next_back().unwrap_or_default();
+            let is_constant = CONSTANTS.iter().any(|start| name.starts_with(start));
+            return (if is_constant { Kind::Constant } else { kind }, name);
+        }
+    }
+    (Kind::Whole, "")
+}
+
+/// Returns the pieces whose names a piece contains.
+fn uses(piece: &Piece<'_>, named: &HashMap<&str, Vec<usize>>) -> Vec<usize> {
+    if piece.kind == Kind::Whole {
+        return Vec::new();
+    }
+    let words = piece.text.lines().flat_map(|line| code(line).split(|letter: char| !is_name(letter)));
+    let mut uses: Vec<usize> = words.filter_map(|word| named.get(word)).flatten().copied().collect();
+    uses.sort_unstable();
+    uses.dedup();
+    uses
+}
+
+fn is_name(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || letter == '_' || letter == '$'
+}
+
+fn first_name(text: &str) -> &str {
+    text.split(|letter: char| !is_name(letter)).next().unwrap_or_default()
+}
+
+/// Returns a line without its comment.
+fn code(line: &str) -> &str {
+    line.split_once("//").map_or(line, |(code, _)| code).trim()
+}
+
+/// Returns the number of braces that a line opens and does not close.
+fn nesting(line: &str) -> i32 {
+    code(line).bytes().map(|letter| i32::from(letter == b'{') - i32::from(letter == b'}')).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = ".version 8.4\n.target sm_90\n";
+    const EXTERN: &str = ".extern .func  (.param .b32 r) net\n(\n\t.param .b64 a\n)\n;\n";
+    const DECLARED: &str = ".func  (.param .b32 r) g\n(\n)\n;\n";
+    const TABLE: &str = ".global .align 8 .b8 anon_$_97ba_$_0[2] = {1, 0};\n";
+    const COUNT: &str = ".visible .global .align 4 .u32 COUNT = 0;\n";
+    const F: &str = ".func f(\n)\n{\n\t{ // callseq 0, 0\n\tcall.uni (r), g, ();\n\t} // callseq 0\n}\n";
+    const G: &str = ".func  (.param .b32 r) g(\n)\n{\n\tcall.uni (r), net, (a);\n}\n";
+    const A: &str = ".visible .entry a(\n\t.param .b64 a_param_0\n)\n.maxntid 32, 1, 1\n{\n{ .reg .b128 q; call.uni f; }\n\tmov.u64 x, anon_$_97ba_$_0;\n}\n";
+    const A_B: &str = ".visible .entry a_b(\n)\n{\n\tld x, [COUNT];\n\tmov.u64 x, anon_$_97ba_$_0;\n}\n";
+    const C: &str = ".visible .entry c(\n)\n{\n\tst [COUNT+0], x; // f\n}\n";
+
+    #[test]
+    fn part_has_one_kernel_and_what_it_reaches() {
+        let comment = "\n//\n\t// .globl\tf\n";
+        let text = [HEAD, EXTERN, comment, DECLARED, TABLE, COUNT, F, G, A, A_B, C].concat();
+        let parts = Parts::new(&text);
+        assert_eq!(parts.text(parts.of("a").expect("it is there")), [HEAD, EXTERN, DECLARED, TABLE, F, G, A].concat());
+        assert_eq!(parts.of("b"), None);
+    }
+
+    #[test]
+    fn kernels_that_reach_the_same_variable_are_in_one_part() {
+        let text = [HEAD, TABLE, COUNT, A_B, F, A, G, C].concat();
+        let parts = Parts::new(&text);
+        assert_eq!(parts.of("a_b"), parts.of("c"));
+        assert_eq!(parts.text(parts.of("c").expect("it is there")), [HEAD, TABLE, COUNT, A_B, C].concat());
+        assert_eq!(parts.text(parts.of("a").expect("it is there")), [HEAD, TABLE, F, A, G].concat());
+        let mut kernels: Vec<_> = parts.kernels().map(|(name, _)| name).collect();
+        kernels.sort_unstable();
+        assert_eq!(kernels, ["a", "a_b", "c"]);
+    }
+
+    #[test]
+    fn one_line_kernels_are_split() {
+        let (first, second) = (".visible .entry x() { ret; }\n", ".entry y() { ret; }\n");
+        let text = [HEAD, first, second].concat();
+        let parts = Parts::new(&text);
+        assert_eq!(parts.text(parts.of("y").expect("it is there")), [HEAD, second].concat());
+    }
+}

@@ -1,0 +1,72 @@
+//! Tests of loading kernels over the fake driver, which loads an image only if all kernels in it
+//! are registered.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::Duration;
+
+use peerweave_cuda::{CudaError, GpuOptions};
+use peerweave_fakes::entered;
+use peerweave_kernels::bench::{bench_g, bench_p};
+use peerweave_test_kernels::{count_up, ring};
+
+use common::{FakeLaunch, fakes, pes};
+
+const LOAD: &str = "cuModuleLoadDataEx";
+
+fn options() -> GpuOptions {
+    GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
+}
+
+/// # Safety
+/// None: it does not return.
+unsafe extern "C" fn never(_: *const FakeLaunch) {
+    std::process::abort();
+}
+
+#[test]
+fn kernel_is_loaded_without_the_others_of_its_crate() {
+    fakes().run(|| {
+        pes(1, options(), |gpu| {
+            common::register_one("bench_p", never);
+            let before = entered(LOAD);
+            gpu.load(&bench_p::KERNEL).expect("its own module has no other kernel");
+            let error = gpu.load(&bench_g::KERNEL).expect_err("it is not registered");
+            assert!(matches!(error, CudaError::Driver(_)), "{error}");
+            assert_eq!(entered(LOAD) - before, 2);
+            gpu.load(&bench_p::KERNEL).expect("it is loaded");
+            assert_eq!(entered(LOAD) - before, 2, "a loaded kernel is not loaded again");
+        });
+    });
+}
+
+#[test]
+fn kernels_of_a_loaded_crate_need_no_module_of_their_own() {
+    fakes().run(|| {
+        pes(2, options(), |gpu| {
+            gpu.load_crate(ring::KERNEL.ptx()).expect("all kernels are registered");
+            gpu.barrier("loaded").expect("both are here");
+            let before = entered(LOAD);
+            let (word, signal) = (gpu.alloc::<u64>(9).expect("room"), gpu.alloc::<u64>(1).expect("room"));
+            let stream = gpu.stream().expect("a stream");
+            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("it is launched");
+            stream.launch(&count_up::KERNEL, 1, 9, (word.slice(), 5)).expect("it is launched");
+            stream.wait().expect("both end");
+            assert_eq!(entered(LOAD), before);
+            gpu.barrier("ended").expect("both are here");
+        });
+    });
+}
+
+#[test]
+fn failure_to_load_one_kernel_of_a_crate_is_an_error() {
+    fakes().run(|| {
+        pes(1, options(), |gpu| {
+            common::register_one("bench_p", never);
+            let error = gpu.load_crate(bench_p::KERNEL.ptx()).expect_err("the others are not registered");
+            assert!(matches!(error, CudaError::Driver(_)), "{error}");
+            gpu.load(&bench_p::KERNEL).expect("the others do not matter");
+        });
+    });
+}
