@@ -5,18 +5,25 @@
 
 use super::text;
 
-/// A kernel, and the number of barriers that return a value in its source.
-const EXPECTED: [(&str, usize); 1] = [
-    // `Team::meet_as` synchronises once by `exchange_one` and once by `exchange`.
-    ("bench_barrier_block", 2),
+/// A kernel, the number of barriers that return a value in its source, and how many more it has
+/// where bulk copies are available.
+const EXPECTED: [(&str, usize, usize); 2] = [
+    // One warp gives the outcome of a meeting to all: `Context::meet_as`.
+    ("bench_barrier_block", 1, 0),
+    // The outcome of the wait, and for each of two puts whether the copy unit copies.
+    ("bench_ping_pong_block", 1, 2),
 ];
+
+/// The target without bulk copies.
+const WITHOUT_BULK: &str = "\n.target sm_70";
 
 /// The counted operation.
 const BARRIER: &str = "bar.red.or.pred";
 
 /// Checks the kernels of [`EXPECTED`].
 pub(super) fn check(ptx: &str) -> Vec<String> {
-    EXPECTED.iter().filter_map(|(kernel, expected)| fault(ptx, kernel, *expected)).collect()
+    let more = |bulk: usize| if ptx.contains(WITHOUT_BULK) { 0 } else { bulk };
+    EXPECTED.iter().filter_map(|(kernel, expected, bulk)| fault(ptx, kernel, expected + more(*bulk))).collect()
 }
 
 /// Returns the fault of one kernel, if any.
@@ -33,12 +40,15 @@ mod tests {
 
     #[test]
     fn duplicated_barrier_is_a_fault() {
-        let kernel = |barriers: usize| {
+        let kernel = |name: &str, barriers: usize| {
             let barrier = "\tbar.red.or.pred \t%p2, 0, %p1;\n".repeat(barriers);
-            format!(".visible .entry bench_barrier_block(\n)\n{{\n{barrier}\tret;\n}}\n")
+            format!(".visible .entry {name}(\n)\n{{\n{barrier}\tret;\n}}\n")
         };
-        assert_eq!(check(&kernel(2)), Vec::<String>::new());
-        assert_eq!(check(&kernel(3)).len(), 1);
-        assert_eq!(check("").len(), 1);
+        let ping_pong = kernel("bench_ping_pong_block", 3);
+        assert_eq!(check(&(kernel("bench_barrier_block", 1) + &ping_pong)), Vec::<String>::new());
+        assert_eq!(check(&(kernel("bench_barrier_block", 2) + &ping_pong)).len(), 1);
+        assert_eq!(check("").len(), 2);
+        let older = kernel("bench_barrier_block", 1) + &kernel("bench_ping_pong_block", 1);
+        assert_eq!(check(&format!(".version 8.4\n.target sm_70\n{older}")), Vec::<String>::new());
     }
 }
