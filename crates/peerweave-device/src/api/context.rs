@@ -34,12 +34,8 @@ use peerweave_types::{DeviceSlice, FailureKind, KernelContext, KernelOp, PeerEnt
 /// threads of this PE; the host reports it. Calls that wait return [`Failed`].
 pub struct Context {
     raw: *const KernelContext,
-    my_pe: u32,
-    n_pes: u32,
-    /// Address of the table of peers.
-    peers: u64,
-    /// Address of this PE's heap.
-    my_base: u64,
+    pes: Pes,
+    bases: Bases,
     /// The mapped PE that was looked up last, and the address of its heap. A fence empties the
     /// cache of the SM, and a load of the table after a fence takes a quarter of the time of a put.
     /// Invariant: the PE exists and is mapped, so a hit needs no other check.
@@ -52,6 +48,22 @@ pub struct Context {
     pub(crate) bulk_pending: Cell<bool>,
     /// A context belongs to the thread that made it.
     local: PhantomData<*const ()>,
+}
+
+/// Numbers of PEs.
+#[derive(Clone, Copy)]
+pub(crate) struct Pes {
+    my_pe: u32,
+    n_pes: u32,
+}
+
+/// Addresses by which peers are reached.
+#[derive(Clone, Copy)]
+pub(crate) struct Bases {
+    /// Address of the table of peers.
+    peers: u64,
+    /// Address of this PE's heap.
+    mine: u64,
 }
 
 /// The means by which a PE's memory is accessed.
@@ -100,20 +112,37 @@ impl Context {
             assert!(offset_of!(KernelContext, version) == 0 && offset_of!(KernelContext, my_pe) == 4);
             assert!(offset_of!(KernelContext, n_pes) == 8 && cfg!(target_endian = "little"));
         };
-        let my_pe = (first >> 32) as u32;
+        let pes = Pes { my_pe: (first >> 32) as u32, n_pes: second as u32 };
         // SAFETY: the field lies in the context; the table has an entry for each PE, which begins
         // with its base.
-        let (peers, my_base) = unsafe {
+        let bases = unsafe {
             let peers = gpu::load_constant(&raw const (*raw).peers);
-            (peers, gpu::load_constant(entry(peers, my_pe)))
+            Bases { peers, mine: gpu::load_constant(entry(peers, pes.my_pe)) }
         };
+        // SAFETY: read from that context.
+        unsafe { Self::again(raw, pes, bases) }
+    }
+
+    /// Returns the constant parts of the context, from which a function that is not inlined creates
+    /// [another context](Self::again). The parts are numbers, so the caller keeps its own context
+    /// in registers. A reference would put the context into memory, for every operation of the
+    /// kernel.
+    #[inline(always)]
+    pub(crate) fn parts(&self) -> (*const KernelContext, Pes, Bases) {
+        (self.raw, self.pes, self.bases)
+    }
+
+    /// Creates a context from [`Self::parts`], with nothing lent and nothing looked up.
+    ///
+    /// # Safety
+    /// The parts are those of one context of this thread.
+    #[inline(always)]
+    pub(crate) unsafe fn again(raw: *const KernelContext, pes: Pes, bases: Bases) -> Self {
         Self {
             raw,
-            my_pe,
-            n_pes: second as u32,
-            peers,
-            my_base,
-            last: Cell::new((my_pe, my_base)),
+            pes,
+            bases,
+            last: Cell::new((pes.my_pe, bases.mine)),
             last_team: Cell::new(TeamCache::NOTHING),
             last_meeting: Cell::new(Meeting::NOTHING),
             lent: Cell::new(Lent::NOTHING),
@@ -125,13 +154,13 @@ impl Context {
     /// Returns the number of this PE.
     #[inline(always)]
     pub fn my_pe(&self) -> u32 {
-        self.my_pe
+        self.pes.my_pe
     }
 
     /// Returns the number of PEs of the job.
     #[inline(always)]
     pub fn n_pes(&self) -> u32 {
-        self.n_pes
+        self.pes.n_pes
     }
 
     /// Returns the index of this PE among the PEs of its node.
@@ -161,19 +190,25 @@ impl Context {
         if pe == last {
             return base;
         }
-        // SAFETY: the context's table has an entry for each PE, and nobody writes it while the
-        // kernel runs.
-        let base = unsafe { gpu::load_constant(entry(self.peers, pe)) };
+        let base = self.table_base(pe);
         if base != 0 {
             self.last.set((pe, base));
         }
         base
     }
 
+    /// Like [`Self::base_of`], but always reads the table.
+    #[inline(always)]
+    pub(crate) fn table_base(&self, pe: u32) -> u64 {
+        // SAFETY: the context's table has an entry for each PE, and nobody writes it while the
+        // kernel runs.
+        unsafe { gpu::load_constant(entry(self.bases.peers, pe)) }
+    }
+
     /// Returns the address of this PE's heap.
     #[inline(always)]
     pub(crate) fn my_base(&self) -> u64 {
-        self.my_base
+        self.bases.mine
     }
 
     /// Returns the path to a PE. A failure is written to the status.
@@ -183,7 +218,7 @@ impl Context {
         if pe == last {
             return Ok(Reach::Mapped(base));
         }
-        if pe < self.n_pes {
+        if pe < self.pes.n_pes {
             let base = self.base_of(pe);
             if base != 0 {
                 return Ok(Reach::Mapped(base));
@@ -198,15 +233,15 @@ impl Context {
     #[cold]
     #[inline]
     fn unreachable(&self, operation: KernelOp, pe: u32) -> Failed {
-        let kind = if pe < self.n_pes { FailureKind::Unreachable } else { FailureKind::NoSuchPeer };
-        self.fail(kind, Report { pe, expected: u64::from(self.n_pes), ..Report::of(operation) })
+        let kind = if pe < self.pes.n_pes { FailureKind::Unreachable } else { FailureKind::NoSuchPeer };
+        self.fail(kind, Report { pe, expected: u64::from(self.pes.n_pes), ..Report::of(operation) })
     }
 
     /// Returns whether the memory of a PE is mapped here, so that [`Self::get_peer_array`] has a
     /// view of it.
     #[inline]
     pub fn is_mapped(&self, pe: u32) -> bool {
-        pe < self.n_pes && self.base_of(pe) != 0
+        pe < self.pes.n_pes && self.base_of(pe) != 0
     }
 
     /// Returns this PE's own elements of symmetric memory.
@@ -224,7 +259,7 @@ impl Context {
     /// barriers and fences.
     #[inline(always)]
     pub fn get_peer_array<T: Plain>(&self, of: SymSlice<T>, pe: u32) -> Option<DeviceSlice<T>> {
-        if pe >= self.n_pes {
+        if pe >= self.pes.n_pes {
             return None;
         }
         match self.base_of(pe) {

@@ -27,6 +27,9 @@ pub trait Scope: sealed::Sealed + Copy + 'static {
     /// Whether the scope is a single thread.
     const ALONE: bool = matches!(Self::KIND, Kind::Thread);
 
+    /// Whether the scope may have several warps.
+    const WIDE: bool = matches!(Self::KIND, Kind::Block);
+
     /// Returns the index of this thread in the scope.
     fn rank() -> usize;
 

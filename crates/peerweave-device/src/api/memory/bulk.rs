@@ -31,6 +31,24 @@ const GRAIN: u32 = 128;
 
 impl Lent {
     pub(crate) const NOTHING: Self = Self { barriers: 0, half: 0, parity: 0 };
+
+    /// Returns whether anything is lent.
+    #[inline(always)]
+    pub(crate) fn is_some(&self) -> bool {
+        self.half != 0
+    }
+
+    /// Returns the phases of the barriers, for a function that copies on behalf of this thread.
+    #[inline(always)]
+    pub(crate) fn parity(&self) -> u32 {
+        self.parity
+    }
+
+    /// Sets the phases of the barriers to those of [`Self::parity`].
+    #[inline(always)]
+    pub(crate) fn set_parity(&mut self, parity: u32) {
+        self.parity = parity;
+    }
 }
 
 impl Context {

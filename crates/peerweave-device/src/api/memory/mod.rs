@@ -2,7 +2,7 @@
 
 mod atomic;
 pub(super) mod bulk;
-mod copy;
+pub(super) mod copy;
 mod multicast;
 mod rma;
 

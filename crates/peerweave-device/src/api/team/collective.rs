@@ -2,61 +2,304 @@
 //!
 //! A collective puts data into the members' results, and a reduction reads the members' operands:
 //! by stores and loads if a member is mapped, and over the network otherwise. Each collective
-//! begins or ends with a synchronisation of the team ([`Team::meet`](super::Team::meet)), which
-//! orders the collective and completes its puts.
+//! begins or ends with a synchronisation of the team ([`Context::meet_as`]), which orders the
+//! collective and completes its puts.
+//!
+//! Kernels call collectives in many places, with many types. So the functions that move data are
+//! not inlined: puts to all members, which move bytes, one function for each scope; and reductions,
+//! one function for each type and operator, for mapped members and for others.
 //!
 //! Invariant: elements are combined in rank order, so that every member gets the same bits.
 
 use super::Team;
 use super::combine::{Combine, Reducible};
-use crate::api::context::Reach;
+use super::meet::Collective;
+use crate::api::context::{Bases, Pes, Reach};
+use crate::api::memory::bulk::Lent;
 use crate::api::scope::{Block, Scope, Thread, Warp};
-use crate::api::value::{self, Side, Strong};
+use crate::api::value::{self, Global, Side, Strong};
 use crate::api::views::address;
 use crate::api::{Context, Failed, network};
-use peerweave_types::{KernelOp, KernelTeam, Plain, SymOffset, SymSlice};
+use peerweave_types::{KernelContext, KernelOp, KernelTeam, Plain, SymOffset, SymSlice};
 
 /// Bytes of a vector.
 const VECTOR: usize = 16;
 
+/// The result of [`give_each`]: the outcome, and [`Lent::parity`] after the call.
+struct Given {
+    outcome: Result<(), Failed>,
+    parity: u32,
+}
+
+/// Puts to every member the `bytes` bytes that lie `stride` times the member's rank after `from`.
+/// Puts over the network may be outstanding when it returns. Each rank begins with itself, then its
+/// neighbour, so that not all ranks store to the same member at the same time.
+///
+/// # Safety
+/// The parts, and what is lent, are those of one context of this thread. At both offsets (target,
+/// source) every member's heap has the bytes, for all ranks.
+#[inline(never)]
+#[expect(clippy::too_many_arguments, reason = "numbers in registers: a struct of them would lie in memory")]
+unsafe fn give_each<S: Scope>(
+    raw: *const KernelContext,
+    pes: Pes,
+    bases: Bases,
+    lent: Lent,
+    (team, operation): (KernelTeam, KernelOp),
+    (to, from): (SymOffset, SymOffset),
+    bytes: usize,
+    stride: usize,
+) -> Given {
+    // SAFETY: the caller promises the parts.
+    let context = &unsafe { Context::again(raw, pes, bases) };
+    context.lent.set(lent);
+    // Stores of earlier calls may read the buffers.
+    context.bulk_pending.set(lent.is_some());
+    let give = || {
+        let members = context.team(operation, team)?;
+        let mut rank = members.my_rank();
+        for _ in 0..members.size() {
+            let source = context.my_base() + from.0 + (rank as usize * stride) as u64;
+            match members.reach(context, operation, rank)? {
+                Reach::Mapped(base) if base + to.0 == source => {}
+                // SAFETY: the caller promises the bytes in both heaps, and the member is mapped.
+                Reach::Mapped(base) => unsafe {
+                    context.copy_to_peer::<S, true>(address(base + to.0), address(source), bytes, true);
+                },
+                Reach::Network => {
+                    network::put::<S>(context.my_base() + to.0, source, bytes, members.member(rank), true);
+                }
+            }
+            rank = if rank + 1 == members.size() { 0 } else { rank + 1 };
+        }
+        Ok(())
+    };
+    let outcome = give();
+    context.finish_bulk();
+    Given { outcome, parity: context.lent.get().parity() }
+}
+
+/// Combines `count` elements of all members, which are mapped, and stores the result to the ranks
+/// from `first` up to `end`. The elements are shared by `threads` threads; this is number `thread`.
+///
+/// # Errors
+/// If this PE is not in the team.
+///
+/// # Safety
+/// The parts are those of one context of this thread; all members are mapped. At both offsets
+/// (target, source) every member's heap has `count` elements.
+#[inline(never)]
+#[expect(clippy::too_many_arguments, reason = "numbers in registers: a struct of them would lie in memory")]
+unsafe fn combine_near<T: Reducible, C: Combine<T>>(
+    raw: *const KernelContext,
+    pes: Pes,
+    bases: Bases,
+    (team, operation): (KernelTeam, KernelOp),
+    (to, from): (SymOffset, SymOffset),
+    count: usize,
+    (first, end): (u32, u32),
+    (thread, threads): (usize, usize),
+) -> Result<(), Failed> {
+    // SAFETY: the caller promises the parts.
+    let context = &unsafe { Context::again(raw, pes, bases) };
+    let members = context.team(operation, team)?;
+    // The cache of the last PE would not help: each load is from another PE.
+    let base = |rank| context.table_base(members.member(rank));
+    let (size, vectors) = (members.size(), vectors::<T>(to, from, count));
+    let mut at = thread;
+    while at < vectors {
+        let place = (at * VECTOR) as u64;
+        // SAFETY: the vector lies within the elements, in a mapped heap, aligned: heaps are aligned
+        // to more.
+        let load = |rank| unsafe { Strong::load_vector(address::<u8>(base(rank) + from.0 + place)) };
+        let mut sum = T::unpack(load(0));
+        let mut rank = 1;
+        while rank + 3 < size {
+            // Four loads in flight.
+            let held: [_; 4] = core::array::from_fn(|k| load(rank + k as u32));
+            for vector in held {
+                sum = T::zip::<C>(sum, T::unpack(vector));
+            }
+            rank += 4;
+        }
+        while rank < size {
+            sum = T::zip::<C>(sum, T::unpack(load(rank)));
+            rank += 1;
+        }
+        let result = T::pack(sum);
+        for rank in first..end {
+            // SAFETY: as for the load.
+            unsafe { Global::store_vector(address::<u8>(base(rank) + to.0 + place), result) };
+        }
+        at += threads;
+    }
+    let mut at = vectors * per_vector::<T>() + thread;
+    while at < count {
+        let place = (at * size_of::<T>()) as u64;
+        // SAFETY: the element lies within the elements of a mapped heap.
+        let load = |rank| unsafe { value::load::<T, Strong>(address(base(rank) + from.0 + place)) }.widen();
+        let mut sum = load(0);
+        for rank in 1..size {
+            sum = C::combine(sum, load(rank));
+        }
+        for rank in first..end {
+            // SAFETY: as for the load.
+            unsafe { value::store::<T, Global>(address(base(rank) + to.0 + place), T::narrow(sum)) };
+        }
+        at += threads;
+    }
+    Ok(())
+}
+
+/// Checks that each member can be reached. The type parameter makes the compiler place the function
+/// in the crate of the kernel.
+///
+/// # Errors
+/// If a member cannot be reached.
+///
+/// # Safety
+/// The parts are those of one context of this thread.
+#[cold]
+#[inline(never)]
+#[expect(clippy::extra_unused_type_parameters, reason = "makes it generic, and so part of the kernel's crate")]
+unsafe fn reach_all<Here>(
+    raw: *const KernelContext,
+    pes: Pes,
+    bases: Bases,
+    (team, operation): (KernelTeam, KernelOp),
+) -> Result<(), Failed> {
+    // SAFETY: the caller promises the parts.
+    let context = &unsafe { Context::again(raw, pes, bases) };
+    let members = context.team(operation, team)?;
+    (0..members.size()).try_for_each(|rank| members.reach(context, operation, rank).map(drop))
+}
+
+/// Like [`combine_near`], if some members are not mapped: their elements are read over the network,
+/// word by word, and the result is stored to the mapped members.
+///
+/// # Errors
+/// If this PE is not in the team.
+///
+/// # Safety
+/// As for [`combine_near`], but that members may be reached by the network instead.
+#[cold]
+#[inline(never)]
+#[expect(clippy::too_many_arguments, reason = "numbers in registers: a struct of them would lie in memory")]
+unsafe fn combine_far<T: Reducible, C: Combine<T>>(
+    raw: *const KernelContext,
+    pes: Pes,
+    bases: Bases,
+    (team, operation): (KernelTeam, KernelOp),
+    (to, from): (SymOffset, SymOffset),
+    count: usize,
+    (first, end): (u32, u32),
+    (thread, threads): (usize, usize),
+) -> Result<(), Failed> {
+    // SAFETY: the caller promises the parts.
+    let context = &unsafe { Context::again(raw, pes, bases) };
+    let members = context.team(operation, team)?;
+    let base = |rank| context.table_base(members.member(rank));
+    let vectors = vectors::<T>(to, from, count);
+    let mut at = thread;
+    while at < vectors {
+        let place = (at * VECTOR) as u64;
+        let load = |rank| match base(rank) {
+            0 => network::load_vector(context.my_base() + from.0 + place, members.member(rank)),
+            // SAFETY: the vector lies within the elements, in a mapped heap, aligned: heaps are
+            // aligned to more.
+            base => unsafe { Strong::load_vector(address::<u8>(base + from.0 + place)) },
+        };
+        let sum = (1..members.size()).fold(T::unpack(load(0)), |sum, rank| T::zip::<C>(sum, T::unpack(load(rank))));
+        for base in (first..end).map(base).filter(|base| *base != 0) {
+            // SAFETY: as for the load.
+            unsafe { Global::store_vector(address::<u8>(base + to.0 + place), T::pack(sum)) };
+        }
+        at += threads;
+    }
+    let mut at = vectors * per_vector::<T>() + thread;
+    while at < count {
+        let place = (at * size_of::<T>()) as u64;
+        let load = |rank| {
+            let element: T = match base(rank) {
+                0 => network::g(context.my_base() + from.0 + place, members.member(rank)),
+                // SAFETY: the element lies within the elements of a mapped heap.
+                base => unsafe { value::load::<T, Strong>(address(base + from.0 + place)) },
+            };
+            element.widen()
+        };
+        let sum = (1..members.size()).fold(load(0), |sum, rank| C::combine(sum, load(rank)));
+        for base in (first..end).map(base).filter(|base| *base != 0) {
+            // SAFETY: as for the load.
+            unsafe { value::store::<T, Global>(address(base + to.0 + place), T::narrow(sum)) };
+        }
+        at += threads;
+    }
+    Ok(())
+}
+
+/// Puts `bytes` bytes of this PE's own result to the members that are not mapped. All threads of
+/// the scope call it, and may have written the result. The synchronisation that follows completes
+/// the puts.
+///
+/// # Safety
+/// The parts are those of one context of this thread. At the offset every member's heap has the
+/// bytes.
+#[cold]
+#[inline(never)]
+unsafe fn give_far<S: Scope>(
+    raw: *const KernelContext,
+    pes: Pes,
+    bases: Bases,
+    (team, operation): (KernelTeam, KernelOp),
+    result: SymOffset,
+    bytes: usize,
+) -> Result<(), Failed> {
+    // SAFETY: the caller promises the parts.
+    let context = &unsafe { Context::again(raw, pes, bases) };
+    let members = context.team(operation, team)?;
+    S::sync();
+    let here = context.my_base() + result.0;
+    for rank in 0..members.size() {
+        if members.mapped_base(context, rank) == 0 {
+            network::put::<S>(here, here, bytes, members.member(rank), true);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the number of elements of a vector; 0 if an element is larger than a vector.
+#[inline(always)]
+const fn per_vector<T>() -> usize {
+    VECTOR / size_of::<T>()
+}
+
+/// Returns the number of whole vectors among `count` elements, which are combined as vectors; 0 if
+/// vectors are not aligned at both offsets.
+#[inline(always)]
+fn vectors<T>(to: SymOffset, from: SymOffset, count: usize) -> usize {
+    let aligned = ((to.0 | from.0) as usize).is_multiple_of(VECTOR) && VECTOR.is_multiple_of(size_of::<T>());
+    if aligned { count / per_vector::<T>() } else { 0 }
+}
+
 impl Context {
-    /// Puts the elements of one member's part to a member.
+    /// Calls [`give_each`] for `count` elements.
     #[inline(always)]
     fn give<T: Plain, S: Scope>(
         &self,
-        team: &Team,
-        operation: KernelOp,
-        rank: u32,
+        of: (KernelTeam, KernelOp),
         to: SymSlice<T>,
         from: SymSlice<T>,
+        count: usize,
+        stride: usize,
     ) -> Result<(), Failed> {
-        let (to, source, bytes) = (to.offset().0, self.my_base() + from.offset().0, to.size_bytes() as usize);
-        match team.reach(self, operation, rank)? {
-            Reach::Mapped(base) if base + to == source => {}
-            // SAFETY: `SymSlice` promises the elements in both heaps, `to` and `from` have one
-            // length, and the member is mapped.
-            Reach::Mapped(base) => unsafe { self.copy_to_peer::<S, true>(address(base + to), address(source), bytes, true) },
-            Reach::Network => network::put::<S>(self.my_base() + to, source, bytes, team.member(rank), true),
-        }
-        Ok(())
-    }
-
-    /// Puts to every member the elements that `from` returns for its rank, and synchronises. Each
-    /// rank begins with itself, then its neighbour, so that not all ranks store to the same member
-    /// at the same time.
-    #[inline(always)]
-    fn give_each<T: Plain, S: Scope>(
-        &self,
-        members: &Team,
-        operation: KernelOp,
-        to: SymSlice<T>,
-        from: impl Fn(u32) -> SymSlice<T>,
-    ) -> Result<(), Failed> {
-        for step in 0..members.size() {
-            let rank = (members.my_rank() + step) % members.size();
-            self.give::<T, S>(members, operation, rank, to, from(rank))?;
-        }
-        members.meet::<S>(self, operation)
+        let (raw, pes, bases) = self.parts();
+        let (mut lent, bytes, stride) = (self.lent.get(), count * size_of::<T>(), stride * size_of::<T>());
+        // SAFETY: the parts of this context; `SymSlice` promises the elements in every heap, and
+        // the callers take no more than both slices have.
+        let given = unsafe { give_each::<S>(raw, pes, bases, lent, of, (to.offset(), from.offset()), bytes, stride) };
+        lent.set_parity(given.parity);
+        self.lent.set(lent);
+        given.outcome
     }
 
     #[inline(always)]
@@ -68,13 +311,10 @@ impl Context {
         root: u32,
     ) -> Result<(), Failed> {
         let operation = KernelOp::Broadcast;
-        let members = self.team(operation, team)?;
-        let count = to.len().min(from.len());
-        let (to, from) = (to.truncate(count), from.truncate(count));
-        if members.my_rank() == root {
-            return self.give_each::<T, S>(&members, operation, to, |_| from);
+        if self.team(operation, team)?.my_rank() == root {
+            self.give::<T, S>((team, operation), to, from, to.len().min(from.len()), 0)?;
         }
-        members.meet::<S>(self, operation)
+        self.meet_as::<S, Collective>(operation, team)
     }
 
     #[inline(always)]
@@ -82,9 +322,9 @@ impl Context {
         let operation = KernelOp::Fcollect;
         let members = self.team(operation, team)?;
         let count = from.len().min(to.len() / members.size() as usize);
-        let from = from.truncate(count);
-        let mine = members.my_rank() as usize * count;
-        self.give_each::<T, S>(&members, operation, to.slice(mine..mine + count), |_| from)
+        let mine = to.slice(members.my_rank() as usize * count..);
+        self.give::<T, S>((team, operation), mine, from, count, 0)?;
+        self.meet_as::<S, Collective>(operation, team)
     }
 
     #[inline(always)]
@@ -92,9 +332,9 @@ impl Context {
         let operation = KernelOp::Alltoall;
         let members = self.team(operation, team)?;
         let count = from.len().min(to.len()) / members.size() as usize;
-        let mine = members.my_rank() as usize * count;
-        let theirs = |rank: u32| from.slice(rank as usize * count..).truncate(count);
-        self.give_each::<T, S>(&members, operation, to.slice(mine..mine + count), theirs)
+        let mine = to.slice(members.my_rank() as usize * count..);
+        self.give::<T, S>((team, operation), mine, from, count, count)?;
+        self.meet_as::<S, Collective>(operation, team)
     }
 
     #[inline(always)]
@@ -105,30 +345,25 @@ impl Context {
         from: SymSlice<T>,
     ) -> Result<(), Failed> {
         let operation = KernelOp::Reduce;
+        self.meet_as::<S, Collective>(operation, team)?;
         let members = self.team(operation, team)?;
-        let count = to.len().min(from.len());
-        members.meet::<S>(self, operation)?;
         // Each rank reduces a share of whole vectors, and stores it to every member; the last
         // rank's share extends to the end. This is correct in place too, because only the rank that
         // writes a share reads it.
-        let per_vector = (VECTOR / size_of::<T>()).max(1);
+        let count = to.len().min(from.len());
+        let per_vector = per_vector::<T>().max(1);
         let share = count.div_ceil(per_vector).div_ceil(members.size() as usize) * per_vector;
         let start = (members.my_rank() as usize * share).min(count);
         let end = (start + share).min(count);
         let offsets = (to.slice(start..end).offset(), from.slice(start..end).offset());
-        let everyone = 0..members.size();
-        let mut outcome = Ok(());
-        for rank in everyone.clone() {
-            outcome = outcome.and(members.reach(self, operation, rank).map(drop));
+        // SAFETY: `SymSlice` promises the elements in every heap.
+        unsafe { self.combine::<T, S, C>(&members, operation, offsets, end - start, (0, members.size()))? };
+        if !members.all_mapped() {
+            let (raw, pes, bases) = self.parts();
+            // SAFETY: the parts of this context, and elements as above.
+            unsafe { give_far::<S>(raw, pes, bases, (team, operation), offsets.0, (end - start) * size_of::<T>())? };
         }
-        if outcome.is_ok() {
-            // SAFETY: `SymSlice` promises the elements in every heap, and all members are
-            // reachable: checked above.
-            unsafe { self.combine::<T, S, C>(&members, offsets, end - start, everyone) };
-        }
-        outcome?;
-        self.give_result::<T, S>(&members, to.slice(start..end));
-        members.meet::<S>(self, operation)
+        self.meet_as::<S, Collective>(operation, team)
     }
 
     #[inline(always)]
@@ -139,110 +374,44 @@ impl Context {
         from: SymSlice<T>,
     ) -> Result<(), Failed> {
         let operation = KernelOp::ReduceScatter;
+        self.meet_as::<S, Collective>(operation, team)?;
         let members = self.team(operation, team)?;
-        let count = to.len().min(from.len() / members.size() as usize);
-        members.meet::<S>(self, operation)?;
-        let mine = members.my_rank();
+        let (mine, count) = (members.my_rank(), to.len().min(from.len() / members.size() as usize));
         let offsets = (to.offset(), from.slice(mine as usize * count..).offset());
-        for rank in 0..members.size() {
-            members.reach(self, operation, rank)?;
-        }
-        // SAFETY: `SymSlice` promises the elements in every heap, and all members are reachable:
-        // checked above.
-        unsafe { self.combine::<T, S, C>(&members, offsets, count, mine..mine + 1) };
-        members.meet::<S>(self, operation)
+        // SAFETY: `SymSlice` promises the elements in every heap.
+        unsafe { self.combine::<T, S, C>(&members, operation, offsets, count, (mine, mine + 1))? };
+        self.meet_as::<S, Collective>(operation, team)
     }
 
-    /// Puts this PE's result of [`Self::combine`] to the members that are not mapped. The
-    /// synchronisation that follows completes the puts.
-    #[inline(always)]
-    fn give_result<T: Plain, S: Scope>(&self, members: &Team, result: SymSlice<T>) {
-        if !self.has_network() || members.all_mapped() {
-            return;
-        }
-        // The whole scope has written the result.
-        S::sync();
-        let here = self.my_base() + result.offset().0;
-        for rank in 0..members.size() {
-            if members.mapped_base(self, rank) == 0 {
-                network::put::<S>(here, here, result.size_bytes() as usize, members.member(rank), true);
-            }
-        }
-    }
-
-    /// Combines `count` elements of all members, and stores the result to the mapped members among
-    /// `receivers`. Elements of members that are not mapped are read over the network, word by
-    /// word.
+    /// Combines `count` elements of all members, and stores the result to those of the ranks
+    /// `receivers`, from the first up to the second, that are mapped.
+    ///
+    /// # Errors
+    /// If a member cannot be reached.
     ///
     /// # Safety
-    /// At both offsets (target, source) every member's heap has as many elements; all members are
-    /// mapped, or reached by the network.
+    /// At both offsets (target, source) every member's heap has as many elements.
     #[inline(always)]
     unsafe fn combine<T: Reducible, S: Scope, C: Combine<T>>(
         &self,
         members: &Team,
-        (to, from): (SymOffset, SymOffset),
+        operation: KernelOp,
+        offsets: (SymOffset, SymOffset),
         count: usize,
-        receivers: core::ops::Range<u32>,
-    ) {
-        let base = |rank| members.mapped_base(self, rank);
-        // A constant in kernels compiled without the network, which then check no member.
-        let network = network::available();
-        let size = members.size();
-        let aligned = ((to.0 | from.0) as usize).is_multiple_of(VECTOR) && VECTOR.is_multiple_of(size_of::<T>());
-        let per_vector = VECTOR / size_of::<T>();
-        let vectors = if aligned { count / per_vector } else { 0 };
-        let mut at = S::rank();
-        while at < vectors {
-            let place = (at * VECTOR) as u64;
-            let load = |rank| match base(rank) {
-                0 if network => network::load_vector(self.my_base() + from.0 + place, members.member(rank)),
-                // SAFETY: the vector lies within the elements, in a mapped heap, aligned: heaps are
-                // aligned to more.
-                base => unsafe { Strong::load_vector(address::<u8>(base + from.0 + place)) },
-            };
-            let mut sum = T::unpack(load(0));
-            let mut rank = 1;
-            while rank + 3 < size {
-                // Four loads in flight.
-                let held: [_; 4] = core::array::from_fn(|k| load(rank + k as u32));
-                for vector in held {
-                    sum = T::zip::<C>(sum, T::unpack(vector));
-                }
-                rank += 4;
+        receivers: (u32, u32),
+    ) -> Result<(), Failed> {
+        let ((raw, pes, bases), of, threads) = (self.parts(), (members.team(), operation), (S::rank(), S::size()));
+        if !members.all_mapped() {
+            // SAFETY: the parts of this context.
+            unsafe { reach_all::<()>(raw, pes, bases, of)? };
+            // A constant in kernels compiled without the network, which have reached all members.
+            if network::available() {
+                // SAFETY: the parts of this context; the caller promises the rest.
+                return unsafe { combine_far::<T, C>(raw, pes, bases, of, offsets, count, receivers, threads) };
             }
-            while rank < size {
-                sum = T::zip::<C>(sum, T::unpack(load(rank)));
-                rank += 1;
-            }
-            let result = T::pack(sum);
-            for base in receivers.clone().map(base).filter(|base| !network || *base != 0) {
-                // SAFETY: as for the load.
-                unsafe { crate::api::value::Global::store_vector(address::<u8>(base + to.0 + place), result) };
-            }
-            at += S::size();
         }
-        let mut at = vectors * per_vector + S::rank();
-        while at < count {
-            let place = (at * size_of::<T>()) as u64;
-            let load = |rank| {
-                let element: T = match base(rank) {
-                    0 if network => network::g(self.my_base() + from.0 + place, members.member(rank)),
-                    // SAFETY: the element lies within the elements of a mapped heap.
-                    base => unsafe { value::load::<T, Strong>(address(base + from.0 + place)) },
-                };
-                element.widen()
-            };
-            let mut sum = load(0);
-            for rank in 1..size {
-                sum = C::combine(sum, load(rank));
-            }
-            for base in receivers.clone().map(base).filter(|base| !network || *base != 0) {
-                // SAFETY: as for the load.
-                unsafe { value::store::<T, value::Global>(address(base + to.0 + place), T::narrow(sum)) };
-            }
-            at += S::size();
-        }
+        // SAFETY: the parts of this context, and mapped members; the caller promises the rest.
+        unsafe { combine_near::<T, C>(raw, pes, bases, of, offsets, count, receivers, threads) }
     }
 }
 
