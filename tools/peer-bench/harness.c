@@ -20,7 +20,7 @@ struct options {
     int size_count;
     int batches;
     double batch_seconds;
-    long calls; /* per batch; 0 = as many as fill a batch */
+    long calls; /* per batch; 0 = as many as run in the duration of a batch */
     bool dirty;
     long long start_ns; /* CLOCK_REALTIME when the launcher was started, for `init` */
 };
@@ -54,8 +54,9 @@ static double clock_cost_ns(void)
 }
 
 /* ---- Values ---------------------------------------------------------------------------------------------------
- * Small integers, so that every sum is exact in f32. 17 is prime: a shift by any power of two, which is what a
- * block in the wrong place amounts to, changes the value. `round` makes the result of an earlier call wrong. */
+ * Small integers, so that every sum is exact in f32. Values repeat after 17 elements. 17 is prime, so a block that
+ * is shifted by a power of two has different values. Values depend on `round`, so that the result of an earlier call
+ * is wrong. */
 
 static inline float value(uint32_t rank, uint32_t index, uint32_t round)
 {
@@ -84,7 +85,7 @@ static size_t source_bytes(enum op_kind kind, size_t bytes)
     return kind == OP_ALL_GATHER ? bytes / (size_t)peer->pes : bytes;
 }
 
-/* Rewrites the whole input with ordinary stores: the lines are then modified in this PE's cache, as after a computation. */
+/* Rewrites the whole input with ordinary stores, so that its lines are modified in this PE's cache, as after a computation. */
 static void rewrite(enum op_kind kind, size_t bytes, uint32_t round)
 {
     if (!is_source(kind))
@@ -107,7 +108,7 @@ static long count_wrong(enum op_kind kind, size_t bytes, uint32_t round)
     switch (kind) {
     case OP_BARRIER:
     case OP_FETCH_ADD:
-        return 0; /* checked by their own scenarios */
+        return 0; /* these operations have their own checks */
     case OP_PING_PONG:
         return peer->bad_pongs;
     case OP_ALL_REDUCE:
@@ -146,7 +147,8 @@ static long count_wrong(enum op_kind kind, size_t bytes, uint32_t round)
     return -1;
 }
 
-/* Each PE in turn comes 5 ms late; no other may leave the barrier before it came. One clock: one machine. */
+/* Each PE in turn arrives 5 ms late; no other PE may leave the barrier before. Compares times of all PEs, so all PEs
+ * must be on one machine. */
 static long barrier_leavers(const struct op *op)
 {
     long early = 0;
@@ -198,7 +200,7 @@ static long check_one_call(const struct op *op, size_t bytes, uint32_t round)
         return barrier_leavers(op);
     if (op->kind == OP_FETCH_ADD)
         return lost_adds(op);
-    /* Broadcast in MPI has one buffer: what the root will send must not be cleared. */
+    /* A broadcast of MPI has one buffer, so the root's buffer holds the input and must not be cleared. */
     if (peer->dst != peer->src || !is_source(op->kind))
         memset(peer->dst, 0xff, bytes);
     if (peer->settle)
@@ -213,7 +215,8 @@ static long check_one_call(const struct op *op, size_t bytes, uint32_t round)
 
 /* ---- Timing --------------------------------------------------------------------------------------------------- */
 
-/* Seconds this PE spent in `calls` calls. A dirty run rewrites the inputs before each call and times each call alone. */
+/* Returns the seconds that this PE spent in `calls` calls. A dirty run rewrites the inputs before each call and times
+ * each call separately. */
 static double timed(const struct op *op, size_t bytes, long calls, bool dirty, uint32_t *round)
 {
     bool active = takes_part(op->kind);
@@ -235,7 +238,7 @@ static double timed(const struct op *op, size_t bytes, long calls, bool dirty, u
             op->run(bytes, 1);
             spent += seconds() - start;
         }
-        /* A returned collective or completed put leaves the input to its owner; a get is read by another PE. */
+        /* After a collective or a completed put, the owner may write its input. The input of a get is read by another PE. */
         if (op->kind == OP_GET)
             peer->barrier();
     }
@@ -248,7 +251,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Doubles the number of calls until they take 2 ms, then scales to a batch. All PEs compute from the same maximum. */
+/* Doubles the number of calls until they take 2 ms, then scales the number to the duration of a batch. All PEs use the
+ * maximum time of all PEs, so that they compute the same number. */
 static long calls_per_batch(const struct op *op, size_t bytes, const struct options *o, uint32_t *round)
 {
     long calls = MIN_CALLS;
@@ -266,7 +270,7 @@ static void measure(const struct op *op, size_t bytes, const struct options *o)
 {
     double batch[MAX_BATCHES], sorted[MAX_BATCHES];
     uint32_t round = 1;
-    /* A ping-pong call is two messages; what is reported is one. */
+    /* A ping-pong call is two messages; the time of one message is reported. */
     double scale = op->kind == OP_PING_PONG ? 0.5e6 : 1e6;
 
     long wrong = check_one_call(op, bytes, round);

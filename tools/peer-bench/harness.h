@@ -1,6 +1,6 @@
-/* What the two peer programs share: options, rewriting of inputs, timing, checking of values, output.
- * Not here: any call of MPI or OpenSHMEM, those are in peer_mpi.c and peer_shmem.c.
- * Invariant: the library under measurement runs inside a timed section, and nothing else does. */
+/* The parts that both peer programs share: options, rewriting of inputs, timing, checking of values, output.
+ * Not here: calls of MPI or OpenSHMEM, which are in peer_mpi.c and peer_shmem.c.
+ * Invariant: a timed section contains calls of the measured library and nothing else. */
 #ifndef PEER_BENCH_HARNESS_H
 #define PEER_BENCH_HARNESS_H
 
@@ -14,16 +14,16 @@ enum op_kind {
     OP_ALL_GATHER,
     OP_ALL_TO_ALL,
     OP_BROADCAST,
-    OP_PUT,       /* PE 0 into the memory of PE 1, each call completed at the target */
-    OP_GET,       /* PE 0 from the memory of PE 1, each call completed */
-    OP_FETCH_ADD, /* PE 0 on one 64-bit word of PE 1 */
-    OP_PING_PONG, /* PE 0 and PE 1, one 64-bit sequence number; reported is half a round trip */
+    OP_PUT,       /* PE 0 writes into the memory of PE 1; each call is complete at the target */
+    OP_GET,       /* PE 0 reads from the memory of PE 1; each call is complete */
+    OP_FETCH_ADD, /* PE 0 adds to one 64-bit word of PE 1 */
+    OP_PING_PONG, /* PE 0 and PE 1 exchange a 64-bit sequence number; half a round trip is reported */
 };
 
 struct op {
     const char *name;
     enum op_kind kind;
-    /* `calls` calls on messages of `bytes` bytes, back to back. */
+    /* Makes `calls` calls in a row, each with `bytes` bytes. */
     void (*run)(size_t bytes, long calls);
 };
 
@@ -34,21 +34,21 @@ struct peer {
     int rank, pes;
     const struct op *ops;
 
-    /* Set by `prepare`: where this PE's input lies, where its result arrives, and for OP_FETCH_ADD the counter in `dst`. */
+    /* Set by `prepare`: this PE's input, and the memory of its result; for OP_FETCH_ADD, `dst` is the counter. */
     void *src, *dst;
     void (*prepare)(const struct op *op, size_t max_bytes);
 
-    /* Makes what peers wrote into `dst` readable with plain loads (a barrier has been passed before). May be NULL. */
+    /* Makes data that peers wrote into `dst` readable with plain loads. Called after a barrier. May be NULL. */
     void (*settle)(void);
-    long bad_pongs; /* OP_PING_PONG counts here what came out of sequence */
+    long bad_pongs; /* number of sequence numbers that OP_PING_PONG did not expect */
     void (*barrier)(void);
     double (*max)(double);
 };
 
-/* Runs what the command line asks for and prints JSON lines on PE 0. Returns the exit status. */
+/* Runs the operation of the command line; PE 0 prints JSON lines. Returns the exit status. */
 int harness_main(struct peer *peer, int argc, char **argv);
 
-/* Prints `what` and ends the process; for conditions after which no measurement can be trusted. */
+/* Prints `what` and ends the process. For errors after which no measurement is valid. */
 _Noreturn void fail(const char *what, ...);
 
 #endif

@@ -1,8 +1,8 @@
-// One-sided operations between two mapped GPUs, written directly in CUDA C++ with what Peerweave's
-// operations promise: a put reads its source from memory and a get writes its target, a signal
-// releases, an atomic operation acquires and releases, a barrier counts its epochs in memory, and
-// bulk copies are ordered with the accesses of threads. The figures are what such operations cost
-// at least.
+// One-sided operations between two mapped GPUs, written directly in CUDA C++ with the guarantees of
+// Peerweave's operations: a put reads its source from memory and a get writes its target to memory,
+// a signal releases, an atomic operation acquires and releases, a barrier counts its epochs in
+// memory, and bulk copies are ordered with the accesses of threads. The measured times are lower
+// bounds for operations with these guarantees.
 //
 // nvcc -std=c++17 -O3 -arch=sm_90 -o one_sided one_sided.cu && ./one_sided
 #include <cuda_runtime.h>
@@ -66,7 +66,7 @@ template <int SCOPE> __device__ __forceinline__ void sync() {
     if (SCOPE == BLOCK) __syncthreads();
 }
 
-// Copies vectors, eight of each thread in flight; or one word.
+// Copies one word, or vectors with eight accesses of each thread in flight.
 template <int SCOPE, class T> __device__ __forceinline__ void copy(void* to, const void* from, int bytes, bool far) {
     T* t = (T*)to;
     const T* f = (const T*)from;
@@ -103,8 +103,8 @@ template <int SCOPE, class T> __global__ void __launch_bounds__(1024) get(void* 
     if (threadIdx.x == 0) *ns = (now() - start) / n;
 }
 
-// One thread, through shared memory: `proxies` orders its own accesses before those of the copy
-// unit.
+// One thread copies through shared memory. `proxies` orders its own accesses before the accesses of
+// the copy unit.
 __device__ __forceinline__ void bulk(void* to, const void* from, u32 bytes, u32 buffer, u32 barrier, u32& parity, bool proxies) {
     if (proxies) asm volatile("fence.proxy.async.global;" ::: "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -166,8 +166,8 @@ template <bool STRONG> __global__ void atomics(u64* word, int n, u64* ns) {
     ns[1] = sum;
 }
 
-// A barrier of two GPUs by one thread of each. EPOCHS: 0 in a register, 1 in memory and counted
-// before the wait, 2 counted after it.
+// A barrier of two GPUs, called by one thread of each GPU. EPOCHS: 0 counts in a register, 1 counts
+// in memory before the wait, 2 counts in memory after the wait.
 template <int EPOCHS> __global__ void barrier(u64* theirs, u64* mine, u64* epochs, int n, u64* ns) {
     u64 start = 0;
     for (int k = 1; k <= n + WARM_UP; k++) {
@@ -182,7 +182,8 @@ template <int EPOCHS> __global__ void barrier(u64* theirs, u64* mine, u64* epoch
     *ns = (now() - start) / n;
 }
 
-// Blocks are not equally fast: the time of all is from the first beginning to the last end.
+// Blocks are not equally fast, so the time is measured from the first start of a block to the last
+// end.
 __device__ __forceinline__ void write_times(u64* ns, u64 start) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -260,8 +261,8 @@ static double result(int gpu, int blocks = 1) {
     return *std::max_element(values.begin(), values.end()) * 1e-3;
 }
 
-// GB/s of the kernels that write their times; `launch` takes the repetitions, and its first call is
-// the warm-up.
+// Returns the GB/s of kernels that write their start and end times. `launch` takes the number of
+// repetitions; its first call is the warm-up.
 template <class L> static double bandwidth(int blocks, L launch) {
     double rate = 0;
     for (int n : {2, 20}) {

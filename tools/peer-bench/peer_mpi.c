@@ -1,5 +1,5 @@
-/* Open MPI under the harness: collectives on private buffers, one-sided calls on an allocated window.
- * Not here: timing and checking, see harness.c. MPI's window is the equivalent of a symmetric allocation. */
+/* The operations of Open MPI for the harness: collectives on private buffers, one-sided calls on an allocated window.
+ * Not here: timing and checking, see harness.c. A window of MPI corresponds to a symmetric allocation. */
 #include "harness.h"
 
 #include <mpi.h>
@@ -34,12 +34,13 @@ static void reduce_scatter(size_t bytes, long calls)
         MPI_Reduce_scatter_block(self.src, self.dst, count_of(bytes) / self.pes, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
-/* The same result by the call that takes a count per rank: Open MPI has other algorithms behind it. */
+/* Has the same result as reduce-scatter, but calls MPI_Reduce_scatter, which takes a count for each rank: Open MPI uses
+ * different algorithms for it. */
 static void reduce_scatter_counts(size_t bytes, long calls)
 {
     int counts[1024];
     if (self.pes > 1024)
-        fail("reduce-scatter-counts: at most 1024 PEs, got %d", self.pes);
+        fail("reduce-scatter-counts: %d PEs, expected at most 1024", self.pes);
     for (int r = 0; r < self.pes; r++)
         counts[r] = count_of(bytes) / self.pes;
     for (long i = 0; i < calls; i++)
@@ -112,7 +113,7 @@ static void *private_buffer(size_t bytes)
 {
     void *buffer = NULL;
     if (posix_memalign(&buffer, 4096, bytes))
-        fail("no memory for %zu bytes", bytes);
+        fail("cannot allocate %zu bytes", bytes);
     memset(buffer, 0, bytes);
     return buffer;
 }

@@ -1,6 +1,6 @@
-/* OpenSHMEM 1.4 (the one of Open MPI) under the harness; every buffer is symmetric.
+/* The operations of OpenSHMEM 1.4 (from Open MPI) for the harness; every buffer is symmetric.
  * Not here: timing and checking, see harness.c; a reduce-scatter, which OpenSHMEM does not have.
- * Leaves by _exit after a barrier: the Debian build of 4.1.4 crashes inside shmem_finalize. */
+ * Ends with _exit after a barrier, because the Debian build of 4.1.4 crashes in shmem_finalize. */
 #include "harness.h"
 
 #include <shmem.h>
@@ -16,7 +16,7 @@ static float *reduce_work;
 static double *reported; /* one per PE */
 static int64_t *mailbox;
 
-/* Two arrays in turn, as the standard advises for back-to-back collectives. */
+/* Two synchronization arrays, used alternately, as the standard advises for collectives in a row. */
 static long *next_sync(void)
 {
     static int turn;
@@ -99,7 +99,7 @@ static void *symmetric(size_t bytes)
 {
     void *memory = shmem_align(4096, bytes);
     if (!memory)
-        fail("the symmetric heap has no %zu bytes left: raise SHMEM_SYMMETRIC_SIZE", bytes);
+        fail("the symmetric heap has no %zu free bytes; set SHMEM_SYMMETRIC_SIZE to a larger size", bytes);
     memset(memory, 0, bytes);
     return memory;
 }
@@ -118,7 +118,7 @@ static void prepare(const struct op *op, size_t max_bytes)
 static double max(double mine)
 {
     double most = mine;
-    shmem_barrier_all(); /* nobody still reads the last values */
+    shmem_barrier_all(); /* all PEs have read the last values */
     for (int pe = 0; pe < self.pes; pe++)
         shmem_double_p(&reported[self.rank], mine, pe);
     shmem_barrier_all();

@@ -1,4 +1,4 @@
-"""What is compared, and the goals. Not here: how a program is run (programs.py) or what is printed (report.py)."""
+"""The cases to compare, with their goals. Not here: how a program is run (programs.py) or what is printed (report.py)."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,16 +9,16 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table. `size` is the larger buffer of one PE in bytes, as NCCL counts it; 0 where an operation has none."""
+    """One row of the table. `size` is the size of the larger buffer of one PE in bytes, as in nccl-tests; 0 for operations without data."""
 
     op: str
     size: int
     pes: int = 2
     dirty: bool = True
     goal: Optional[float] = None
-    """At most this ratio of Peerweave's time to the better peer's; None: for information."""
+    """Maximum ratio of Peerweave's time to the time of the faster peer; None if the case has no goal."""
     goal_ms: Optional[float] = None
-    """At most this many milliseconds, whatever the peers do."""
+    """Maximum time of Peerweave in milliseconds, independent of the peers."""
 
     @property
     def name(self) -> str:
@@ -27,16 +27,16 @@ class Case:
 
 
 def human(size: int) -> str:
-    """A byte count in the largest binary unit that divides it: 64 KiB is written `64K`."""
+    """Returns a byte count in the largest binary unit that divides it: 64 KiB is written `64K`."""
     for unit, letter in ((MIB, "M"), (KIB, "K")):
         if size >= unit and size % unit == 0:
             return f"{size // unit}{letter}"
     return f"{size}B"
 
 
-# Calls without an input, and calls so short that reading the clock around each would be most of the time,
-# are timed as a loop (dirty=False) in every program. Puts and gets of 64 MiB are timed both ways: what is large is in no cache, and the
-# goal is that of a loop.
+# Calls without an input, and calls so short that reading the clock around each call would take most of the time,
+# are timed as a loop (dirty=False) in every program. Puts and gets of 64 MiB are timed both as a loop and dirty: such large
+# buffers are in no cache. The goal applies to the loop.
 CASES: List[Case] = [
     Case("barrier", 0, dirty=False, goal=0.7),
     Case("all-reduce", 8, goal=1.0),
@@ -77,7 +77,7 @@ CASES: List[Case] = [
 
 @dataclass(frozen=True)
 class Group:
-    """Cases that one process measures one after the other: same operation, PEs and mode."""
+    """Cases that one process measures one after the other. They have the same operation, number of PEs and mode."""
 
     op: str
     pes: int
@@ -94,18 +94,18 @@ class Group:
 
 
 def groups(cases: List[Case]) -> List[Group]:
-    """The cases as groups, in the order of the list; only neighbours are joined."""
+    """Returns the cases as groups, in the order of the list. Only neighbouring cases are joined."""
     joined = groupby(cases, key=lambda case: (case.op, case.pes, case.dirty))
     return [Group(op, pes, dirty, tuple(members)) for (op, pes, dirty), members in joined]
 
 
 def select(names: List[str], pes: List[int], cases: Optional[List[Case]] = None) -> List[Case]:
-    """The cases of the named operations and PE counts; an empty list selects all. Raises ValueError on an unknown name."""
+    """Returns the cases with these operations and PE counts; an empty list selects all. Raises ValueError for an unknown name."""
     cases = CASES if cases is None else cases
     known = {case.op for case in cases}
     unknown = sorted(set(names) - known)
     if unknown:
-        raise ValueError(f"--op: unknown {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        raise ValueError(f"--op: unknown {', '.join(unknown)}, expected one of {', '.join(sorted(known))}")
     chosen = [case for case in cases if (not names or case.op in names) and (not pes or case.pes in pes)]
     if not chosen:
         raise ValueError(f"no case has --op {names or 'any'} with --pes {pes or 'any'}")

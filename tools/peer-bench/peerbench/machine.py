@@ -1,4 +1,4 @@
-"""What a figure depends on besides the programs: processor, kernel, load, versions of the sources. Reads only."""
+"""Reads the conditions of a measurement besides the programs: processor, kernel, load, versions of the sources."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ def cpu_model() -> str:
 
 
 def cpu_identity() -> str:
-    """Family, model and stepping: virtual machines often hide the name."""
+    """Returns family, model and stepping, because virtual machines often hide the name of the processor."""
     text = read("/proc/cpuinfo")
     values = [re.search(rf"^{key}\s*:\s*(\S+)$", text, re.MULTILINE) for key in ("cpu family", "model", "stepping")]
     return "/".join(value.group(1) if value else "?" for value in values)
@@ -39,9 +39,9 @@ def load_average() -> float:
 
 
 class ForeignCpu:
-    """How much processor time went to others than this process and its children: what disturbs a measurement.
+    """Measures the processor time of all processes except this one and its children, which disturbs a measurement.
 
-    Invariant: children that have been waited for count as ours, so that `share` is asked when none is running.
+    Only children that have been waited for count as children, so `share` must be called when no child is running.
     """
 
     def __init__(self):
@@ -50,7 +50,7 @@ class ForeignCpu:
 
     @staticmethod
     def busy() -> float:
-        """Seconds during which some CPU did anything, stolen time included, summed over the CPUs."""
+        """Returns the busy time of all CPUs in seconds, including time stolen by the hypervisor."""
         words = read("/proc/stat").splitlines()[0].split()[1:]
         user, nice, system, _idle, _iowait, irq, softirq, steal = (int(word) for word in words[:8])
         return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
@@ -61,13 +61,13 @@ class ForeignCpu:
         return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
     def share(self) -> float:
-        """Foreign processor time since the start, in CPUs: 0.5 is half a CPU all the time."""
+        """Returns the average number of CPUs that other processes used since the start: 0.5 is half of a CPU."""
         foreign = (self.busy() - self.all_busy) - (self.own() - self.ours)
         return round(max(0.0, foreign / max(1e-3, time.monotonic() - self.started)), 3)
 
 
 def wait_until_quiet(quiet: float, at_most_s: float) -> None:
-    """Returns once others used at most `quiet` CPUs for half a second, or after `at_most_s` seconds."""
+    """Returns when other processes used at most `quiet` CPUs for half a second, or after `at_most_s` seconds."""
     end = time.monotonic() + at_most_s
     while time.monotonic() < end:
         others = ForeignCpu()
@@ -90,7 +90,7 @@ def slug() -> str:
 
 
 def describe(repository: Path) -> dict:
-    """Everything about the machine and the sources that belongs beside the figures."""
+    """Returns the properties of the machine and of the sources that the report shows."""
     flags = re.search(r"^flags\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
     return {
         "cpu": cpu_model(),

@@ -1,4 +1,4 @@
-"""How each program is started and its output read. Not here: statistics over rounds (report.py).
+"""Starts each program and reads its output. Not here: statistics over rounds (report.py).
 
 Every call of `measure` starts fresh processes and leaves none behind, also when it fails.
 """
@@ -17,11 +17,11 @@ from .cases import Group
 
 SYMMETRIC_SIZE = "512M"
 BATCH_MS = 30
-"""The length of a batch; `peerweave bench` has the same built in."""
+"""Duration of a batch in milliseconds; equal to the default of `peerweave bench`."""
 
 
 class ProgramError(Exception):
-    """A program failed, ran out of time, or printed something unexpected. The text is the whole message."""
+    """The error if a program failed, ran out of time, or printed unexpected output. Its text is the complete message."""
 
 
 @dataclass
@@ -32,21 +32,21 @@ class Sample:
     batch_us: List[float] = field(default_factory=list)
     calls_per_batch: int = 0
     wrong: Optional[int] = 0
-    """Elements that were wrong, or None where the program does not check this operation."""
+    """Number of wrong elements; None if the program does not check this operation."""
     foreign_cpus: float = 0.0
-    """CPUs that other programs of the machine used meanwhile."""
+    """Average number of CPUs that other processes used during this round."""
 
 
 @dataclass
 class Settings:
-    """How much is measured in one round; the same for every program."""
+    """Settings of one round, the same for every program."""
 
     batches: int = 5
     timeout_s: float = 120.0
 
 
 def run(argv: List[str], timeout_s: float, env: Optional[Dict[str, str]] = None) -> Tuple[int, str, str]:
-    """Runs a command in a process group of its own; one that is over its time is ended with all its children."""
+    """Runs a command in its own process group. If the command exceeds its time, ends it with all its children."""
     process = subprocess.Popen(
         argv,
         stdout=subprocess.PIPE,
@@ -61,14 +61,14 @@ def run(argv: List[str], timeout_s: float, env: Optional[Dict[str, str]] = None)
     except subprocess.TimeoutExpired:
         end(process)
         raise ProgramError(f"{command_name(argv)}: no end after {timeout_s:g} s") from None
-    except BaseException:  # Ctrl-C above all: a launcher's PEs would go on spinning
+    except BaseException:  # for example Ctrl-C: otherwise the PEs of a launcher would continue to spin
         end(process)
         raise
     return process.returncode, out, err
 
 
 def end(process: subprocess.Popen) -> None:
-    """SIGTERM first: launchers put their PEs into process groups of their own and end them only when asked."""
+    """Sends SIGTERM before SIGKILL, because launchers put their PEs into separate process groups and end them only on SIGTERM."""
     for number, grace_s in ((signal.SIGTERM, 5), (signal.SIGKILL, None)):
         if process.poll() is None:
             os.killpg(process.pid, number)
@@ -81,7 +81,7 @@ def end(process: subprocess.Popen) -> None:
 
 
 def command_name(argv: List[str]) -> str:
-    """The command as the report shows it: programs without their folders, which differ from machine to machine."""
+    """Returns the command as the report shows it, without the folders of programs, which differ between machines."""
     return " ".join(Path(word).name if word.startswith(("/", "./")) else word for word in argv)
 
 
@@ -90,7 +90,7 @@ def last_lines(text: str, count: int = 4) -> str:
 
 
 class Peer:
-    """One of the programs of this folder under its launcher."""
+    """One of the peer programs (peer_mpi or peer_shmem), started by its launcher."""
 
     def __init__(self, name: str, label: str, launcher: str, program: Path, extra: Tuple[str, ...] = ()):
         self.name, self.label = name, label
@@ -103,7 +103,7 @@ class Peer:
         return [self.launcher, *root, "--oversubscribe", *self.extra, "-n", str(pes), str(self.program)]
 
     def own_name(self, op: str) -> Optional[str]:
-        """What the program calls `op`; None: there is nothing to measure."""
+        """Returns the program's name for `op`; None if the program does not measure this operation."""
         return op
 
     def supports(self, group: Group) -> bool:
@@ -138,7 +138,7 @@ class Peer:
         return Sample(ms * 1e3, [ms * 1e3], 1)
 
     def lines(self, argv: List[str], timeout_s: float) -> List[dict]:
-        # The exit status says nothing: the OpenSHMEM program leaves without finalising. Its last line does.
+        # The exit status is not checked, because the OpenSHMEM program exits without finalising; the last line of output tells whether it succeeded.
         _, out, err = run(argv, timeout_s, {"SHMEM_SYMMETRIC_SIZE": SYMMETRIC_SIZE})
         lines = []
         for text in out.splitlines():
@@ -156,14 +156,14 @@ class Peer:
 
 
 class OpenShmem(Peer):
-    """OpenSHMEM has no reduce-scatter."""
+    """The OpenSHMEM program. OpenSHMEM has no reduce-scatter."""
 
     def own_name(self, op: str) -> Optional[str]:
         return None if op == "reduce-scatter" else op
 
 
 class TunedOpenMpi(Peer):
-    """Open MPI with a setting that somebody who measured might choose; only where it changes what runs."""
+    """Open MPI with a setting that a user might choose for speed. Measures only operations whose algorithm the setting changes."""
 
     def __init__(self, name: str, launcher: str, program: Path):
         setting, self.names, self.oversubscribed = TUNINGS[name]
@@ -176,21 +176,21 @@ class TunedOpenMpi(Peer):
         return super().supports(group) and (self.oversubscribed or group.pes <= (os.cpu_count() or 1))
 
 
-# Name: options of the launcher, the operations with the peer program's name for each, and whether it may run with more PEs than CPUs.
+# For each name: options of the launcher, operations with their names in the peer program, and whether to run with more PEs than CPUs.
 TUNINGS = {
-    # Collectives over a shared segment. They spin: with PEs that share a core they lose by a factor of ten.
+    # Collectives over a shared segment. They spin, so they are slower by a factor of ten when PEs share a core.
     "openmpi-sm": (
         ("--mca", "coll_sm_priority", "100"),
         {op: op for op in ("barrier", "all-reduce", "broadcast")},
         False,
     ),
-    # Copy twice through shared memory where the default has the kernel copy once (process_vm_readv).
+    # Copies data twice through shared memory. By default the kernel copies it once (process_vm_readv).
     "openmpi-nocma": (
         ("--mca", "btl_vader_single_copy_mechanism", "none"),
         {**{op: op for op in ("all-reduce", "all-gather", "all-to-all", "broadcast")}, "reduce-scatter": "reduce-scatter-counts"},
         True,
     ),
-    # MPI_Reduce_scatter in place of MPI_Reduce_scatter_block: other algorithms for the same result.
+    # MPI_Reduce_scatter instead of MPI_Reduce_scatter_block: different algorithms for the same result.
     "openmpi-counts": ((), {"reduce-scatter": "reduce-scatter-counts"}, True),
 }
 
@@ -202,7 +202,7 @@ UNSIZED = ("barrier", "fetch-add")
 
 
 def peerweave_command(program: str, group: Group, size: int, batches: int, out: str) -> List[str]:
-    """The command that measures one case and writes its result to the file `out`."""
+    """Returns the command that measures one case and writes the result to the file `out`."""
     argv = [program, "bench", PEERWEAVE_OPS.get(group.op, group.op), "-n", str(group.pes), "-d", "float", "-o", "sum"]
     if group.op not in UNSIZED:
         argv += ["-b", str(size), "-e", str(size), "-f", "2"]
@@ -212,14 +212,14 @@ def peerweave_command(program: str, group: Group, size: int, batches: int, out: 
 
 
 def peerweave_result(document: dict, group: Group, size: int) -> Sample:
-    """The sample in the JSON of one run."""
+    """Returns the sample in the JSON document of one run."""
     name = f"peerweave bench {group.op}"
     if document.get("peerweave", {}).get("debug_assertions") is not False:
         raise ProgramError(f"{name}: built with debug assertions; build it with --release")
     rows = [row for row in document.get("results", []) if row.get("size") == size]
     if len(rows) != 1:
         raise ProgramError(f"{name}: expected one result for size {size}, got {len(rows)}")
-    # The peers' broadcasts have one buffer at the root, or leave the root's second one alone: that is in place here.
+    # Broadcasts of MPI have one buffer at the root, and broadcasts of OpenSHMEM do not write the root's second buffer. Peerweave's in-place form does the same.
     form = "in_place" if group.op == "broadcast" else "out_of_place"
     placement, batches = rows[0].get(form) or {}, rows[0].get(f"{form}_per_batch") or {}
     us, wrong = placement.get("time"), placement.get("nwrong")
@@ -230,7 +230,7 @@ def peerweave_result(document: dict, group: Group, size: int) -> Sample:
 
 
 class Peerweave:
-    """`peerweave bench`, one process for each case, in batches as long as those of the peers' programs."""
+    """`peerweave bench`: one process for each case, with batches as long as the batches of the peer programs."""
 
     name, label = "peerweave", "Peerweave"
 
@@ -262,13 +262,13 @@ class Peerweave:
                 document = json.loads(Path(out).read_text())
             except (OSError, ValueError):
                 raise ProgramError(f"{command_name(argv)}: status {status}, no result: {last_lines(err)}") from None
-        # Status 1 is wrong values: the result says how many.
+        # Status 1 means wrong values; the result contains their number.
         if status not in (0, 1):
             raise ProgramError(f"{command_name(argv)}: status {status}: {last_lines(err)}")
         return document
 
     def start_to_first_barrier(self, group: Group, settings: Settings) -> Sample:
-        """The command counts from its own start: what the system needs to load it is added, by a run that does nothing else."""
+        """The command measures from its own start. The time to load the command is measured by a run that does nothing else, and added."""
         start = time.monotonic()
         self.ask_version()
         load_ms = (time.monotonic() - start) * 1e3

@@ -1,4 +1,4 @@
-"""From samples to ratios, verdicts, Markdown and JSON. Runs nothing."""
+"""Computes ratios and verdicts from samples, and formats them as Markdown and JSON. Starts no program."""
 
 import statistics
 from dataclasses import asdict
@@ -13,17 +13,17 @@ ALL_PEERS = DEFAULT_PEERS + TUNED_PEERS
 
 
 class Row:
-    """One case with the samples of every program, one per round."""
+    """One case with the samples of every program: one sample per round."""
 
     def __init__(self, case: Case):
         self.case = case
         self.samples: Dict[str, List[Sample]] = {}
         self.errors: Dict[str, str] = {}
         self.absent: List[str] = []
-        """Programs that have no such operation."""
+        """Programs that do not have the operation of this case."""
 
     def median(self, program: str) -> Optional[float]:
-        """Median over the rounds of the rounds' figures, in microseconds; None where a value was wrong or nothing was measured."""
+        """Median of a program's times over the rounds, in microseconds; None if a value was wrong or nothing was measured."""
         samples = self.samples.get(program)
         if not samples or self.wrong(program):
             return None
@@ -36,14 +36,14 @@ class Row:
         return any(sample.wrong is None for sample in self.samples.get(program, []))
 
     def foreign(self) -> float:
-        """The most CPUs that other programs of the machine used during any sample that is kept."""
+        """Maximum number of CPUs that other processes used, over the samples of this case."""
         return max((sample.foreign_cpus for samples in self.samples.values() for sample in samples), default=0.0)
 
     def better(self, peers) -> Optional[float]:
         return min((time for time in map(self.median, peers) if time is not None), default=None)
 
     def best_tuned(self) -> Optional[str]:
-        """The fastest of the tuned settings, by median; None where none was measured."""
+        """The tuned setting with the smallest median; None if none was measured."""
         timed = [name for name in TUNED_PEERS if self.median(name) is not None]
         return min(timed, key=self.median, default=None)
 
@@ -52,7 +52,7 @@ class Row:
         return mine / theirs if mine is not None and theirs else None
 
     def round_ratios(self, peers) -> List[float]:
-        """The ratio of each round by itself: how far the machine's mood moves the figure."""
+        """The ratio of each round alone, which shows how much the ratio varies between rounds."""
         mine = self.samples.get("peerweave", [])
         rounds = []
         for index, sample in enumerate(mine):
@@ -62,7 +62,7 @@ class Row:
         return rounds
 
     def verdict(self, peers) -> str:
-        """met, not met, no goal, wrong values, or not measured."""
+        """Returns `met`, `not met`, `no goal`, `wrong values` or `not measured`."""
         if self.wrong("peerweave"):
             return "wrong values"
         if self.case.goal is None and self.case.goal_ms is None:
@@ -117,7 +117,7 @@ def time_cell(row: Row, program: str) -> str:
 
 
 def tuned_cell(row: Row) -> str:
-    """The fastest tuned setting and its name; without one, why there is none."""
+    """Returns the time of the fastest tuned setting with its name, or the reason why there is none."""
     best = row.best_tuned()
     if best is not None:
         return f"{time_cell(row, best)} ({best.partition('-')[2]})"
@@ -178,7 +178,7 @@ def summary(rows: List[Row]) -> str:
 
 
 def markdown(rows: List[Row], about: dict) -> str:
-    """The report as a document of its own."""
+    """Returns the report as a complete Markdown document."""
     machine, versions = about["machine"], about["versions"]
     changes = ", with uncommitted changes" if machine["git_uncommitted_changes"] else ""
     loads = about["load_averages"]
@@ -191,8 +191,8 @@ def markdown(rows: List[Row], about: dict) -> str:
         f"- Commit {machine['git_commit']}{changes}",
         f"- Load average (1 minute): {machine['load_average_before']} before, {min(loads, default=0)} to {max(loads, default=0)} during"
         " (the programs themselves raise it)",
-        f"- Disturbance: a round during which others used more than {about['quiet_cpus']} CPUs is repeated, at most"
-        f" {about['retries']} times in a group; what is kept in spite of that is marked `disturbed`, with the CPUs that others used.",
+        f"- Disturbance: a round during which other processes used more than {about['quiet_cpus']} CPUs is repeated, at most"
+        f" {about['retries']} times in a group; a row that is disturbed nevertheless is marked `disturbed`, with the CPUs that others used.",
         f"- {about['rounds']} rounds, programs in turn in each; a round is the median of {about['batches']} batches of about"
         f" {about['batch_ms']} ms; below is the median over the rounds. f32, sum, out of place. Time: slowest PE's mean per call.",
         "- dirty: each PE rewrites its input before each call, a barrier follows, the call is timed alone. loop: calls back to back.",

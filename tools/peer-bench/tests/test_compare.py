@@ -1,4 +1,4 @@
-"""Scenarios for the driver: what it concludes, and what it does when a program misbehaves. Needs no MPI and no Peerweave."""
+"""Tests of `compare`: its verdicts, and its behaviour when a program fails. Needs no MPI and no Peerweave."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def row(case, **times):
 class Conclusions(unittest.TestCase):
     case = cases.Case("all-reduce", 1024, goal=0.5)
 
-    def test_ratio_is_of_medians_over_rounds_against_the_better_peer(self):
+    def test_ratio_divides_the_medians_of_peerweave_and_the_faster_peer(self):
         got = row(self.case, peerweave=[4, 5, 90], openmpi=[10, 11, 12], openshmem=[20, 20, 1])
         self.assertAlmostEqual(got.ratio(report.DEFAULT_PEERS), 5 / 11)
         self.assertEqual(got.verdict(report.DEFAULT_PEERS), "met")
@@ -38,18 +38,18 @@ class Conclusions(unittest.TestCase):
         self.assertEqual(got.verdict(report.ALL_PEERS), "not met")
         self.assertIn("| 10.00 | 5.00 (sm) |", report.table([got], 0.1))
 
-    def test_wrong_values_of_ours_are_never_met(self):
+    def test_goal_is_not_met_if_peerweave_has_wrong_values(self):
         got = row(self.case, peerweave=[1], openmpi=[10])
         got.samples["peerweave"][0].wrong = 3
         self.assertEqual(got.verdict(report.ALL_PEERS), "wrong values")
         self.assertIn("3 wrong", report.table([got], 0.1))
 
-    def test_peer_with_wrong_values_is_no_bar(self):
+    def test_peer_with_wrong_values_is_not_compared(self):
         got = row(self.case, peerweave=[6], openmpi=[10], openshmem=[1])
         got.samples["openshmem"][0].wrong = 1
         self.assertAlmostEqual(got.ratio(report.DEFAULT_PEERS), 0.6)
 
-    def test_without_any_peer_a_goal_is_not_measured(self):
+    def test_goal_is_not_measured_without_peers_or_without_peerweave(self):
         self.assertEqual(row(self.case, peerweave=[1]).verdict(report.ALL_PEERS), "not measured")
         self.assertEqual(row(self.case, openmpi=[1]).verdict(report.ALL_PEERS), "not measured")
 
@@ -67,17 +67,17 @@ class Conclusions(unittest.TestCase):
 
 
 class Cases(unittest.TestCase):
-    def test_blocks_are_whole_elements(self):
+    def test_size_of_each_case_is_a_whole_number_of_elements_per_pe(self):
         for case in cases.CASES:
             divided = case.op in ("reduce-scatter", "all-gather", "all-to-all")
             self.assertEqual(case.size % (4 * case.pes if divided else 4), 0, case.name)
 
-    def test_calls_without_input_are_never_dirty(self):
+    def test_cases_without_input_are_not_dirty(self):
         for case in cases.CASES:
             if case.op in ("barrier", "fetch-add", "ping-pong", "init"):
                 self.assertFalse(case.dirty, case.name)
 
-    def test_groups_keep_every_case_once_and_in_order(self):
+    def test_groups_contain_every_case_once_and_in_order(self):
         joined = [case for group in cases.groups(cases.CASES) for case in group.cases]
         self.assertEqual(joined, cases.CASES)
 
@@ -96,20 +96,20 @@ class PeerweaveAdapter(unittest.TestCase):
         }
         return programs.peerweave_result(document, self.group, 8)
 
-    def test_command_asks_for_exactly_one_size(self):
+    def test_command_has_equal_minimum_and_maximum_size(self):
         argv = programs.peerweave_command("peerweave", self.group, 8, 5, "out.json")
         self.assertEqual(
             argv, "peerweave bench all-reduce -n 2 -d float -o sum -b 8 -e 8 -f 2 --dirty --batches 5 --batch-ms 30 --json out.json".split()
         )
 
-    def test_batches_and_calls_are_kept(self):
+    def test_sample_has_the_batches_and_calls_of_the_json(self):
         self.assertEqual(self.result(time=1.5, nwrong=0), Sample(1.5, [1.0, 2.0], 7, 0))
 
     def test_result_of_another_size_is_refused(self):
         with self.assertRaisesRegex(programs.ProgramError, "expected one result for size 8, got 0"):
             self.result(size=16, time=1.0, nwrong=0)
 
-    def test_unchecked_result_is_not_taken_for_right(self):
+    def test_unchecked_result_has_no_count_of_wrong_elements(self):
         for wrong in (-1, "N/A", None):
             self.assertIsNone(self.result(time=1.0, nwrong=wrong).wrong)
 
@@ -134,7 +134,7 @@ class Processes(unittest.TestCase):
             time.sleep(2.2)
             self.assertFalse(mark.exists())
 
-    def test_work_of_children_and_their_children_is_ours(self):
+    def test_cpu_time_of_descendants_is_not_foreign(self):
         others = machine.ForeignCpu()
         spin = "import time\nwhile time.process_time() < 0.5: pass"
         programs.run(["sh", "-c", f"'{sys.executable}' -c '{spin}'; true"], 60)
@@ -165,13 +165,13 @@ class WholeRuns(unittest.TestCase):
         self.assertAlmostEqual(first["against_best"]["ratio"], 0.6)
         self.assertIn("| all-reduce 1K, 2 PEs | dirty | 3.00 | 10.00 | 5.00 (sm) | 10.00 | 0.60 | 0.30 (0.30-0.30) | met | 0.60", text)
 
-    def test_first_barrier_includes_the_loading_of_the_command(self):
+    def test_first_barrier_includes_the_time_to_load_the_command(self):
         done, document, _ = self.compare("--op", "init", "--pes", "8")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertGreater(document["rows"][0]["median_us"]["peerweave"], 5000)
         self.assertEqual(document["rows"][0]["median_us"]["openmpi"], 100_000)
 
-    def test_every_case_can_be_asked_of_every_program(self):
+    def test_every_program_accepts_every_case(self):
         done, document, _ = self.compare("--rounds", "1", "--batches", "1")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual([row["errors"] for row in document["rows"]], [{}] * len(cases.CASES))
@@ -201,7 +201,7 @@ class WholeRuns(unittest.TestCase):
             self.assertIn(message, document["rows"][0]["errors"]["peerweave"])
             self.assertEqual(document["rows"][0]["median_us"]["openmpi"], 10)
 
-    def test_call_that_a_library_lacks_is_a_dash_and_no_failure(self):
+    def test_operation_that_a_library_lacks_is_a_dash_and_no_failure(self):
         done, document, _ = self.compare("--op", "reduce-scatter")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(document["rows"][0]["no_such_operation"], ["openmpi-sm", "openshmem"])
@@ -212,7 +212,7 @@ class WholeRuns(unittest.TestCase):
         self.assertEqual(set(document["rows"][0]["median_us"]), {"peerweave", "openshmem"})
         self.assertIn("Left out: openmpi, openmpi-sm, openmpi-nocma, openmpi-counts", text)
 
-    def test_missing_program_is_refused_with_the_way_out(self):
+    def test_missing_program_error_suggests_without(self):
         done, document, _ = self.compare("--oshrun", "no-such-launcher")
         self.assertEqual(done.returncode, 2)
         self.assertIsNone(document)
