@@ -40,8 +40,7 @@ pub(crate) fn prose(file: &File) -> Vec<Block> {
     blocks
 }
 
-/// Returns the lines of prose of a Rust source or a Markdown document, without those of code
-/// blocks.
+/// Returns the lines of prose of a Rust source or a Markdown document, without code blocks.
 pub(crate) fn lines(file: &File) -> Vec<Line<'_>> {
     let rust = file.path.ends_with(".rs");
     if !rust && !file.path.ends_with(".md") {

@@ -9,7 +9,8 @@
 //! - inner loops of copies move vectors of 16 bytes, eight in flight ([`loops`]);
 //! - collectives wait for a line of every rank at once, by accesses of 16 bytes ([`collectives`]);
 //! - barriers that return a value are not copied into the paths of a branch ([`barriers`]);
-//! - every kernel is in the list of those that copy arrays or of those that do not ([`loops`]);
+//! - every kernel is either in the list of kernels that copy arrays or in the list of the others
+//!   ([`loops`]);
 //! - ptxas, if given, accepts every file and the primitives for each architecture. Primitives for
 //!   multicast memory are in no shipped kernel; they are compiled and assembled only here.
 

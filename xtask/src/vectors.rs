@@ -56,7 +56,7 @@ fn findings(assembly: &str) -> Findings {
     }
     for Kernel { name, narrow } in &kernels {
         if !narrow.is_empty() && !NARROW.iter().any(|tolerated| name.contains(tolerated)) {
-            faults.push(format!("{name} computes in parts of registers: {}", narrow.join(", ")));
+            faults.push(format!("{name} uses registers narrower than 512 bits: {}", narrow.join(", ")));
         }
     }
     Findings { summary: format!("{} reductions for AVX-512\n", kernels.len()), faults }
@@ -124,7 +124,7 @@ mod tests {
         let split = wide + &kernel(99, "\tvaddps\t%xmm1, %xmm2, %xmm3") + "other:\n\tvaddps\t%xmm1, %xmm2, %xmm3\n";
         assert_eq!(
             findings(&split).faults,
-            ["_Rrun_avx512_6Reduce99 computes in parts of registers: vaddps %xmm1, %xmm2, %xmm3"]
+            ["_Rrun_avx512_6Reduce99 uses registers narrower than 512 bits: vaddps %xmm1, %xmm2, %xmm3"]
         );
         assert_eq!(findings("").faults.len(), 1);
     }

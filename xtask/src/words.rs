@@ -15,9 +15,10 @@ struct Word {
 }
 
 enum Place {
-    /// In Rust sources, not as the end of a longer identifier.
+    /// Forbidden in Rust sources, except as the end of a longer identifier.
     Rust,
-    /// In any file, not as the end of a longer path: `a/work/` is a relative directory.
+    /// Forbidden in any file, except as the end of a longer path: `a/work/` is a relative
+    /// directory.
     Anywhere,
 }
 

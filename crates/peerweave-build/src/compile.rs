@@ -33,7 +33,8 @@ pub struct Request {
     pub variant: Variant,
 }
 
-/// Compiles a crate of kernels. Returns its PTX and its source files, except those of registries.
+/// Compiles a crate of kernels. Returns its PTX and its source files, except source files of
+/// registries.
 ///
 /// # Errors
 /// [`Problem`] with the compiler's output if compilation fails, or if the PTX calls undefined

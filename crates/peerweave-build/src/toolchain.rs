@@ -93,8 +93,8 @@ fn ask(rustc: &Path, arguments: &[&str]) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// Returns the compilers to examine: that of this build, those of rustup, those in `PATH`, those of
-/// the system.
+/// Returns the compilers to examine: the compiler of this build, then compilers of rustup, in
+/// `PATH`, and of the system.
 fn candidates() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = env::var_os("RUSTC").map(PathBuf::from).into_iter().collect();
     let home = env::var_os("RUSTUP_HOME").map(PathBuf::from);

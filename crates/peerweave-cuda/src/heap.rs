@@ -305,7 +305,7 @@ impl Arena {
             None => Ok(()),
             Some(pe) => {
                 let text = |blob: &Vec<u8>| String::from_utf8_lossy(blob).into_owned();
-                Err(misuse(call, "the call of this PE", text(own), &format!("that of PE {pe}: {}", text(&all[pe]))))
+                Err(misuse(call, "the call of this PE", text(own), &format!("the call of PE {pe}: {}", text(&all[pe]))))
             }
         }
     }

@@ -58,12 +58,13 @@ impl Part {
     }
 }
 
-/// Gives the bytes of this PE in a step of a split, and returns those of all PEs that take part.
+/// Sends the bytes of this PE in a step of a split, and returns the bytes of all PEs that take
+/// part.
 pub(crate) type Exchange<'a> = dyn Fn(&str, &[u8]) -> Result<Vec<Vec<u8>>, CudaError> + 'a;
 
-/// The PEs that split into teams, and how they exchange bytes.
+/// The PEs that split into teams, and the function by which they exchange bytes.
 pub(crate) struct Parent<'a> {
-    /// In the order of their ranks.
+    /// The PEs in the order of their ranks.
     pub(crate) pes: &'a [Pe],
     /// Returns what each of them gave, in their order. The steps of a split have different names.
     pub(crate) exchange: &'a Exchange<'a>,
@@ -89,20 +90,20 @@ impl Gpu {
     /// # Errors
     /// [`CudaError::Misuse`] if no number is free on all PEs
     /// ([`GpuOptions::teams`](crate::GpuOptions::teams)), or if PEs make different calls.
-    /// [`CudaError::PeFailed`] if the call failed on another PE. Those of NVSHMEM if the heap is
+    /// [`CudaError::PeFailed`] if the call failed on another PE. Errors of NVSHMEM if the heap is
     /// NVSHMEM's.
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>, CudaError> {
         self.split_all("Gpu::split", String::new(), color, key)
     }
 
-    /// Creates a team of the PEs of `shape`, in its order. Returns `None` on PEs outside of it.
+    /// Creates a team of the PEs of `shape`, in the order of `shape`. Returns `None` on other PEs.
     ///
     /// # Collective
     /// All PEs, with the same shape.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] for a shape that is empty, contains a PE twice, or contains a PE that
-    /// does not exist; as for [`split`](Self::split).
+    /// does not exist; the errors of [`split`](Self::split).
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>, CudaError> {
         const CALL: &str = "Gpu::split_strided";
         if !shape.fits(self.n_pes()) {
@@ -122,10 +123,11 @@ impl Gpu {
         self.split_among(&Parent { pes: &pes, exchange: &exchange }, call, &arguments, color, key)
     }
 
-    /// Splits the PEs of `parent`, which this PE is one of. Collective over them.
+    /// Splits the PEs of `parent` into teams. This PE is one of them. Collective over the PEs of
+    /// `parent`.
     ///
     /// # Errors
-    /// As [`split`](Self::split).
+    /// The errors of [`split`](Self::split).
     pub(crate) fn split_among(
         &self,
         parent: &Parent<'_>,
@@ -135,7 +137,7 @@ impl Gpu {
         key: i64,
     ) -> Result<Option<Team>, CudaError> {
         let inner = &*self.0;
-        // All PEs take part in both exchanges, even if one of them fails in between.
+        // All PEs take part in both exchanges, even if a PE fails between the exchanges.
         let id = inner.heap.nvshmem().map(|nvshmem| nvshmem.team_id()).transpose();
         let own = Part {
             free: inner.teams.free(),
@@ -147,21 +149,20 @@ impl Gpu {
         let all = (parent.exchange)("", &own.to_bytes())?;
         let parts = all.iter().map(|bytes| Part::from_bytes(bytes)).collect::<Option<Vec<Part>>>();
         let parts = parts.ok_or_else(|| {
-            misuse(call, "the call of another PE", "in an unknown format", "the same version of Peerweave on all PEs")
+            misuse(call, "the message of another PE", "in an unknown format", "the same version of Peerweave on all PEs")
         })?;
         if let Some(pe) = parts.iter().position(|part| part.call != own.call) {
             return Err(misuse(
                 call,
                 "the call of this PE",
                 &own.call,
-                &format!("that of {}: {}", parent.pes[pe], parts[pe].call),
+                &format!("the call of {}: {}", parent.pes[pe], parts[pe].call),
             ));
         }
         let free = parts.iter().fold(u64::MAX, |bits, part| bits & part.free);
         if free == 0 {
             let most = inner.teams.numbers().len() - 1;
-            let expected =
-                format!("at most {most}, some of them may be taken on other PEs: see GpuOptions::teams and Team::destroy");
+            let expected = format!("at most {most} on any PE (GpuOptions::teams); destroy a team first (Team::destroy)");
             return Err(misuse(call, "the number of teams", most + 1, &expected));
         }
         let number = free.trailing_zeros();
@@ -200,8 +201,8 @@ impl Gpu {
         let handle = nvshmem.as_ref().map_or(TeamEntry::NO_HANDLE, peerweave_nvshmem::Team::raw);
         let mut tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         inner.sync.zero_range(&inner.stream, tables.lines_of(number))?;
-        // The zeros are complete when the following copies on the same stream are, and this call
-        // waits for those.
+        // This call waits for the following copies, which are on the same stream, so the zeros are
+        // complete too.
         tables.write_team(&inner.stream, number, &pes, handle)?;
         Ok(Arc::new(Members {
             pes: members,
@@ -241,7 +242,7 @@ impl Team {
     ///
     /// # Errors
     /// [`CudaError::Misuse`] if a graph uses the team, and [`CudaError::Stuck`] if kernels do not
-    /// end by the deadline; the number stays in use in both cases. Those of NVSHMEM if the heap is
+    /// end by the deadline; the number stays in use in both cases. Errors of NVSHMEM if the heap is
     /// NVSHMEM's.
     pub fn destroy(self) -> Result<(), CudaError> {
         const CALL: &str = "Team::destroy";

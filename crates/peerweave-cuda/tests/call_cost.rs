@@ -1,5 +1,5 @@
-//! What a call of the portable API on GPUs costs the host, when a call of its shape was made
-//! before: allocations on the calling thread, and calls of the driver.
+//! Costs of a call of the portable API on GPUs for the host, after an earlier call of the same
+//! shape: allocations on the calling thread, and calls of the driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -40,7 +40,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How often this process has called each function of the fake driver.
+/// Returns how often this process has called each function of the fake driver.
 fn driver_calls() -> BTreeMap<String, usize> {
     let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness started this process");
     let (log, prefix) = (std::fs::read_to_string(log).unwrap_or_default(), format!("{} ", std::process::id()));
@@ -95,7 +95,7 @@ fn queued_call_of_a_known_shape_allocates_nothing() {
     });
 }
 
-/// Measures every call; returns those that cost too much.
+/// Measures every call and returns the calls that cost too much.
 fn costs(world: &World, threads: &Barrier) -> Vec<String> {
     const LEN: usize = 8;
     let (team, stream, other) = (world.team(), world.stream().unwrap(), Rank::new(1 - world.my_pe().get()));
@@ -127,7 +127,7 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
         threads.wait();
         (0..ROUNDS).for_each(|_| call(team, &stream, &on, other));
         threads.wait();
-        // Those of both PEs.
+        // The calls of both PEs are counted together.
         let mut calls = driver_calls();
         calls.retain(|function, count| {
             *count -= before.get(function).copied().unwrap_or(0);

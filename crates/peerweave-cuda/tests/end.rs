@@ -74,7 +74,7 @@ fn rendezvous_is_released_by_a_drop_with_work_in_flight() {
 }
 
 #[test]
-fn gpu_with_other_handles_does_not_end() {
+fn end_of_a_gpu_with_other_handles_is_misuse() {
     fakes().run(|| {
         pes_that_may_fail(1, options(), |gpu| {
             let gpu = gpu.expect("it is set up");

@@ -1,4 +1,4 @@
-//! Tests of teams other than that of all PEs, over the fake driver: created by splits, passed to
+//! Tests of teams that do not contain all PEs, over the fake driver: created by splits, passed to
 //! launches, destroyed.
 #![cfg(target_os = "linux")]
 
@@ -96,8 +96,8 @@ fn split_without_a_free_number_fails_on_all_pes() {
             let error = gpu.split(Some(0), 0).expect_err("three are taken");
             assert_eq!(
                 error.to_string(),
-                "Gpu::split: the number of teams is 4, expected at most 3, some of them may be taken on other PEs: see \
-                 GpuOptions::teams and Team::destroy"
+                "Gpu::split: the number of teams is 4, expected at most 3 on any PE (GpuOptions::teams); destroy a team first \
+                 (Team::destroy)"
             );
             // Only one PE destroys a team: its number is still in use on the other PE.
             let mut teams = teams;

@@ -2,8 +2,8 @@
 //! compiled for GPUs.
 //!
 //! `#[kernel]` creates these constants; a launch takes them. Invariant: the tuple `A` is the
-//! parameter list of the function on the host, and that of the entry in the PTX after its first
-//! parameter, the address of the context.
+//! parameter list of the function on the host, and the parameter list of the entry in the PTX after
+//! its first parameter, the address of the context.
 
 use core::fmt;
 use core::marker::PhantomData;

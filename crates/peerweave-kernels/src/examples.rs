@@ -41,7 +41,7 @@ pub fn pipeline(ctx: &Context, data: SymSlice<u32>, arrived: SymSlice<u64>, chun
     Ok(())
 }
 
-/// Number of threads of the block. A partial sum for each fits in shared memory.
+/// Number of threads of the block. The partial sums of all threads fit in shared memory.
 pub(crate) const THREADS: usize = 128;
 
 /// Gathers part `r` of `parts` from PE `r` on every PE, and writes the sum of part `r` to

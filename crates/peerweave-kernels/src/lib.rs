@@ -1,7 +1,7 @@
 //! The kernels that Peerweave ships, with their PTX.
 //!
 //! Each module is a group of kernels. Each kernel is a function that also runs on the host, with a
-//! `KERNEL` for a launch. `cargo xtask ptx` compares the PTX in `ptx` with that of the sources.
+//! `KERNEL` for a launch. `cargo xtask ptx` compares the PTX in `ptx` with the PTX of the sources.
 #![no_std]
 
 /// Runs the examples of the README as tests.

@@ -104,7 +104,7 @@ struct Bare {
 impl Bare {
     fn new(nccl: Nccl) -> Self {
         let (path, cuda) = (nccl.path().to_str().expect("UTF-8"), "libcuda.so.1");
-        // SAFETY: those are the functions' signatures.
+        // SAFETY: the types are the signatures of these functions.
         unsafe {
             Self {
                 all_reduce: function(path, c"ncclAllReduce"),

@@ -232,7 +232,7 @@ impl One {
     fn new(nccl: Nccl, comm: Communicator, stream: Arc<CudaStream>, count: usize) -> Result<Self, NcclError> {
         let values = |value: f32| DeviceMemory::from_slice(&stream, &vec![value; count]);
         let (send, by_us, by_c) = (values(comm.rank().get() as f32 + 1.0)?, values(0.0)?.into(), values(0.0)?);
-        // SAFETY: those are the functions' signatures.
+        // SAFETY: the types are the signatures of these functions.
         let (all_reduce, state) = unsafe { (function(nccl, "ncclAllReduce"), function(nccl, "ncclCommGetAsyncError")) };
         let raw = comm.as_raw()?;
         Ok(Self { comm, stream, send, by_us, by_c, all_reduce, state, raw, turn: AtomicU64::new(0) })

@@ -79,7 +79,7 @@ fn measure() {
     let private = DeviceMemory::from_slice(&stream, &[0u64]).expect("memory");
     let slice = stream.clone_htod(&[0u64]).expect("memory");
 
-    // SAFETY: those are the functions' signatures.
+    // SAFETY: the types are the signatures of these functions.
     let (put, get, put_nbi, put_signal, signal, put_value, quiet, barrier, reduce, count) = unsafe {
         (
             function::<Put>("nvshmemx_putmem_on_stream"),

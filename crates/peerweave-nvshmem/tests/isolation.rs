@@ -21,7 +21,7 @@ fn ask_driver(name: &std::ffi::CStr, argument: usize) {
     let address =
         unsafe { libc::dlsym(libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
     assert!(!address.is_null(), "{name:?}");
-    // SAFETY: those functions take one number or handle, and give a code.
+    // SAFETY: these functions take one number or handle, and return a code.
     let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn(usize) -> i32>(address) };
     // SAFETY: the caller has made the context current.
     assert_eq!(unsafe { function(argument) }, 0, "{name:?}");

@@ -1,5 +1,5 @@
 //! `check nccl`, `check nvshmem`, `check vmm`: checks the GPUs of a machine through one library,
-//! and compares all results with those that the host computes.
+//! and compares all results with results that the host computes.
 //!
 //! `launch.rs` starts processes and `table.rs` prints results, for all parts. Each other module
 //! holds the checks of one part. `check PART --help` lists the options of a part.

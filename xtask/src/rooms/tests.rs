@@ -25,7 +25,7 @@ fn correct_table_passes() {
 }
 
 #[test]
-fn arrow_that_points_up_is_found_with_its_file() {
+fn use_of_a_room_above_is_found_with_its_file() {
     let sources =
         [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", ""), ("heap/list.rs", "use crate::ops::call;")];
     assert_eq!(

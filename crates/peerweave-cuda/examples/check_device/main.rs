@@ -57,7 +57,7 @@ enum Part {
     Basics,
     /// Every function that kernels call.
     Checks,
-    /// Both.
+    /// `basics` and `checks`.
     All,
     /// Measurements from inside kernels: latencies and rates of one-sided operations.
     Bench,

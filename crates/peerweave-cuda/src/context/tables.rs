@@ -104,7 +104,7 @@ impl Tables {
         TeamEntry::sync_bytes(n_pes, slots)
     }
 
-    /// Returns the range of a team's lines among those of all teams.
+    /// Returns the range of a team's lines within the lines of all teams.
     pub(crate) fn lines_of(&self, number: u32) -> std::ops::Range<usize> {
         let stride = Self::sync_stride(self.contents.peers.len() as u32, self.contents.slots) as usize;
         let start = number as usize * stride;

@@ -73,7 +73,7 @@ impl Gpu {
     /// nothing has ended then. All other errors are returned after this PE has released everything
     /// that it can. [`CudaError::PeLost`] and [`CudaError::Kernel`] for a failure of a kernel.
     /// [`CudaError::Bootstrap`] names a PE that did not arrive. [`CudaError::Stuck`] if work or
-    /// threads do not end. Those of the heap.
+    /// threads do not end. Errors of the heap.
     ///
     /// ```no_run
     /// # use std::sync::Arc;

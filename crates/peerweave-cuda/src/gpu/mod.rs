@@ -91,7 +91,7 @@ impl Gpu {
     /// All PEs of the rendezvous.
     ///
     /// # Errors
-    /// Those of the heap; [`CudaError::Misuse`] for invalid options; errors of the driver.
+    /// Errors of the heap; [`CudaError::Misuse`] for invalid options; errors of the driver.
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: GpuOptions) -> Result<Self, CudaError> {
         const CALL: &str = "Gpu::new";
         let attribute = |attribute| Ok::<_, CudaError>(Driver::get()?.attribute(context.ordinal(), attribute)?.unsigned_abs());

@@ -61,7 +61,7 @@ impl Teams {
     /// the caller's handle.
     pub(crate) fn end(&self, number: u32, members: &Arc<Members>) -> bool {
         let mut numbers = self.numbers();
-        // Two handles: that of the caller and that of the table.
+        // There are two handles without other users: the caller's handle and the table's handle.
         let alone = Arc::strong_count(members) == 2;
         if alone {
             numbers[number as usize] = Number::Ended;

@@ -141,7 +141,7 @@ impl Gpu {
     /// PEs, then call [`barrier`](Self::barrier), then launch.
     ///
     /// # Errors
-    /// [`CudaError::NoPtx`]; those of loading and linking.
+    /// [`CudaError::NoPtx`]; errors of loading and linking.
     pub fn load<A: KernelArgs>(&self, kernel: &Kernel<A>) -> Result<LoadedKernel, CudaError> {
         self.0.kernel(kernel.ptx(), kernel.name())
     }
@@ -169,7 +169,7 @@ impl Gpu {
     /// # Errors
     /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice outside of all
     /// allocations, or a team that does not exist or was destroyed; [`CudaError::Failed`] after a
-    /// kernel has failed; [`CudaError::NoPtx`]; those of `LoadedKernel::launch`.
+    /// kernel has failed; [`CudaError::NoPtx`]; errors of `LoadedKernel::launch`.
     pub fn launch<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,

@@ -34,7 +34,7 @@ impl Gpu {
     /// All PEs, with the same type and length.
     ///
     /// # Errors
-    /// Those of the heap, in particular for too little free memory.
+    /// Errors of the heap, in particular for too little free memory.
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Symmetric<T>, CudaError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes = bytes.ok_or_else(|| misuse("Gpu::alloc", "len", len, "a number of elements that fits the address space"))?;

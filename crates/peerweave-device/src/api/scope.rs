@@ -48,7 +48,7 @@ pub trait Scope: sealed::Sealed + Copy + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct Thread;
 
-/// The threads of a warp: all 32, or those of the incomplete last warp of a block.
+/// The threads of a warp: all 32 threads, or fewer in the last warp of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Warp;
 

@@ -5,7 +5,7 @@ use crate::gpu::{self, Piece};
 use core::mem::MaybeUninit;
 use peerweave_types::Plain;
 
-/// A kind of access to memory, one of those of the machine.
+/// A kind of memory access that the machine has.
 pub(crate) trait Side: Copy {
     /// # Safety
     /// `from` points to memory of this side, aligned to the size of `P` and readable by this

@@ -74,7 +74,7 @@ impl<T: Plain> SharedSlice<T> {
     /// Returns a view of a range of indices.
     ///
     /// # Panics
-    /// If the range ends before it starts, or exceeds the view; on a GPU that is a trap.
+    /// If the range ends before it starts, or exceeds the view; on a GPU the kernel traps.
     #[inline]
     #[track_caller]
     pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
@@ -87,7 +87,7 @@ impl<T: Plain> SharedSlice<T> {
     /// Returns an element.
     ///
     /// # Panics
-    /// If the index is out of range; on a GPU that is a trap.
+    /// If the index is out of range; on a GPU the kernel traps.
     #[inline(always)]
     #[track_caller]
     pub fn read(self, index: usize) -> T {
@@ -116,7 +116,7 @@ pub trait Elements<T>: Copy {
     /// Returns an element.
     ///
     /// # Panics
-    /// If the index is out of range; on a GPU that is a trap.
+    /// If the index is out of range; on a GPU the kernel traps.
     fn read(self, index: usize) -> T;
 
     /// Writes an element.

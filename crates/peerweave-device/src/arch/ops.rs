@@ -3,8 +3,8 @@
 //!
 //! A type parameter states the scope of an operation, which is the set of threads that may access
 //! the word concurrently: [`Cta`], [`Gpu`], [`Sys`]. The memory order is stated by the name or by a
-//! type parameter ([`Relaxed`], [`Acquire`], [`Release`], [`AcqRel`]). The orders are those of the
-//! C++20 memory model, as in PTX.
+//! type parameter ([`Relaxed`], [`Acquire`], [`Release`], [`AcqRel`]). The orders are the orders of
+//! the C++20 memory model, as in PTX.
 
 pub mod multimem;
 

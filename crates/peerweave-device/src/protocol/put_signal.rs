@@ -90,7 +90,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// Returns whether all words satisfy the comparison now.
     ///
     /// # Ordering
-    /// Acquire, for each word that satisfies it.
+    /// Acquire, for each word that satisfies the comparison.
     #[inline]
     pub fn test_all(&self) -> bool {
         self.watch().test_all()
@@ -110,7 +110,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// in ascending order. Returns the number of calls.
     ///
     /// # Ordering
-    /// Acquire, for each word that satisfies it.
+    /// Acquire, for each word that satisfies the comparison.
     #[inline]
     pub fn test_some(&self, found: impl FnMut(usize, u64)) -> usize {
         self.watch().test_some(found)
@@ -147,7 +147,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// excluded.
     ///
     /// # Ordering
-    /// Acquire, for each word that satisfies it.
+    /// Acquire, for each word that satisfies the comparison.
     ///
     /// # Errors
     /// The error of the pause.

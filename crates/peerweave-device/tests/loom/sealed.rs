@@ -15,8 +15,8 @@ fn data(rank: usize, epoch: u64) -> [u32; LINE] {
 /// A function that writes a line.
 type Publish<W> = fn(&[W], u32, &[u32; LINE]);
 
-/// Every rank publishes a line and reads that of the other. A cell of each rank is passed along
-/// with its line.
+/// Every rank publishes a line and reads the line of the other rank. Each line transfers the
+/// ownership of a cell.
 fn lines_change_hands<W: TestWord>(publish: Publish<W>) {
     check(
         Team::PAIR,

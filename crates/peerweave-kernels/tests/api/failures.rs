@@ -100,7 +100,7 @@ fn misuses(ctx: &Context, of: SymSlice<u32>, form: u32) -> Result<(), Failed> {
 }
 
 #[test]
-fn misuse_is_reported_with_its_values() {
+fn misuse_is_reported_with_its_operation_and_pe() {
     let expected = [
         (FailureKind::NoSuchPeer, KernelOp::P, Some(PES)),
         (FailureKind::NoSuchPeer, KernelOp::Put, Some(1000)),

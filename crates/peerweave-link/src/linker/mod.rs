@@ -117,9 +117,9 @@ impl<'a> Linker<'a> {
     /// Links the inputs, or returns the result from the cache.
     ///
     /// # Errors
-    /// Those of [`Nvrtc::load`], [`Nvrtc::compile`], [`NvJitLink::load`] and [`NvJitLink::link`];
-    /// [`LinkError::Io`] for a file that cannot be read. A cache that cannot be read or written is
-    /// not an error; the result is computed again.
+    /// The errors of [`Nvrtc::load`], [`Nvrtc::compile`], [`NvJitLink::load`] and
+    /// [`NvJitLink::link`]; [`LinkError::Io`] for a file that cannot be read. A cache that cannot
+    /// be read or written is not an error; the result is computed again.
     pub fn link(&self) -> Result<Linked, LinkError> {
         let Some(cache) = &self.cache else { return self.link_now() };
         let (cubin, log, cached) = cache.get_or(&self.key()?, || self.link_now().map(|linked| (linked.cubin, linked.log)))?;

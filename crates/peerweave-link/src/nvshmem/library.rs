@@ -100,8 +100,8 @@ impl DeviceLibrary {
     /// link takes some seconds; later ones return the cached result.
     ///
     /// # Errors
-    /// Those of [`Linker::link`] and [`CudaHeaders::find`], and [`LinkError::Misuse`] for PTX that
-    /// calls an unknown wrapper.
+    /// The errors of [`Linker::link`] and [`CudaHeaders::find`], and [`LinkError::Misuse`] for PTX
+    /// that calls an unknown wrapper.
     pub fn link(&self, arch: Arch, ptx: &str) -> Result<Linked, LinkError> {
         self.linker(arch, ptx)?.link()
     }

@@ -6,7 +6,7 @@ use super::Nvrtc;
 use crate::environment::{names, variable};
 use crate::error::LinkError;
 
-/// Directories of CUDA's headers: those of the runtime and of CCCL (`cuda/std`).
+/// Directories of CUDA's headers: the headers of the runtime and of CCCL (`cuda/std`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaHeaders {

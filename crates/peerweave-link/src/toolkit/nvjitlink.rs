@@ -191,7 +191,7 @@ impl NvJitLink {
         Ok(Self(Arc::new(Loaded { api, version })))
     }
 
-    /// Returns the linker's version, which equals that of its CUDA release.
+    /// Returns the linker's version, which equals the version of its CUDA release.
     pub fn version(&self) -> Version {
         self.0.version
     }

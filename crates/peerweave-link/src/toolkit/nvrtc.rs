@@ -173,7 +173,7 @@ impl Nvrtc {
         Ok(Self { api, version })
     }
 
-    /// Returns the compiler's version, which equals that of its CUDA release.
+    /// Returns the compiler's version, which equals the version of its CUDA release.
     pub fn version(&self) -> Version {
         self.version
     }

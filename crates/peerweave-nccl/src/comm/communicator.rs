@@ -237,7 +237,7 @@ impl Communicator {
     /// Returns the capabilities of the communicator: the transports among the ranks.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; errors of NCCL.
     pub fn properties(&self) -> Result<CommProperties, NcclError> {
         let inner = &self.inner;
         let inside = inner.enter("properties", Allowed::OPEN)?;
@@ -249,7 +249,7 @@ impl Communicator {
     /// Returns the device memory that NCCL uses for this rank.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; errors of NCCL.
     pub fn mem_stats(&self) -> Result<MemStats, NcclError> {
         let inner = &self.inner;
         let inside = inner.enter("mem_stats", Allowed::OPEN)?;

@@ -60,7 +60,7 @@ impl Inner {
     /// NCCL has finished.
     ///
     /// # Errors
-    /// Those of [`enter`](Self::enter) and [`complete`](Self::complete); NCCL's own.
+    /// The errors of [`enter`](Self::enter) and [`complete`](Self::complete); errors of NCCL.
     pub(crate) fn call(
         self: &Arc<Self>,
         name: &'static str,

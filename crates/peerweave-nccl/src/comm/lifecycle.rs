@@ -116,7 +116,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Timeout`] if NCCL has not finished within `limit`; [`NcclError::Dead`] if the
-    /// communicator was ended before; NCCL's own.
+    /// communicator was ended before; errors of NCCL.
     pub fn abort(&self, limit: Duration) -> Result<(), NcclError> {
         const CALL: &str = "abort";
         self.inner.nccl.not_forked(CALL)?;
@@ -156,7 +156,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`], also if the communicator
-    /// was revoked before. [`NcclError::Timeout`] at the communicator's deadline. NCCL's own.
+    /// was revoked before. [`NcclError::Timeout`] at the communicator's deadline. Errors of NCCL.
     pub fn revoke(&self) -> Result<(), NcclError> {
         const CALL: &str = "revoke";
         let inner = &self.inner;
@@ -178,7 +178,7 @@ impl Communicator {
     /// # Errors
     /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds,
     /// because they would replay calls into released memory. [`NcclError::Unsupported`] with an
-    /// older NCCL. [`NcclError::Dead`]. NCCL's own.
+    /// older NCCL. [`NcclError::Dead`]. Errors of NCCL.
     pub fn suspend(&self) -> Result<(), NcclError> {
         const CALL: &str = "suspend";
         self.inner.nccl.not_forked(CALL)?;

@@ -21,9 +21,9 @@ pub enum Switch {
 pub enum CtaPolicy {
     /// The number of CTAs with the highest speed.
     Default,
-    /// Few CTAs, where that costs little performance.
+    /// Fewer CTAs if that costs little performance.
     Efficiency,
-    /// No CTAs, where copy engines and the network can do the work. Requires NCCL 2.28.
+    /// No CTAs if copy engines and the network can do the work. Requires NCCL 2.28.
     Zero,
 }
 
@@ -64,7 +64,7 @@ pub enum NvlsHostMode {
     DisableSymmetricMultimem,
     /// All except the operations of the two variants above.
     DisableBoth,
-    /// No operation, not even those added by later versions.
+    /// No operations, including operations that later versions add.
     Disable,
 }
 
@@ -72,7 +72,8 @@ pub enum NvlsHostMode {
 pub(crate) trait Choice: Copy {
     fn number(self) -> c_int;
 
-    /// Returns the version that introduced this value, if it is later than that of its field.
+    /// Returns the version that introduced this value, if that is later than the version that
+    /// introduced the field.
     fn since(self) -> Option<Version> {
         None
     }

@@ -1,6 +1,6 @@
 //! The names of calls as one byte, by which a communicator stores its last call.
 //!
-//! Invariant: the names are those of the methods.
+//! Invariant: the names are equal to the names of the methods.
 
 macro_rules! calls {
     ($($Call:ident $name:literal),* $(,)?) => {

@@ -17,7 +17,8 @@ use crate::{MisuseKind, Nccl, NcclError};
 pub enum LogLevel {
     /// Errors and warnings.
     Warn,
-    /// Also the hardware found and NCCL's choices. Much output at the start, little later.
+    /// Additionally the hardware that NCCL found and NCCL's choices. Much output at the start,
+    /// little later.
     Info,
     /// Everything that the library was built to log.
     Trace,

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn id_round_trips_as_bytes_hex_and_raw() {
+    fn id_converted_to_bytes_hex_or_raw_and_back_is_the_same() {
         let id = counting();
         assert_eq!(UniqueId::from_bytes(id.to_bytes()), id);
         assert_eq!(UniqueId::try_from(id.as_bytes().as_slice()).expect("128 bytes"), id);

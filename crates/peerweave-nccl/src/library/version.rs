@@ -1,6 +1,6 @@
 //! NCCL's two encodings of its version as a number.
 //!
-//! [`crate::sys`] has the versions of functions, and [`crate::Config`] those of options.
+//! [`crate::sys`] has the versions of functions, and [`crate::Config`] the versions of options.
 
 use peerweave_dylib::Version;
 

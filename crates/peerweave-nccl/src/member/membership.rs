@@ -464,9 +464,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns whether every check before those of the buffers would succeed without a query. Then
-    /// the process is not a fork, the communicator is live, [`bind_for`](Self::bind_for) and
-    /// [`check_stream`](Self::check_stream) would succeed, and
+    /// Returns whether all checks that precede the checks of the buffers would succeed without a
+    /// query. Then the process is not a fork, the communicator is live,
+    /// [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed, and
     /// [`may_check_capture_later`](Self::may_check_capture_later) is true.
     #[inline]
     pub(crate) fn is_common_case(&self, stream: &CudaStream) -> bool {

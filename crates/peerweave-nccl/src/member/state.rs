@@ -81,15 +81,16 @@ impl State {
 pub(crate) struct Allowed(u32);
 
 impl Allowed {
-    /// For enqueuing work: live communicators only.
+    /// States in which work may be enqueued: only live.
     pub(crate) const LIVE: Self = Self(State::Live.bit());
-    /// For resuming.
+    /// States in which a communicator may be resumed.
     pub(crate) const SUSPENDED: Self = Self(State::Suspended.bit());
-    /// For creating children: also revoked communicators.
+    /// States in which children may be created: live and revoked.
     pub(crate) const SPLIT: Self = Self(State::Live.bit() | State::Revoked.bit());
-    /// For creating a communicator without the lost ranks: also failed communicators.
+    /// States in which a communicator without the lost ranks may be created: live, revoked and
+    /// failed.
     pub(crate) const SHRINK: Self = Self(Self::SPLIT.0 | State::Failed.bit());
-    /// For every communicator that has not been freed.
+    /// States of every communicator that has not been freed.
     pub(crate) const OPEN: Self = Self(State::Live.bit() | State::Suspended.bit() | State::Failed.bit() | State::Revoked.bit());
 
     fn has(self, state: State) -> bool {

@@ -1,4 +1,4 @@
-//! Numbers of threads that are never reused, unlike those of the system.
+//! Numbers of threads that are never reused, unlike the thread IDs of the system.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -59,9 +59,8 @@ impl<T: Element> NcclMem<T> {
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.19.1. [`NcclError::Misuse`] for more elements than the
-    /// address space can hold. [`NcclError::Forked`]. NCCL's own:
-    /// [`ResultCode::UNHANDLED_CUDA_ERROR`] if the device is still out of memory when all dropped
-    /// memory has been freed, or after one second.
+    /// address space can hold. [`NcclError::Forked`]. Errors of NCCL: if the device is still out of
+    /// memory when all dropped memory has been freed, or after one second.
     pub fn alloc(nccl: Nccl, context: &Arc<CudaContext>, len: usize) -> Result<Self, NcclError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
             let (found, expected) =
@@ -107,7 +106,7 @@ impl<T: Element> NcclMem<T> {
     /// Copies all elements to the memory, like [`DeviceMemory::copy_from`].
     ///
     /// # Errors
-    /// [`NcclError::Cuda`] with [those of `DeviceMemory::copy_from`](DeviceMemory::copy_from).
+    /// [`NcclError::Cuda`] with [the errors of `DeviceMemory::copy_from`](DeviceMemory::copy_from).
     pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NcclError> {
         Ok(self.0.copy_from(stream, values)?)
     }
@@ -115,7 +114,7 @@ impl<T: Element> NcclMem<T> {
     /// Copies all elements to the host, like [`DeviceMemory::to_vec`].
     ///
     /// # Errors
-    /// [`NcclError::Cuda`] with [those of `DeviceMemory::to_vec`](DeviceMemory::to_vec).
+    /// [`NcclError::Cuda`] with [the errors of `DeviceMemory::to_vec`](DeviceMemory::to_vec).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NcclError> {
         Ok(self.0.to_vec(stream)?)
     }

@@ -166,7 +166,7 @@ impl<T: Element> Window<T> {
     /// # Errors
     /// [`NcclError::Misuse`] for memory that is borrowed, empty, on another device, or not aligned
     /// to 4096 bytes; also, on every rank, for different lengths before NCCL 2.30.7.
-    /// [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`]. NCCL's own.
+    /// [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors of NCCL.
     pub fn register(
         communicator: &Communicator,
         memory: &impl DeviceBuffer<T>,
@@ -270,7 +270,7 @@ impl<T: Element> Window<T> {
     /// # Errors
     /// [`NcclError::Misuse`] while a clone or a recorded call uses the window, or captured graphs
     /// use the communicator (they contain addresses of its windows). [`NcclError::Timeout`].
-    /// [`NcclError::Dead`]. NCCL's own. After an error the window stays registered until the
+    /// [`NcclError::Dead`]. Errors of NCCL. After an error the window stays registered until the
     /// communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Window::deregister";
@@ -322,7 +322,7 @@ impl<T: Element> Window<T> {
     /// NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors of NCCL.
     pub fn user_address(&self) -> Result<u64, NcclError> {
         const CALL: &str = "ncclWinGetUserPtr";
         let window = self.raw_handle();
@@ -388,7 +388,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for memory that is borrowed, empty, or on another device;
-    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors of NCCL.
     pub fn register<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NcclError> {
         const CALL: &str = "register";
         let _span = spans::of(&self.inner, CALL);
@@ -414,7 +414,7 @@ impl Registration {
     ///
     /// # Errors
     /// [`NcclError::Misuse`] while captured graphs use the communicator; [`NcclError::Timeout`];
-    /// [`NcclError::Dead`]; NCCL's own. After an error the buffer stays registered until the
+    /// [`NcclError::Dead`]; errors of NCCL. After an error the buffer stays registered until the
     /// communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Registration::deregister";

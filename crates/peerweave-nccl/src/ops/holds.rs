@@ -21,7 +21,8 @@ pub(crate) struct Holds<'a> {
     pub(super) guards: [Option<Access<'a>>; 2],
     /// Owners of these two buffers, which are kept alive if a capture is detected.
     pub(super) keepers: [Option<&'a dyn Keeper>; 2],
-    /// Nonempty if and only if the stream is known to be captured.
+    /// Owners that the captured graph keeps alive. Nonempty if and only if the stream is known to
+    /// be captured.
     pub(super) keeps: Vec<Keep>,
     /// The reduction or window that the call uses.
     pub(super) owner: Option<Keep>,

@@ -21,9 +21,9 @@ macro_rules! collectives {
             /// # Errors
             /// [`NcclError::Misuse`] for an invalid length, root, device or stream, or for borrowed
             /// memory on a stream that is being captured; nothing is enqueued then.
-            /// [`NcclError::Dead`], [`NcclError::Unsupported`], NCCL's own. [`NcclError::Timeout`]
-            /// if NCCL cannot connect the ranks by the [`deadline`](Communicator::deadline); the
-            /// communicator is then aborted.
+            /// [`NcclError::Dead`], [`NcclError::Unsupported`], errors of NCCL.
+            /// [`NcclError::Timeout`] if NCCL cannot connect the ranks by the
+            /// [`deadline`](Communicator::deadline); the communicator is then aborted.
             AllReduce all_reduce(send: &'a impl DeviceBuffer<T>, recv: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
 
             /// Copies the root's send buffer to the receive buffers of all ranks. Only the root

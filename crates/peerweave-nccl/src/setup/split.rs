@@ -46,7 +46,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a color above 2147483647; [`NcclError::Dead`];
-    /// [`NcclError::Timeout`] at [`deadline`](Self::deadline); NCCL's own.
+    /// [`NcclError::Timeout`] at [`deadline`](Self::deadline); errors of NCCL.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>, NcclError> {
         Self::split_all(&[(self, color, key)], None).map(|mut made| made.pop().flatten())
     }
@@ -104,7 +104,7 @@ impl Communicator {
     /// # Errors
     /// [`NcclError::Misuse`] if this rank is excluded, or if an excluded rank does not exist or is
     /// repeated; [`NcclError::Unsupported`]; [`NcclError::Timeout`] at
-    /// [`deadline`](Self::deadline); [`NcclError::Dead`]; NCCL's own.
+    /// [`deadline`](Self::deadline); [`NcclError::Dead`]; errors of NCCL.
     pub fn shrink(&self, excluded: &[Rank], mode: ShrinkMode) -> Result<Self, NcclError> {
         Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one communicator was requested"))
     }
@@ -172,7 +172,7 @@ impl Communicator {
     /// creates it. Requires NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors of NCCL.
     pub fn grow_id(&self) -> Result<UniqueId, NcclError> {
         let empty = sys::ncclUniqueId { internal: [0; sys::NCCL_UNIQUE_ID_BYTES] };
         let id = self.inner.call_into("grow_id", Allowed::LIVE, empty, |api, comm, id| {
@@ -195,7 +195,7 @@ impl Communicator {
     /// # Errors
     /// [`NcclError::Misuse`] unless `n_ranks` exceeds the present number;
     /// [`NcclError::Unsupported`]; [`NcclError::Timeout`] at [`deadline`](Self::deadline);
-    /// [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Dead`]; errors of NCCL.
     pub fn grow(&self, n_ranks: usize, id: Option<&UniqueId>) -> Result<Self, NcclError> {
         const CALL: &str = "grow";
         let n = grown(CALL, n_ranks, self.n_ranks())?;

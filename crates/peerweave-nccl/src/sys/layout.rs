@@ -144,7 +144,7 @@ pub fn layout_of(name: &str, version: Version) -> Option<Layout> {
     layouts(version).into_iter().find(|layout| layout.name == name)
 }
 
-/// Returns all declared structs as of that version, without those that it lacks.
+/// Returns the structs that this version declares.
 pub fn layouts(version: Version) -> Vec<Layout> {
     fn push<T: Versioned>(all: &mut Vec<Layout>, version: Version) {
         if let Some(len_bytes) = T::len_bytes(version) {

@@ -233,7 +233,7 @@ pub enum DeadState {
     Finalized,
     /// Initialisation failed. NVSHMEM cannot be initialised twice in a process.
     InitFailed,
-    /// A call timed out. Its thread is still inside NVSHMEM, so no other thread may call it.
+    /// A call timed out. Its thread is still inside NVSHMEM, so no other thread may call NVSHMEM.
     Stuck {
         /// The call that has not returned.
         inside: &'static str,

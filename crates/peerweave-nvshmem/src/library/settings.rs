@@ -106,7 +106,8 @@ impl Settings {
     }
 
     texts! {
-        /// The network interface by which the PEs connect; the default is that of the rendezvous.
+        /// The network interface by which the PEs connect; the default is the interface of the
+        /// rendezvous.
         bootstrap_interface "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
         /// Address family of the bootstrap: `AF_INET` or `AF_INET6`.
         bootstrap_family "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY";

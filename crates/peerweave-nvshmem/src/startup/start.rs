@@ -394,7 +394,7 @@ impl Start {
         let began = Instant::now();
         let life = if let Bootstrapping::Id(id, ..) = &way { number_of(id) } else { 0 };
         if let Some(world) = world {
-            // A PE that returns here is reported as missing by those that wait.
+            // The PEs that wait report a PE that returns here as missing.
             world.put(&began_key(life, world.pe()), b"began").map_err(NvshmemError::bootstrap(call))?;
         }
         let environment = arguments.settings.apply();

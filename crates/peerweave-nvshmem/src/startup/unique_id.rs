@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn id_round_trips_as_bytes_and_raw() {
+    fn id_converted_to_bytes_or_raw_and_back_is_the_same() {
         let id = UniqueId::from_bytes(std::array::from_fn(|index| (index * 37 % 256) as u8));
         assert_eq!(UniqueId::from_raw(&id.to_raw()), id);
         assert_eq!(UniqueId::try_from(id.to_bytes().as_slice()).expect("128 bytes"), id);

@@ -59,8 +59,8 @@ pub struct nvshmemx_init_args_t {
     pub version: c_int,
     /// Arguments of the bootstrap by id.
     pub uid_args: nvshmemx_uniqueid_args_t,
-    /// Ordinal of the device, -1 for that of the current context. Only in layout 2; padding in
-    /// layout 1.
+    /// Ordinal of the device; -1 means the device of the current context. Only in layout 2; padding
+    /// in layout 1.
     pub cuda_device_id: c_int,
     /// Reserved.
     pub content: [c_char; 92],

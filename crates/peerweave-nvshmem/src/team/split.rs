@@ -263,7 +263,7 @@ impl Context {
             return Err(value("this PE", &self.comm.pe, "one of the members"));
         }
         if id.0 == u64::MAX {
-            let kind = MisuseKind::Text { what: "the team's id", why: "all ones means no id" };
+            let kind = MisuseKind::Text { what: "the team's id", why: "a value with all bits set is not an id" };
             return Err(NvshmemError::misuse(call, kind));
         }
         Ok(())

@@ -77,8 +77,8 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     target.copy_from(&stream, &blank)?;
     checks.world.barrier_blocking()?;
     context.put_nbi(&target, &source, next, &stream)?;
-    // The barrier completes pending transfers, but only those that the stream has already started,
-    // so this waits for the stream.
+    // The barrier completes pending transfers, but only transfers that the stream has already
+    // started, so this waits for the stream.
     stream.synchronize()?;
     context.barrier_all_blocking()?;
     checks.same("barrier_all_blocking after put_nbi", &target.to_vec(&stream)?, |index| T::sample(previous, index));

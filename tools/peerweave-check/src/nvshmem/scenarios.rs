@@ -17,7 +17,7 @@ use crate::nvshmem::oracle::{Reduce, Sample};
 /// The number of elements, odd so that nothing relies on round numbers.
 const COUNT: usize = 1003;
 
-/// The comparisons made so far, and those that failed.
+/// The comparisons made so far, and the failed comparisons.
 pub(crate) struct Checks<'a> {
     pub(crate) context: &'a Context,
     pub(crate) rendezvous: &'a Rendezvous,

@@ -61,7 +61,7 @@ macro_rules! fetching {
         #[doc = $order_doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU the kernel traps.
         #[inline(always)]
         pub fn $name<T: $bound>(&self, of: SymSlice<T>, $($argument: T,)* pe: u32) -> T {
             match self.word(of, pe, $is_strong) {
@@ -93,7 +93,7 @@ macro_rules! reducing {
         #[doc = $order_doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU the kernel traps.
         #[inline(always)]
         pub fn $name<T: KernelInteger>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe, $is_strong) {
@@ -119,7 +119,7 @@ macro_rules! adding {
         #[doc = $fetch_doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU the kernel traps.
         #[inline(always)]
         pub fn $fetch_add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) -> T {
             match self.word(of, pe, $strong) {
@@ -137,7 +137,7 @@ macro_rules! adding {
         #[doc = $doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU the kernel traps.
         #[inline(always)]
         pub fn $add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe, $strong) {
@@ -155,7 +155,7 @@ macro_rules! adding {
         #[doc = $fetch_doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU the kernel traps.
         #[inline(always)]
         pub fn $fetch_inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) -> T {
             self.$fetch_add(of, T::ONE, pe)
@@ -167,7 +167,7 @@ macro_rules! adding {
         #[doc = $doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU that is a trap.
+        /// If the slice is empty; on a GPU the kernel traps.
         #[inline(always)]
         pub fn $inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) {
             self.$add(of, T::ONE, pe);
@@ -226,7 +226,7 @@ impl Context {
     /// Acquire: writes released by the writer of the value are visible afterwards.
     ///
     /// # Panics
-    /// If the slice is empty; on a GPU that is a trap.
+    /// If the slice is empty; on a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_fetch<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe, true) {
@@ -244,7 +244,7 @@ impl Context {
     /// Orders nothing.
     ///
     /// # Panics
-    /// If the slice is empty; on a GPU that is a trap.
+    /// If the slice is empty; on a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_fetch_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe, false) {
@@ -262,7 +262,7 @@ impl Context {
     /// Release.
     ///
     /// # Panics
-    /// If the slice is empty; on a GPU that is a trap.
+    /// If the slice is empty; on a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_set<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe, true) {
@@ -280,7 +280,7 @@ impl Context {
     /// Orders nothing.
     ///
     /// # Panics
-    /// If the slice is empty; on a GPU that is a trap.
+    /// If the slice is empty; on a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_set_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe, false) {

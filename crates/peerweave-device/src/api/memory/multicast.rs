@@ -80,7 +80,7 @@ impl<T> MulticastSlice<T> {
     /// Returns the multicast address of an element.
     ///
     /// # Panics
-    /// If the index is out of range; on a GPU that is a trap.
+    /// If the index is out of range; on a GPU the kernel traps.
     #[inline]
     #[track_caller]
     pub fn address(self, index: usize) -> u64 {
@@ -94,7 +94,7 @@ macro_rules! loads {
         $(#[$doc])*
         ///
         /// # Panics
-        /// If the index is out of range; on a GPU that is a trap.
+        /// If the index is out of range; on a GPU the kernel traps.
         #[inline(always)]
         pub fn $name(self, index: usize) -> T {
             // SAFETY: `get_multicast_array` gave the address where the architecture has such
@@ -109,7 +109,7 @@ macro_rules! writes {
         $(#[$doc])*
         ///
         /// # Panics
-        /// If the index is out of range; on a GPU that is a trap.
+        /// If the index is out of range; on a GPU the kernel traps.
         #[inline(always)]
         pub fn $name(self, index: usize, value: T) {
             // SAFETY: `get_multicast_array` gave the address where the architecture has such
@@ -165,7 +165,7 @@ macro_rules! vectors {
             #[doc = concat!("Returns the elements as vectors of ", $lanes, ", each of which one access of 16 bytes transfers. Remaining elements are omitted.")]
             ///
             /// # Panics
-            /// If the first element is not aligned to 16 bytes; on a GPU that is a trap.
+            /// If the first element is not aligned to 16 bytes; on a GPU the kernel traps.
             #[inline]
             #[track_caller]
             pub fn vectors(self) -> MulticastSlice<$vector> {

@@ -29,8 +29,8 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
 }
 
 /// Returns whether the first thread of a scope can start a bulk copy for all threads; `can` is this
-/// thread's answer. If it can, every thread's own accesses are ordered before those of the copy
-/// unit. For a single thread, the start of the copy does that.
+/// thread's answer. If it can, every thread's own accesses are ordered before the accesses of the
+/// copy unit. For a single thread, the start of the copy does that.
 #[inline(always)]
 fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {
@@ -228,7 +228,7 @@ impl Context {
     /// None: see [`Self::fence`].
     ///
     /// # Panics
-    /// If `from` is empty; on a GPU that is a trap.
+    /// If `from` is empty; on a GPU the kernel traps.
     #[inline(always)]
     pub fn g<T: Plain>(&self, from: SymSlice<T>, pe: u32) -> T {
         assert!(!from.is_empty(), "g of an empty slice");

@@ -127,8 +127,8 @@ macro_rules! integer {
 
 macro_rules! float {
     ($reach:ident, $order:ident: $($t:ty as $atomic:ty),*) => {$(
-        // SAFETY: one atomic access of the type's width changes the word; those before it only
-        // read.
+        // SAFETY: one atomic access of the type's width changes the word; the accesses before it
+        // only read.
         unsafe impl FloatAdd<$reach, $order> for $t {
             #[inline]
             unsafe fn fetch_add(word: *mut Self, value: Self) -> Self {

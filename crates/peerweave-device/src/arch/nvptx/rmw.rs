@@ -136,7 +136,7 @@ macro_rules! integers {
         }
 
         // SAFETY: one `atom` instruction changes the word, with the semantics and scope of the
-        // parameters; before sm_90 those before it only read.
+        // parameters; before sm_90, the instructions before it only read.
         unsafe impl FloatAdd<$reach, $order> for bf16 {
             #[cfg(target_feature = "sm_90")]
             #[inline(always)]

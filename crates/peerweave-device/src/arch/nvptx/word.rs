@@ -34,7 +34,7 @@ impl Word64 {
 impl Word for Word64 {
     #[inline(always)]
     fn load_relaxed(&self) -> u64 {
-        // SAFETY: the reference is that of an accessible, aligned word of global memory (`at`).
+        // SAFETY: the reference is to an accessible, aligned word of global memory (`at`).
         unsafe { <u64 as Access<Sys>>::load_relaxed(self.0.get()) }
     }
 

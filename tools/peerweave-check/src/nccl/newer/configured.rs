@@ -70,7 +70,8 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     tell(part)
 }
 
-/// Runs each form with a configuration, and compares the result with that of the host.
+/// Runs each form with a configuration, and compares the result with the result that the host
+/// computes.
 #[allow(clippy::too_many_arguments, reason = "the varied option")]
 fn forms(
     part: &Part<'_>,

@@ -29,8 +29,8 @@ fn made(part: &Part<'_>) -> Result<(Communicator, u32, u32), super::Failed> {
     Ok((part.communicator(&Config::new())?, 1, 1))
 }
 
-/// Memory of a rank into which all ranks can put: first the elements that it sends, then those that
-/// it receives.
+/// Memory of a rank into which all ranks can put: first the elements that the rank sends, then
+/// elements that it receives.
 struct Room<T> {
     memory: NcclMem<T>,
     window: Window<T>,

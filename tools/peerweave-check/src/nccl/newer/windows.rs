@@ -1,8 +1,8 @@
 //! Checks collectives on registered windows: in and out of place, on parts of windows, with several
 //! types and sizes, and in graphs.
 //!
-//! `one_sided.rs` checks puts into windows. Every result is compared with that of the host, and the
-//! element after it must not change.
+//! `one_sided.rs` checks puts into windows. Every result is compared with the result that the host
+//! computes, and the element after it must not change.
 
 use std::time::{Duration, Instant};
 
