@@ -20,8 +20,8 @@ fn main() -> Result<(), Error> {
     let (me, n) = (world.team().my_rank().index(), world.n_pes());
     let count = n * PART;
 
-    // The collectives of one team run one after the other, whatever their streams. So each stream
-    // uses its own team of the same ranks; their collectives can then overlap.
+    // The collectives of one team run one after the other, even on different streams. So each
+    // stream uses its own team of the same ranks; their collectives can then overlap.
     let split = |color| Ok::<_, Error>(world.team().split(Some(color), 0)?.expect("a rank that passes a color gets a team"));
     let (reducing, gathering) = (split(0)?, split(0)?);
     let (first, second) = (world.stream()?, world.stream()?);

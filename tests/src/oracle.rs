@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn oracle_of_three_ranks_matches_results_by_hand() {
+    fn oracle_of_three_ranks_matches_results_computed_by_hand() {
         let inputs = vec![vec![1, 2, 3], vec![10, 20, 30], vec![100, 200, 300]];
         assert_eq!(all(reduction(Form::AllReduce, ReduceOp::Sum, &inputs, &[], 1, 0, &[])), [111, 222, 333]);
         assert_eq!(all(reduction(Form::ReduceScatter, ReduceOp::Max, &inputs, &[], 1, 0, &[])), [200]);

@@ -342,8 +342,7 @@ fn late_receiver(seat: &Seat) {
         assert!(started.elapsed() >= Duration::from_secs(1) && started.elapsed() < Duration::from_secs(4));
         say("timed out");
     }
-    // PE 1 goes when its standard input, which is nothing, would have something to say: when it is
-    // killed.
+    // PE 1 sleeps until the scenario ends it.
     std::thread::sleep(Duration::from_secs(60));
 }
 

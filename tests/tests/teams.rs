@@ -256,7 +256,7 @@ fn destroyed_team_refuses_every_call() {
 fn nested(seat: &Seat) {
     let world = seat.join();
     let mut chain = vec![world.team().clone()];
-    // Halves of halves, until one is alone.
+    // Splits into halves until this PE is alone in its team.
     while chain.last().unwrap().size() > 1 {
         let last = chain.last().unwrap();
         let half = u64::from(last.my_rank().index() >= last.size() / 2);
@@ -264,7 +264,8 @@ fn nested(seat: &Seat) {
     }
     for round in 0..200u64 {
         let team = &chain[(hash(&[round]) % chain.len() as u64) as usize % chain.len()];
-        // Depths differ where halves are uneven: only teams of the same depth are sure to meet.
+        // The depth differs if halves are uneven: only teams of the same depth are sure to make the
+        // same call.
         let mut sum = [0u64];
         team.all_reduce_blocking(&[1], &mut sum, ReduceOp::Sum).unwrap();
         assert_eq!(sum[0], team.size() as u64);

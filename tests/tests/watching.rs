@@ -103,7 +103,7 @@ fn closing(seat: &Seat) {
                 (0..40).for_each(|_| std::mem::forget(std::fs::File::open("/dev/null")));
             }
         }
-        // Long waits, in which everybody looks whether the others live.
+        // Long waits, during which every PE checks whether the others are alive.
         for round in 0..6 {
             if round % 3 == world.my_pe().get() % 3 {
                 std::thread::sleep(Duration::from_millis(40));

@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn endpoint_text_parses_back(name in "[!-~]{1,100}", host in "[a-z0-9.-]{1,40}", port: u16) {
+        fn endpoint_text_parses_to_the_same_endpoint(name in "[!-~]{1,100}", host in "[a-z0-9.-]{1,40}", port: u16) {
             for endpoint in [Endpoint::Unix(name), Endpoint::Tcp(host, port), Endpoint::Tcp("fe80::1%eth0".into(), port)] {
                 prop_assert_eq!(endpoint.to_string().parse::<Endpoint>().unwrap(), endpoint);
             }

@@ -269,7 +269,7 @@ fn different_labels_or_calls_are_an_error_on_every_pe() {
     let errors = party.run(0..3, |rendezvous| {
         let labels = if rendezvous.pe() == Pe::new(1) { "b" } else { "a" };
         let error = rendezvous.exchange(labels, b"").unwrap_err();
-        // Later calls that agree work.
+        // Later calls that agree succeed.
         rendezvous.barrier("together").unwrap();
         let other = match rendezvous.pe().get() {
             2 => rendezvous.barrier("kind"),

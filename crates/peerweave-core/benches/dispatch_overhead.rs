@@ -24,7 +24,7 @@ fn measure(name: &str, calls: u32, mut call: impl FnMut() -> Result<()>) -> Resu
 }
 
 fn main() -> Result<()> {
-    // cargo passes `--bench`; a number is ours.
+    // cargo passes `--bench`; a number is an argument for this program.
     let calls = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(20_000);
     let noop = Noop::new(0, 4);
     let world = World::new(noop.clone())?;

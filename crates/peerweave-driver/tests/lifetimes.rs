@@ -124,7 +124,7 @@ fn wait_does_not_invalidate_a_capture_that_begins() {
 }
 
 #[test]
-fn allocation_and_copies_work_beside_a_global_capture() {
+fn allocation_and_copies_succeed_during_a_global_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let captured = context.new_stream().expect("a stream");

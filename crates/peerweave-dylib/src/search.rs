@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn variable_disables_all_other_places() {
+    fn only_the_path_in_the_variable_is_tried_if_it_is_set() {
         let error = open_with(&SEARCH, &|name| (name == "TEST_LIBM_PATH").then(|| "/nowhere/libm.so.6".into()))
             .expect_err("nothing is there");
         assert!(error.exclusive);

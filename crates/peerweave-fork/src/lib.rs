@@ -30,8 +30,8 @@ impl ForkGuard {
     #[inline]
     #[must_use]
     pub fn is_forked(self) -> bool {
-        // Relaxed is enough: the count changes only in a child that has a single thread, the one
-        // that reads it or that starts those that do.
+        // Relaxed is enough: the count changes only in a child while it has a single thread. That
+        // thread reads the count later, or starts the threads that read it.
         FORKS.load(Ordering::Relaxed) != self.0
     }
 }

@@ -253,7 +253,7 @@ fn race_between_threads_is_found_under_some_seed() {
 }
 
 #[test]
-fn same_seed_repeats_every_switch() {
+fn same_seed_repeats_every_switch_between_threads() {
     let order = |seed: u64| {
         let order = RefCell::new(Vec::new());
         go(seed, 3, 33, &|| {

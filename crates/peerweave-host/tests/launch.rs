@@ -261,7 +261,7 @@ fn pe_that_leaves_while_a_kernel_waits_is_named_in_the_error() {
     let outcomes = on_threads(2, &options(Duration::from_secs(60)), |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         if world.my_pe().get() == 1 {
-            // Drops its world, and with it its part in the job.
+            // Drops the world, so this PE leaves the job.
             return Ok(());
         }
         stream.launch(&waits_for_pe_1::KERNEL, 1, 32, (&signal,))?.wait()

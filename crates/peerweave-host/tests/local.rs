@@ -35,7 +35,7 @@ fn fill_sets_exactly_the_elements_of_its_range() {
 }
 
 #[test]
-fn copies_move_between_symmetric_memory_and_buffers() {
+fn data_is_copied_between_symmetric_memory_and_buffers() {
     alone(|world| {
         let (stream, x) = (world.stream().unwrap(), world.alloc_zeroed::<f32>(600).unwrap());
         let (from, back) = (Buffer::from(vec![1.5f32; 500]), Buffer::<f32>::zeroed(600));

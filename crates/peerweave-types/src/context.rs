@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_team_do_not_overlap() {
+    fn signal_lines_of_a_team_do_not_overlap() {
         let team = TeamEntry { size: 3, slots: 2, sync: SymOffset(4096), ..TeamEntry::default() };
         let mut next = 4096;
         for slot in 0..2 {

@@ -432,7 +432,7 @@ fn collective_calls_of_a_heap_are_serialised() {
 }
 
 #[test]
-fn disabling_multicast_refuses_the_next_steps() {
+fn steps_after_multicast_is_disabled_are_refused() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let contexts = contexts(2);

@@ -205,7 +205,7 @@ fn heap_for_multicast_has_the_recommended_granularity() {
 }
 
 #[test]
-fn heap_for_multicast_works_with_multicast_disabled() {
+fn heap_prepared_for_multicast_is_usable_without_it() {
     Fakes::new().cuda().env("PEERWEAVE_MULTICAST", "off").run(|| {
         threads(1, |me| {
             let heap =

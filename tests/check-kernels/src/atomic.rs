@@ -16,7 +16,7 @@ macro_rules! both {
         apart(|| {
             for relaxed in [false, true] {
                 $check.ctx.atomic_set($word, T::of($start), $pe);
-                // Over a network nothing else orders a relaxed operation after it.
+                // Over a network, only a fence orders a relaxed operation after the one above.
                 $check.ctx.fence();
                 if relaxed {
                     $check.ctx.$relaxed($word, $($argument,)* $pe);

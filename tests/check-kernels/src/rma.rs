@@ -116,7 +116,7 @@ macro_rules! scope {
                     }
                     Ok(())
                 })?;
-                // After the flush of the scope each of its threads may write the source of all.
+                // After the flush of the scope, each of its threads may overwrite the source.
                 rma.moved(line!(), shape, before, |_, to, from| {
                     if inside {
                         ctx.$put_nbi(to, from, next);
@@ -150,8 +150,8 @@ macro_rules! scope {
                             rma.check.same(line!(), put as u64, len as u64);
                             ctx.$wait(rma.signal, Compare::Eq, value, before)?;
                         }
-                        // What came with the signal is there for the whole scope, before any
-                        // barrier of the PEs.
+                        // After the wait for the signal, every thread of the scope sees the data of
+                        // the put, before any barrier of the PEs.
                         if inside && len > 0 {
                             let last = ctx.local(to).read(len - 1);
                             let expected = T::of(number(before, rma.round, shape.2 + len - 1));

@@ -13,7 +13,7 @@ pub fn check_signal(ctx: &Context, words: SymSlice<u64>, result: SymSlice<u64>) 
     let (_, next, before) = check.ring();
     let (set, added, each, order, data) = (words.at(0), words.at(1), words.at(2), words.at(3), words.at(4));
     if takes_part!(thread) {
-        // Set, and what a test and a fetch see before and after.
+        // Sets a signal; checks a test and a fetch before and after.
         check.same(line!(), ctx.signal_test(set, Compare::Gt, 100).is_some() as u64, 0);
         ctx.signal_op(set, 7, SignalOp::Set, next);
         check.same(line!(), ctx.signal_wait_until(set, Compare::Eq, 7)?, 7);
@@ -33,7 +33,8 @@ pub fn check_signal(ctx: &Context, words: SymSlice<u64>, result: SymSlice<u64>) 
         ctx.signal_op_each(each, 1, SignalOp::Add, 0..ctx.n_pes());
         ctx.signal_wait_until(each, Compare::Ge, u64::from(ctx.n_pes()))?;
 
-        // What was put before a signal is there after it, round by round.
+        // In every round, data that was put before a signal is visible after the wait for the
+        // signal.
         for round in 1..=50 {
             ctx.p(data, 1000 + round, next);
             ctx.signal_op(order, round, SignalOp::Set, next);

@@ -38,7 +38,7 @@ macro_rules! meets {
             $total += u64::from(size);
             $check.same(line!(), ctx.signal_fetch($words.at(0)), $total);
             gpu::sync_threads();
-            // Nobody adds for the next round before all have looked.
+            // No PE adds for the next round before all PEs have checked this one.
             apart(|| ctx.barrier_block($team))?;
         }
     };

@@ -14,7 +14,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
     let of = |number| T::of(number);
     let yes = |holds: bool| u64::from(holds);
     if takes_part!(thread) {
-        // Nothing is there yet.
+        // All elements are still 0.
         check.same(line!(), yes(ctx.test(words, Compare::Ne, of(0))), 0);
         check.same(line!(), yes(ctx.test_any(words, EXCLUDE_NONE, Compare::Eq, of(9)).is_some()), 0);
         check.same(line!(), yes(ctx.test_all(words, EXCLUDE_NONE, Compare::Eq, of(0))), 1);
@@ -28,7 +28,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
         ctx.wait_until(words.at(5), Compare::Ge, of(50))?;
         check.same(line!(), yes(ctx.test(words.at(5), Compare::Le, of(50))), 1);
         check.same(line!(), yes(ctx.test(words.at(5), Compare::Lt, of(50))), 0);
-        // Excluded, it is not found; where all are excluded, nothing is waited for.
+        // An excluded element is not found; if all elements are excluded, the wait returns at once.
         let excluded = ctx.test_any(words, |index| index == 5, Compare::Gt, of(0));
         check.same(line!(), yes(excluded.is_some()), 0);
         check.same(line!(), yes(ctx.wait_until_any(words, |_| true, Compare::Eq, of(77))?.is_some()), 0);
@@ -36,7 +36,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
     }
     check.meet()?;
     if takes_part!(thread) {
-        // All, each with a value of its own.
+        // Waits for all elements, each with its own value.
         for index in 0..WORDS {
             ctx.atomic_set(words.at(index), of(10 + index as u64), next);
         }
@@ -46,7 +46,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
         ctx.wait_until_all(words, EXCLUDE_NONE, Compare::Ge, of(10))?;
         check.same(line!(), yes(ctx.test_all(words, EXCLUDE_NONE, Compare::Gt, of(10))), 0);
 
-        // Some: those above 14.
+        // Waits for some elements: those above 14.
         let mut indices = [0; WORDS];
         let found = ctx.wait_until_some(words, &mut indices, EXCLUDE_NONE, Compare::Gt, of(14))?;
         check.same(line!(), found as u64, 3);

@@ -208,8 +208,8 @@ impl Call<'_> {
                 Some(seat @ None) if connection.fds.len() == n_fds => {
                     *seat = Some(Member { stream: connection.stream, fd: connection.fds.pop(), sent: 0 });
                 }
-                // It sent one, but the kernel drops descriptors that exceed the limit of the
-                // process. The member connects again.
+                // The member sent a descriptor, but the kernel drops descriptors that exceed the
+                // limit of the process. The member connects again.
                 Some(None) if connection.fds.len() < n_fds => has_room = false,
                 _ => {
                     tracing::debug!(

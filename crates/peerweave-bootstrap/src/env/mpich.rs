@@ -28,8 +28,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         None if local_n_pes == n_pes => pe,
         None => return Err(vars.wrong(index, format!("the index of PE {pe} on its machine"))),
     };
-    // As under Open MPI: machines alike and filled in order, unless our own variables say
-    // otherwise.
+    // As for Open MPI, this assumes equal machines that are filled in order, unless Peerweave's own
+    // variables are set.
     let (machine, n_machines) = match local_n_pes == n_pes {
         true => (0, 1),
         false => {

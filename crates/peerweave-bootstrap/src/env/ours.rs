@@ -20,7 +20,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Job>, BootstrapError> {
         _ => vars.required(names::MACHINE, 0, n_machines - 1)?,
     };
     let (local_pe, local_n_pes) = match n_machines {
-        // All are local: fields that are set must agree, and need not be set.
+        // All PEs are on this machine: the local variables may be missing. If they are set, they
+        // must agree.
         1 => {
             let local_n_pes = vars.number(names::LOCAL_N_PES, n_pes, n_pes)?.unwrap_or(n_pes);
             (vars.number(names::LOCAL_PE, 0, local_n_pes - 1)?.unwrap_or(pe), local_n_pes)

@@ -114,7 +114,7 @@ mod tests {
         let process = Process::of(child.id() as i32).unwrap();
         assert!(process.lives());
         child.kill().unwrap();
-        // It is not reaped yet.
+        // The process is not reaped yet.
         while process.lives() {
             std::thread::yield_now();
         }

@@ -211,7 +211,7 @@ fn launchers_take_precedence_in_the_documented_order() {
 }
 
 #[test]
-fn shell_inside_an_allocation_is_a_job_of_one_pe() {
+fn shell_inside_a_slurm_allocation_is_a_job_of_one_pe() {
     for environment in [
         "SLURM_JOB_ID=42 SLURM_NTASKS=8 SLURM_NNODES=2 SLURM_JOB_NODELIST=gpu[1-2]",
         "SLURM_JOB_ID=42 SLURM_NTASKS=8 SLURM_NNODES=2 SLURM_PROCID=0 SLURM_LOCALID=0",

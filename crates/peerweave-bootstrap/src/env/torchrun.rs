@@ -69,7 +69,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     let run = vars.text(names::TORCHELASTIC_RUN_ID).unwrap_or_default();
     let restarts = vars.text(names::TORCHELASTIC_RESTART_COUNT).unwrap_or_default();
     Ok(Some(Place {
-        // Not the host: one machine may know itself as `localhost` and by its name.
+        // Without the host, because one machine may use `localhost` and its name.
         identity: format!("torchrun {port} {run:?} {restarts} {n_pes}"),
         across: Ok(Endpoint::Tcp(host, port as u16 + 1)),
         ..place(local_pe, local_n_pes, machine, n_machines)

@@ -233,7 +233,7 @@ impl Connection {
     /// not wait.
     pub(crate) fn losses(&self) -> (Vec<Fault>, bool) {
         let mut state = self.lock();
-        // A reading thread records them too.
+        // If another thread is reading, it records the losses.
         if !state.reading && state.closed.is_none() {
             let mut scratch = std::mem::take(&mut state.scratch);
             let result = self.stream.read_now(&mut scratch);

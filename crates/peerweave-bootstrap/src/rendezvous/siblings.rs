@@ -122,8 +122,8 @@ impl Siblings {
         let is_first_look = rank.gone_since.is_none();
         let gone_since = *rank.gone_since.get_or_insert(now);
         if is_first_look || now - gone_since >= GRACE {
-            // A process that is no longer a descendant of the agent, because the process between
-            // them has ended.
+            // Finds processes that are no longer descendants of the agent, because a process in
+            // between has ended.
             let others: Vec<i32> = numbers(Path::new("/proc")).filter(|&pid| self.rank_of(pid) == Some(index)).collect();
             let rank = &mut self.ranks[index as usize];
             rank.members.extend(others.into_iter().filter_map(Process::of));

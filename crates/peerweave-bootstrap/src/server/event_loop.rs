@@ -140,7 +140,8 @@ impl EventLoop {
         if self.more_to_accept || !self.unfinished.is_empty() {
             return Some(Duration::ZERO);
         }
-        // Skip those that are decided since, so that the front is the next to expire.
+        // Removes connections that were identified or closed meanwhile, so that the front is the
+        // next to expire.
         while let Some(link) = self.unidentified.front() {
             match self.connections.get(link) {
                 Some(Connection { phase: Phase::Unidentified(_), .. }) => break,

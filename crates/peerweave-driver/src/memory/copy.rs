@@ -28,7 +28,8 @@ pub fn check_copy<T>(
     buffer: &impl DeviceBuffer<T>,
     count: usize,
 ) -> Result<(), DriverError> {
-    // Other threads that unmap or free could not wait for its work.
+    // Other threads that unmap or free the memory could not wait for the work of a per-thread
+    // stream.
     refuse_per_thread(call, stream)?;
     let ordinal = stream.context().ordinal();
     if buffer.device() != ordinal {

@@ -36,8 +36,8 @@ const CAPTURING: u32 = 1;
 #[inline]
 pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
     if is_of_every_context(stream) {
-        // With another context current the result would be for that one's stream, and with none
-        // there is none.
+        // The driver queries the stream of the context that is current, so that must be the
+        // stream's context.
         bind(stream.context())?;
     }
     let mut status = NOT_CAPTURING;

@@ -216,7 +216,7 @@ impl Entry {
     fn run(self) {
         let bound = self.context.as_ref().is_none_or(|context| bind(context).is_ok());
         destroy(&self.events);
-        // Or the context is broken, and its memory with it.
+        // If binding fails, the context is broken, and its memory cannot be freed.
         if bound && caught(ManuallyDrop::into_inner(self.free)).is_none() {
             tracing::error!("a function that frees retired memory panicked");
         }

@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_disjoint_and_aligned() {
+    fn blocks_of_a_segment_are_disjoint_and_aligned() {
         let layout = Layout::new(5, 10 << 20).unwrap();
         // SAFETY: no address below is dereferenced.
         let segments = unsafe { Segments::new((1usize << 40) as *mut u8, layout) };

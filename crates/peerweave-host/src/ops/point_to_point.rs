@@ -243,7 +243,7 @@ impl Transfer {
                 return Err(error);
             }
             if !may_run {
-                // Messages of the operations before it are progress too.
+                // Messages of earlier operations also count as progress.
                 let messages = self.channel().messages.load(Ordering::Relaxed);
                 return Ok(std::mem::replace(&mut self.messages_seen, messages) != messages);
             }

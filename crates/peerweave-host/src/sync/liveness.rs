@@ -102,7 +102,7 @@ impl Liveness {
             Process::Ended => true,
             Process::Distant => self.reports.has_lost(pe),
         };
-        // It may have left normally and ended since the state was read.
+        // The PE may have left normally and ended since the state was read.
         match self.segments.page(pe).state.load(Ordering::Acquire) {
             state::FINALIZED | state::LEFT => Some(PeerCause::Left),
             state::LEAVING if ended => Some(PeerCause::Left),
@@ -118,7 +118,7 @@ impl Process {
         let process = Numbered { pid, started: started(pid) };
         match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(descriptor) => Self::Described(descriptor, process),
-            // It was alive a moment ago, and has died since.
+            // The process was alive a moment ago, and has died since.
             Err(Errno::SRCH) => Self::Ended,
             // The kernel has no process descriptors (before 5.3).
             Err(Errno::NOSYS) => Self::Numbered(process),
@@ -139,7 +139,7 @@ impl Numbered {
             return Some(true);
         }
         match (stat(self.pid), self.started) {
-            // It has ended, and its parent has not waited for it.
+            // The process has ended, and its parent has not waited for it.
             (Some(Stat { state: 'Z' | 'X', .. }), _) => Some(true),
             (Some(now), Some(started)) => Some(now.started != started),
             _ => None,

@@ -346,7 +346,7 @@ impl Part {
         match self {
             Self::Mapped(mapping) => mapping.unused(),
             Self::Mine(memory) => memory.unused(),
-            // The owner marks it.
+            // The owner of the memory marks it.
             Self::Found { .. } => {}
             Self::Opened(opened) => opened.unused(),
         }

@@ -177,8 +177,7 @@ impl AddressMap {
                 return Err(Code::INVALID_VALUE);
             }
             if mapped.physical.is_multicast() {
-                // Loads through a multicast address are for the reducing instructions of kernels
-                // only.
+                // Only reducing instructions of kernels may load through a multicast address.
                 if access.need == Need::Read || end > range.base + range.size {
                     return Err(Code::INVALID_VALUE);
                 }

@@ -33,7 +33,8 @@ struct Mapping {
 
 impl Arena {
     pub(crate) fn new(ordinal: usize, budget_bytes: u64) -> Arena {
-        // Addresses are plenty, so that no allocation within the budget fails for want of a gap.
+        // There are four times as many addresses as the budget has bytes, so that fragmentation
+        // makes no allocation within the budget fail.
         let length_bytes = (budget_bytes.max(1 << 20) * 4).next_multiple_of(PAGE_BYTES);
         Arena { ordinal, length_bytes, mapping: None, free: BTreeMap::from([(0, length_bytes)]) }
     }

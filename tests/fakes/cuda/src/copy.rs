@@ -52,7 +52,7 @@ fn order(stream: CuStream, mut copy: Copy, sides: Sides) -> Result {
         && !captured
         && transfer::is_pageable(from)
     {
-        // The driver too has read pageable memory before it returns.
+        // Like the driver, reads pageable memory before the call returns.
         let bytes = ((copy.rows - 1) * copy.from_pitch + copy.row_bytes) as usize;
         // SAFETY: the caller promised that the source of the copy is readable.
         let staged: Arc<[u8]> = unsafe { core::slice::from_raw_parts(from as *const u8, bytes) }.into();

@@ -123,9 +123,9 @@ impl Device {
             97 => 232_448, // shared memory opt-in
             106 => 32,     // blocks per multiprocessor
             111 => 1024,   // reserved shared memory
-            // Can: overlap, map host memory, concurrent kernels, ECC, unified addressing,
-            // priorities, L1 caches, managed memory, preemption, host registration, 64-bit stream
-            // memory operations, cooperative launch, clusters, IPC events.
+            // Supported features: overlap, mapped host memory, concurrent kernels, ECC, unified
+            // addressing, priorities, L1 caches, managed memory, preemption, host registration,
+            // 64-bit stream memory operations, cooperative launch, clusters, IPC events.
             15 | 19 | 31 | 32 | 41 | 78..=80 | 83 | 89..=96 | 98 | 99 | 113 | 116 | 120 | 122 | 123 | 125 | 126 => 1,
             115 => c_int::from(has_pools()),
             119 => 0,         // pools cannot be shared between processes here

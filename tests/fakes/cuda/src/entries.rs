@@ -51,7 +51,7 @@ fn parameter(declaration: &str) -> Option<(usize, usize)> {
         Some((_, count)) => count.trim_end_matches(']').trim().parse().ok()?,
         None => 1,
     };
-    // `.ptr .align N` is about what a pointer leads to.
+    // `.ptr .align N` describes the memory to which a pointer parameter points.
     let own = words.iter().take_while(|word| **word != ".ptr").position(|word| *word == ".align");
     let alignment = own.and_then(|at| words.get(at + 1)?.parse().ok());
     Some((element * count, alignment.unwrap_or(element)))

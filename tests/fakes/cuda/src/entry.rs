@@ -64,7 +64,8 @@ fn find(name: &str, version: c_int) -> core::result::Result<&'static Symbol, c_i
 
 fn proc_address(name: &In<c_char>, function: &Out<usize>, version: c_int, flags: u64, status: &Out<c_int>) -> Result {
     function.required()?;
-    // LEGACY_STREAM and PER_THREAD_DEFAULT_STREAM; the latter's own forms are not here.
+    // LEGACY_STREAM and PER_THREAD_DEFAULT_STREAM; the functions for the latter are not
+    // implemented.
     if flags & !3 != 0 {
         return Err(Code::INVALID_VALUE);
     }
@@ -121,7 +122,7 @@ exports! {
     }
 
     4000 fn cuProfilerStart() {
-        // Nobody listens, as with a driver that no profiler is attached to.
+        // Has no effect, as in a driver without an attached profiler.
         driver().map(|_| ())
     }
 

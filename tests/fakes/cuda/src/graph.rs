@@ -239,13 +239,13 @@ exports! {
     }
 
     11010 fn cuGraphUpload(exec: CuGraphExec, stream: CuStream) {
-        // There is nothing to send anywhere; the order in the stream is kept.
+        // There is nothing to upload; only the order in the stream is kept.
         find_exec(exec)?;
         stream::resolve(stream)?.submit(Work::Empty)
     }
 
     10000 fn cuGraphExecDestroy(exec: CuGraphExec) {
-        // A launch that is under way keeps the plan until it is done.
+        // A running launch keeps the plan until it is complete.
         driver()?.execs.remove(exec.0).map(|_| ()).ok_or(Code::INVALID_VALUE)
     }
 

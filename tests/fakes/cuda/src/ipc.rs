@@ -179,7 +179,8 @@ exports! {
             return Err(Code::PEER_ACCESS_UNSUPPORTED);
         }
         let mut map = change(driver);
-        // The same memory opened again in a process is the same address, counted.
+        // If a process opens the same memory again, it gets the same address, and the opens are
+        // counted.
         for range in map.ranges.values_mut() {
             if let Kind::Imported { key, opened, context: of, .. } = &mut range.kind
                 && *key == handle.bytes
@@ -234,7 +235,7 @@ exports! {
         let context = current()?;
         let ticket = Ticket::from_bytes(&handle.bytes, EVENT)?;
         let shared = SharedEvent::over(ticket.open()?, ticket.device as usize)?;
-        // DISABLE_TIMING and INTERPROCESS, as the event that it is.
+        // DISABLE_TIMING and INTERPROCESS, like the exported event.
         event.set(CuEvent(driver()?.events.add(Event::new(context, 6, Some(shared)))))
     }
 }

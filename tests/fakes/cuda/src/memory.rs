@@ -73,7 +73,7 @@ fn remove(driver: &Driver, map: &mut AddressMap, base: u64) {
 pub(crate) fn finish_free(base: u64, id: u64) -> Result {
     let driver = driver()?;
     let mut map = change(driver);
-    // A context that went away has taken the memory along.
+    // The end of a context has already freed its memory.
     if map.ranges.get(&base).is_some_and(|range| range.id == id) {
         remove(driver, &mut map, base);
     }
@@ -178,7 +178,7 @@ exports! {
                 _ => return Err(Code::INVALID_VALUE),
             }
         };
-        // The driver waits for the device before it takes memory away.
+        // Like the driver, waits for the device before memory is freed.
         if let Some(owner) = driver.contexts.get(owner) {
             owner.synchronize()?;
         }

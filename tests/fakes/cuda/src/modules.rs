@@ -113,7 +113,7 @@ fn load(out: &Out<usize>, image: &In<c_char>) -> Result {
     if image.address() == 0 {
         return Err(Code::INVALID_VALUE);
     }
-    // Machine code of any kind is for a device that this is not.
+    // No machine code can run on the simulated device.
     if !matches!(image.get()?.cast_unsigned(), b'\t' | b'\n' | b'\r' | b' '..=b'~') {
         return Err(Code::NO_BINARY_FOR_GPU);
     }

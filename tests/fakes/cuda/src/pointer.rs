@@ -15,7 +15,7 @@ const DEVICE: c_uint = 2;
 fn device_of(range: &Range) -> c_int {
     let ordinal = match &range.kind {
         // A multicast object, or memory of a device that this process does not see: the driver's
-        // word for no device.
+        // number for no device.
         Kind::Mapped(mapped) => return mapped.physical.device.map_or(-2, |device| device as c_int),
         Kind::Device(memory) => memory.device,
         Kind::Host(memory) => memory.device,
@@ -31,7 +31,7 @@ fn answer(driver: &Driver, range: &Range, attribute: c_int, address: CuPtr, out:
         _ => None,
     };
     match attribute {
-        // CONTEXT: virtual memory is of none.
+        // CONTEXT: virtual memory belongs to no context.
         1 => out.cast::<CuContext>().set(CuContext(match &range.kind {
             Kind::Device(memory) => memory.context,
             Kind::Host(memory) => memory.context,
@@ -90,7 +90,7 @@ fn answer(driver: &Driver, range: &Range, attribute: c_int, address: CuPtr, out:
 }
 
 fn reservation_of(driver: &Driver, range: &Range) -> Option<(u64, u64)> {
-    // Called without the map: locked again, briefly.
+    // The caller does not hold the lock of the map, so this takes it again, briefly.
     change(driver).reservation(range.base, range.size)
 }
 

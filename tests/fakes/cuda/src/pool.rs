@@ -72,7 +72,7 @@ exports! {
     }
 
     11020 fn cuMemPoolTrimTo(pool: CuPool, _keep: usize) {
-        // Nothing is kept back, so there is nothing to trim.
+        // A pool retains nothing, so there is nothing to trim.
         driver()?.pools.get(pool.0).map(|_| ()).ok_or(Code::INVALID_VALUE)
     }
 

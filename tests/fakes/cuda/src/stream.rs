@@ -246,7 +246,7 @@ exports! {
         let found = driver.streams.get(stream.0).ok_or(Code::INVALID_HANDLE)?;
         capture::invalidate_stream(&found);
         driver.streams.remove(stream.0);
-        // What is queued is still done: the thread keeps the stream until then.
+        // Queued work still runs: the thread keeps the stream until then.
         found.close();
         Ok(())
     }

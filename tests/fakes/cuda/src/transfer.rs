@@ -135,7 +135,7 @@ impl Copy {
                     from as *const u8
                 }
             };
-            // A peer copy is written by the reading device too: a broken pair loses it either way.
+            // The reading device writes a peer copy, so a broken pair loses the data.
             if reader != writer
                 && driver.loses_writes(driver.slot(reader), driver.slot(writer))
                 && matches!(place(driver, &map, writer, to, self.row_bytes, Need::Write)?, Place::Plain { .. })

@@ -51,7 +51,8 @@ impl UserObject {
             // thread; the count makes it once.
             faults::as_host_function(|| unsafe { destroy(data as *mut c_void) });
         };
-        // Not in the call that released: the driver promises no such order either.
+        // The releasing call does not run the destructor itself: the driver does not guarantee that
+        // order either.
         thread::Builder::new().name("fake-cuda-destroy".to_owned()).spawn(run).expect("a thread for the destructor");
         Ok(())
     }
@@ -83,7 +84,7 @@ exports! {
     ) {
         object.required()?;
         let destroy = destroy.ok_or(Code::INVALID_VALUE)?;
-        // The only flag, and it is required: nobody may wait for the destructor.
+        // NO_DESTRUCTOR_SYNC, the only flag, is required: no call may wait for the destructor.
         if flags != 1 || references == 0 || references > i32::MAX as c_uint {
             return Err(Code::INVALID_VALUE);
         }

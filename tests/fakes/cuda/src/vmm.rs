@@ -262,7 +262,7 @@ exports! {
         let physical = find(handle)?;
         let size = size as u64;
         aligned(&[address, size])?;
-        // An offset must be zero, says the driver's manual.
+        // The driver's manual requires an offset of zero.
         if size == 0 || flags != 0 || offset != 0 || size > physical.size {
             return Err(Code::INVALID_VALUE);
         }
@@ -288,7 +288,7 @@ exports! {
         let removed: Vec<Range> = ranges.iter().filter_map(|base| map.ranges.remove(base)).collect();
         share::map(Some(address), size as u64, libc::PROT_NONE, None)?;
         drop(map);
-        // Memory whose last user this was goes away only here, without the map.
+        // Memory without other users is released here, after the map is unlocked.
         drop(removed);
         Ok(())
     }
@@ -333,8 +333,8 @@ exports! {
         available()?;
         let file = match kind {
             POSIX_FD => {
-                // The number itself is the argument; it stays the caller's.
-                // SAFETY: a number; duplicating one that is no descriptor fails.
+                // The argument is the number of a descriptor, which the caller keeps. SAFETY: a
+                // number; duplicating one that is no descriptor fails.
                 let copy = unsafe { libc::fcntl(given.address() as c_int, libc::F_DUPFD_CLOEXEC, 0) };
                 if copy < 0 {
                     return Err(Code::INVALID_VALUE);
@@ -356,8 +356,8 @@ exports! {
         let Some(Kind::Mapped(mapped)) = map.find(address).map(|range| &range.kind) else {
             return Err(Code::INVALID_VALUE);
         };
-        // The same handle that it was mapped by, says the manual, even where that was released
-        // meanwhile.
+        // According to the manual, the result is the handle by which the memory was mapped, even if
+        // it was released meanwhile.
         mapped.physical.retain();
         driver.physical.insert(mapped.handle, Arc::clone(&mapped.physical));
         handle.set(mapped.handle as CuMemHandle)
@@ -380,7 +380,7 @@ exports! {
     11070 fn cuMemGetHandleForAddressRange(
         _out: Out<c_void>, _address: CuPtr, _size: usize, _kind: c_int, _flags: c_ulonglong,
     ) {
-        // The only kind is a DMA buffer, which the device says that it lacks.
+        // The only kind is a DMA buffer, which the device does not support.
         available()?;
         Err(Code::NOT_SUPPORTED)
     }

@@ -109,7 +109,7 @@ fn free_during_a_copy_causes_an_illegal_address_error() {
 }
 
 #[test]
-fn copies_stay_inside_one_allocation() {
+fn copy_beyond_an_allocation_is_refused() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();
@@ -239,7 +239,7 @@ fn host_memory_is_registered_once() {
         assert_eq!(call!(cuMemHostRegister_v2(place.wrapping_byte_add(100), 10, 0)), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
         let mut device = 0;
         assert_eq!(call!(cuMemHostGetDevicePointer_v2(&mut device, place, 0)), CUDA_SUCCESS);
-        // Registered memory is an address of the device's.
+        // The device can access registered memory by this address.
         assert_eq!(call!(cuMemsetD8_v2(device + 8191, 9, 1)), CUDA_SUCCESS);
         assert_eq!(call!(cuCtxSynchronize()), CUDA_SUCCESS);
         assert_eq!(call!(cuMemFreeHost(place)), CUDA_ERROR_INVALID_VALUE);

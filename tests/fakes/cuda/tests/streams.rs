@@ -148,7 +148,7 @@ fn legacy_stream_synchronizes_with_blocking_streams() {
 }
 
 #[test]
-fn events_measure_time() {
+fn two_events_measure_the_time_between_them() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -181,7 +181,7 @@ fn host_function_that_calls_the_driver_gets_an_error() {
 }
 
 #[test]
-fn peer_copies_cross_devices() {
+fn peer_copies_move_data_between_devices() {
     fakes().run(|| {
         let contexts: Vec<_> = (0..2).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
         let streams: Vec<_> = contexts.iter().map(|context| context.new_stream().unwrap()).collect();

@@ -156,7 +156,7 @@ fn descriptor_of_another_kind_is_refused() {
 }
 
 #[test]
-fn fabric_handles_work_only_with_a_fabric_directory() {
+fn fabric_handles_need_a_fabric_directory() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let mut handle = 0;

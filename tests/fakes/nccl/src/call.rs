@@ -143,8 +143,8 @@ impl Alone {
         if BESIDE_OTHERS.contains(&function) || settings::get().noop != settings::Noop::Off {
             return Self(Vec::new());
         }
-        // On a communicator that blocks, the question only reads; on others it frees the job of the
-        // last group.
+        // On a blocking communicator the query only reads; on a non-blocking one it frees the job
+        // of the last group.
         let reads = |comm: &Comm| function == "ncclCommGetAsyncError" && comm.config.blocking;
         let comms = arguments.iter().filter_map(|(_, argument)| argument.comm()?.peek()).filter(|comm| !reads(comm));
         Self(comms.map(|comm| (comm, comm.come_alone(function))).collect())

@@ -246,8 +246,8 @@ impl Comm {
 
     /// Returns the result of `ncclCommGetAsyncError`.
     pub(crate) fn async_state(&self) -> Code {
-        // First: a job sets its error before it counts itself as done, so that none is missed in
-        // between.
+        // Read before the error: a job sets its error before it counts as done, so no error is
+        // missed.
         let is_pending = self.pending.load(Ordering::Acquire) > 0;
         match Code::from_number(self.async_error.load(Ordering::Acquire)) {
             Code::Success if is_pending => Code::InProgress,

@@ -143,7 +143,8 @@ exports! {
         config: *const ConfigStruct, shrink_flags: c_int) {
         let comm = match shrink_flags {
             0 => parent(comm)?,
-            // What runs is ended first. An asynchronous error stays, and NCCL makes no child then.
+            // Running operations are ended first. An asynchronous error remains, and NCCL then
+            // creates no child.
             1 => comm.ready()?,
             other => return invalid(format!("invalid shrink flags {other}")),
         };
@@ -257,7 +258,7 @@ exports! {
             0 => CAN_BE_SUSPENDED,
             1 => u64::from(suspended),
             2 => PERSISTS,
-            // Suspending changes no sums.
+            // Suspending does not change the total.
             3 => PERSISTS + CAN_BE_SUSPENDED,
             other => return invalid(format!("unknown statistic {other}")),
         });

@@ -244,7 +244,8 @@ fn create(comm: &'static Comm, all: &Requirements, out: *mut c_void) -> Result {
     let out = Out(out.cast::<u8>());
     let description = [bytes as u64, u64::from(version)].map(u64::to_le_bytes).concat();
     let run = move || {
-        // The whole is moved in, not its pointer field alone, so that it may go to another thread.
+        // Captures the whole value, not only its pointer field, so that the closure may run on
+        // another thread.
         let out = &out;
         let others = derive::exchange(comm, &derive::everybody(comm), number, &description, &|| comm.stopped())?;
         if others.iter().any(|other| other[..] != description[..]) {
@@ -338,7 +339,7 @@ exports! {
     fn ncclDevCommDestroy(comm: CommPtr, dev_comm: *const c_void) {
         let comm = comm.ready()?;
         not_null(dev_comm, "devComm")?;
-        // Copies may be given instead, so that any of this communicator's is taken.
+        // The program may pass a copy, so any device communicator of this communicator is removed.
         match comm.state().device_comms.pop() {
             Some(_) => Ok(()),
             None => invalid("the communicator has no such device communicator"),

@@ -135,7 +135,8 @@ fn finish(jobs: Vec<Job>, operations: Vec<Operation>) -> Result {
         all.extend(job.parent);
         all.extend(job.comm);
     }
-    // The parent decides, and a new communicator only where there is none, as in NCCL.
+    // As in NCCL, the parent decides whether a job blocks; without a parent, the new communicator
+    // does.
     let deciding = jobs.iter().filter_map(|job| job.parent.or(job.comm)).chain(operations.iter().map(|operation| operation.comm));
     let blocking: Vec<bool> = deciding.map(|comm| comm.config.blocking).collect();
     if blocking.windows(2).any(|pair| pair[0] != pair[1]) {
@@ -232,7 +233,7 @@ fn connect(operations: &[Operation]) -> Result {
     let collectives = operations.iter().filter(|operation| matches!(operation.item.work, Work::Collective(_)));
     let first = |comm: &&'static Comm| !std::mem::replace(&mut comm.state().connected, true);
     let comms: Vec<&'static Comm> = collectives.map(|operation| operation.comm).filter(first).collect();
-    // All of this thread are there before any of them waits.
+    // All communicators of this thread send before any of them waits.
     for comm in &comms {
         everybody(comm).into_iter().for_each(|rank| comm.send(rank, Channel::Connect, 0, [].into()));
     }

@@ -44,7 +44,7 @@ pub(crate) fn start(
         Ok(())
     };
     let job = group::Job { comm: Some(comm), parent, handle, run: Box::new(run) };
-    // Of a rank that has no parent NCCL tells what it does.
+    // Like NCCL, returns the result of the job only if the communicator has no parent.
     if parent.is_some() { group::submit_job_silently(job) } else { group::submit_job(job) }
 }
 

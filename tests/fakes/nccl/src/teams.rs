@@ -135,7 +135,7 @@ exports! {
     fn ncclLsaBarrierCreateRequirement(team: Team, n_barriers: c_int, out_handle: *mut BufferHandle,
         out_req: *mut ResourceRequirements) {
         if n_barriers < 0 || team.ranks < 1 {
-            return invalid(format!("invalid requirement of {n_barriers} barriers of {} ranks", team.ranks));
+            return invalid(format!("invalid requirement: {n_barriers} barriers for a team of {} ranks", team.ranks));
         }
         buffer_requirement((3 + team.ranks as usize) * n_barriers as usize * 4, 4, n_barriers, out_handle, out_req)
     }
@@ -143,7 +143,7 @@ exports! {
     /// Returns the requirement of low-latency exchanges.
     fn ncclLLA2ACreateRequirement(n_blocks: c_int, n_slots: c_int, out_handle: *mut BufferHandle, out_req: *mut ResourceRequirements) {
         if n_blocks < 0 || n_slots < 0 {
-            return invalid(format!("invalid requirement of {n_blocks} blocks of {n_slots} slots"));
+            return invalid(format!("invalid requirement: {n_blocks} blocks with {n_slots} slots each"));
         }
         buffer_requirement(n_blocks as usize * (1 + 2 * n_slots as usize) * 16, 16, n_slots, out_handle, out_req)
     }
@@ -155,7 +155,7 @@ exports! {
         not_null(out_handle, "outHandle")?;
         not_null(out_req, "outReq")?;
         if n_barriers < 0 || team.ranks < 1 {
-            return invalid(format!("invalid requirement of {n_barriers} barriers of {} ranks", team.ranks));
+            return invalid(format!("invalid requirement: {n_barriers} barriers for a team of {} ranks", team.ranks));
         }
         Out(out_handle).set(BufferHandle { buffer: 0, count: 0 });
         // SAFETY: the handle is not null; only the address of its first field is taken.

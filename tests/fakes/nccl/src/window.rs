@@ -211,8 +211,8 @@ pub(crate) fn apply(slot: Slot, bytes: &[u8]) {
         let all = windows();
         let found = all.values().find(|window| window.comm == comm.handle().address() && window.number == word(0));
         let Some(window) = found else { undefined("a put into a deregistered window") };
-        // The sender has checked the bounds. The lock keeps the window from being deregistered
-        // under the write.
+        // The sender has checked the bounds. The lock prevents the window from being deregistered
+        // during the write.
         write(window.base + word(1) as usize, data);
     }
     *comm.state().signals.entry((slot.from, word(2) as i32, word(3) as i32)).or_default() += 1;
@@ -222,10 +222,10 @@ pub(crate) fn apply(slot: Slot, bytes: &[u8]) {
 fn check_signal(comm: &Comm, peer: c_int, signal: c_int, context: c_int) -> Result {
     collectives::check_peer(comm, peer, "peer")?;
     if signal < 0 || signal >= comm.config.num_rma_sig {
-        return invalid(format!("invalid signal index {signal} (the communicator has {})", comm.config.num_rma_sig));
+        return invalid(format!("invalid signal index {signal} (the communicator has {} signals)", comm.config.num_rma_sig));
     }
     if context < 0 || context >= comm.config.num_rma_ctx {
-        return invalid(format!("invalid context {context} (the communicator has {})", comm.config.num_rma_ctx));
+        return invalid(format!("invalid context {context} (the communicator has {} contexts)", comm.config.num_rma_ctx));
     }
     Ok(())
 }

@@ -77,7 +77,7 @@ fn read_block(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     stream.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);
     if length > LONGEST {
-        // Whoever that is, it is not this library in another process.
+        // The sender is not this library in another process.
         return Err(io::Error::other("the length of a message is invalid"));
     }
     let length = usize::try_from(length).map_err(io::Error::other)?;

@@ -84,7 +84,8 @@ fn every_type_and_operator_has_the_expected_result() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             for dtype in 0..12 {
-                // 2 with 4: 6, 8, 4, 2, 3; the values up to 6 are those that the table above has.
+                // The results for 2 and 4 are 6, 8, 4, 2 and 3; only values up to 6 are in the
+                // table above.
                 for (op, wanted) in [(0, 6), (2, 4), (3, 2), (4, 3)] {
                     let data = buffer(&bytes_of(dtype, if rank == 0 { 2 } else { 4 }));
                     ok(ncclAllReduce(data, data, 1, dtype, op, comm, stream));

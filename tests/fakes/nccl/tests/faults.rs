@@ -131,7 +131,7 @@ fn register(comm: Handle) -> Handle {
 }
 
 #[test]
-fn window_can_be_null_with_success() {
+fn successful_registration_can_return_a_null_window() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NULL_WINDOW", "1").run(|| ranks(1, |_, comm, _| assert_eq!(register(comm), 0)));
 }
 

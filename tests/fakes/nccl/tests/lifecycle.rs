@@ -71,7 +71,7 @@ fn non_blocking_communicator_is_in_progress_until_ready() {
                     assert_eq!(cuStreamSynchronize(stream), 0);
                     assert_eq!(read::<i32>(data, 1), [3]);
                     let mut child = 0;
-                    // The answer of the end of its own group is dropped, in NCCL too.
+                    // The result of the group that the call itself ends is dropped, as in NCCL.
                     ok(ncclCommSplit(comm, 0, -rank, &mut child, std::ptr::null()));
                     assert_eq!(async_state(comm), 7);
                     assert_eq!((settled(comm), settled(child)), (0, 0));

@@ -64,7 +64,7 @@ impl Collective {
         let mut result = Vec::new();
         if let Some((_, source)) = places {
             let memory = world.memory();
-            // Again: it may have been freed while the others were waited for.
+            // Checked again: the memory may have been freed during the wait for the others.
             memory.symmetric(function, "the source", self.source, source_bytes);
             let part = |rank: usize, index: usize| {
                 // SAFETY: the source was found live on this PE and so on all, and stays so while

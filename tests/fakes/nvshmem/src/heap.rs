@@ -30,8 +30,8 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
     let mut turn = world.team.turn(Channel::Setup);
     let found = {
         let mut memory = world.change_memory();
-        // The heap of this PE alone could not grow: NVSHMEM gives null here, and memory on the
-        // others.
+        // The heap of this PE alone could not grow: NVSHMEM then returns null here and memory on
+        // the other PEs.
         let found = if effect.full { None } else { memory.find_room(bytes, alignment) };
         if let Some(offset) = found {
             memory.allocations.insert(offset, bytes);
@@ -93,7 +93,7 @@ fn register_symmetric(address: usize, bytes: usize, wish: usize) -> Result<usize
     call::take_effect().suffer();
     let step = if let Growth::By(step) = world.growth { step } else { driver::GRANULARITY };
     let handle = if bytes == 0 || !bytes.is_multiple_of(step) {
-        // NVSHMEM rounds up, and maps more than there is.
+        // NVSHMEM rounds the length up, and maps more memory than exists.
         invalid(format!("the length of {bytes} bytes is not a multiple of {step}"))
     } else {
         driver::with_context(world.context, || Ok(driver::handle_at(address)?))

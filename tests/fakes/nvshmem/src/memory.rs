@@ -120,7 +120,7 @@ impl Memory {
     pub(crate) fn find_room(&self, bytes: usize, alignment: usize) -> Option<usize> {
         let heap = self.regions.first()?.as_ref()?;
         let alignment = alignment.max(ALIGNMENT);
-        // A part of the heap is aligned to this and no more.
+        // Parts of the heap are not aligned to more than this.
         if alignment > driver::GRANULARITY {
             return None;
         }

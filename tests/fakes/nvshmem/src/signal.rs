@@ -121,8 +121,8 @@ fn wait_on_stream_by<T: Word>(
         return;
     }
     world.memory().symmetric(call::function(), "the words", words, count * size_of::<T>());
-    // A word counts where its mask is zero.
-    // SAFETY: a mask that is not null has so many entries: the caller's promise.
+    // A word counts where its mask is zero. SAFETY: a mask that is not null has `count` entries:
+    // guaranteed by the caller.
     let counts = |index| mask.is_null() || unsafe { *mask.add(index) } == 0;
     let wanted: Vec<usize> = (0..count).filter(|index| counts(*index)).collect();
     let work = move |world: &std::sync::Arc<World>, function: &'static str| {

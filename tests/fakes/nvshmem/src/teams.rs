@@ -78,7 +78,7 @@ fn make(world: &World, parent: &Team, members: Option<Vec<i32>>, same: &[u64], c
         if let Some(taken) = taken {
             world.control.teams[taken].used.store(0, Ordering::Release);
         }
-        return fail(Code::INTERNAL, format!("no free team slot, at most {}: NVSHMEM_MAX_TEAMS", world.max_teams));
+        return fail(Code::INTERNAL, format!("no free team slot: all {} are in use (NVSHMEM_MAX_TEAMS)", world.max_teams));
     }
     Ok(enlist(world, index as usize - 1, members, contexts, u64::MAX))
 }
@@ -128,7 +128,7 @@ fn by_id(ranks: c_int, rank: c_int, id: u64, contexts: c_int) -> Result<c_int> {
         return invalid(format!("rank {rank} does not exist in a team of {ranks} PEs"));
     }
     if made(&world) + FIRST_MADE > world.max_teams {
-        return fail(Code::INTERNAL, format!("no free team slot, at most {}: NVSHMEM_MAX_TEAMS", world.max_teams));
+        return fail(Code::INTERNAL, format!("no free team slot: all {} are in use (NVSHMEM_MAX_TEAMS)", world.max_teams));
     }
     let slots = &world.control.ids;
     // The id alone names the slot, so that members that come at different times find the same one.

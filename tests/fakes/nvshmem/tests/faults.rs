@@ -331,7 +331,7 @@ fn struct_layout_follows_its_version_word() {
 }
 
 #[test]
-fn launcher_bootstrap_works_and_mpi_bootstrap_is_refused() {
+fn job_starts_by_a_launcher_and_not_by_mpi() {
     fakes().run_many(1, |_| {
         use_device(0);
         let mut attr = attr(2);

@@ -192,7 +192,8 @@ fn stream_signal_wait_compares_cyclically() {
     fakes().run_many(1, |me| {
         let stream = init(&me);
         let word = symmetric(&[0_u64]);
-        // As the device's streams do: 0 comes after what is more than half a cycle before it.
+        // The comparison is cyclic, as in the device's streams: 0 counts as greater than
+        // `u64::MAX`.
         nvshmemx_signal_wait_until_on_stream(word, 5, u64::MAX, stream);
         finish(stream);
         write(word, &[3_u64]);

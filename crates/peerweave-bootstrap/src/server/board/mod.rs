@@ -123,7 +123,8 @@ impl Board {
         let Some(member) = self.members.get_mut(hello.pe as usize) else { return Err(Refusal::NPes) };
         match &member.seat {
             Seat::Empty => {}
-            // The launcher reported it before it connected: it may connect to get the reason.
+            // The launcher reported this PE as lost before the PE connected: the PE may connect to
+            // get the reason.
             Seat::Lost(fault @ Fault::Reported { .. }) => {
                 send(out, link, &Frame::Welcome);
                 send(out, link, &Frame::Failed { request: JOIN_REQUEST, fault: fault.clone() });
