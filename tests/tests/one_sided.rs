@@ -1,7 +1,7 @@
 //! Checks puts, gets, signals and atomics among threads and processes: values, positions, and the
 //! order of visibility.
 
-use peerweave::{AtomicInteger, Buffer, Compare, DType, F8E4M3, F8E5M2, Rank, Strides, Team, World, bf16, f16};
+use peerweave::{AtomicInteger, Buffer, Compare, DType, F8E4M3, F8E5M2, Rank, Strides, Symmetric, Team, World, bf16, f16};
 use peerweave_tests::conformance::team_of;
 use peerweave_tests::memory::{Kind, Mem, arena_len};
 use peerweave_tests::sample::{Exact, Sample, hash, movable};
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![movement, ring, signals, message_passing, atomics, nbi],
+        named![movement, ring, signals, message_passing, atomics, nbi, views],
         named![
             puts_and_gets_are_right_for_all_types_and_sizes,
             token_passes_a_ring_thousands_of_times,
@@ -18,6 +18,7 @@ fn main() -> ExitCode {
             data_is_visible_after_its_signal,
             concurrent_atomics_lose_no_count,
             nbi_puts_are_complete_after_quiet,
+            views_name_the_same_bytes_on_every_rank,
         ],
     )
 }
@@ -453,4 +454,59 @@ fn nbi(seat: &Seat) {
 fn nbi_puts_are_complete_after_quiet() {
     Job::new("nbi", 3).on_threads();
     Job::new("nbi", 3).on_processes();
+}
+
+/// Each rank writes to its part of every rank's buffer, through ranges and casts, and reads the
+/// buffers of all ranks by their addresses.
+fn views(seat: &Seat) {
+    const WORDS: usize = 24;
+    fn put_and_read<T: Sample>(world: &World, bytes: &Symmetric<u8>) {
+        let (team, stream) = (world.team(), world.stream().unwrap());
+        let (me, n) = (team.my_rank().index(), team.size());
+        let all = bytes.cast::<T>().unwrap();
+        let len = all.len() / n;
+        let value = |rank: usize, i: usize| movable::<T>(7, rank, i);
+        let mine: Vec<T> = (0..len).map(|i| value(me, i)).collect();
+        let part = all.range(me * len..(me + 1) * len).unwrap();
+        for to in 0..n {
+            let to = Rank::new(to as u32);
+            team.put_blocking(&mine[..1], &all.range(me * len..=me * len).unwrap(), to).unwrap();
+            team.put_blocking(&mine[1..], &part.range(1..).unwrap(), to).unwrap();
+        }
+        team.barrier_blocking().unwrap();
+        let expected: Vec<u64> = (0..n * len).map(|i| value(i / len, i % len).bits()).collect();
+        for rank in 0..n {
+            let first = team.peer_ptr(&all, Rank::new(rank as u32)).unwrap().expect("the host backend maps all memory");
+            // SAFETY: the elements are live, and no PE writes them until the barrier below.
+            let theirs = unsafe { std::slice::from_raw_parts(first, n * len) };
+            assert!(theirs.iter().map(|x| x.bits()).eq(expected.iter().copied()), "rank {rank}");
+            assert_eq!(team.peer_device_address(&all, Rank::new(rank as u32)).unwrap(), None);
+        }
+        team.barrier_blocking().unwrap();
+        // A range is an operand like its handle: read and written in a stream, after a clone of it.
+        let kept = (*part).clone();
+        team.all_gather(&stream, &part, &all).unwrap_err();
+        team.broadcast_in_place(&stream, &kept.range(..1).unwrap(), Rank::new(0)).unwrap();
+        stream.synchronize().unwrap();
+        team.barrier_blocking().unwrap();
+    }
+    let world = seat.join();
+    let words = world.alloc_zeroed::<u64>(WORDS * world.n_pes()).unwrap();
+    let bytes = words.cast::<u8>().unwrap();
+    put_and_read::<u8>(&world, &bytes);
+    put_and_read::<bf16>(&world, &bytes);
+    put_and_read::<i32>(&world, &bytes);
+    put_and_read::<f64>(&world, &bytes);
+    let half = words.range(..WORDS / 2).unwrap();
+    (*half).clone().release().unwrap_err();
+    bytes.release().unwrap();
+    assert!(half.is_released() && half.load(0).is_err());
+    assert!(world.finalize().unwrap().is_clean());
+}
+
+fn views_name_the_same_bytes_on_every_rank() {
+    for n in [1, 2, 3, 8] {
+        Job::new("views", n).on_threads();
+    }
+    Job::new("views", 3).on_processes();
 }

@@ -67,7 +67,7 @@ mod world;
 
 pub use arguments::{
     Buffer, Dest, MaybeDest, MaybeSource, OnDevice, Reduction, Signal, SignalUpdate, Source, StreamDest, StreamSource, Symmetric,
-    none,
+    SymmetricRange, none,
 };
 pub use backend::error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 pub use backend::{

@@ -37,6 +37,32 @@ fn range_keeps_its_allocation_alive() {
 }
 
 #[test]
+fn borrowed_range_counts_no_reference_and_its_clone_does() {
+    let world = World::new(Noop::new(0, 1)).unwrap();
+    let x = world.alloc_zeroed::<i32>(4).unwrap();
+    let kept = {
+        let range = x.range(1..3).unwrap();
+        range.fill(5).unwrap();
+        (*range).clone()
+    };
+    drop(x);
+    assert_eq!(kept.to_vec().unwrap(), [5, 5]);
+    drop(kept);
+    assert!(world.finalize().unwrap().leaked[0].dropped);
+}
+
+#[test]
+fn cast_handle_releases_its_allocation() {
+    let world = World::new(Noop::new(0, 1)).unwrap();
+    let x = world.alloc_zeroed::<u8>(16).unwrap();
+    let words = x.cast::<u64>().unwrap();
+    words.store(1, u64::MAX).unwrap();
+    assert_eq!(x.load(8).unwrap(), 0xff);
+    words.release().unwrap();
+    assert!(x.is_released() && world.finalize().unwrap().is_clean());
+}
+
+#[test]
 fn dropping_handles_does_not_call_the_backend() {
     let noop = Noop::new(0, 2);
     let world = World::new(noop.clone()).unwrap();

@@ -69,6 +69,18 @@ type Wrong = fn(&Scene) -> Result<()>;
 /// Wrong calls with their error messages. A check that many calls share is listed once for each
 /// form of call.
 const TABLE: &[(&str, Wrong)] = &[
+    // ---- views ----
+    ("range: `range` has 6 elements, but the call uses 4..7", |s| s.x.range(4..7).map(drop)),
+    ("cast: `self` is 20 bytes for elements of 8, expected a multiple of the size of the new elements", |s| {
+        s.x.slice(..5)?.cast::<u64>().map(drop)
+    }),
+    ("cast: `self` is at offset 4 for elements aligned to 8, expected a multiple of the alignment of the new elements", |s| {
+        s.x.slice(1..5)?.cast::<u64>().map(drop)
+    }),
+    ("peer_ptr: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.peer_ptr(&s.x, NO_RANK).map(drop)),
+    ("peer_ptr: `buffer` was released", |s| s.team.peer_ptr(&s.released, PEER).map(drop)),
+    ("peer_device_address: `buffer` belongs to another world", |s| s.team.peer_device_address(&s.other.x, PEER).map(drop)),
+    ("peer_ptr: the team was destroyed", |s| s.destroyed.peer_ptr(&s.x, PEER).map(drop)),
     // ---- lengths ----
     ("put_blocking: `source` has 5 elements, expected 6", |s| s.team.put_blocking(&[0.0; 5], &s.x, PEER)),
     ("put: `source` has 3 elements, expected 6", |s| s.team.put(&s.stream, &s.y.slice(..3)?, &s.x, PEER).map(drop)),

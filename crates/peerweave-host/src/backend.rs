@@ -154,6 +154,10 @@ unsafe impl Backend for Host {
         LocalAddress::Host(self.shared.own(at))
     }
 
+    fn address_of(&self, pe: Pe, at: SymOffset) -> Option<LocalAddress> {
+        Some(LocalAddress::Host(self.shared.peers.segments.symmetric(pe.index(), at)))
+    }
+
     #[inline]
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<(), Error> {
         // SAFETY: guaranteed by the caller; the ranges do not overlap, because only one of them is

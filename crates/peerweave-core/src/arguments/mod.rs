@@ -8,6 +8,7 @@ pub(crate) mod shared_bytes;
 pub(crate) mod signal;
 pub(crate) mod span;
 pub(crate) mod symmetric;
+mod view;
 
 pub use buffer::Buffer;
 pub use on_device::OnDevice;
@@ -15,3 +16,4 @@ pub use reduction::Reduction;
 pub use signal::{Signal, SignalUpdate};
 pub use span::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, none};
 pub use symmetric::Symmetric;
+pub use view::SymmetricRange;

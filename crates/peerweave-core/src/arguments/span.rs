@@ -9,6 +9,7 @@
 use crate::arguments::buffer::{Buffer, Memory};
 use crate::arguments::on_device::OnDevice;
 use crate::arguments::symmetric::{Region, Symmetric};
+use crate::arguments::view::SymmetricRange;
 use crate::backend::{DeviceOwner, Held, Keep, Place};
 use peerweave_types::{DType, Element};
 use std::sync::Arc;
@@ -199,6 +200,7 @@ macro_rules! source {
 
 source! {
     [T: Element] &Symmetric<T>, self => Symmetric::span(self);
+    [T: Element] &SymmetricRange<'_, T>, self => Symmetric::span(self);
     [T: Element] &Buffer<T>, self => Buffer::span(self);
     [T: Element] &OnDevice<T>, self => OnDevice::span(self);
     [T: Element] &[T], self => borrowed(self);
@@ -244,6 +246,7 @@ macro_rules! maybe {
 
 maybe! { MaybeSource as Source:
     [T: Element] &Symmetric<T>;
+    [T: Element] &SymmetricRange<'_, T>;
     [T: Element] &Buffer<T>;
     [T: Element] &OnDevice<T>;
     [T: Element] &[T];
@@ -253,6 +256,7 @@ maybe! { MaybeSource as Source:
 
 maybe! { MaybeDest as Dest:
     [T: Element] &Symmetric<T>;
+    [T: Element] &SymmetricRange<'_, T>;
     [T: Element] &Buffer<T>;
     [T: Element] &OnDevice<T>;
     [T: Element] &mut [T];
@@ -263,9 +267,11 @@ maybe! { MaybeDest as Dest:
 impl<A> sealed::Maybe for Option<A> {}
 
 impl<T: Element> StreamSource<T> for &Symmetric<T> {}
+impl<T: Element> StreamSource<T> for &SymmetricRange<'_, T> {}
 impl<T: Element> StreamSource<T> for &Buffer<T> {}
 impl<T: Element> StreamSource<T> for &OnDevice<T> {}
 impl<T: Element> StreamDest<T> for &Symmetric<T> {}
+impl<T: Element> StreamDest<T> for &SymmetricRange<'_, T> {}
 impl<T: Element> StreamDest<T> for &Buffer<T> {}
 impl<T: Element> StreamDest<T> for &OnDevice<T> {}
 

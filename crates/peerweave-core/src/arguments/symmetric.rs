@@ -1,7 +1,7 @@
 //! Handles to symmetric memory. Operations between PEs are in `ops/`.
 //!
-//! Invariants: **\[S1\]** a handle names elements within one allocation; only `Symmetric::allocate`
-//! and the slicing below make handles. **\[S2\]** The memory is accessed only through the backend,
+//! Invariants: **\[S1\]** a handle names elements within one allocation; only `Symmetric::allocate`,
+//! the slicing below and `view.rs` make handles. **\[S2\]** The memory is accessed only through the backend,
 //! in ways that stay defined while a peer accesses it (\[B4\]); safe code gets no reference to it.
 //! **\[S3\]** It stays mapped while a handle, or an operation that uses it, lives: both hold the
 //! backend.
@@ -33,7 +33,7 @@ pub(crate) struct Region {
     pub(crate) shared: Arc<Shared>,
     number: u64,
     at: SymOffset,
-    elements: usize,
+    bytes: usize,
     released: AtomicBool,
 }
 
@@ -99,7 +99,7 @@ impl<T: Element> Symmetric<T> {
         let at = shared.backend.allocate(&backend::Allocation { bytes, dtype: T::DTYPE, align, zeroed })?;
         let type_name = std::any::type_name::<T>();
         let number = shared.enter(LeakedBuffer { elements, type_name, bytes, allocated_at: location, dropped: false }, at);
-        let region = Region { shared: Arc::clone(shared), number, at, elements, released: AtomicBool::new(false) };
+        let region = Region { shared: Arc::clone(shared), number, at, bytes, released: AtomicBool::new(false) };
         Ok(Self { region: Arc::new(region), at, len: elements, element: PhantomData })
     }
 
@@ -167,8 +167,20 @@ impl<T: Element> Symmetric<T> {
 
     fn part(&self, start: usize, len: usize) -> Self {
         debug_assert!(start + len <= self.len);
-        let at = self.at.plus((start * size_of::<T>()) as u64);
+        let at = self.element(start);
         Self { region: self.region.clone(), at, len, element: PhantomData }
+    }
+
+    /// Makes this handle name `len` of its elements from `start`, which it has.
+    #[inline(always)]
+    pub(super) fn narrow(&mut self, start: usize, len: usize) {
+        debug_assert!(start + len <= self.len);
+        (self.at, self.len) = (self.element(start), len);
+    }
+
+    /// Returns a handle to the same bytes, which are `len` elements of `U`, aligned.
+    pub(super) fn retyped<U>(&self, len: usize) -> Symmetric<U> {
+        Symmetric { region: self.region.clone(), at: self.at, len, element: PhantomData }
     }
 
     /// Returns the address of this PE's copy, for use by the host.
@@ -342,7 +354,8 @@ impl<T: Element> Symmetric<T> {
         const CALL: &str = "release";
         let region = &*self.region;
         region.shared.usable(CALL)?;
-        bounds::whole(CALL, (self.at.0 - region.at.0) as usize / size_of::<T>(), self.len, region.elements)?;
+        let start = (self.at.0 - region.at.0) as usize / size_of::<T>();
+        bounds::whole(CALL, start, self.len, region.bytes / size_of::<T>())?;
         if region.released.swap(true, Ordering::AcqRel) {
             return Err(misuse(CALL, MisuseKind::Released { argument: "self" }));
         }

@@ -76,6 +76,10 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Returns the address of a symmetric offset in the segment of this PE.
     fn local(&self, at: SymOffset) -> LocalAddress;
 
+    /// Returns the address at which this PE can access a symmetric offset of `pe`, or `None` if the
+    /// memory of that PE is not mapped. The address has the kind that [`Backend::local`] returns.
+    fn address_of(&self, pe: Pe, at: SymOffset) -> Option<LocalAddress>;
+
     /// Copies from the symmetric memory of this PE, and returns when the copy is done. The result
     /// is defined even while a peer writes there. The copy is not ordered with the operations of
     /// any stream.
@@ -246,7 +250,7 @@ pub enum Outcome {
     NotYet,
 }
 
-/// The location of symmetric memory of this PE.
+/// The location of symmetric memory, as this PE accesses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LocalAddress {

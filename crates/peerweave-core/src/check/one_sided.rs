@@ -32,6 +32,13 @@ fn sides(
     Ok(pe)
 }
 
+/// Checks the team, memory of a rank, and the rank. Returns its PE.
+pub(crate) fn peer_of(call: &'static str, of: &Team, buffer: Remote<'_>, target: Rank) -> Result<Pe> {
+    team(call, of)?;
+    region(call, &of.inner.shared, "buffer", buffer.region)?;
+    rank(call, of, "rank", target)
+}
+
 #[inline(always)]
 pub(crate) fn put<'a>(
     call: &'static str,

@@ -109,6 +109,15 @@ struct State {
 const MAX_TEAMS: usize = 64;
 
 impl Noop {
+    /// Returns the location of an offset in the segment of a PE, of the kind that `caps` says.
+    fn location(&self, pe: Pe, at: SymOffset) -> LocalAddress {
+        let address = self.heap.address(pe, at);
+        match self.caps.device {
+            Some(ordinal) => LocalAddress::Device { address: address as u64, ordinal: ordinal as usize },
+            None => LocalAddress::Host(address),
+        }
+    }
+
     /// Makes PE `my_pe` of a simulated job of `n_pes` PEs on one machine, with a heap of 1 MiB per
     /// PE. It records its calls.
     ///
@@ -386,11 +395,11 @@ unsafe impl Backend for Noop {
     }
 
     fn local(&self, at: SymOffset) -> LocalAddress {
-        let address = self.heap.address(self.job.my_pe, at);
-        match self.caps.device {
-            Some(ordinal) => LocalAddress::Device { address: address as u64, ordinal: ordinal as usize },
-            None => LocalAddress::Host(address),
-        }
+        self.location(self.job.my_pe, at)
+    }
+
+    fn address_of(&self, pe: Pe, at: SymOffset) -> Option<LocalAddress> {
+        Some(self.location(pe, at))
     }
 
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<()> {

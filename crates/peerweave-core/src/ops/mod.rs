@@ -1,6 +1,7 @@
 //! The operations of a world, a team or a stream. Each checks its arguments by `check` and passes
 //! the result to `call.rs`.
 
+mod address;
 mod atomic;
 mod collective;
 mod collective_blocking;

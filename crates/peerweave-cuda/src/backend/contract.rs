@@ -10,7 +10,7 @@ use peerweave_core::backend::{
     TeamId, TeamRecord,
 };
 use peerweave_driver::{PrivateStream, deadline_after, wait_until};
-use peerweave_types::{HeapGeometry, KernelTeam, SymOffset};
+use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
 
 use super::Cuda;
 use super::agreement::exchange_of;
@@ -170,6 +170,11 @@ unsafe impl Backend for Cuda {
 
     fn local(&self, at: SymOffset) -> LocalAddress {
         LocalAddress::Device { address: self.state.address(Place::Symmetric(at)), ordinal: self.state.context.ordinal() }
+    }
+
+    fn address_of(&self, pe: Pe, at: SymOffset) -> Option<LocalAddress> {
+        let address = self.state.remote("address_of", pe, at).ok()?;
+        Some(LocalAddress::Device { address, ordinal: self.state.context.ordinal() })
     }
 
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<(), Error> {

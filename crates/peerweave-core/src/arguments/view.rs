@@ -1,0 +1,115 @@
+//! Other views of symmetric memory: ranges that borrow a handle, and other element types.
+//!
+//! Invariant: a view names elements within the allocation of its handle, aligned, as \[S1\] of
+//! `symmetric.rs` requires of all handles.
+#![allow(unsafe_code)]
+
+use crate::arguments::symmetric::Symmetric;
+use crate::{Result, bounds};
+use peerweave_types::Element;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, RangeBounds};
+
+/// A range of symmetric memory that borrows a handle: see [`Symmetric::range`].
+///
+/// It is accepted wherever a `&Symmetric<T>` is: `&view`.
+pub struct SymmetricRange<'a, T> {
+    /// Shares the reference of the borrowed handle to its allocation, so it is never dropped.
+    handle: ManuallyDrop<Symmetric<T>>,
+    borrowed: PhantomData<&'a Symmetric<T>>,
+}
+
+impl<T> Deref for SymmetricRange<'_, T> {
+    type Target = Symmetric<T>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Symmetric<T> {
+        &self.handle
+    }
+}
+
+impl<T> fmt::Debug for SymmetricRange<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: Element> Symmetric<T> {
+    /// Borrows a range of this handle's elements, for an operation.
+    ///
+    /// Unlike [`Symmetric::slice`] it counts no reference: a loop over small ranges that many
+    /// threads run is faster with it. To keep a handle to a range, use `slice`.
+    ///
+    /// ```
+    /// use peerweave::World;
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let team = world.team();
+    /// let all = world.alloc_zeroed::<u32>(4 * team.size())?;
+    /// let mine = 4 * team.my_rank().index();
+    /// let part = all.range(mine..mine + 4)?;
+    /// part.fill(7)?; // the elements of this PE alone
+    /// team.all_gather_in_place_blocking(&all)?;
+    /// assert_eq!(all.to_vec()?, vec![7; 4 * team.size()]);
+    /// all.release()?; // collective, like the allocation
+    /// world.finalize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
+    #[inline]
+    pub fn range(&self, range: impl RangeBounds<usize>) -> Result<SymmetricRange<'_, T>> {
+        let (start, len) = bounds::range("range", self.len(), &range)?;
+        // SAFETY: the copy of this handle is never dropped, and no method moves it out of the view.
+        // So the reference to the allocation that it shares is that of `self`, which outlives the
+        // view by its borrow.
+        let mut handle = ManuallyDrop::new(unsafe { std::ptr::read(self) });
+        handle.narrow(start, len);
+        Ok(SymmetricRange { handle, borrowed: PhantomData })
+    }
+
+    /// Returns a handle to the same bytes as elements of another type.
+    ///
+    /// Every bit pattern is a value of every element type, so a cast is always safe.
+    /// [`Symmetric::release`] accepts the result if it names the whole allocation.
+    ///
+    /// ```
+    /// use peerweave::{ReduceOp, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let bytes = world.alloc_zeroed::<u8>(64)?; // one buffer for a header and numbers
+    /// let (header, numbers) = (bytes.slice(..8)?.cast::<u64>()?, bytes.slice(8..)?.cast::<f32>()?);
+    /// header.store(0, 3)?;
+    /// numbers.fill(0.5)?;
+    /// world.team().all_reduce_in_place_blocking(&numbers, ReduceOp::Sum)?;
+    /// assert_eq!(numbers.load(13)?, 0.5 * world.n_pes() as f32);
+    /// assert_eq!(bytes.load(0)?, 3_u64.to_ne_bytes()[0]);
+    /// bytes.release()?; // collective, like the allocation
+    /// world.finalize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) if the bytes are not a whole number of the new elements, or do not
+    /// begin at a multiple of their alignment.
+    pub fn cast<U: Element>(&self) -> Result<Symmetric<U>> {
+        const CALL: &str = "cast";
+        let bytes = self.len() * size_of::<T>();
+        if !bytes.is_multiple_of(size_of::<U>()) {
+            let found = format!("{bytes} bytes for elements of {}", size_of::<U>());
+            return Err(bounds::wrong_value(CALL, "self", found, "a multiple of the size of the new elements"));
+        }
+        if !self.offset().0.is_multiple_of(align_of::<U>() as u64) {
+            let found = format!("at offset {} for elements aligned to {}", self.offset().0, align_of::<U>());
+            return Err(bounds::wrong_value(CALL, "self", found, "a multiple of the alignment of the new elements"));
+        }
+        Ok(self.retyped(bytes / size_of::<U>()))
+    }
+}
