@@ -82,7 +82,7 @@ pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiErro
             let told = output
                 .lines()
                 .filter(|line| line.contains("error"))
-                .map(|line| format!("{program}, reading the header of {version}: {line}"));
+                .map(|line| format!("{program} fails on the header of {version}: {line}"));
             (Facts::new(), told.collect())
         }
         Err(other) => return Err(other),
@@ -120,8 +120,8 @@ fn misplaced(claimed: &BTreeMap<String, Version>, exported: &BTreeSet<String>, v
     let mut faults = Vec::new();
     for (name, since) in claimed {
         match (exported.contains(name), version >= *since) {
-            (true, false) => faults.push(format!("{name}: the crate says since {since}, but {version} has it")),
-            (false, true) => faults.push(format!("{name}: the crate says since {since}, but {version} lacks it")),
+            (true, false) => faults.push(format!("{name}: the crate names {since} as its first version, but {version} has it")),
+            (false, true) => faults.push(format!("{name}: the crate names {since} as its first version, but {version} lacks it")),
             _ => {}
         }
     }
@@ -257,7 +257,10 @@ mod tests {
         let exported = BTreeSet::from(["early".to_owned(), "there".to_owned()]);
         assert_eq!(
             misplaced(&claimed, &exported, VERSION),
-            ["early: the crate says since 2.31.0, but 2.30.7 has it", "late: the crate says since 2.29.2, but 2.30.7 lacks it"]
+            [
+                "early: the crate names 2.31.0 as its first version, but 2.30.7 has it",
+                "late: the crate names 2.29.2 as its first version, but 2.30.7 lacks it"
+            ]
         );
     }
 

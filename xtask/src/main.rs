@@ -77,7 +77,7 @@ enum Check {
 /// The error of a check that could not run.
 #[derive(Debug, thiserror::Error)]
 enum Unable {
-    #[error("cargo metadata: {0}")]
+    #[error("cargo metadata failed: {0}")]
     Metadata(#[from] cargo_metadata::Error),
     #[error(transparent)]
     Tree(#[from] tree::TreeError),

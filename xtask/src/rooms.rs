@@ -22,7 +22,7 @@ pub(crate) enum Fault {
     Unlisted { directory: String, room: String, uses: String },
     #[error("{directory}/README.md has the room `{room}`, which {directory}/src lacks")]
     Gone { directory: String, room: String },
-    #[error("{directory}/README.md lists for `{room}` the use of {said}; expected {uses}")]
+    #[error("{directory}/README.md says that `{room}` uses {said}, expected {uses}")]
     Differs { directory: String, room: String, said: String, uses: String },
     #[error("{path}: `{from}` uses `{to}`, which is above it in {directory}/README.md")]
     Upward { directory: String, path: String, from: String, to: String },

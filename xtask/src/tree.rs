@@ -15,11 +15,11 @@ pub(crate) struct File {
 /// The error if the tracked files could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TreeError {
-    #[error("git ls-files in {}: {source}", .root.display())]
+    #[error("cannot run git ls-files in {}: {source}", .root.display())]
     Git { root: PathBuf, source: std::io::Error },
-    #[error("git ls-files in {}: {message}", .root.display())]
+    #[error("git ls-files in {} failed: {message}", .root.display())]
     GitFailed { root: PathBuf, message: String },
-    #[error("read {}: {source}", .path.display())]
+    #[error("cannot read {}: {source}", .path.display())]
     Read { path: PathBuf, source: std::io::Error },
 }
 

@@ -22,7 +22,7 @@ const FEWEST_KERNELS: usize = 50;
 pub(crate) enum VectorsError {
     #[error("the check for AVX-512 needs an x86-64 machine, found {}", std::env::consts::ARCH)]
     Architecture,
-    #[error("cargo rustc -p peerweave-host: {0}")]
+    #[error("cargo rustc -p peerweave-host failed: {0}")]
     Build(String),
     #[error("{path}: {error}")]
     File { path: PathBuf, error: std::io::Error },

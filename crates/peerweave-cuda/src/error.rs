@@ -45,7 +45,7 @@ pub enum CudaError {
         waited: Duration,
     },
     /// An earlier failure left the synchronisation words of teams in an unknown state.
-    #[error("{call}: a kernel failed before, so its teams cannot synchronise: call Gpu::recover on all PEs first ({failure})")]
+    #[error("{call}: a kernel failed earlier, so teams cannot synchronise; call Gpu::recover on all PEs first ({failure})")]
     Failed {
         /// The call that was refused.
         call: &'static str,

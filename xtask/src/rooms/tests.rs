@@ -31,7 +31,7 @@ fn use_of_a_room_above_is_found_with_its_file() {
     assert_eq!(
         faults(TABLE, &sources),
         [
-            "c/README.md lists for `heap` the use of nothing; expected `ops`",
+            "c/README.md says that `heap` uses nothing, expected `ops`",
             "c/src/heap/list.rs: `heap` uses `ops`, which is above it in c/README.md",
         ]
     );
@@ -74,7 +74,7 @@ fn new_and_removed_rooms_are_found() {
     assert_eq!(faults(TABLE, &sources), [format!("c/README.md lacks the room `team`; {row}")]);
     let sources = [ROOT, ("ops/mod.rs", "")];
     let gone = "c/README.md has the room `heap`, which c/src lacks";
-    assert_eq!(faults(TABLE, &sources), [gone, "c/README.md lists for `ops` the use of `heap`; expected nothing"]);
+    assert_eq!(faults(TABLE, &sources), [gone, "c/README.md says that `ops` uses `heap`, expected nothing"]);
 }
 
 #[test]

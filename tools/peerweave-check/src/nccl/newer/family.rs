@@ -39,7 +39,7 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
 
 /// Splits the ranks into even and odd ones, in descending order.
 fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
-    part.step(&format!("{what} in halves"));
+    part.step(&format!("{what} into two halves"));
     let (n, rank) = (comm.n_ranks(), comm.rank().index());
     let half = comm.split(Some((rank % 2) as u32), -(rank as i32))?;
     let Some(half) = half else { return Err(super::Failed("no half".to_owned())) };
