@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_found_in_order_and_the_end_is_kept() {
+    fn free_range_is_the_first_gap_that_is_large_enough() {
         let mut ranges = Ranges::default();
         assert_eq!(ranges.find(1024, 1024), Some(0));
         assert_eq!(ranges.find(1025, 1024), None);

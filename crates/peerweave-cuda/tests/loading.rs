@@ -26,7 +26,7 @@ unsafe extern "C" fn never(_: *const FakeLaunch) {
 }
 
 #[test]
-fn kernel_is_loaded_without_the_others_of_its_crate() {
+fn kernel_is_loaded_without_other_kernels_of_its_crate() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
             common::register_one("bench_p", never);
@@ -42,7 +42,7 @@ fn kernel_is_loaded_without_the_others_of_its_crate() {
 }
 
 #[test]
-fn kernels_of_a_loaded_crate_need_no_module_of_their_own() {
+fn kernels_of_a_loaded_crate_need_no_separate_module() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             gpu.load_crate(ring::KERNEL.ptx()).expect("all kernels are registered");

@@ -29,7 +29,7 @@ fn gpu(child: &Child) -> common::ProcessGpu {
 }
 
 #[test]
-fn kernels_reach_peers_in_nvshmems_heap() {
+fn kernels_access_peers_in_nvshmems_heap() {
     fakes().run_many(3, |child| {
         let gpu = gpu(&child);
         assert!(!gpu.uses_network(), "all memory is mapped");

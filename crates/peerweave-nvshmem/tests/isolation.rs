@@ -36,7 +36,7 @@ fn leave_an_error(here: &Arc<peerweave_driver::CudaContext>) {
 }
 
 #[test]
-fn pending_context_error_stops_no_call_on_one_pe_only() {
+fn pending_context_error_of_one_pe_fails_no_call() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(child.rank);

@@ -91,7 +91,7 @@ fn memory_missing_on_one_pe_is_an_error_on_all() {
 }
 
 #[test]
-fn failed_allocation_of_a_fixed_heap_is_harmless() {
+fn failed_allocation_of_a_fixed_heap_leaves_it_usable() {
     fakes().run_many(2, |child| {
         let here = common::start_with(&child, settings(DEADLINE).disable_cuda_vmm(true));
         let error = here.context.alloc::<u8>(1 << 30).expect_err("the heap is smaller");

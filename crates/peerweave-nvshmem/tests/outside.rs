@@ -40,7 +40,7 @@ fn network_registration_ends_after_its_stream_completes() {
 }
 
 #[test]
-fn memory_unfit_for_symmetry_is_refused_before_mapping() {
+fn memory_that_cannot_be_symmetric_is_refused_before_mapping() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let all = mapped(&here, 2);

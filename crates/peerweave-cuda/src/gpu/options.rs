@@ -12,7 +12,8 @@ pub enum Transport {
     /// NVSHMEM's heap. PEs whose memory NVSHMEM maps are accessed directly, all others through its
     /// device library.
     Nvshmem(peerweave_nvshmem::Settings),
-    /// NVSHMEM's device library for every other PE, even if its memory is mapped. For tests.
+    /// NVSHMEM's heap. All other PEs are accessed through NVSHMEM's device library, even if their
+    /// memory is mapped. For tests.
     Network(peerweave_nvshmem::Settings),
 }
 

@@ -202,7 +202,7 @@ mod tests {
     const C: &str = ".visible .entry c(\n)\n{\n\tst [COUNT+0], x; // f\n}\n";
 
     #[test]
-    fn part_has_one_kernel_and_what_it_reaches() {
+    fn part_has_one_kernel_and_the_functions_that_it_uses() {
         let comment = "\n//\n\t// .globl\tf\n";
         let text = [HEAD, EXTERN, comment, DECLARED, TABLE, COUNT, F, G, A, A_B, C].concat();
         let parts = Parts::new(&text);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_reach_the_same_variable_are_in_one_part() {
+    fn kernels_that_use_the_same_variable_are_in_one_part() {
         let text = [HEAD, TABLE, COUNT, A_B, F, A, G, C].concat();
         let parts = Parts::new(&text);
         assert_eq!(parts.of("a_b"), parts.of("c"));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_kernels_are_split() {
+    fn kernels_written_in_one_line_are_in_separate_parts() {
         let (first, second) = (".visible .entry x() { ret; }\n", ".entry y() { ret; }\n");
         let text = [HEAD, first, second].concat();
         let parts = Parts::new(&text);

@@ -61,7 +61,7 @@ macro_rules! moves {
             }
 
             #[test]
-            fn put_and_get_copy_only_the_elements() {
+            fn put_and_get_copy_only_the_requested_elements() {
                 const ROOM: usize = 700;
                 let mut n = 0;
                 for len in [0, 1, 2, 5, 16, 31, 64, 530] {

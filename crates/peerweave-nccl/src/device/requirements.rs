@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn default_layout_is_that_of_the_library() {
+    fn default_layout_is_the_layout_of_the_library() {
         for (version, size, code, len_bytes, runtime) in [
             ("2.30.3", 96, 23003, Some(240), false),
             ("2.30.7", 96, 23007, Some(240), false),

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn without_returns_the_other_ranks() {
+    fn without_excludes_the_ranks_of_the_other_team() {
         let world = DeviceTeam::world(8, Rank::new(5));
         let rail = world.outer(4).expect("a divisor");
         assert_eq!(world.without(rail).collect::<Vec<_>>(), [0, 2, 3, 4, 6, 7].map(Rank::new));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_team_round_trips_and_invalid_is_none() {
+    fn raw_team_converts_back_and_an_invalid_one_is_none() {
         let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
         let team = DeviceTeam::from_raw(raw, Rank::new(6)).expect("it fits");
         assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("it belongs to this communicator"), raw);

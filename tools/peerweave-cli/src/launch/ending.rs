@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn status_is_displayed_as_a_predicate() {
+    fn status_text_describes_how_the_process_ended() {
         assert_eq!(Status::Signal(9).to_string(), "was killed by signal 9 (SIGKILL)");
         assert_eq!(Status::Code(7).to_string(), "exited with status 7");
     }
