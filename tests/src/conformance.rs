@@ -317,8 +317,8 @@ pub fn borders<T: Exact>(world: &World, seed: u64) {
 
 /// Returns the length of the longest buffer of [`cases`], in elements, among `n` ranks.
 fn longest(size: usize, n: usize) -> usize {
-    // In the forms with one operand, a rank has up to 700 001 bytes; in gathers, as many from each
-    // rank.
+    // In the forms with one operand, a rank has up to 700 001 bytes; in gathers, each rank
+    // contributes that many.
     (700_001usize.div_ceil(size) + GAP + 1) * n
 }
 

@@ -107,7 +107,7 @@ mod os {
             Visibility::Local => unix::RTLD_LOCAL,
             Visibility::Global => unix::RTLD_GLOBAL,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let library = unsafe { unix::Library::open(Some(file), unix::RTLD_LAZY | seen) }?;
         Ok(NonNull::new(library.into_raw()))
     }
@@ -115,7 +115,7 @@ mod os {
     /// # Safety
     /// The handle is open.
     pub(super) unsafe fn symbol(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_void>> {
-        // SAFETY: the caller's promise, and the name ends in a zero byte.
+        // SAFETY: guaranteed by the caller, and the name ends in a zero byte.
         NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
     }
 
@@ -167,7 +167,7 @@ mod os {
     /// # Safety
     /// Running the library's initialisers is sound.
     pub(super) unsafe fn open(file: &Path, _: Visibility) -> Result<Option<NonNull<c_void>>, libloading::Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let library = unsafe { windows::Library::new(file) }?;
         Ok(NonNull::new(library.into_raw() as *mut c_void))
     }

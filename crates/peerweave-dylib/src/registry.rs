@@ -12,9 +12,9 @@ use crate::{Library, Unsupported, Version, mapped};
 pub struct Loaded<A> {
     /// The vendor's name of the library.
     pub product: &'static str,
-    /// Its functions.
+    /// The functions of the library.
     pub functions: A,
-    /// Its version.
+    /// The version of the library.
     pub version: Version,
     /// Path of the mapped file.
     pub path: Arc<Path>,
@@ -54,7 +54,8 @@ impl<A> Registry<A> {
     }
 
     /// Returns the record of a library. Creates it if the file is not known, with the functions and
-    /// the version that `read` returns, and logs a warning for each other file of the product.
+    /// the version that `read` returns, and logs a warning for each other mapped file of the
+    /// product.
     ///
     /// # Errors
     /// [`Unsupported`] for a version that is too old; the error of `read`.
@@ -87,7 +88,7 @@ impl<A> Registry<A> {
         if let Some(known) = loaded.iter().find(|known| self::identity(&known.path) == identity) {
             return Ok((known, false));
         }
-        // Files mapped by other code, and files that this registry has under any name.
+        // Files that other code has mapped, and other files in this registry.
         let mut others: Vec<PathBuf> = Vec::new();
         let known = loaded.iter().map(|known| self::identity(&known.path));
         for other in mapped(self.stem).into_iter().chain(known) {

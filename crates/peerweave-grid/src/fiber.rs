@@ -68,7 +68,7 @@ impl Fiber {
             own.suspend.set(suspend);
             body();
         };
-        // SAFETY: the coroutine does not outlive `body`, by guaranteed by the caller; all else that
+        // SAFETY: the coroutine does not outlive `body`, which the caller guarantees; all else that
         // it holds is owned.
         let coroutine = unsafe { Coroutine::with_stack_unchecked(stack, main) };
         Ok(Self { coroutine, current })

@@ -134,13 +134,13 @@ impl Settings {
     }
 }
 
-/// What a variable's name begins with if it is for the compilation of kernels or for tests.
+/// Prefixes of the variables for the compilation of kernels and for tests.
 const NOT_FOR_PROGRAMS: [&str; 4] = ["PEERWEAVE_PTX", "PEERWEAVE_FAKE_", "PEERWEAVE_TEST_", "PEERWEAVE_KILLS"];
 
 /// Names with at least this similarity, between 0 and 1, are suggested.
 const SIMILAR: f64 = 0.8;
 
-/// Warns, once per process, of variables that have Peerweave's prefix but are not read.
+/// Warns once per process about variables that have Peerweave's prefix but are not read.
 fn warn_of_unknown_variables() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

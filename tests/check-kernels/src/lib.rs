@@ -163,8 +163,8 @@ impl<'a> Check<'a> {
 
 /// Calls a closure as a separate function.
 ///
-/// Functions that communicate are inlined into their callers, and a kernel here calls hundreds. As
-/// one function the compiler takes minutes; as many functions, seconds.
+/// Functions that communicate are inlined into their callers, and a kernel here calls hundreds. If
+/// they are one function, the compiler takes minutes; if they are many, it takes seconds.
 #[inline(never)]
 pub(crate) fn apart<R>(act: impl FnOnce() -> R) -> R {
     act()

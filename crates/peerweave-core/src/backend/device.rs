@@ -30,9 +30,10 @@ pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
     }
 }
 
-/// Keeps memory alive while an operation uses it. Its drop is local and does not block. It may drop
-/// the last handle of the world, and with it the backend, on any thread. Neither making one nor
-/// dropping it allocates memory or frees more than what it was the last owner of.
+/// Keeps memory alive while an operation uses it. Dropping the value is local and does not block.
+/// The drop may release the last handle of the world, and with it the backend, on any thread.
+/// Creating and dropping the value allocates no memory; a drop frees only memory of which this
+/// value was the last owner.
 #[derive(Debug)]
 pub struct Keep(Owners);
 
@@ -42,7 +43,7 @@ enum Owners {
     Many(Arc<[Held]>),
 }
 
-/// One owner of memory. Only its drop matters.
+/// One owner of memory. It is held only to be dropped later.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "held for its drop")]
 pub(crate) enum Held {
@@ -55,7 +56,7 @@ pub(crate) enum Held {
 pub(crate) trait Owner: Send + Sync + fmt::Debug {}
 
 impl Keep {
-    /// Keeps nothing alive.
+    /// Returns a value that keeps nothing alive.
     pub const fn nothing() -> Self {
         Self(Owners::Few([Held::Nothing, Held::Nothing, Held::Nothing]))
     }
@@ -70,7 +71,7 @@ impl Keep {
         Self(Owners::Many(owners))
     }
 
-    /// Calls `with` for each owner of memory of a device, until one fails.
+    /// Calls `with` for each owner of device memory, until a call fails.
     ///
     /// # Errors
     /// The first error of `with`.

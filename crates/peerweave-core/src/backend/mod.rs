@@ -335,7 +335,7 @@ impl SplitCall {
     }
 }
 
-/// The call with the arguments that all ranks must pass alike, for errors.
+/// Formats the call with the arguments that must be equal on all ranks, for errors.
 impl fmt::Display for SplitCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;

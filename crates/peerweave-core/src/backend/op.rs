@@ -218,14 +218,15 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// Returns what all ranks of the team must pass alike.
+    /// Returns the arguments that must be equal on all ranks of the team.
     pub fn shape(&self) -> CollectiveShape {
         let Self { kind, dtype, op, root, count, .. } = *self;
         CollectiveShape { kind, dtype, op, root, count }
     }
 }
 
-/// What all ranks of a collective must pass alike. Displayed, it is the call in a message.
+/// The arguments of a collective that must be equal on all ranks. `Display` formats the call for a
+/// message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of a collective")]
 pub struct CollectiveShape {

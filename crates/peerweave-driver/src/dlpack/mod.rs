@@ -252,7 +252,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
     if ndim > 0 && tensor.shape.is_null() {
         return wrong("shape", "null".into(), format!("{ndim} numbers"));
     }
-    // SAFETY: the caller's promise, and it is not null.
+    // SAFETY: guaranteed by the caller, and it is not null.
     let shape = if ndim == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(tensor.shape, ndim) } };
     let Ok(lens) = shape.iter().map(|len| usize::try_from(*len)).collect::<Result<Vec<_>, _>>() else {
         return wrong("shape", format!("{shape:?}"), "lengths of 0 or more".into());
@@ -262,7 +262,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
         return wrong("shape", format!("{shape:?}"), "at most as many elements as fit in the address space".into());
     };
     if ndim > 0 && !tensor.strides.is_null() && bytes > 0 {
-        // SAFETY: the caller's promise, and it is not null.
+        // SAFETY: guaranteed by the caller, and it is not null.
         let strides = unsafe { std::slice::from_raw_parts(tensor.strides, ndim) };
         let dense = row_major(&lens);
         // The stride of a dimension of length 1 does not matter.

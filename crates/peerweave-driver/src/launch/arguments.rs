@@ -25,7 +25,7 @@ pub struct Arguments<'a> {
     borrowed: PhantomData<&'a ()>,
 }
 
-/// The arguments of so many need no memory of the heap.
+/// Maximum number of arguments that are stored without a heap allocation.
 pub(super) const FEW: usize = 12;
 
 #[derive(Clone, Copy)]

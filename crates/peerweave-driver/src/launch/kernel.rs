@@ -179,12 +179,12 @@ impl LoadedKernel {
         keep: Vec<Keep>,
     ) -> Result<(), DriverError> {
         let is_captured = is_capturing(stream)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.launch_into(stream, config, arguments, is_captured.then_some(keep)) }
     }
 
-    /// Like [`launch`](Self::launch), for a caller that has found out whether the stream is being
-    /// captured: `keep` is `Some` if it is.
+    /// Like [`launch`](Self::launch), for a caller that knows whether the stream is being captured:
+    /// `keep` is `Some` if it is.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).

@@ -24,7 +24,7 @@ pub(crate) fn fake(name: &CStr) -> NonNull<c_void> {
 }
 
 fn fake_of_stream(name: &CStr, stream: &CudaStream) {
-    // SAFETY: the fake declares both functions so.
+    // SAFETY: the fake declares both functions with these signatures.
     let function = unsafe { std::mem::transmute::<NonNull<c_void>, extern "C" fn(CUstream) -> c_int>(fake(name)) };
     assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
 }

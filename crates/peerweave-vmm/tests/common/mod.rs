@@ -113,7 +113,7 @@ pub(crate) fn fail(orders: &str) {
 pub(crate) fn hold(stream: &CudaStream, hold: bool) {
     let name = if hold { c"peerweave_fake_stream_block" } else { c"peerweave_fake_stream_unblock" };
     type Function = extern "C" fn(peerweave_driver::cudarc::driver::sys::CUstream) -> c_int;
-    // SAFETY: the fake declares both so.
+    // SAFETY: the fake declares both functions with these signatures.
     let function = unsafe { std::mem::transmute::<std::ptr::NonNull<c_void>, Function>(fake(name)) };
     assert_eq!(function(stream.cu_stream()), 0);
 }

@@ -447,7 +447,7 @@ extern "C" fn peerweave_fake_multicast_store(address: CuPtr, bytes: *const c_voi
         let access = Access { device: context.device, need: Need::Write, pageable: false, queued: false };
         let place = change(driver).place(driver, address, length_bytes as u64, access)?;
         let Place::Multicast { physical, offset } = place else { return Err(Code::INVALID_VALUE) };
-        // SAFETY: the caller promised as many readable bytes.
+        // SAFETY: the caller promised this many readable bytes.
         physical.replicate(offset, unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), length_bytes) })
     })
 }

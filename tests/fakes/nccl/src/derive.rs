@@ -155,7 +155,7 @@ exports! {
         }
         let mut excluded = Vec::new();
         for index in 0..exclude_ranks_count as usize {
-            // SAFETY: the program promises so many ranks there.
+            // SAFETY: the program promises this many ranks there.
             let rank = unsafe { exclude_ranks_list.add(index).read() };
             if rank < 0 || rank >= who.ranks() || excluded.contains(&rank) {
                 return invalid(format!("invalid excluded rank {rank}"));

@@ -206,7 +206,7 @@ fn mismatch(comm: &Comm, what: &str) -> Step {
 pub(crate) fn read(address: usize, bytes: usize) -> Vec<u8> {
     let mut copy = vec![0; bytes];
     if bytes > 0 {
-        // SAFETY: the program promised so many readable bytes until the operation is complete;
+        // SAFETY: the program promised this many readable bytes until the operation is complete;
         // device memory is host memory here.
         unsafe { std::ptr::copy(std::ptr::with_exposed_provenance::<u8>(address), copy.as_mut_ptr(), bytes) };
     }
@@ -215,7 +215,7 @@ pub(crate) fn read(address: usize, bytes: usize) -> Vec<u8> {
 
 pub(crate) fn write(address: usize, bytes: &[u8]) {
     if !bytes.is_empty() {
-        // SAFETY: the program promised so many writable bytes until the operation is complete;
+        // SAFETY: the program promised this many writable bytes until the operation is complete;
         // device memory is host memory here.
         unsafe { std::ptr::copy(bytes.as_ptr(), std::ptr::with_exposed_provenance_mut::<u8>(address), bytes.len()) };
     }

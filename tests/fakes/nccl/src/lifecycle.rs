@@ -114,7 +114,7 @@ exports! {
             return invalid(format!("improper usage of ncclCommInitRankScalable: nId = {n_id}, nranks = {nranks}"));
         }
         not_null(comm_ids, "commId")?;
-        // SAFETY: the program promises so many ids there.
+        // SAFETY: the program promises this many ids there.
         let ids = unsafe { std::slice::from_raw_parts(comm_ids, n_id as usize) };
         init_rank(newcomm, nranks, ids.to_vec(), myrank, config::read(config, Config::DEFAULT)?)
     }

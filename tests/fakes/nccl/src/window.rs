@@ -391,7 +391,7 @@ exports! {
             return invalid(format!("invalid number of signal descriptors: {n_desc}"));
         }
         not_null(signal_descs, "signalDescs")?;
-        // SAFETY: the program promises so many descriptors there.
+        // SAFETY: the program promises this many descriptors there.
         let wanted = unsafe { std::slice::from_raw_parts(signal_descs, n_desc as usize) }.to_vec();
         for one in &wanted {
             check_signal(comm, one.peer, one.signal, one.context)?;

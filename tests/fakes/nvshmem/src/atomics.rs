@@ -26,7 +26,7 @@ macro_rules! atomics {
     ($($kind:ty, $word:ty, $atomic:ident, $to:expr, $from:expr, $sum:expr, $one:expr;)*) => {$(
         impl Atomic for $kind {
             unsafe fn change(address: *mut u8, mut change: impl FnMut(Self) -> Option<Self>) -> Self {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 let atomic = unsafe { $atomic::from_ptr(address.cast::<$word>()) };
                 let step = |word: $word| change($from(word)).map($to);
                 let found = atomic.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);

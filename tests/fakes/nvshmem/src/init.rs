@@ -82,7 +82,7 @@ fn bootstrap(flags: u32, attr: &InitAttr) -> Result<(&'static Control, c_int, c_
         if id.is_null() {
             return invalid("the unique id is null");
         }
-        // SAFETY: the caller's promise: it points to an id.
+        // SAFETY: guaranteed by the caller: it points to an id.
         let id = unsafe { id.read() };
         if id.version != word(1, size_of::<UniqueId>()) {
             return invalid(format!("the version word {} of the unique id is not supported", id.version));
@@ -253,7 +253,7 @@ exports! {
             }
             LazyLock::force(&OPTIONS);
             let new = control::new_id()?;
-            // SAFETY: the caller's promise: it points to room for an id.
+            // SAFETY: guaranteed by the caller: it points to room for an id.
             unsafe { id.write(new) };
             Ok(())
         })
@@ -264,7 +264,7 @@ exports! {
             if id.is_null() || attr.is_null() {
                 return invalid("a null pointer");
             }
-            // SAFETY: the caller's promise: it points to attributes.
+            // SAFETY: guaranteed by the caller: it points to attributes.
             let attr = unsafe { &mut *attr };
             attr.args.uid.id = id.cast_mut();
             attr.args.uid.rank = rank;
@@ -278,7 +278,7 @@ exports! {
             if communicator.is_null() || attr.is_null() {
                 return invalid("a null pointer");
             }
-            // SAFETY: the caller's promise: it points to attributes.
+            // SAFETY: guaranteed by the caller: it points to attributes.
             unsafe { (*attr).mpi_comm = communicator };
             Ok(())
         })
@@ -289,7 +289,7 @@ exports! {
             if attr.is_null() {
                 return invalid("no attributes");
             }
-            // SAFETY: the caller's promise: it points to attributes.
+            // SAFETY: guaranteed by the caller: it points to attributes.
             let attr = unsafe { &*attr };
             if settings::get().any_rule {
                 call::would_be(attr.args.uid.rank);
@@ -346,7 +346,7 @@ exports! {
 
     fn nvshmem_query_thread(provided: *mut c_int) {
         const SERIALIZED: c_int = 2;
-        // SAFETY: the caller's promise: it points to a number.
+        // SAFETY: guaranteed by the caller: it points to a number.
         unsafe { provided.write(SERIALIZED) };
     }
 
@@ -373,7 +373,7 @@ exports! {
     }
 
     fn nvshmem_info_get_version(major: *mut c_int, minor: *mut c_int) {
-        // SAFETY: the caller's promise: they point to numbers.
+        // SAFETY: guaranteed by the caller: they point to numbers.
         unsafe {
             major.write(1);
             minor.write(3);
@@ -382,7 +382,7 @@ exports! {
 
     fn nvshmem_info_get_name(text: *mut c_char) {
         let name = name();
-        // SAFETY: the caller's promise: there is room for a name, which is longer than this one.
+        // SAFETY: guaranteed by the caller: there is room for a name, which is longer than this one.
         unsafe {
             std::ptr::copy_nonoverlapping(name.as_ptr().cast(), text, name.len());
             text.add(name.len()).write(0);
@@ -391,7 +391,7 @@ exports! {
 
     fn nvshmemx_vendor_get_version_info(major: *mut c_int, minor: *mut c_int, patch: *mut c_int) {
         let version = settings::get().version;
-        // SAFETY: the caller's promise: they point to numbers.
+        // SAFETY: guaranteed by the caller: they point to numbers.
         unsafe {
             major.write(version.0);
             minor.write(version.1);

@@ -80,7 +80,7 @@ exports! {
             }
             let region = NEXT_REGION.fetch_add(1, Ordering::Relaxed);
             regions().insert(region);
-            // SAFETY: the caller's promise: it points to a handle.
+            // SAFETY: guaranteed by the caller: it points to a handle.
             unsafe { handle.write(region) };
             Ok(())
         })
@@ -97,7 +97,7 @@ exports! {
         let _ = hints;
         call::code(|| {
             world::live();
-            // SAFETY: the caller's promise: it points to a number.
+            // SAFETY: guaranteed by the caller: it points to a number.
             unsafe { active.write(c_int::from(!regions().is_empty())) };
             Ok(())
         })
@@ -112,7 +112,7 @@ exports! {
             // The first are the host's and the default one. They live as long as the process, as
             // NVSHMEM's do.
             let pairs: &'static mut [c_int] = Vec::leak((2..count + 2).collect());
-            // SAFETY: the caller's promise: it points to a pointer.
+            // SAFETY: guaranteed by the caller: it points to a pointer.
             unsafe { handles.write(pairs.as_mut_ptr()) };
             Ok(())
         })

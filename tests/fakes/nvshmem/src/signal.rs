@@ -59,7 +59,7 @@ macro_rules! words {
     ($($type:ty, $atomic:ident;)*) => {$(
         impl Word for $type {
             unsafe fn load(address: *const u8) -> Self {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { std::sync::atomic::$atomic::from_ptr(address.cast_mut().cast()) }.load(Ordering::Acquire)
             }
         }

@@ -53,7 +53,7 @@ fn config(config: *const TeamConfig, mask: c_long) -> Result<(c_int, u64)> {
     if mask == 0 || config.is_null() {
         return Ok((0, u64::MAX));
     }
-    // SAFETY: the caller's promise: it points to a configuration.
+    // SAFETY: guaranteed by the caller: it points to a configuration.
     let config = unsafe { config.read() };
     if ![1, 2].iter().any(|layout| config.version == word(*layout, size_of::<TeamConfig>())) {
         return invalid(format!("the version word {} of the team's configuration is not supported", config.version));
@@ -94,7 +94,7 @@ fn enlist(world: &World, index: usize, members: Vec<i32>, contexts: c_int, id: u
 
 /// Writes a handle to the program's output.
 fn give(place: *mut c_int, handle: c_int) {
-    // SAFETY: the caller's promise: it points to a handle.
+    // SAFETY: guaranteed by the caller: it points to a handle.
     unsafe { place.write(handle) };
 }
 
@@ -195,7 +195,7 @@ exports! {
         let world = world::live();
         if team != INVALID {
             let team = world.team_of(team);
-            // SAFETY: the caller's promise: it points to a configuration.
+            // SAFETY: guaranteed by the caller: it points to a configuration.
             let config = unsafe { &mut *config };
             config.contexts = team.contexts;
             config.id = team.id;
@@ -254,7 +254,7 @@ exports! {
     fn nvshmemx_team_get_uniqueid(id: *mut u64) -> c_int {
         call::code(|| {
             world::live();
-            // SAFETY: the caller's promise: it points to an id.
+            // SAFETY: guaranteed by the caller: it points to an id.
             unsafe { id.write(random() >> 1 | 1) };
             Ok(())
         })

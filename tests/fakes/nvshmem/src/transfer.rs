@@ -64,7 +64,7 @@ pub(crate) enum Local {
 /// Both sides have this many bytes.
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     let alike = |size: usize| bytes == size && from.addr().is_multiple_of(size) && to.addr().is_multiple_of(size);
-    // SAFETY: the caller's promise, and the alignment was looked at.
+    // SAFETY: guaranteed by the caller, and the alignment was looked at.
     unsafe {
         if alike(8) {
             let value = AtomicU64::from_ptr(from.cast_mut().cast()).load(Ordering::Acquire);
@@ -130,7 +130,7 @@ impl Transfer {
         }
         for row in 0..self.rows {
             // SAFETY: the symmetric side was found live and stays so while the memory is held; the
-            // other is the caller's promise.
+            // other is guaranteed by the caller.
             unsafe { copy(from.add(row * self.source_step), to.add(row * self.target_step), self.row) };
         }
     }

@@ -19,8 +19,8 @@ macro_rules! waits {
         export! { ["nvshmemx_", $name, "_wait_until_all_vector_on_stream"]
             (words: *mut $kind, count: usize, mask: *const c_int, comparison: c_int, values: *mut $kind, stream: *mut c_void) {
             let first = values.addr();
-            // SAFETY: there is a value for each word when the stream comes here: the caller's
-            // promise.
+            // SAFETY: there is a value for each word when the stream reaches this point: guaranteed
+            // by the caller.
             let values = move || unsafe { std::slice::from_raw_parts(first as *const $kind, count) }.to_vec();
             wait_on_stream(words.addr(), count, mask, comparison, values, stream);
         } }

@@ -258,7 +258,7 @@ macro_rules! strings {
             let fast = has_fast_strings();
             if fast {
                 // SAFETY: the ABI keeps the direction flag clear; reads and writes exactly `bytes`
-                // bytes, for which the caller answers.
+                // bytes, which the caller guarantees to be valid.
                 unsafe {
                     asm!("rep movsb", inout("rcx") bytes => _, inout("rdi") dst => _, inout("rsi") src => _,
                         options(nostack, preserves_flags));
@@ -417,7 +417,7 @@ unsafe fn load_part_avx512(from: *const u8, bytes: usize) -> __m512i {
     let value: __m512i;
     // SAFETY: a masked load neither reads nor faults on the bytes whose bit is clear ("fault
     // suppression", Intel SDM volume 2, EVEX exceptions class E4); the mask has the low `bytes`
-    // bits set. The caller answers for those.
+    // bits set. The caller guarantees that those are valid.
     unsafe {
         asm!("vmovdqu8 {value}{{{mask}}}{{z}}, [{from}]", value = out(zmm_reg) value, mask = in(kreg) low_bits(bytes),
             from = in(reg) from, options(readonly, nostack, preserves_flags));
