@@ -152,7 +152,7 @@ mod os {
     }
 }
 
-/// Compiles on systems for which no supported vendor has a library.
+/// Windows. No supported vendor has a library for it, but crates that use this one compile there.
 #[cfg(windows)]
 mod os {
     use std::ffi::{CStr, c_void};

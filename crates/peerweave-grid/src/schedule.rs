@@ -35,7 +35,7 @@ pub(crate) fn mix(word: u64) -> u64 {
 /// How a schedule prefers threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Preference {
-    /// In the order in which they became runnable.
+    /// Threads in the order in which they became runnable.
     InOrder,
     /// The thread that became runnable last, so that one thread runs as long as possible.
     Newest,

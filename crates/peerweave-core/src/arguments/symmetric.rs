@@ -185,9 +185,9 @@ impl<T: Element> Symmetric<T> {
 
     /// Returns the address of this PE's copy, for use by the host.
     ///
-    /// It is valid until the allocation is released or the last handle of the world is dropped.
-    /// Peers may write there at any time: accesses through it must be atomic, or be ordered by
-    /// signals or barriers.
+    /// The address is valid until the allocation is released or the last handle of the world is
+    /// dropped. Peers may write there at any time: accesses through it must be atomic, or be
+    /// ordered by signals or barriers.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) if only a device can access the memory:

@@ -234,7 +234,8 @@ impl fmt::Display for Awaited<'_> {
 pub struct KernelFailure {
     /// The kernel.
     pub kernel: &'static str,
-    /// Why its operation failed; `None` if a thread panicked, trapped or diverged instead.
+    /// The kind of failure of an operation; `None` if a thread panicked, trapped or diverged
+    /// instead.
     pub kind: Option<FailureKind>,
     /// The operation that failed.
     pub operation: Option<KernelOp>,

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn collecting_streams_makes_readers_reload_the_list() {
+    fn removal_of_streams_makes_readers_reload_the_list() {
         let streams = Streams::new();
         streams.last.store(std::ptr::dangling_mut(), Ordering::Relaxed);
         assert!(streams.forget_last());

@@ -9,7 +9,7 @@ use super::float16;
 
 /// An array of lanes.
 pub(super) trait Lanes: Copy {
-    /// The element.
+    /// The type of one lane.
     type Lane: Copy;
     /// Number of lanes.
     const LEN: usize;

@@ -6,7 +6,7 @@ use crate::sync::wait::{Limit, Waiter};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// This PE among the PEs of its job.
+/// The PEs of the job, as this PE sees them.
 #[derive(Debug)]
 pub(crate) struct Peers {
     pub(crate) segments: Segments,

@@ -108,8 +108,8 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
 
 /// Physical memory of one device. Clones are handles of the same memory.
 ///
-/// It has no address until [`Reservation::map`](crate::Reservation::map). The memory is released
-/// when the last handle and the last mapping are dropped, in all processes.
+/// The memory has no address until [`Reservation::map`](crate::Reservation::map). The memory is
+/// released when the last handle and the last mapping are dropped, in all processes.
 ///
 /// ```no_run
 /// use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights};

@@ -51,7 +51,7 @@ pub fn child() -> Option<Child> {
 /// have not returned.
 ///
 /// # Panics
-/// In a process that [`crate::Fakes`] did not start, or without a log.
+/// If [`crate::Fakes`] did not start this process, or if there is no log.
 #[must_use]
 pub fn entered(function: &str) -> usize {
     let path = std::env::var_os(LOG).expect("a child of the harness");

@@ -88,7 +88,7 @@ impl Collective {
         if places.is_some() {
             let memory = world.memory();
             let target = memory.symmetric(function, "the target", self.target, target_bytes);
-            // SAFETY: the target was found live and stays so while the memory is held; it has so
+            // SAFETY: the target was found live and stays so while the memory is held; it has this
             // many bytes.
             unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), memory.of(world.pe, target), result.len()) };
         }

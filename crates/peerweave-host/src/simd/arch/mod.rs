@@ -18,8 +18,8 @@ pub(super) mod portable;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(super) mod x86_64;
 
-/// Accesses of 1, 2, 4 and 8 bytes, of any alignment, which every processor of this architecture
-/// has.
+/// Accesses of 1, 2, 4 and 8 bytes at any alignment, which every processor of this architecture
+/// supports.
 pub(super) mod word {
     #[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
     pub(in super::super) use super::aarch64::word::*;
