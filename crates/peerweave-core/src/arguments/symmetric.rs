@@ -1,10 +1,10 @@
 //! Handles to symmetric memory. Operations between PEs are in `ops/`.
 //!
-//! Invariants: **\[S1\]** a handle names elements within one allocation; only `Symmetric::allocate`,
-//! the slicing below and `view.rs` make handles. **\[S2\]** The memory is accessed only through the backend,
-//! in ways that stay defined while a peer accesses it (\[B4\]); safe code gets no reference to it.
-//! **\[S3\]** It stays mapped while a handle, or an operation that uses it, lives: both hold the
-//! backend.
+//! Invariants: **\[S1\]** a handle names elements within one allocation; only
+//! `Symmetric::allocate`, the slicing below and `view.rs` make handles. **\[S2\]** The memory is
+//! accessed only through the backend, in ways that stay defined while a peer accesses it (\[B4\]);
+//! safe code gets no reference to it. **\[S3\]** It stays mapped while a handle, or an operation
+//! that uses it, lives: both hold the backend.
 //!
 //! If one thread releases a buffer while another uses it, the caller has a bug: the use may access
 //! bytes of a new allocation. These bytes lie in the heap, so \[S2\] still holds.
@@ -171,7 +171,8 @@ impl<T: Element> Symmetric<T> {
         Self { region: self.region.clone(), at, len, element: PhantomData }
     }
 
-    /// Makes this handle name `len` of its elements from `start`, which it has.
+    /// Restricts this handle to `len` of its elements, from `start`. The handle must have these
+    /// elements.
     #[inline(always)]
     pub(super) fn narrow(&mut self, start: usize, len: usize) {
         debug_assert!(start + len <= self.len);

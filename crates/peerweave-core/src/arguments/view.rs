@@ -14,7 +14,7 @@ use std::ops::{Deref, RangeBounds};
 
 /// A range of symmetric memory that borrows a handle: see [`Symmetric::range`].
 ///
-/// It is accepted wherever a `&Symmetric<T>` is: `&view`.
+/// `&view` is accepted wherever a `&Symmetric<T>` is.
 pub struct SymmetricRange<'a, T> {
     /// Shares the reference of the borrowed handle to its allocation, so it is never dropped.
     handle: ManuallyDrop<Symmetric<T>>,
@@ -39,8 +39,8 @@ impl<T> fmt::Debug for SymmetricRange<'_, T> {
 impl<T: Element> Symmetric<T> {
     /// Borrows a range of this handle's elements, for an operation.
     ///
-    /// Unlike [`Symmetric::slice`] it counts no reference: a loop over small ranges that many
-    /// threads run is faster with it. To keep a handle to a range, use `slice`.
+    /// Unlike [`Symmetric::slice`], this call changes no reference count, so a loop over small
+    /// ranges in many threads is faster. To keep a handle to a range, use `slice`.
     ///
     /// ```
     /// use peerweave::World;

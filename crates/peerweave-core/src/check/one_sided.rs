@@ -32,7 +32,7 @@ fn sides(
     Ok(pe)
 }
 
-/// Checks the team, memory of a rank, and the rank. Returns its PE.
+/// Checks the team, the memory and the rank. Returns the PE of the rank.
 pub(crate) fn peer_of(call: &'static str, of: &Team, buffer: Remote<'_>, target: Rank) -> Result<Pe> {
     team(call, of)?;
     region(call, &of.inner.shared, "buffer", buffer.region)?;

@@ -192,8 +192,8 @@ pub(crate) fn of_directory(directory: &str) -> Result<&'static Control> {
 
 fn map(file: &OwnedFd) -> Result<&'static Control> {
     let address = map_bytes(file, size_of::<Control>())?;
-    // SAFETY: this many bytes are mapped there forever, page-aligned, and any bytes that PEs of this
-    // library write are valid.
+    // SAFETY: this many bytes are mapped there forever, page-aligned, and any bytes that PEs of
+    // this library write are valid.
     Ok(unsafe { &*(address as *const Control) })
 }
 

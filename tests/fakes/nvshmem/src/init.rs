@@ -382,7 +382,8 @@ exports! {
 
     fn nvshmem_info_get_name(text: *mut c_char) {
         let name = name();
-        // SAFETY: guaranteed by the caller: there is room for a name, which is longer than this one.
+        // SAFETY: guaranteed by the caller: there is room for a name, which is longer than this
+        // one.
         unsafe {
             std::ptr::copy_nonoverlapping(name.as_ptr().cast(), text, name.len());
             text.add(name.len()).write(0);
