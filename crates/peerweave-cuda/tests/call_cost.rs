@@ -77,6 +77,11 @@ const CALLS: &[(&str, usize, usize, Call)] = &[
     }),
     ("barrier", 0, 6, |team, stream, _, _| drop(team.barrier(stream).unwrap())),
     ("all_reduce", 0, 8, |team, stream, on, _| drop(team.all_reduce(stream, &on.x, &on.y, ReduceOp::Sum).unwrap())),
+    ("put_blocking from the host", 0, usize::MAX, |team, _, on, other| team.put_blocking(&[1.0f32; 8], &on.x, other).unwrap()),
+    ("g_blocking", 0, usize::MAX, |team, _, on, other| assert!(team.g_blocking(&on.x, 1, other).unwrap().is_finite())),
+    ("all_reduce_blocking on the host", 0, usize::MAX, |team, _, _, _| {
+        team.all_reduce_in_place_blocking(&mut [1.0f32; 8], ReduceOp::Sum).unwrap();
+    }),
     ("all_gather", 0, 8, |team, stream, on, _| drop(team.all_gather(stream, &on.x, &on.all).unwrap())),
 ];
 
@@ -85,7 +90,7 @@ const ROUNDS: usize = 64;
 const FEW: usize = 16;
 
 #[test]
-fn queued_call_of_a_known_shape_allocates_nothing() {
+fn call_of_a_known_shape_allocates_nothing() {
     let fakes = Fakes::new().cuda().limit(Duration::from_secs(120));
     fakes.run(|| {
         let threads = Barrier::new(2);

@@ -5,8 +5,8 @@
 //! for them: they are compared when a caller waits. A rank whose kernel has ended knows that the
 //! others have begun their calls, since they have sent it something.
 //!
-//! Invariants: only its PE writes the words of a PE, one thread at a time. A word `chain` depends on
-//! all calls of the team up to its own, so that one comparison covers all of them.
+//! Invariants: only its PE writes the words of a PE, one thread at a time. A word `chain` depends
+//! on all calls of the team up to its own, so that one comparison covers all of them.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -168,10 +168,11 @@ struct Pages {
     words: usize,
 }
 
-// SAFETY: shared: words that are only accessed as atomics. Would be caught by:
-// `collectives_of_other_kinds_or_lengths_mismatch` in tests/mismatches.rs.
+// SAFETY: shared: words of a mapping. Synchronised: they are only accessed as atomics. Would be
+// caught by: `collectives_of_other_kinds_or_lengths_mismatch` in tests/mismatches.rs.
 unsafe impl Send for Pages {}
-// SAFETY: as for Send. Would be caught by the same test.
+// SAFETY: shared: the same words, synchronised as above. Would be caught by:
+// `collectives_of_other_kinds_or_lengths_mismatch` in tests/mismatches.rs.
 unsafe impl Sync for Pages {}
 
 impl Pages {

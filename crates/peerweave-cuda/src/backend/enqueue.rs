@@ -20,7 +20,7 @@ use peerweave_types::{DType, DeviceSlice, ReduceOp, SignalOp, SymOffset, SymSlic
 
 use super::error::{driver, portable, unsupported};
 use super::exchange::order;
-use super::pools::class_of;
+use super::pools::{Few, class_of};
 use super::slots::Slot;
 use super::staging::{Copier, Staged};
 use super::state::State;
@@ -39,13 +39,13 @@ pub(super) struct Enqueue<'a> {
     pub(super) copier: Copier,
     pub(super) capturing: bool,
     /// Memory that the work uses and that the portable API does not keep alive.
-    pub(super) keep: Vec<Keep>,
+    pub(super) keep: Few<Keep>,
     /// Pinned memory that the work uses.
-    pub(super) staged: Vec<Staged>,
+    pub(super) staged: Few<Staged>,
     /// Bytes of pools that the work uses.
     pub(super) held_bytes: usize,
     /// Results that the calling thread copies when the work has ended.
-    pub(super) results: Vec<Staged>,
+    pub(super) results: Few<Staged>,
 }
 
 type Outcome<T = ()> = Result<T, Error>;
@@ -60,7 +60,7 @@ impl<'a> Enqueue<'a> {
         copier: Copier,
         capturing: bool,
     ) -> Self {
-        let (keep, staged, results) = (Vec::new(), Vec::new(), Vec::new());
+        let (keep, staged, results) = (Few::default(), Few::default(), Few::default());
         Self { state, gpu, stream, call, copier, capturing, keep, staged, held_bytes: 0, results }
     }
 }

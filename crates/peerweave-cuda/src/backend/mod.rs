@@ -49,7 +49,7 @@ use peerweave_core::Error;
 use peerweave_core::backend::{
     AccumulatorType, AfterFailure, Caps, NanRule, PrivateBuffers, ReductionOrder, StreamBackend, TeamId,
 };
-use peerweave_driver::CudaStream;
+use peerweave_driver::{CudaContext, CudaStream};
 use peerweave_types::{DType, Pe};
 use peerweave_vmm::{Misuse, VmmError};
 
@@ -207,6 +207,11 @@ impl Cuda {
         let memory = Memory { area, rooms, rooms_options, calls };
         let state = State::new(gpu, caps, bases, world, memory, kernels);
         Ok(Arc::new(Self { state: Arc::new(state) }))
+    }
+
+    /// The context of the GPU of this PE, for streams and memory of cudarc.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.state.context
     }
 
     /// A stream of cudarc as a stream of this backend, for

@@ -66,6 +66,38 @@ impl<T> fmt::Debug for Pieces<T> {
     }
 }
 
+/// Values of which most operations have at most two, without memory of the heap for these.
+#[derive(Debug)]
+pub(super) struct Few<T> {
+    few: [Option<T>; 2],
+    more: Vec<T>,
+}
+
+impl<T> Default for Few<T> {
+    fn default() -> Self {
+        Self { few: [None, None], more: Vec::new() }
+    }
+}
+
+impl<T> Few<T> {
+    pub(super) fn push(&mut self, value: T) {
+        match self.few.iter_mut().find(|free| free.is_none()) {
+            Some(free) => *free = Some(value),
+            None => self.more.push(value),
+        }
+    }
+
+    pub(super) fn into_iter(self) -> impl Iterator<Item = T> {
+        self.few.into_iter().flatten().chain(self.more)
+    }
+}
+
+impl<T> Extend<T> for Few<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, values: I) {
+        values.into_iter().for_each(|value| self.push(value));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,6 +18,7 @@ use super::enqueue::Enqueue;
 use super::error::{driver, unsupported};
 use super::event::Recorded;
 use super::kernels;
+use super::pools::Few;
 use super::staging::{Copier, Staged};
 use super::state::{GRACE, Lane, State, lock};
 use super::ticket::{Source, Ticket};
@@ -70,8 +71,8 @@ struct Held {
 /// What an operation uses besides the memory of its operands.
 #[derive(Default)]
 struct Uses {
-    _keep: Vec<peerweave_driver::Keep>,
-    _staged: Vec<Staged>,
+    _keep: Few<peerweave_driver::Keep>,
+    _staged: Few<Staged>,
 }
 
 impl InFlight {
@@ -262,9 +263,10 @@ unsafe impl StreamBackend for CudaQueue {
             Ok(())
         })?;
         if capturing {
-            let (source, mut all) = (enqueued?, std::mem::take(&mut uses._keep));
-            all.extend([Arc::new(source) as peerweave_driver::Keep, Arc::new(kept)]);
-            keep_in_graph(stream, all).map_err(|error| driver(call, error))?;
+            let source = enqueued?;
+            let all: [peerweave_driver::Keep; 2] = [Arc::new(source), Arc::new(kept)];
+            keep_in_graph(stream, std::mem::take(&mut uses._keep).into_iter().chain(all).collect())
+                .map_err(|error| driver(call, error))?;
             return Ok(Submitted::Captured);
         }
         // A part of the operation may be enqueued even if it failed: its memory is held as well,
@@ -407,7 +409,7 @@ pub(super) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -
         return outcome;
     }
     if outcome.is_ok() {
-        for staged in results {
+        for staged in results.into_iter() {
             // SAFETY: the caller's memory is valid until this returns, and the work has ended.
             unsafe { staged.empty() };
         }

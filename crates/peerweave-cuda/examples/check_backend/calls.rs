@@ -1,0 +1,96 @@
+//! Collectives with known results.
+
+use peerweave_core::{Rank, ReduceOp, Result, Stream, Symmetric, Team, World, bf16};
+
+/// The memory of a PE, and what its calls give.
+pub(crate) struct Operands {
+    pub(crate) x: Symmetric<f32>,
+    pub(crate) y: Symmetric<f32>,
+    pub(crate) halves: Symmetric<bf16>,
+    pub(crate) words: Symmetric<u64>,
+    n: usize,
+    me: usize,
+}
+
+/// Elements of a part of the longest call.
+pub(crate) const MOST: usize = 1 << 16;
+
+/// The calls by number.
+pub(crate) const KINDS: u64 = 10;
+
+impl Operands {
+    pub(crate) fn new(world: &World) -> Result<Self> {
+        let (n, me) = (world.n_pes(), world.my_pe().index());
+        let len = MOST * n;
+        let made = Self {
+            x: world.alloc_zeroed(len)?,
+            y: world.alloc_zeroed(len)?,
+            halves: world.alloc_zeroed(len)?,
+            words: world.alloc_zeroed(1)?,
+            n,
+            me,
+        };
+        let part = |rank: usize, i: usize| (rank + 1) as f32 + (i % 7) as f32;
+        made.x.copy_from(&(0..len).map(|i| part(me, i)).collect::<Vec<f32>>())?;
+        made.halves.copy_from(&(0..len).map(|i| bf16::from_f32(part(me, i))).collect::<Vec<bf16>>())?;
+        Ok(made)
+    }
+
+    /// The element at an index of the input of a rank.
+    fn given(rank: usize, index: usize) -> f32 {
+        (rank + 1) as f32 + (index % 7) as f32
+    }
+
+    /// Enqueues the call of a number, of `len` elements a part.
+    pub(crate) fn enqueue(&self, team: &Team, stream: &Stream, kind: u64, len: usize) -> Result<()> {
+        let (n, root) = (self.n, Rank::new((len % self.n) as u32));
+        let part = |buffer: &Symmetric<f32>| buffer.slice(..len);
+        let all = |buffer: &Symmetric<f32>| buffer.slice(..n * len);
+        match kind {
+            0 => team.all_reduce(stream, &part(&self.x)?, &part(&self.y)?, ReduceOp::Sum),
+            1 => team.all_gather(stream, &part(&self.x)?, &all(&self.y)?),
+            2 => team.all_to_all(stream, &all(&self.x)?, &all(&self.y)?),
+            3 => team.reduce_scatter(stream, &all(&self.x)?, &part(&self.y)?, ReduceOp::Sum),
+            4 => team.broadcast(stream, &part(&self.x)?, &part(&self.y)?, root),
+            5 => team.gather(stream, &part(&self.x)?, &all(&self.y)?, root),
+            6 => team.scatter(stream, &all(&self.x)?, &part(&self.y)?, root),
+            7 => team.reduce(stream, &part(&self.x)?, &part(&self.y)?, ReduceOp::Max, root),
+            8 => team.all_reduce_in_place(stream, &self.halves.slice(..len)?, ReduceOp::Max),
+            _ => team.barrier(stream),
+        }
+        .map(drop)
+    }
+
+    /// Compares the result of the last call; an error says what is wrong.
+    pub(crate) fn check(&self, kind: u64, len: usize) -> std::result::Result<(), Box<dyn std::error::Error>> {
+        let (n, me, root) = (self.n, self.me, len % self.n);
+        let sum = |index: usize| (0..n).map(|rank| Self::given(rank, index)).sum::<f32>();
+        let expected: Vec<f32> = match kind {
+            0 => (0..len).map(sum).collect(),
+            1 => (0..n).flat_map(|rank| (0..len).map(move |i| Self::given(rank, i))).collect(),
+            2 => (0..n).flat_map(|rank| (0..len).map(move |i| Self::given(rank, me * len + i))).collect(),
+            3 => (me * len..(me + 1) * len).map(sum).collect(),
+            4 => (0..len).map(|i| Self::given(root, i)).collect(),
+            5 if me == root => (0..n).flat_map(|rank| (0..len).map(move |i| Self::given(rank, i))).collect(),
+            6 => (0..len).map(|i| Self::given(root, me * len + i)).collect(),
+            7 if me == root => (0..len).map(|i| Self::given(n - 1, i)).collect(),
+            _ => return Ok(()),
+        };
+        let found = self.y.slice(..expected.len())?.to_vec()?;
+        match found.iter().zip(&expected).position(|(found, expected)| found != expected) {
+            None => Ok(()),
+            Some(at) => {
+                let (found, expected) = (found[at], expected[at]);
+                Err(format!("call {kind} of {len}: element {at} is {found}, expected {expected}").into())
+            }
+        }
+    }
+}
+
+/// A number that depends on all of these.
+pub(crate) fn random(of: &[u64]) -> u64 {
+    of.iter().fold(0x9e37_79b9_7f4a_7c15, |state: u64, word| {
+        let mixed = (state ^ word).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        mixed ^ (mixed >> 29)
+    })
+}

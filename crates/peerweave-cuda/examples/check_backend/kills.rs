@@ -1,0 +1,95 @@
+//! A process is killed while all run collectives.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::Job;
+use peerweave_core::{Error, Rank, World};
+use peerweave_cuda::{Cuda, CudaOptions};
+
+use crate::calls::{KINDS, MOST, Operands, random};
+use crate::{Arguments, Outcome, ended, lines, start};
+
+/// Runs random collectives until one fails, then says who is blamed and uses the GPU alone.
+pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
+    let mut options = CudaOptions::default();
+    (options.deadline, options.heap_bytes) = (deadline, Some(64 << 20));
+    let cuda = Cuda::join(job, &options)?;
+    let (context, pe) = (Arc::clone(cuda.context()), job.pe.get());
+    let world = World::new(cuda)?;
+    let on = Operands::new(&world)?;
+    let (team, stream) = (world.team(), world.stream()?);
+    // All kernels are loaded before the first kill.
+    for kind in 0..KINDS {
+        on.enqueue(team, &stream, kind, 64)?;
+    }
+    stream.synchronize()?;
+    team.barrier_blocking()?;
+    println!("ready");
+    let error = (0..).find_map(|call| one(&world, &on, &stream, random(&[seed, call])).err()).ok_or("no call failed")?;
+    let portable = error.downcast_ref::<Error>().ok_or_else(|| error.to_string())?;
+    println!("blamed {:?}: {portable}", portable.blamed().iter().map(|pe| pe.get()).collect::<Vec<_>>());
+    on.x.copy_from(&[5.0; 8])?;
+    if on.x.load(7)? != 5.0 {
+        return Err("memory of the GPU is wrong after the failure".into());
+    }
+    drop((on, stream, world));
+    // A new world of this PE alone, on the same GPU.
+    let mut alone = Job::single();
+    alone.local_pe = pe;
+    let world = World::new(Cuda::join(&alone, &options)?)?;
+    let words = world.alloc_zeroed::<u64>(1)?;
+    world.team().atomic_add_blocking(&words, 0, 7, Rank::new(0))?;
+    if words.load(0)? != 7 || context.ordinal() as u32 != pe {
+        return Err("a kernel gives a wrong result after the failure".into());
+    }
+    words.release()?;
+    world.finalize()?;
+    Ok(())
+}
+
+fn one(world: &World, on: &Operands, stream: &peerweave_core::Stream, random: u64) -> Outcome {
+    let (kind, len) = (random % KINDS, 1 + (random >> 8) as usize % (1 << ((random >> 40) % 17)).min(MOST));
+    on.enqueue(world.team(), stream, kind, len)?;
+    if random >> 60 == 0 {
+        stream.synchronize()?;
+        return on.check(kind, len);
+    }
+    Ok(())
+}
+
+/// Kills a process of each job at a random moment.
+pub(crate) fn supervise(arguments: &Arguments) -> Outcome {
+    let (mut slowest, mut after) = (Duration::ZERO, Vec::new());
+    for round in 0..arguments.kills {
+        let chance = random(&[arguments.seed, round, 77]);
+        let victim = (chance % u64::from(arguments.n)) as usize;
+        let mut started = start(arguments, arguments.seed + round, true)?;
+        let mut outputs: Vec<_> = started.children.iter_mut().map(lines).collect();
+        for (pe, output) in outputs.iter_mut().enumerate() {
+            let line = output.next();
+            if line.as_deref() != Some("ready") {
+                return Err(format!("round {round}: PE {pe} began with {line:?}").into());
+            }
+        }
+        std::thread::sleep(Duration::from_micros(chance >> 8 & 0x3ffff));
+        started.children[victim].kill()?;
+        let killed = Instant::now();
+        for pe in (0..started.children.len()).filter(|pe| *pe != victim) {
+            let line = outputs[pe].next().unwrap_or_default();
+            let took = killed.elapsed();
+            if !line.starts_with(&format!("blamed [{victim}]")) {
+                return Err(format!("round {round}: PE {pe} said {line:?} after {took:?}, the victim is {victim}").into());
+            }
+            if !ended(&mut started.children[pe], killed + Duration::from_secs(arguments.deadline + 30))? {
+                return Err(format!("round {round}: the GPU of PE {pe} was not usable").into());
+            }
+            slowest = slowest.max(took);
+            after.push(took);
+        }
+    }
+    after.sort();
+    let median = after.get(after.len() / 2).copied().unwrap_or_default();
+    println!("{} kills: every survivor names the PE, after {median:.0?} (median), {slowest:.0?} at most", arguments.kills);
+    Ok(())
+}

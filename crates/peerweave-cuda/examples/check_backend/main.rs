@@ -1,0 +1,136 @@
+//! Checks the portable API on the GPUs of one machine: one process for each GPU, which this program
+//! starts itself.
+//!
+//! `--part graphs`: every collective, put, signal and wait in CUDA graphs, replayed between the same
+//! calls in streams. `--part kills`: a process is killed at a random moment of random collectives;
+//! the error of each other process must name it, and its GPU must stay usable. Every wait is
+//! bounded.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use peerweave_bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
+
+mod calls;
+mod graphs;
+mod kills;
+
+#[derive(Parser)]
+#[command(about = "Checks the portable API on GPUs; starts one process for each GPU")]
+struct Arguments {
+    /// The part to run.
+    #[arg(long, value_enum, default_value_t = Part::Graphs)]
+    part: Part,
+    /// Number of GPUs.
+    #[arg(short, long, default_value_t = 2)]
+    n: u32,
+    /// Number of kills.
+    #[arg(long, default_value_t = 30)]
+    kills: u64,
+    /// The seed of the moments and of the calls.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Time limit of a wait, in seconds.
+    #[arg(long, default_value_t = 10)]
+    deadline: u64,
+    /// The PE of this process, its endpoint and its token: given by the process that starts it.
+    #[arg(long, hide = true, num_args = 3)]
+    pe: Option<Vec<String>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Part {
+    /// Collectives in graphs.
+    Graphs,
+    /// Killed processes.
+    Kills,
+}
+
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = match &arguments.pe {
+        Some(pe) => job(pe, arguments.n).and_then(|job| match arguments.part {
+            Part::Graphs => graphs::run(&job, Duration::from_secs(arguments.deadline)),
+            Part::Kills => kills::run(&job, Duration::from_secs(arguments.deadline), arguments.seed),
+        }),
+        None => match arguments.part {
+            Part::Graphs => all_pass(&arguments),
+            Part::Kills => kills::supervise(&arguments),
+        },
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("check_backend: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn job(pe: &[String], n: u32) -> Outcome<Job> {
+    let [pe, endpoint, token] = pe else { return Err("a PE is its number, its endpoint and its token".into()) };
+    Ok(Job::on_one_machine(pe.parse()?, n, endpoint.parse()?, token.parse()?))
+}
+
+/// The processes of a job, and its server.
+struct Started {
+    _server: Server,
+    children: Vec<Child>,
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Starts one process for each PE. Their output is piped if `piped`.
+fn start(arguments: &Arguments, seed: u64, piped: bool) -> Outcome<Started> {
+    let token = Token::random()?;
+    let server = Server::bind(&Endpoint::random_unix()?, token, arguments.n, ServerOptions::default())?;
+    let mut started = Started { children: Vec::new(), _server: server };
+    for pe in 0..arguments.n {
+        let child = Command::new(std::env::current_exe()?)
+            .args(["--part", &format!("{:?}", arguments.part).to_lowercase(), "-n", &arguments.n.to_string()])
+            .args(["--seed", &seed.to_string(), "--deadline", &arguments.deadline.to_string(), "--pe", &pe.to_string()])
+            .args([started._server.endpoint().to_string(), token.to_hex()])
+            .stdout(if piped { Stdio::piped() } else { Stdio::inherit() })
+            .spawn()?;
+        started.children.push(child);
+    }
+    Ok(started)
+}
+
+/// Waits for a process, at most until `end`; returns whether it has succeeded.
+fn ended(child: &mut Child, end: Instant) -> Outcome<bool> {
+    while Instant::now() < end {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.success());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Err("a process does not end".into())
+}
+
+fn all_pass(arguments: &Arguments) -> Outcome {
+    let mut started = start(arguments, arguments.seed, false)?;
+    let end = Instant::now() + Duration::from_secs(120);
+    for (pe, child) in started.children.iter_mut().enumerate() {
+        if !ended(child, end)? {
+            return Err(format!("PE {pe} failed").into());
+        }
+    }
+    Ok(())
+}
+
+/// The lines that a process prints.
+fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
+    child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines().map_while(Result::ok))
+}
