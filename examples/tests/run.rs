@@ -4,7 +4,7 @@
 //! launcher themselves. An expected file holds the output of `peerweave run`, sorted by PE, because
 //! the lines of different PEs can interleave in any order.
 
-use peerweave::bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
+use peerweave::bootstrap::Server;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -29,11 +29,10 @@ fn text(path: &Path) -> String {
 
 /// Runs a job and returns the standard output of every PE, in order. Panics if one fails.
 fn run(program: &str, n_pes: u32, arguments: &[&str]) -> Vec<String> {
-    let token = Token::random().unwrap();
-    let server = Server::bind(&Endpoint::random_unix().unwrap(), token, n_pes, ServerOptions::default()).unwrap();
-    let children: Vec<_> = (0..n_pes)
-        .map(|pe| {
-            let job = Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
+    let (_server, jobs) = Server::on_this_machine(n_pes).unwrap();
+    let children: Vec<_> = jobs
+        .iter()
+        .map(|job| {
             let mut command = Command::new(program);
             command.args(arguments).envs(job.to_vars()).env("PEERWEAVE_DEADLINE", DEADLINE);
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()

@@ -229,20 +229,18 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Endpoint, Job, Options, Server, ServerOptions, Token};
+    use crate::{Options, Server};
 
     /// Runs `body` as each of `n` PEs.
     fn pes<T: Send>(n: u32, body: impl Fn(Rendezvous) -> T + Sync) -> Vec<T> {
-        let token = Token::random().expect("random numbers");
-        let endpoint = Endpoint::random_unix().expect("random numbers");
-        let server = Server::bind(&endpoint, token, n, ServerOptions::default()).expect("a server");
+        let (_server, jobs) = Server::on_this_machine(n).expect("a server");
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..n)
-                .map(|pe| {
-                    let job = Job::on_one_machine(pe, n, server.endpoint().clone(), token);
+            let threads: Vec<_> = jobs
+                .iter()
+                .map(|job| {
                     let options = Options { deadline: Duration::from_secs(10), ..Options::default() };
                     let body = &body;
-                    scope.spawn(move || body(Rendezvous::join(&job, options).expect("everybody joins")))
+                    scope.spawn(move || body(Rendezvous::join(job, options).expect("everybody joins")))
                 })
                 .collect();
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()

@@ -13,18 +13,19 @@ use peerweave_driver::CudaStream;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
 use peerweave_types::{DType, FailureKind, KernelOp, Pe, ReduceOp};
 
-use common::{FakeLaunch, argument, fakes, on_cpu, register_one};
+use common::{fakes, on_cpu};
+use peerweave_fakes::driver;
 
 macro_rules! register {
     ($($room:ident: $($kernel:ident),*;)*) => {$($({
         /// # Safety
         /// `launch` is a live launch of this kernel.
-        unsafe extern "C" fn run(launch: *const FakeLaunch) {
+        unsafe extern "C" fn run(launch: *const driver::Launch) {
             // SAFETY: the fake calls this for launches of this kernel, whose argument after the
             // context is a call.
-            unsafe { on_cpu(&$room::$kernel::KERNEL, launch, (argument::<Call>(launch, 1),)) }
+            unsafe { on_cpu(&$room::$kernel::KERNEL, launch, ((*launch).argument::<Call>(1),)) }
         }
-        register_one(stringify!($kernel), run);
+        driver::register_kernel(stringify!($kernel), run);
     })*)*};
 }
 

@@ -7,11 +7,11 @@ mod common;
 use std::time::Duration;
 
 use peerweave_cuda::{CudaError, GpuOptions};
-use peerweave_fakes::entered;
+use peerweave_fakes::{driver, entered};
 use peerweave_kernels::bench::{bench_g, bench_p};
 use peerweave_test_kernels::{count_up, ring};
 
-use common::{FakeLaunch, fakes, pes};
+use common::{fakes, pes};
 
 const LOAD: &str = "cuModuleLoadDataEx";
 
@@ -21,7 +21,7 @@ fn options() -> GpuOptions {
 
 /// # Safety
 /// None: it does not return.
-unsafe extern "C" fn never(_: *const FakeLaunch) {
+unsafe extern "C" fn never(_: *const driver::Launch) {
     std::process::abort();
 }
 
@@ -29,7 +29,7 @@ unsafe extern "C" fn never(_: *const FakeLaunch) {
 fn kernel_is_loaded_without_other_kernels_of_its_crate() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
-            common::register_one("bench_p", never);
+            driver::register_kernel("bench_p", never);
             let before = entered(LOAD);
             gpu.load(&bench_p::KERNEL).expect("its own module has no other kernel");
             let error = gpu.load(&bench_g::KERNEL).expect_err("it is not registered");
@@ -63,7 +63,7 @@ fn kernels_of_a_loaded_crate_need_no_separate_module() {
 fn failure_to_load_one_kernel_of_a_crate_is_an_error() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
-            common::register_one("bench_p", never);
+            driver::register_kernel("bench_p", never);
             let error = gpu.load_crate(bench_p::KERNEL.ptx()).expect_err("the others are not registered");
             assert!(matches!(error, CudaError::Driver(_)), "{error}");
             gpu.load(&bench_p::KERNEL).expect("the others do not matter");

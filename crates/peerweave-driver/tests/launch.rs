@@ -3,8 +3,6 @@
 
 mod common;
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -12,8 +10,9 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCa
 use peerweave_driver::launch::{Arguments, Image, LaunchConfig, LaunchError, LoadedKernel, MappedWords, Module};
 use peerweave_driver::{CudaContext, DeviceMemory, DriverError, Keep};
 use peerweave_fakes::Fakes;
+use peerweave_fakes::driver::{Launch, register_kernel};
 
-use common::{LONG, block, calls, comes, device, fail, fake, unblock};
+use common::{LONG, block, calls, comes, device, fail, unblock};
 
 const PTX: &str = "
 .version 7.8
@@ -22,36 +21,18 @@ const PTX: &str = "
 .visible .entry count(.param .u64 place, .param .u32 add, .param .align 8 .b8 slice[16], .param .u8 last) { ret; }
 ";
 
-/// The argument that the fake driver passes to a function that represents a kernel.
-#[repr(C)]
-struct FakeLaunch {
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    shared_bytes: c_uint,
-    n_parameters: c_uint,
-    parameters: *const *const c_void,
-    device: c_int,
-}
-
 /// A kernel that adds to the word whose address is the first argument: the second argument once for
 /// each thread, both words of the third argument, and the fourth argument.
 ///
 /// # Safety
 /// `launch` points to a launch of this kernel in progress.
-unsafe extern "C" fn count(launch: *const FakeLaunch) {
+unsafe extern "C" fn count(launch: *const Launch) {
     // SAFETY: the fake gives a live launch of this kernel, whose parameters are those of its text.
     let (place, add, slice, last, threads) = unsafe {
         let launch = &*launch;
         assert_eq!(launch.n_parameters, 4);
-        let parameters = std::slice::from_raw_parts(launch.parameters, 4);
-        let threads = launch.grid.iter().chain(&launch.block).product::<c_uint>();
-        (
-            *parameters[0].cast::<u64>(),
-            *parameters[1].cast::<u32>(),
-            *parameters[2].cast::<[u64; 2]>(),
-            *parameters[3].cast::<u8>(),
-            threads,
-        )
+        let threads = launch.grid.iter().chain(&launch.block).product::<u32>();
+        (launch.argument::<u64>(0), launch.argument::<u32>(1), launch.argument::<[u64; 2]>(2), launch.argument::<u8>(3), threads)
     };
     let added = u64::from(add * threads) + slice[0] + slice[1] + u64::from(last);
     let word = std::ptr::with_exposed_provenance::<std::sync::atomic::AtomicU64>(place as usize);
@@ -61,10 +42,7 @@ unsafe extern "C" fn count(launch: *const FakeLaunch) {
 }
 
 fn register() {
-    type Register = extern "C" fn(*const c_char, unsafe extern "C" fn(*const FakeLaunch)) -> c_int;
-    // SAFETY: the fake declares it so.
-    let register = unsafe { std::mem::transmute::<NonNull<c_void>, Register>(fake(c"peerweave_fake_kernel")) };
-    assert_eq!(register(c"count".as_ptr(), count), 0);
+    register_kernel("count", count);
 }
 
 fn loaded(context: &Arc<CudaContext>) -> LoadedKernel {

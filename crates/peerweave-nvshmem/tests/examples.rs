@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use peerweave_bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
+use peerweave_bootstrap::{Job, Server};
 use peerweave_fakes::Fakes;
 
 /// Returns the path of a program that `cargo test` builds together with the tests.
@@ -84,14 +84,9 @@ fn failed_start_names_its_cause() {
 
 /// Runs a program as each PE of a job. Returns the output of each.
 fn launch(n_pes: u32, name: &str) -> Vec<String> {
-    let token = Token::random().expect("random numbers");
-    let endpoint = Endpoint::random_unix().expect("a name");
-    let server = Server::bind(&endpoint, token, n_pes, ServerOptions::default()).expect("it listens");
-    let start = |pe| {
-        let job = Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
-        Command::new(program(name)).envs(job.to_vars()).stdout(Stdio::piped()).spawn().expect("it starts")
-    };
-    let started: Vec<_> = (0..n_pes).map(start).collect();
+    let (_server, jobs) = Server::on_this_machine(n_pes).expect("it listens");
+    let start = |job: &Job| Command::new(program(name)).envs(job.to_vars()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let started: Vec<_> = jobs.iter().map(start).collect();
     let end = |process: std::process::Child| {
         let output = process.wait_with_output().expect("it ends");
         let out = String::from_utf8_lossy(&output.stdout).into_owned();

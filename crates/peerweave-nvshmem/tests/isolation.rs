@@ -9,26 +9,13 @@ use std::time::{Duration, Instant};
 
 use common::{DEADLINE, Here, Hold, SHORT, device, fakes, misuse, rendezvous, says, settings, start, start_within};
 use peerweave_driver::cudarc::driver::DriverError;
-use peerweave_driver::cudarc::driver::sys::CUresult;
+use peerweave_driver::cudarc::driver::sys::{CUresult, CUstream};
+use peerweave_fakes::driver;
 use peerweave_nvshmem::{Context, DeadState, MisuseKind, ModuleGuard, NvshmemError, Signal, TeamConfig};
 use peerweave_types::{Compare, Pe, SignalOp};
 
 const A_WHILE: Duration = Duration::from_millis(200);
-
-/// Calls a function of the fake driver that takes a number or a handle.
-fn ask_driver(name: &std::ffi::CStr, argument: usize) {
-    // SAFETY: the driver is loaded under this name.
-    let address =
-        unsafe { libc::dlsym(libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
-    assert!(!address.is_null(), "{name:?}");
-    // SAFETY: these functions take one number or handle, and return a code.
-    let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn(usize) -> i32>(address) };
-    // SAFETY: the caller has made the context current.
-    assert_eq!(unsafe { function(argument) }, 0, "{name:?}");
-}
-
-const BLOCK: &std::ffi::CStr = c"peerweave_fake_stream_block";
-const UNBLOCK: &std::ffi::CStr = c"peerweave_fake_stream_unblock";
+const DEFAULT_STREAM: CUstream = std::ptr::null_mut();
 
 /// Records an error in the context, like the destructor of another object.
 fn leave_an_error(here: &Arc<peerweave_driver::CudaContext>) {
@@ -110,8 +97,7 @@ fn alloc_zeroed_without_rendezvous_waits_for_zeros_on_all() {
         let context = Context::from_unique_id(id, Pe::new(child.rank as u32), 2, &gpu, settings(DEADLINE)).expect("it starts");
         if child.rank == 1 {
             // PE 1 writes its zeros late.
-            let order = c"cuMemsetD8Async:*=300ms";
-            ask_driver(c"peerweave_fake_cuda_fail", order.as_ptr().addr());
+            driver::fail("cuMemsetD8Async:*=300ms");
         }
         let memory = context.alloc_zeroed::<u64>(1).expect("memory");
         if child.rank == 0 {
@@ -131,8 +117,7 @@ fn copy_does_not_wait_for_later_work_of_other_threads() {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
         let memory = here.context.alloc_zeroed::<u32>(64).expect("memory");
-        let order = c"cuMemcpyHtoDAsync_v2:*=300ms,cuMemcpyDtoHAsync_v2:*=300ms";
-        ask_driver(c"peerweave_fake_cuda_fail", order.as_ptr().addr());
+        driver::fail("cuMemcpyHtoDAsync_v2:*=300ms,cuMemcpyDtoHAsync_v2:*=300ms");
         let meanwhile = |function: &str, copy: &(dyn Fn() + Sync)| {
             let before = peerweave_fakes::entered(function);
             std::thread::scope(|scope| {
@@ -166,11 +151,11 @@ fn start_on_a_busy_device_ends_at_its_deadline() {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(0);
         gpu.bind_to_thread().expect("it is current");
-        ask_driver(BLOCK, 0);
+        driver::block(DEFAULT_STREAM);
         let began = Instant::now();
         says(Context::from_rendezvous(&meeting, &gpu, settings(SHORT)), &["cuCtxSynchronize"]);
         assert!(began.elapsed() < DEADLINE / 2, "{:?}", began.elapsed());
-        ask_driver(UNBLOCK, 0);
+        driver::unblock(DEFAULT_STREAM);
         // No PE called NVSHMEM, so the start can be repeated.
         Context::from_rendezvous(&meeting, &gpu, settings(DEADLINE)).expect("it starts").finalize().expect("it ends");
     });
@@ -195,10 +180,10 @@ fn module_init_completes_within_the_deadline_or_fails() {
         here.stream.synchronize().expect("it passes");
         // NVSHMEM's copies wait for all work of the default stream, also of other code.
         here.context.device().bind_to_thread().expect("it is current");
-        ask_driver(BLOCK, 0);
+        driver::block(DEFAULT_STREAM);
         let error = tell(&here.context, &keep).expect_err("the default stream waits");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
-        ask_driver(UNBLOCK, 0);
+        driver::unblock(DEFAULT_STREAM);
         common::settle();
         assert_eq!(Arc::strong_count(&keep), 1);
         drop(tell(&here.context, &keep).expect("nothing is under way"));
@@ -334,7 +319,7 @@ fn device_error_is_returned_by_calls_without_a_status() {
         let memory = here.context.alloc::<u32>(8).expect("memory");
         here.context.quiet_blocking().expect("all is well");
         here.context.device().bind_to_thread().expect("it is current");
-        ask_driver(c"peerweave_fake_context_fail", 700);
+        driver::fail_context(700);
         let error = here.context.quiet_blocking().expect_err("the device has failed");
         assert!(matches!(error, NvshmemError::Cuda(_)), "{error}");
         assert!(error.to_string().contains("ILLEGAL_ADDRESS"), "{error}");

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use peerweave_bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
+use peerweave_bootstrap::Server;
 
 use crate::Failure;
 
@@ -28,14 +28,6 @@ pub(crate) fn end_after(longest: Duration) {
     });
 }
 
-/// Creates the jobs of the PEs, and the server of their rendezvous.
-pub(crate) fn jobs(n_pes: u32) -> Result<(Server, Vec<Job>), Failure> {
-    let token = Token::random()?;
-    let server = Server::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
-    let jobs = (0..n_pes).map(|pe| Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token)).collect();
-    Ok((server, jobs))
-}
-
 /// The result of a PE that has ended.
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
@@ -46,7 +38,7 @@ pub(crate) struct Ended {
 /// Starts this program once for each PE with the same arguments, and waits for all, at most for
 /// `limit`. Prints their output except the lines that `keeps` selects, which it returns.
 pub(crate) fn processes(n_pes: u32, limit: Duration, keeps: fn(&str) -> bool) -> Result<Vec<Ended>, Failure> {
-    let (_server, jobs) = jobs(n_pes)?;
+    let (_server, jobs) = Server::on_this_machine(n_pes)?;
     let program = std::env::current_exe()?;
     let mut children = Children(Vec::new());
     let mut readers = Vec::new();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_bootstrap::{Job, Options, Rendezvous, Server};
 use peerweave_driver::{CudaContext, CudaStream, Driver};
 use peerweave_types::Pe;
 use peerweave_vmm::{
@@ -120,7 +120,7 @@ fn parent(plan: &Arguments) -> Result<String, Failure> {
     }
     let start = Instant::now();
     if plan.threads {
-        let (_server, jobs) = launch::jobs(n_pes)?;
+        let (_server, jobs) = Server::on_this_machine(n_pes)?;
         let outcomes: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
             let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(move || pe(job, plan))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a panic".into()))).collect()

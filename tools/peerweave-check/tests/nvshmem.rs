@@ -5,7 +5,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use peerweave_bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
+use peerweave_bootstrap::{Job, Server};
 use peerweave_fakes::Fakes;
 
 /// Path of the command, which cargo builds for this test.
@@ -105,14 +105,10 @@ fn processes_of_a_launcher_become_pes() {
 
 /// Runs the command as each PE of a job; returns the output of each.
 fn launch(n_pes: u32, arguments: &[&str]) -> Vec<String> {
-    let token = Token::random().expect("random numbers");
-    let endpoint = Endpoint::random_unix().expect("a name");
-    let server = Server::bind(&endpoint, token, n_pes, ServerOptions::default()).expect("it listens");
-    let start = |pe| {
-        let job = Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
-        Command::new(CHECK).args(arguments).envs(job.to_vars()).stdout(Stdio::piped()).spawn().expect("it starts")
-    };
-    let started: Vec<_> = (0..n_pes).map(start).collect();
+    let (_server, jobs) = Server::on_this_machine(n_pes).expect("it listens");
+    let start =
+        |job: &Job| Command::new(CHECK).args(arguments).envs(job.to_vars()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let started: Vec<_> = jobs.iter().map(start).collect();
     let end = |process: std::process::Child| {
         let output = process.wait_with_output().expect("it ends");
         let out = String::from_utf8_lossy(&output.stdout).into_owned();

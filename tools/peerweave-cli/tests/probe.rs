@@ -2,15 +2,15 @@
 //! the probe's kernels.
 #![cfg(target_os = "linux")]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::ptr::{NonNull, with_exposed_provenance, with_exposed_provenance_mut};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use peerweave_cli::p2p::probe::{Method, Moved, Probe};
-use peerweave_driver::{CudaContext, CudaStream, Driver};
+use peerweave_driver::CudaContext;
 use peerweave_fakes::Fakes;
+use peerweave_fakes::driver::{Launch, block, register_kernel, unblock};
 use peerweave_vmm::{Misuse, VmmError};
 
 const SHAPE: (u32, u32) = (1, 32);
@@ -23,40 +23,16 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// Returns a function that only the fake driver has.
-fn fake(name: &std::ffi::CStr) -> NonNull<c_void> {
-    Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
-}
-
-#[repr(C)]
-struct FakeLaunch {
-    shape: [[c_uint; 3]; 2],
-    shared_bytes: c_uint,
-    n_parameters: c_uint,
-    parameters: *const *const c_void,
-    device: c_int,
-}
-
-impl FakeLaunch {
-    /// # Safety
-    /// Parameter `at` of the kernel is a `T`.
-    unsafe fn parameter<T: Copy>(&self, at: usize) -> T {
-        // SAFETY: the fake passes as many addresses as the kernel has parameters; the caller
-        // guarantees the type.
-        unsafe { *self.parameters.add(at).read().cast::<T>() }
-    }
-}
-
 /// Replaces the kernel `peerweave_probe_copy` of `kernels.ptx`.
 ///
 /// # Safety
 /// `launch` points to a launch of this kernel in progress.
-unsafe extern "C" fn copy(launch: *const FakeLaunch) {
+unsafe extern "C" fn copy(launch: *const Launch) {
     // SAFETY: the types are the ones of the kernel's parameters. The fake has mapped the memory of
     // all devices in this process, and only this copy uses both ranges.
     unsafe {
         let launch = &*launch;
-        let (target, source, pieces): (u64, u64, u64) = (launch.parameter(0), launch.parameter(1), launch.parameter(2));
+        let (target, source, pieces): (u64, u64, u64) = (launch.argument(0), launch.argument(1), launch.argument(2));
         let source = with_exposed_provenance::<u8>(source as usize);
         std::ptr::copy_nonoverlapping(source, with_exposed_provenance_mut(target as usize), 16 * pieces as usize);
     }
@@ -66,13 +42,13 @@ unsafe extern "C" fn copy(launch: *const FakeLaunch) {
 ///
 /// # Safety
 /// `launch` points to a launch of this kernel in progress.
-unsafe extern "C" fn ping(launch: *const FakeLaunch) {
+unsafe extern "C" fn ping(launch: *const Launch) {
     // SAFETY: the types are the ones of the kernel's parameters. The addresses are words that the
     // fake has mapped in this process and that are accessed by atomics only.
     let (mine, theirs, failed, is_first, rounds, limit) = unsafe {
         let launch = &*launch;
-        let word = |at| &*with_exposed_provenance::<AtomicU32>(launch.parameter::<u64>(at) as usize);
-        (word(0), word(1), word(5), launch.parameter::<u32>(2) != 0, launch.parameter::<u32>(3), launch.parameter::<u32>(4))
+        let word = |at| &*with_exposed_provenance::<AtomicU32>(launch.argument::<u64>(at) as usize);
+        (word(0), word(1), word(5), launch.argument::<u32>(2) != 0, launch.argument::<u32>(3), launch.argument::<u32>(4))
     };
     for round in 1..=rounds {
         if is_first {
@@ -94,20 +70,8 @@ unsafe extern "C" fn ping(launch: *const FakeLaunch) {
 
 /// Registers the host functions that the fake driver runs instead of the kernels.
 fn register() {
-    type Register = extern "C" fn(*const c_char, unsafe extern "C" fn(*const FakeLaunch)) -> c_int;
-    // SAFETY: the fake driver declares the function with this type.
-    let register = unsafe { std::mem::transmute::<NonNull<c_void>, Register>(fake(c"peerweave_fake_kernel")) };
-    assert_eq!(register(c"peerweave_probe_copy".as_ptr(), copy), 0);
-    assert_eq!(register(c"peerweave_probe_ping".as_ptr(), ping), 0);
-}
-
-/// Blocks a stream of the fake driver, or lets it continue.
-fn hold(stream: &CudaStream, hold: bool) {
-    let name = if hold { c"peerweave_fake_stream_block" } else { c"peerweave_fake_stream_unblock" };
-    type Function = extern "C" fn(peerweave_driver::cudarc::driver::sys::CUstream) -> c_int;
-    // SAFETY: the fake driver declares both functions with this type.
-    let function = unsafe { std::mem::transmute::<NonNull<c_void>, Function>(fake(name)) };
-    assert_eq!(function(stream.cu_stream()), 0);
+    register_kernel("peerweave_probe_copy", copy);
+    register_kernel("peerweave_probe_ping", ping);
 }
 
 #[test]
@@ -197,9 +161,9 @@ fn probe_does_not_wait_for_other_streams() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let stuck = contexts[0].default_stream();
-        hold(&stuck, true);
+        block(stuck.cu_stream());
         let made = Probe::new(&contexts, 1 << 20, Instant::now() + Duration::from_secs(10)).map(drop);
-        hold(&stuck, false);
+        unblock(stuck.cu_stream());
         made.expect("the probe's own streams are not blocked");
     });
 }

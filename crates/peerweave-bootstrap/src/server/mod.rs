@@ -16,6 +16,7 @@ use peerweave_types::Pe;
 
 use crate::endpoint::Endpoint;
 use crate::error::{BootstrapError, Loss};
+use crate::job::Job;
 use crate::proto::MAX_PES;
 use crate::socket::{Bound, Listener};
 use crate::token::Token;
@@ -90,22 +91,16 @@ pub struct ServerState {
 ///
 /// ```
 /// use std::{thread, time::Duration};
-/// use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
+/// use peerweave_bootstrap::{Options, Rendezvous, Server};
 ///
-/// let token = Token::random()?;
-/// let endpoint = Endpoint::Tcp("127.0.0.1".to_owned(), 0);
-/// let server = Server::bind(&endpoint, token, 2, ServerOptions::default())?;
+/// let (_server, jobs) = Server::on_this_machine(2)?;
 ///
 /// let blobs = thread::scope(|scope| {
-///     let pes: Vec<_> = (0..2)
-///         .map(|pe| {
-///             let job = Job::on_one_machine(pe, 2, server.endpoint().clone(), token);
-///             scope.spawn(move || {
-///                 let rendezvous = Rendezvous::join(&job, Options::default())?;
-///                 rendezvous.exchange("greeting", format!("hello from {pe}").as_bytes())
-///             })
-///         })
-///         .collect();
+///     let greet = |job| {
+///         let rendezvous = Rendezvous::join(job, Options::default())?;
+///         rendezvous.exchange("greeting", format!("hello from {}", job.pe.get()).as_bytes())
+///     };
+///     let pes: Vec<_> = jobs.iter().map(|job| scope.spawn(move || greet(job))).collect();
 ///     pes.into_iter().map(|pe| pe.join().unwrap()).collect::<Result<Vec<_>, _>>()
 /// })?;
 /// assert_eq!(blobs[0], blobs[1]);
@@ -181,6 +176,19 @@ impl Server {
             thread::Builder::new().name("peerweave-rendezvous".to_owned()).spawn(move || event_loop.run()).map_err(failed)?;
         tracing::debug!(%endpoint, n_pes, "the rendezvous is open");
         Ok(Self { endpoint, here, shared, commands, thread: Some(thread), pid: std::process::id() })
+    }
+
+    /// Starts a server for `n_pes` PEs on this machine, at an endpoint without a name in the file
+    /// system and with a random token. Also returns the job of each PE, for threads or processes
+    /// that the caller starts.
+    ///
+    /// # Errors
+    /// As for [`bind`](Self::bind); [`BootstrapError::Io`] if the system has no random numbers.
+    pub fn on_this_machine(n_pes: u32) -> Result<(Self, Vec<Job>), BootstrapError> {
+        let token = Token::random()?;
+        let server = Self::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
+        let jobs = (0..n_pes).map(|pe| Job::on_one_machine(pe, n_pes, server.endpoint.clone(), token)).collect();
+        Ok((server, jobs))
     }
 
     /// Returns the address of the server, with the actual port if port 0 was requested.

@@ -2,18 +2,16 @@
 //! fake driver runs on the CPU.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::ptr::NonNull;
+use std::ffi::c_uint;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, ServerOptions, Token};
+use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, Token};
 use peerweave_collectives::{Call, all_reduce, exchange, reduce_scatter};
 use peerweave_core::World;
 use peerweave_cuda::{Cuda, CudaError, Gpu, GpuOptions};
 use peerweave_device::launch::Kernel;
-use peerweave_driver::Driver;
-use peerweave_fakes::Fakes;
+use peerweave_fakes::{Fakes, driver};
 use peerweave_types::{DeviceSlice, Dim3, KernelArgs, KernelContext, KernelTeam, SymSlice};
 
 /// A time limit that no test reaches by accident.
@@ -41,18 +39,16 @@ pub(crate) fn pes_that_may_fail<T: Send>(
     body: impl Fn(Result<Gpu, CudaError>) -> T + Sync,
 ) -> Vec<T> {
     register();
-    let token = Token::random().expect("random numbers");
-    let endpoint = Endpoint::random_unix().expect("random numbers");
-    let server = Server::bind(&endpoint, token, n, ServerOptions::default()).expect("a server");
+    let (_server, jobs) = Server::on_this_machine(n).expect("a server");
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..n)
-            .map(|pe| {
-                let job = Job::on_one_machine(pe, n, server.endpoint().clone(), token);
+        let threads: Vec<_> = jobs
+            .iter()
+            .map(|job| {
                 let (body, options) = (&body, options.clone());
                 scope.spawn(move || {
-                    let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, ..Options::default() });
+                    let rendezvous = Rendezvous::join(job, Options { deadline: LONG, ..Options::default() });
                     let rendezvous = Arc::new(rendezvous.expect("everybody joins"));
-                    let context = peerweave_driver::context(pe as usize).expect("the fake has devices");
+                    let context = peerweave_driver::context(job.pe.index()).expect("the fake has devices");
                     let result = body(Gpu::new(&rendezvous, &context, options));
                     // Leaves the job, unless the body has lost its peers.
                     if let Some(rendezvous) = Arc::into_inner(rendezvous) {
@@ -133,24 +129,13 @@ pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> Pr
     ProcessGpu { gpu: Some(gpu), rendezvous: Some(rendezvous) }
 }
 
-/// The argument that the fake driver passes to a function that represents a kernel.
-#[repr(C)]
-pub(crate) struct FakeLaunch {
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    shared_bytes: c_uint,
-    n_parameters: c_uint,
-    parameters: *const *const c_void,
-    device: c_int,
-}
-
 /// Runs the host form of a kernel. Each thread of the grid is a coroutine.
 ///
 /// # Safety
 /// `launch` is a launch of that kernel.
-pub(crate) unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const FakeLaunch, args: A) {
+pub(crate) unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const driver::Launch, args: A) {
     // SAFETY: the fake gives a live launch, whose first parameter is the address of the context.
-    let (launch, context) = unsafe { (&*launch, *(*(*launch).parameters).cast::<u64>()) };
+    let (launch, context) = unsafe { (&*launch, (*launch).argument::<u64>(0)) };
     let context = std::ptr::with_exposed_provenance::<KernelContext>(context as usize);
     let host = kernel.host();
     // SAFETY: the context is memory of the fake's device, which is mapped in this process, and so
@@ -166,15 +151,6 @@ pub(crate) unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const Fa
     }
 }
 
-/// Returns the argument of a launch at an index.
-///
-/// # Safety
-/// The launch has an argument of that type at that index.
-pub(crate) unsafe fn argument<T: Copy>(launch: *const FakeLaunch, index: usize) -> T {
-    // SAFETY: the caller's promise; the fake aligns parameters to 16 bytes.
-    unsafe { *(*(*launch).parameters.add(index)).cast::<T>() }
-}
-
 /// Registers kernels of a crate with the fake driver under their names.
 macro_rules! kernels {
     ($register:ident of $kernels:ident: $($kernel:ident($($index:literal: $argument:ty),*);)*) => {
@@ -182,12 +158,12 @@ macro_rules! kernels {
             $({
                 /// # Safety
                 /// `launch` is a launch of this kernel in progress.
-                unsafe extern "C" fn run(launch: *const FakeLaunch) {
+                unsafe extern "C" fn run(launch: *const driver::Launch) {
                     // SAFETY: the fake calls this for launches of this kernel, whose arguments
                     // after the context are these.
-                    unsafe { on_cpu(&$kernels::$kernel::KERNEL, launch, ($(argument::<$argument>(launch, $index),)*)) }
+                    unsafe { on_cpu(&$kernels::$kernel::KERNEL, launch, ($((*launch).argument::<$argument>($index),)*)) }
                 }
-                register_one(stringify!($kernel), run);
+                driver::register_kernel(stringify!($kernel), run);
             })*
         }
     };
@@ -221,12 +197,12 @@ macro_rules! collectives {
             $($({
                 /// # Safety
                 /// `launch` is a launch of this kernel in progress.
-                unsafe extern "C" fn run(launch: *const FakeLaunch) {
+                unsafe extern "C" fn run(launch: *const driver::Launch) {
                     // SAFETY: the fake calls this for launches of this kernel, whose argument after
                     // the context is a call.
-                    unsafe { on_cpu(&$room::$kernel::KERNEL, launch, (argument::<Call>(launch, 1),)) }
+                    unsafe { on_cpu(&$room::$kernel::KERNEL, launch, ((*launch).argument::<Call>(1),)) }
                 }
-                register_one(stringify!($kernel), run);
+                driver::register_kernel(stringify!($kernel), run);
             })*)*
         }
     };
@@ -368,22 +344,7 @@ pub(crate) fn worlds<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&World)
     })
 }
 
-pub(crate) fn register_one(name: &str, function: unsafe extern "C" fn(*const FakeLaunch)) {
-    type Register = extern "C" fn(*const c_char, unsafe extern "C" fn(*const FakeLaunch)) -> c_int;
-    let symbol = Driver::get().expect("the fake").api().library().symbol(c"peerweave_fake_kernel").expect("the fake has it");
-    // SAFETY: the fake declares the function with this signature.
-    let register = unsafe { std::mem::transmute::<NonNull<c_void>, Register>(symbol) };
-    let name = CString::new(name).expect("no zero");
-    assert_eq!(register(name.as_ptr(), function), 0);
-}
-
 /// Emulates a kernel's store to a multicast address.
 pub(crate) fn store_by_multicast(address: u64, bytes: &[u8]) {
-    type Store = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
-    let symbol =
-        Driver::get().expect("the fake").api().library().symbol(c"peerweave_fake_multicast_store").expect("the fake has it");
-    // SAFETY: the fake declares the function with this signature.
-    let store = unsafe { std::mem::transmute::<NonNull<c_void>, Store>(symbol) };
-    // SAFETY: the bytes are readable; the fake looks the address up.
-    assert_eq!(unsafe { store(address, bytes.as_ptr().cast(), bytes.len()) }, 0);
+    driver::multicast_store(address, bytes).expect("memory is mapped there");
 }

@@ -436,7 +436,6 @@ unsafe impl<T> DeviceBufferMut<T> for Raw<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Driver;
 
     #[test]
     fn raw_buffers_can_be_sent_to_other_threads() {
@@ -470,7 +469,7 @@ mod tests {
     fn access_that_cannot_be_ordered_aborts_the_process() {
         use std::os::unix::process::ExitStatusExt;
 
-        use crate::cudarc::driver::sys::{CUstream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED};
+        use crate::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         const NAME: &str = "memory::buffer::tests::access_that_cannot_be_ordered_aborts_the_process";
         if peerweave_fakes::child().is_none() {
             let output = peerweave_fakes::Fakes::new().cuda().run_child(NAME);
@@ -480,11 +479,7 @@ mod tests {
         }
         let context = crate::context(0).expect("a device");
         let (own, other) = (context.new_stream().expect("a stream"), context.new_stream().expect("a stream"));
-        let block =
-            Driver::get().expect("the fake").api().library().symbol(c"peerweave_fake_stream_block").expect("the fake has it");
-        // SAFETY: the fake declares it so.
-        let block = unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, extern "C" fn(CUstream) -> i32>(block) };
-        assert_eq!(block(other.cu_stream()), 0);
+        peerweave_fakes::driver::block(other.cu_stream());
         own.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
         hold_back(&own, &other, Duration::from_millis(100));
     }

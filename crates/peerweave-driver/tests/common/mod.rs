@@ -1,13 +1,13 @@
 //! Shared by the tests: a device, and functions of the fake driver.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use peerweave_driver::cudarc::driver::sys::CUstream;
 use peerweave_driver::{CudaCode, CudaContext, CudaStream, Driver, context};
+use peerweave_fakes::driver;
+pub(crate) use peerweave_fakes::driver::fail;
 
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 pub(crate) const SHORT: Duration = Duration::from_millis(50);
@@ -18,33 +18,12 @@ pub(crate) fn device() -> (Arc<CudaContext>, Arc<CudaStream>) {
     (context, stream)
 }
 
-/// Returns the address of a function that only the fake driver has.
-pub(crate) fn fake(name: &CStr) -> NonNull<c_void> {
-    Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
-}
-
-fn fake_of_stream(name: &CStr, stream: &CudaStream) {
-    // SAFETY: the fake declares both functions with these signatures.
-    let function = unsafe { std::mem::transmute::<NonNull<c_void>, extern "C" fn(CUstream) -> c_int>(fake(name)) };
-    assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
-}
-
 pub(crate) fn block(stream: &CudaStream) {
-    fake_of_stream(c"peerweave_fake_stream_block", stream);
+    driver::block(stream.cu_stream());
 }
 
 pub(crate) fn unblock(stream: &CudaStream) {
-    fake_of_stream(c"peerweave_fake_stream_unblock", stream);
-}
-
-/// Makes calls of the fake driver fail or be delayed from now on. An empty text ends that.
-pub(crate) fn fail(orders: &str) {
-    let orders = CString::new(orders).expect("no zero");
-    // SAFETY: the fake declares it so.
-    let function = unsafe {
-        std::mem::transmute::<NonNull<c_void>, extern "C" fn(*const c_char) -> c_int>(fake(c"peerweave_fake_cuda_fail"))
-    };
-    assert_eq!(function(orders.as_ptr()), 0, "{orders:?}");
+    driver::unblock(stream.cu_stream());
 }
 
 /// Returns the number of calls of a function that succeeded, from the log of the fake driver.

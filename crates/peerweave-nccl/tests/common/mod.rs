@@ -1,8 +1,9 @@
 //! Shared by the tests: fakes of a version, ranks as threads, counters of the fake.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Token};
 use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::cudarc::driver::sys::{CUcontext, CUdevice, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
+pub(crate) use peerweave_fakes::driver::fail as fail_driver;
 use peerweave_fakes::{Child, Fakes};
 use peerweave_nccl::{Communicator, Config, DeadState, Nccl, NcclError, Rank, ReduceOp, Switch, UniqueId, Version, version_code};
 
@@ -147,22 +149,12 @@ pub(crate) fn counted(what: &str) -> i64 {
     unsafe { count(name.as_ptr()) }
 }
 
-/// Makes calls of the fake driver fail: `function:n=code` for the `n`-th call from now on.
-pub(crate) fn fail_driver(orders: &str) {
-    let function = function_of("libcuda.so.1".as_ref(), c"peerweave_fake_cuda_fail");
-    let orders = CString::new(orders).expect("no zero byte");
-    // SAFETY: the function has this signature.
-    let fail = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_int>(function) };
-    // SAFETY: the text ends with zero.
-    assert_eq!(unsafe { fail(orders.as_ptr()) }, 0, "the orders are well formed");
-}
-
 /// Returns a context of the same device that is not the primary one.
 pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
-    let function = function_of("libcuda.so.1".as_ref(), c"cuCtxCreate_v2");
+    let function = peerweave_fakes::driver::function(c"cuCtxCreate_v2");
     // SAFETY: the function has this signature.
     let create =
-        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut CUcontext, u32, CUdevice) -> c_int>(function) };
+        unsafe { std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn(*mut CUcontext, u32, CUdevice) -> c_int>(function) };
     let mut context: CUcontext = std::ptr::null_mut();
     // SAFETY: the pointer is to a live handle; the context is valid, of that device, and used only
     // here.

@@ -1,13 +1,14 @@
 //! Shared by the tests: PEs as threads and as processes, and functions of the fake driver.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, ServerOptions, Token};
+use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, Token};
 use peerweave_driver::{CudaContext, CudaStream, Driver};
-use peerweave_fakes::Child;
+pub(crate) use peerweave_fakes::driver::fail;
+use peerweave_fakes::{Child, driver};
 use peerweave_vmm::VmmError;
 
 /// A time limit that no test reaches by accident.
@@ -59,17 +60,10 @@ pub(crate) fn threads<T: Send>(n: u32, body: impl Fn(Me) -> T + Sync) -> Vec<T> 
 
 /// Like [`threads`], with a deadline for every wait.
 pub(crate) fn threads_within<T: Send>(n: u32, deadline: Duration, body: impl Fn(Me) -> T + Sync) -> Vec<T> {
-    let token = Token::random().expect("random numbers");
-    let endpoint = Endpoint::random_unix().expect("random numbers");
-    let server = Server::bind(&endpoint, token, n, ServerOptions::default()).expect("a server");
+    let (_server, jobs) = Server::on_this_machine(n).expect("a server");
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..n)
-            .map(|pe| {
-                let job = Job::on_one_machine(pe, n, server.endpoint().clone(), token);
-                let body = &body;
-                scope.spawn(move || body(Me::join(&job, deadline)))
-            })
-            .collect();
+        let body = &body;
+        let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(move || body(Me::join(job, deadline)))).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     })
 }
@@ -93,42 +87,15 @@ pub(crate) fn process_within(child: &Child, deadline: Duration) -> Me {
     Me::join(&Job { served: Served::ByPe0, ..job }, deadline)
 }
 
-/// Returns the address of a function that only the fake driver has.
-fn fake(name: &std::ffi::CStr) -> std::ptr::NonNull<c_void> {
-    Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
-}
-
-/// Makes calls of the fake driver fail from now on: `function:nth=code,...`, counted from 1. An
-/// empty text disables all failures.
-pub(crate) fn fail(orders: &str) {
-    let orders = CString::new(orders).expect("no zero");
-    // SAFETY: the fake declares it so.
-    let function = unsafe {
-        std::mem::transmute::<std::ptr::NonNull<c_void>, extern "C" fn(*const c_char) -> c_int>(fake(c"peerweave_fake_cuda_fail"))
-    };
-    assert_eq!(function(orders.as_ptr()), 0, "{orders:?}");
-}
-
 /// Blocks a stream of the fake driver, or lets it continue.
 pub(crate) fn hold(stream: &CudaStream, hold: bool) {
-    let name = if hold { c"peerweave_fake_stream_block" } else { c"peerweave_fake_stream_unblock" };
-    type Function = extern "C" fn(peerweave_driver::cudarc::driver::sys::CUstream) -> c_int;
-    // SAFETY: the fake declares both functions with these signatures.
-    let function = unsafe { std::mem::transmute::<std::ptr::NonNull<c_void>, Function>(fake(name)) };
-    assert_eq!(function(stream.cu_stream()), 0);
+    if hold { driver::block(stream.cu_stream()) } else { driver::unblock(stream.cu_stream()) }
 }
 
 /// Emulates a kernel's store to a multicast address.
 pub(crate) fn multicast_store(context: &CudaContext, address: u64, bytes: &[u8]) -> Result<(), c_int> {
     context.bind_to_thread().expect("a live context");
-    type Function = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
-    // SAFETY: the fake declares it so.
-    let function = unsafe { std::mem::transmute::<std::ptr::NonNull<c_void>, Function>(fake(c"peerweave_fake_multicast_store")) };
-    // SAFETY: the bytes are readable; the fake looks the address up.
-    match unsafe { function(address, bytes.as_ptr().cast(), bytes.len()) } {
-        0 => Ok(()),
-        code => Err(code),
-    }
+    driver::multicast_store(address, bytes)
 }
 
 /// The calls of driver functions in this process, from the log of the fake driver, and whether each

@@ -22,6 +22,7 @@
 
 mod build;
 mod child;
+pub mod driver;
 mod elf;
 
 use std::collections::BTreeMap;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
+use peerweave_bootstrap::{Job, Options, Rendezvous, Server};
 use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::{CudaError, DeviceMemory, DriverError, local_context};
 use peerweave_nccl::{Communicator, Nccl, NcclMem, Window, WindowKind};
@@ -32,9 +32,7 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
         return one_pe(config, &Job::from_env()?);
     }
     let n_pes = u32::try_from(config.n_pes)?;
-    let token = Token::random()?;
-    let server = Server::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
-    let jobs: Vec<Job> = (0..n_pes).map(|pe| Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token)).collect();
+    let (_server, jobs) = Server::on_this_machine(n_pes)?;
     // Failures are passed between threads as text.
     let outcomes: Vec<Result<(), String>> = std::thread::scope(|scope| {
         let threads: Vec<_> =
