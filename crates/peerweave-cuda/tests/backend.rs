@@ -1,5 +1,5 @@
-//! The portable API on GPUs of the fake driver: every operation that the backend has, in the forms
-//! of streams and of calling threads.
+//! The portable API on GPUs of the fake driver: every operation of the backend, both in streams and
+//! as blocking calls.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -20,7 +20,7 @@ fn fakes() -> Fakes {
     Fakes::new().cuda()
 }
 
-/// The ranks to the right and to the left.
+/// Returns the next rank and the previous rank.
 fn neighbors(world: &World) -> (Rank, Rank) {
     let (me, n) = (world.my_pe().get(), world.n_pes() as u32);
     (Rank::new((me + 1) % n), Rank::new((me + n - 1) % n))
@@ -35,7 +35,7 @@ fn put_with_signal_delivers_data_before_the_signal() {
             let (stream, arrived) = (world.stream().unwrap(), words.signal(0).unwrap());
             let mine: Vec<u32> = (0..1000).map(|i| 1000 * world.my_pe().get() + i).collect();
             let theirs: Vec<u32> = (0..1000).map(|i| 1000 * left.get() + i).collect();
-            // From the calling thread, from a buffer in a stream, and from symmetric memory.
+            // Puts by a blocking call, from a buffer in a stream, and from symmetric memory.
             team.put_signal_blocking(&mine, &data, arrived.add(1), right).unwrap();
             assert_eq!(team.wait_until_blocking(&arrived, Compare::Ge, 1).unwrap(), 1);
             assert_eq!(data.to_vec().unwrap(), theirs);
@@ -212,8 +212,8 @@ fn split_team_communicates_until_it_is_destroyed() {
                 .unwrap();
                 assert_eq!(theirs, [other.get() as u8; 4]);
             }
-            // A team splits without the PEs that are not in it, into more teams than there is room
-            // for if their numbers were not reused.
+            // PEs outside of the team do not take part in its splits. The splits create more teams
+            // than there are numbers, so numbers are reused.
             for _ in 0..16 {
                 let alone = pair.split(Some(pair.my_rank().get().into()), 0).unwrap().expect("a color was given");
                 assert_eq!((alone.size(), alone.members()), (1, &[world.my_pe()][..]));
@@ -270,7 +270,7 @@ fn reduction_is_right_on_every_rank() {
 #[test]
 fn sends_and_receives_match_in_the_order_of_their_calls() {
     fakes().run(|| {
-        // Messages that fit a mailbox, that need several chunks, and empty ones.
+        // Messages that fit in a mailbox, messages that need several chunks, and empty messages.
         worlds(3, options(), |world| {
             let (team, stream, (right, left)) = (world.team(), world.stream().unwrap(), neighbors(world));
             let message = |from: Rank, len: usize| (0..len as u32).map(|i| from.get() << 24 | i).collect::<Vec<_>>();
@@ -286,7 +286,7 @@ fn sends_and_receives_match_in_the_order_of_their_calls() {
                 .unwrap();
                 assert_eq!(to.to_vec(), message(left, len));
             }
-            // Two messages to one rank, one to this rank itself, in one group.
+            // One group has two messages to one rank and one message to this rank itself.
             let (first, second, own) = (message(me, 20_000), message(me, 7), message(me, 9));
             let (mut to_first, mut to_second, mut to_own) = (vec![0; 20_000], vec![0; 7], vec![0; 9]);
             team.group_blocking(|group| {
@@ -337,7 +337,7 @@ fn all_to_all_v_moves_parts_of_any_length() {
 #[test]
 fn collective_that_moves_data_delivers_each_ranks_part() {
     fakes().run(|| {
-        // A heap in which a part takes several rounds.
+        // The heap is so small that a part takes several rounds.
         worlds(3, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), world.my_pe().get());
             const COUNT: usize = 40_000;
@@ -347,14 +347,14 @@ fn collective_that_moves_data_delivers_each_ranks_part() {
             let firsts = (0..3).flat_map(|from| part(from, 0)).collect::<Vec<u32>>();
             let first: Vec<u32> = part(me, 0).collect();
             let x = world.alloc_zeroed::<u32>(3 * COUNT).unwrap();
-            // Memory of the host, in both forms.
+            // Operands are memory of the host, by a blocking call and in a stream.
             let mut all = vec![0; 3 * COUNT];
             team.all_gather_blocking(&first, &mut all).unwrap();
             assert_eq!(all, firsts);
             let (from, to) = (Buffer::from(row(me)), Buffer::zeroed(3 * COUNT));
             team.all_to_all(&stream, &from, &to).unwrap().wait().unwrap();
             assert_eq!(to.to_vec(), column(me));
-            // Symmetric memory, in place.
+            // Operands are symmetric memory, in place.
             x.copy_from(&row(me)).unwrap();
             team.all_to_all_in_place(&stream, &x).unwrap().wait().unwrap();
             assert_eq!(x.to_vec().unwrap(), column(me));

@@ -1,5 +1,5 @@
-//! Errors of the portable API on GPUs, and the state after them, when a kernel fails or a PE is
-//! lost.
+//! Errors of the portable API on GPUs when a kernel fails or a PE is lost, and the state after
+//! these errors.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -38,7 +38,7 @@ fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
             }
             let refused = team.signal_blocking(words.signal(0).unwrap().set(1), me).unwrap_err();
             assert!(matches!(refused, Error::Poisoned { call: "signal", .. }), "{refused}");
-            // Copies need no kernel: the stream goes on.
+            // Copies need no kernel, so the stream continues.
             team.put(&stream, &x.slice(..1).unwrap(), &x.slice(1..).unwrap(), me).unwrap().wait().unwrap();
             assert!(matches!(stream.synchronize(), Err(Error::Kernel(_))), "the failure is reported once");
             stream.synchronize().unwrap();

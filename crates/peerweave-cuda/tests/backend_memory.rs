@@ -36,7 +36,7 @@ fn wrapped(world: &World, stream: &Arc<CudaStream>) -> peerweave_core::Stream {
 }
 
 #[test]
-fn memory_of_the_device_is_an_operand() {
+fn device_memory_can_be_an_operand() {
     Fakes::new().cuda().run(|| {
         worlds(2, options(), |world| {
             let (team, stream, other) = (world.team(), world.stream().unwrap(), Rank::new(1 - world.my_pe().get()));
@@ -69,7 +69,7 @@ fn slice_of_cudarc_is_ordered_with_its_own_stream() {
             team.wait_until(&stream, &go, Compare::Eq, 1).unwrap();
             let put = team.put(&stream, &operand, &x, me).unwrap();
             drop((operand, slice));
-            // The slice's own stream waits for the put, in whose order it is freed.
+            // The slice's own stream, which frees the slice, waits for the put.
             assert!(!peerweave_driver::wait(&own, Instant::now() + Duration::from_millis(20)).unwrap());
             team.signal_blocking(go.set(1), me).unwrap();
             put.wait().unwrap();
@@ -107,7 +107,7 @@ fn captured_operations_are_replayed_by_their_graph() {
             let (own, arrived) = (own_stream(world), words.signal(0).unwrap());
             let stream = wrapped(world, &own);
             data.slice(..1).unwrap().fill(u64::from(world.my_pe().get()) + 5).unwrap();
-            // Kernels are loaded before the capture, which forbids it.
+            // Kernels are loaded before the capture, because they cannot be loaded during it.
             team.signal(&stream, arrived.add(0), other).unwrap();
             team.wait_until(&stream, &arrived, Compare::Eq, 0).unwrap();
             team.barrier(&stream).unwrap().wait().unwrap();

@@ -1,5 +1,5 @@
-//! Calls with arguments that differ among the PEs of GPUs: every PE gets an error, with the words
-//! of the host backend. After calls of the host the world stays usable.
+//! Calls on GPUs with arguments that differ among the PEs: every PE gets an error with the same
+//! text as on the host backend. After a failed call of the host the world stays usable.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -14,7 +14,8 @@ fn options() -> GpuOptions {
     GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
 }
 
-/// Makes `call` on three PEs, where PE 1 is odd; each of them says what PE 1 and another called.
+/// Makes `call` on three PEs, of which PE 1 passes other arguments. Checks that the error of each
+/// PE contains the calls of PE 1 and of another PE.
 fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + Sync) {
     common::worlds(3, options(), |world| {
         let is_odd = world.my_pe().get() == 1;
@@ -77,7 +78,7 @@ fn allocations_of_other_types_or_lengths_mismatch() {
 }
 
 #[test]
-fn splits_of_a_team_compare_the_calls_of_its_members_alone() {
+fn splits_of_a_team_compare_only_calls_of_its_members() {
     Fakes::new().cuda().run(|| {
         common::worlds(4, options(), |world| {
             let me = world.my_pe().get();
@@ -98,8 +99,9 @@ fn splits_of_a_team_compare_the_calls_of_its_members_alone() {
     });
 }
 
-/// Makes a collective call on three PEs, where PE 1 is odd, after some that agree. Each says long
-/// before the deadline what PE 1 and another called.
+/// Makes a collective call on three PEs, of which PE 1 passes other arguments, after some equal
+/// calls. Checks that each PE gets an error with the calls of PE 1 and of another PE long before
+/// the deadline.
 fn collectives_differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + Sync) {
     let ends = common::pes_that_may_fail(3, options(), |gpu| {
         let world = World::new(Cuda::new(gpu.unwrap()).unwrap()).unwrap();
@@ -107,7 +109,8 @@ fn collectives_differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Re
             world.team().barrier_blocking().unwrap();
         }
         let (is_odd, start) = (world.my_pe().get() == 1, Instant::now());
-        // A rank whose kernel has ended before the others have begun learns of it a call later.
+        // A rank whose kernel has ended before the others have begun detects the difference at its
+        // next call.
         let error = call(&world, is_odd).and_then(|()| world.team().barrier_blocking()).unwrap_err();
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         let Error::Mismatch(mismatch) = &error else { panic!("{}: {error}", world.my_pe()) };

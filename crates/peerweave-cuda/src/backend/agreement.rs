@@ -1,7 +1,7 @@
 //! Calls that the members of a team make together on the host: allocations, releases, splits.
 //!
-//! Before such a call does anything, its members exchange what they call. So a difference is an
-//! error on each of them, and leaves nothing half done.
+//! Before such a call has any effect, the members exchange a description of their calls. So a
+//! difference is an error on every member, and no call is half done.
 
 use std::time::{Duration, Instant};
 
@@ -13,20 +13,20 @@ use super::state::{State, lock};
 use super::teams::TeamOf;
 use crate::error::CudaError;
 
-/// How often a value is asked for after a PE of another team is lost.
+/// Interval between requests for a member's value after a PE outside of the team is lost.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 impl State {
-    /// Compares the calls of all members of a team; each gives its own in a message.
+    /// Compares the calls of all members of a team; `mine` describes the call of this PE.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] with the first member whose call is another one; those of the
-    /// rendezvous.
+    /// [`Error::Mismatch`] with the first member whose call differs; errors of the rendezvous.
     pub(super) fn agree(&self, rendezvous: &Rendezvous, team: &TeamOf, call: &'static str, mine: &str) -> Result<(), Error> {
         self.agree_and_tell(rendezvous, team, call, mine, &[]).map(drop)
     }
 
-    /// As [`agree`](Self::agree); each member also gives bytes. Returns those of all members.
+    /// Like [`agree`](Self::agree), but each member also passes bytes. Returns the bytes of all
+    /// members.
     pub(super) fn agree_and_tell(
         &self,
         rendezvous: &Rendezvous,
@@ -59,7 +59,7 @@ impl State {
     }
 }
 
-/// Exchanges bytes among the members of a team, by a label that no other exchange has.
+/// Exchanges bytes among the members of a team under `label`, which no other exchange uses.
 pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
     if team.members.len() == rendezvous.n_pes() as usize {
         return rendezvous.exchange(label, blob);
@@ -72,7 +72,8 @@ pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob
     let all = (0..team.members.len())
         .map(|rank| if rank == team.me { Ok(blob.to_vec()) } else { value_of(rendezvous, team, &key(rank), rank) })
         .collect::<Result<Vec<_>, _>>()?;
-    // All have stored the values of this exchange, so all have read those of the one before.
+    // All members have stored their values of this exchange, so all have read the values of the
+    // exchange before.
     let mut stored = lock(&team.stored);
     stored.push_back(key(team.me));
     if stored.len() > 1
@@ -83,14 +84,15 @@ pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob
     Ok(all)
 }
 
-/// The value of a member, which may not have stored it yet. The loss of a PE that is no member does
-/// not matter.
+/// Returns the value of a member; waits until the member has stored it. Ignores the loss of PEs
+/// that are not members.
 fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> Result<Vec<u8>, BootstrapError> {
     let start = Instant::now();
     loop {
         match rendezvous.get(key) {
             Err(BootstrapError::PeLost { pe, .. }) if !team.members.contains(&pe) => {}
-            // A later loss is reported as that of the first PE: whether it is a member is known.
+            // The rendezvous reports later losses with the first lost PE, which is known to be a
+            // member or not.
             other => return other,
         }
         if let Some(value) = rendezvous.try_get(key)? {
@@ -107,7 +109,7 @@ fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> R
     }
 }
 
-/// As [`exchange`], for the functions of the GPU crates.
+/// Returns [`exchange`] as a closure for functions of the GPU crates.
 pub(super) fn exchange_of<'a>(
     rendezvous: &'a Rendezvous,
     team: &'a TeamOf,

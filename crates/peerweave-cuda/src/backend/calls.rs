@@ -1,12 +1,12 @@
-//! The collectives that each PE of a machine has begun, in memory that all of them read, so that
-//! ranks which make different calls are told both.
+//! A record of the collectives that each PE of a machine has begun, in memory that all its PEs can
+//! read. If ranks make different calls, each rank gets an error with both calls.
 //!
-//! A rank writes a few words of its own memory for each call, before it enqueues it. Nobody waits
-//! for them: they are compared when a caller waits. A rank whose kernel has ended knows that the
-//! others have begun their calls, since they have sent it something.
+//! For each call, a rank writes a few words to its own memory before it enqueues the call. No rank
+//! waits for these words; they are compared when a caller waits for the result. When a rank's
+//! kernel has ended, the other ranks have begun their calls, because they have sent data to it.
 //!
-//! Invariants: only its PE writes the words of a PE, one thread at a time. A word `chain` depends
-//! on all calls of the team up to its own, so that one comparison covers all of them.
+//! Invariants: only a PE itself writes its words, one thread at a time. The word `chain` of a call
+//! depends on all calls of the team up to this call, so that one comparison covers all of them.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -21,28 +21,30 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::teams::TeamOf;
 
-/// Calls of a team that are remembered.
+/// Number of calls of a team that are recorded; older ones are overwritten.
 const CALLS: u64 = 64;
-/// Words of one call: its number from 1 on, or 0 while it is written; what, elements, chain.
+/// Number of words of one call: its number, starting with 1, or 0 while the call is written; kind,
+/// type, reduction and root; number of elements; chain.
 const CALL_WORDS: usize = 4;
-/// Words before the calls of a team: which team, the number of its calls, whether a graph has some.
+/// Number of words before the calls of a team: the team, the number of its calls, whether a graph
+/// has captured calls.
 const HEAD_WORDS: usize = 8;
 const TEAM_WORDS: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
 
-/// The words of all PEs.
+/// The records of all PEs.
 pub(super) struct Calls {
-    /// By PE.
+    /// Mapped words of each PE.
     pages: Box<[Pages]>,
     me: usize,
     teams: usize,
 }
 
-/// A call as two words: all that ranks must agree on.
+/// A call as two words, which contain all values that must be the same on all ranks.
 type Words = [u64; 2];
 
 impl Calls {
-    /// Maps the words of all PEs, each with room for so many teams. Collective over all PEs, which
-    /// are on one machine.
+    /// Maps the words of all PEs, each with room for `teams` teams. Collective over all PEs, which
+    /// must be on one machine.
     pub(super) fn new(rendezvous: &Rendezvous, teams: usize) -> Result<Self, Error> {
         const CALL: &str = "Cuda::new";
         let bytes = teams * TEAM_WORDS * size_of::<u64>();
@@ -54,20 +56,20 @@ impl Calls {
         Ok(Self { pages, me: rendezvous.pe().index(), teams })
     }
 
-    /// The word of a PE at an index among those of a team.
+    /// Returns word `index` of a PE's words for a team.
     fn word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         let team = team.index() as usize;
         assert!(team < self.teams && index < TEAM_WORDS, "peerweave-cuda bug: word {index} of team {team}");
         self.pages[pe].word(team * TEAM_WORDS + index)
     }
 
-    /// The first word of a call.
+    /// Returns the index of the first word of a call.
     const fn at(number: u64) -> usize {
         HEAD_WORDS + (number % CALLS) as usize * CALL_WORDS
     }
 
-    /// Forgets the calls of an earlier team of this number. No member of the new one has made a
-    /// call yet.
+    /// Deletes the calls of an earlier team with the same number. No member of the new team may
+    /// have made a call yet.
     pub(super) fn begin(&self, team: &TeamOf) {
         let word = |index| self.word(self.me, team.number(), index);
         word(1).store(0, Ordering::Relaxed);
@@ -76,8 +78,8 @@ impl Calls {
         word(0).store(team.tag, Ordering::Release);
     }
 
-    /// Writes a call of this PE that is about to be enqueued. The caller holds the order of the
-    /// team.
+    /// Writes a call of this PE that is about to be enqueued. The caller holds the lock of the
+    /// team's order.
     pub(super) fn write(&self, team: &TeamOf, shape: CollectiveShape) {
         let word = |index| self.word(self.me, team.number(), index);
         let number = word(1).load(Ordering::Relaxed);
@@ -93,13 +95,13 @@ impl Calls {
         word(1).store(number + 1, Ordering::Release);
     }
 
-    /// Ends comparisons of a team: a graph has some of its calls, which run in an order that the
-    /// host does not see.
+    /// Ends comparisons of a team, because a graph has captured some of its calls and may run them
+    /// in an order that the host does not know.
     pub(super) fn end(&self, team: &TeamOf) {
         self.word(self.me, team.number(), 2).store(1, Ordering::Release);
     }
 
-    /// A call of a rank, and its chain; `None` if it was overwritten.
+    /// Returns a call of a rank and its chain; `None` if the call was overwritten.
     fn read(&self, pe: usize, team: KernelTeam, number: u64) -> Option<(Words, u64)> {
         let (word, at) = (|index| self.word(pe, team, index), Self::at(number));
         let is_it = |order| word(at).load(order) == number + 1;
@@ -108,7 +110,8 @@ impl Calls {
         found.filter(|_| is_it(Ordering::Relaxed)).map(|[what, count, chain]| ([what, count], chain))
     }
 
-    /// The first rank whose calls are known to differ from those of this rank, with the calls.
+    /// Returns the first rank whose calls are known to differ from the calls of this rank, with the
+    /// call of each.
     pub(super) fn difference(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
         let number = team.number();
         let head = |pe: usize, index| self.word(pe, number, index).load(Ordering::Acquire);
@@ -127,7 +130,7 @@ impl Calls {
             if my_chain == their_chain {
                 return None;
             }
-            // The first that differs and is still remembered.
+            // Finds the first different call that is still recorded.
             (both.saturating_sub(CALLS)..both)
                 .filter_map(calls)
                 .find(|((mine, _), (theirs, _))| mine != theirs)
@@ -148,13 +151,13 @@ fn describe([what, count]: Words) -> String {
     CollectiveShape { kind, dtype, op, root: Rank::new((what >> 32) as u32), count: count as usize }.to_string()
 }
 
-/// A bijection that spreads the bits of a word.
+/// Mixes the bits of a word. Different words have different results.
 const fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (word ^ (word >> 29)).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
-/// A file of zeros in memory, whose size cannot change.
+/// Creates a file of zeros in memory, whose size cannot change.
 fn file(bytes: usize) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("peerweave-calls", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
@@ -162,17 +165,17 @@ fn file(bytes: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// A mapping of the words of one PE.
+/// The mapped words of one PE.
 struct Pages {
     base: *mut u64,
     words: usize,
 }
 
-// SAFETY: shared: words of a mapping. Synchronised: they are only accessed as atomics. Would be
-// caught by: `collectives_of_other_kinds_or_lengths_mismatch` in tests/mismatches.rs.
+// SAFETY: shared: words of a mapping. Synchronised: they are only accessed as atomics. A failure
+// would be caught by the test `collectives_of_other_kinds_or_lengths_mismatch`.
 unsafe impl Send for Pages {}
-// SAFETY: shared: the same words, synchronised as above. Would be caught by:
-// `collectives_of_other_kinds_or_lengths_mismatch` in tests/mismatches.rs.
+// SAFETY: shared: the same words, synchronised as above. A failure would be caught by the test
+// `collectives_of_other_kinds_or_lengths_mismatch`.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -180,26 +183,28 @@ impl Pages {
         let size = rustix::fs::fstat(file)?.st_size;
         let is_sealed = rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK);
         if u64::try_from(size).ok() != Some(bytes as u64) || !is_sealed {
-            let text = format!("a file of {size} bytes (sealed: {is_sealed}), expected a sealed one of {bytes} bytes");
+            let text =
+                format!("the file of a PE has {size} bytes (sealed: {is_sealed}), expected a sealed file of {bytes} bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address that the system chooses; it replaces nothing.
+        // SAFETY: the system chooses an address for the new mapping, so it replaces no other
+        // mapping.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file.as_fd(), 0) }?;
         Ok(Self { base: base.cast(), words: bytes / size_of::<u64>() })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words, "peerweave-cuda bug: word {index} of {}", self.words);
-        // SAFETY: the word lies in the mapping, which lives as long as this, is aligned, and is
-        // accessed atomically alone. The file cannot shrink.
+        // SAFETY: the word is aligned and lies in the mapping, which lives as long as this value.
+        // It is accessed only atomically. The file cannot shrink.
         unsafe { AtomicU64::from_ptr(self.base.add(index)) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: `map` mapped the range, and references to its words do not outlive this.
+        // SAFETY: `map` mapped the range, and references to its words do not outlive this value.
         let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.words * size_of::<u64>()) };
         debug_assert!(unmapped.is_ok());
     }
@@ -210,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_a_call_describe_it() {
+    fn description_of_a_call_is_made_from_its_words() {
         let shape =
             CollectiveShape { kind: CollectiveKind::Reduce, dtype: DType::F32, op: ReduceOp::Max, root: Rank::new(3), count: 17 };
         assert_eq!(describe(words_of(shape)), "reduce of 17 elements of f32 by max with root 3");

@@ -1,4 +1,4 @@
-//! Implements the contract of `peerweave-core`.
+//! Implements the trait `Backend` of `peerweave-core` for GPUs.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -24,17 +24,18 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::team::{Parent, Team};
 
-/// How long graphs that were destroyed may hold memory that is released.
+/// Time for destroyed graphs to drop memory before the release of that memory fails.
 const GRAPHS: Duration = Duration::from_secs(2);
 
-/// What a rank tells in a split: how many teams it has seen made, and a sentinel.
+/// Parses the bytes that a rank sends in a split: the number of teams that the rank has seen
+/// created, and a sentinel.
 fn split_told(told: &[u8]) -> (u32, [u64; 2]) {
     let word = |at: usize| told.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
     (word(0) as u32, [word(4), word(12)])
 }
 
-/// The name on the host of the team of a color, made by the split of a parent that follows so many
-/// of its calls. It has the same length however deep teams are split.
+/// Returns the name on the host of the team of `color`, created by the split of `parent` after
+/// `calls` calls of the parent. The length of the name does not grow with the depth of splits.
 fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
 }
@@ -45,7 +46,7 @@ impl Cuda {
         let start = Instant::now();
         for queue in self.state.live_queues() {
             let rest = self.state.deadline.saturating_sub(start.elapsed());
-            // Failures are those of the streams, which report them.
+            // Failures of the work are ignored here, because the streams report them.
             if let Err(Error::Timeout(_)) = queue.synchronize(rest) {
                 return Err(self.state.timed_out(call, self.state.world(), start.elapsed()));
             }
@@ -61,8 +62,8 @@ impl Cuda {
         self.access(call, SymOffset(words.start), zeros.len(), |stream, block, at| block.write(stream, at, &zeros, deadline))
     }
 
-    /// Makes what the operations of a new team need, the `count`th that its members have seen made.
-    /// `sentinel` is that of its first member.
+    /// Creates the state that operations of a new team need. The team is number `count` of the
+    /// teams that its members have created. `sentinel` is the sentinel of its first member.
     fn team_of(
         &self,
         call: &'static str,
@@ -83,7 +84,8 @@ impl Cuda {
         Ok(made)
     }
 
-    /// Runs what accesses symmetric memory from the host, on the stream for that.
+    /// Runs a function that accesses symmetric memory from the host, with the stream for such
+    /// accesses.
     fn access<R>(
         &self,
         call: &'static str,
@@ -105,13 +107,13 @@ impl Cuda {
 }
 
 // SAFETY: [B1] copies and kernels access the ranges of operations, which the core has checked, and
-// memory of the host only through pinned memory (`staging.rs`), which the calling thread or the
-// stream in its order fills and empties; after a failure of `run` it is not emptied. [B2] `local`
-// gives addresses of the device, whose heap lives as long as this. [B3] signals, waits and barriers
-// are kernels that release and acquire at the scope of the system, and a ticket completes when the
-// stream has passed the operation. [B4] symmetric memory is accessed by the device alone. [B5]
-// after finalize there is no GPU. [B7] `run` retires what it holds with its stream. [B8] by
-// `submit` and `run`.
+// memory of the host only through pinned memory (`staging.rs`), which the calling thread, or a
+// function in stream order, fills and empties; after a failure of `run` the pinned memory is not
+// emptied. [B2] `local` returns addresses of the device, whose heap lives as long as this value.
+// [B3] signals, waits and barriers are kernels that release and acquire at the scope of the system,
+// and a ticket completes when the stream has passed the operation. [B4] symmetric memory is
+// accessed by the device alone. [B5] after finalize there is no GPU. [B7] `run` retires the memory
+// that it holds together with its stream. [B8] by `submit` and `run`.
 unsafe impl Backend for Cuda {
     fn name(&self) -> &'static str {
         NAME
@@ -145,7 +147,7 @@ unsafe impl Backend for Cuda {
 
     fn allocate(&self, request: &Allocation) -> Result<SymOffset, Error> {
         const CALL: &str = "alloc";
-        // The heap gives zeros, and an empty allocation an offset of its own.
+        // The heap returns zeroed memory, and a distinct offset even for an empty allocation.
         let gpu = self.state.gpu(CALL)?;
         let world = self.state.team(CALL, TeamId::WORLD)?;
         self.state.agree(gpu.rendezvous(), &world, CALL, &request.to_string())?;
@@ -162,7 +164,7 @@ unsafe impl Backend for Cuda {
         self.drain(CALL)?;
         let memory = lock(&self.state.allocations).remove(&at.0);
         let memory = memory.unwrap_or_else(|| panic!("peerweave-core bug: nothing is allocated at {at:?}"));
-        // A graph that was destroyed lets go of its memory a moment later, on another thread.
+        // A destroyed graph drops its memory a moment later, on another thread.
         let free = wait_until(deadline_after(GRAPHS), || Ok::<_, Error>(memory.is_only_handle()))?;
         tracing::debug!(free, ?at, "symmetric memory is released");
         gpu.free(memory).map_err(self.state.portable(CALL))
@@ -183,7 +185,7 @@ unsafe impl Backend for Cuda {
         }
         let deadline = self.state.deadline;
         let read = self.access("to_vec", at, bytes, |stream, block, from| block.read(stream, from, bytes, deadline))?;
-        // SAFETY: `into` is valid for writes of `bytes`, as many as were read.
+        // SAFETY: `into` is valid for writes of `bytes` bytes, the number of bytes that were read.
         unsafe { into.copy_from_nonoverlapping(read.as_ptr(), bytes) };
         Ok(())
     }
@@ -193,14 +195,14 @@ unsafe impl Backend for Cuda {
             return Ok(());
         }
         let deadline = self.state.deadline;
-        // SAFETY: `from` is valid for reads of `bytes`, and not symmetric memory.
+        // SAFETY: `from` is valid for reads of `bytes` bytes, and is not symmetric memory.
         let values = unsafe { std::slice::from_raw_parts(from, bytes) };
         self.access("copy_from", at, bytes, |stream, block, to| block.write(stream, to, values, deadline))
     }
 
     unsafe fn fill_local(&self, at: SymOffset, bits: u64, element_bytes: usize, count: usize) -> Result<(), Error> {
         let op = Op::Fill(Fill { target: Place::Symmetric(at), bits, element_bytes, count });
-        // SAFETY: the caller's promise; no memory of the host takes part.
+        // SAFETY: the caller guarantees it; the operation accesses no memory of the host.
         unsafe { run(&self.state, &op, &Keep::nothing) }.map(drop)
     }
 
@@ -208,7 +210,7 @@ unsafe impl Backend for Cuda {
         let (state, name) = (&*self.state, call.name());
         let (gpu, parent) = (state.gpu(name)?, state.team(name, parent)?);
         let rendezvous = gpu.rendezvous();
-        // One split at a time: each takes a number that is free.
+        // Only one split runs at a time, because each takes a free team number.
         let mut splits = lock(&state.splits);
         let sentinel = random().map_err(state.portable(name))?;
         let told: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
@@ -236,7 +238,7 @@ unsafe impl Backend for Cuda {
             self.team_of(name, &gpu, team, path, *splits, sentinel)
         });
         let team = team.transpose();
-        // No member makes a call before the memory of all is ready.
+        // No member calls an operation of the team before the memory of all members is ready.
         let failed = team.as_ref().err().map(Error::to_string).unwrap_or_default();
         let all = exchange("/ready", failed.as_bytes()).map_err(|error| portable(name, parent.name(), error))?;
         let team = team?;
@@ -268,7 +270,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn team_failure(&self, _: TeamId) -> Option<Error> {
-        // The words by which PEs meet are those of all teams.
+        // All teams share the words by which PEs synchronize.
         self.state.failure()
     }
 
@@ -282,7 +284,7 @@ unsafe impl Backend for Cuda {
     }
 
     unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { run(&self.state, op, keep) }
     }
 
@@ -295,7 +297,7 @@ unsafe impl Backend for Cuda {
         let Some(gpu) = state.take_gpu() else { return Ok(()) };
         let is_known = state.failure().is_some();
         let ended = match gpu.end().map_err(state.portable(CALL)) {
-            // A ticket or a stream has reported it.
+            // A ticket or a stream has already reported this failure.
             Err(Error::Kernel(_)) if is_known => Ok(()),
             ended => ended,
         };

@@ -1,4 +1,4 @@
-//! Memory of other libraries on this device as operands.
+//! Device memory of other libraries as operands of operations.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use peerweave_types::Element;
 use super::error::{driver, unsupported};
 use super::queue::CudaQueue;
 
-/// Memory that needs no order beyond its owner's life.
+/// Owner of a buffer. Operations only keep the owner alive and do not order its other uses.
 struct Kept(peerweave_driver::Keep);
 
 impl DeviceOwner for Kept {}
@@ -23,12 +23,12 @@ impl fmt::Debug for Kept {
     }
 }
 
-/// The elements of a device buffer that can be kept alive, as an operand: a
-/// [`DeviceMemory`](peerweave_driver::DeviceMemory), a tensor of DLPack with its owner, memory of
-/// `peerweave-vmm`.
+/// Returns the elements of a device buffer as an operand. The operation keeps the owner of the
+/// buffer alive, so `buffer` must have one: a [`DeviceMemory`](peerweave_driver::DeviceMemory), a
+/// tensor of DLPack with its owner, memory of `peerweave-vmm`.
 ///
-/// The caller orders other work on the memory: the stream of an operation does not wait for work
-/// that other streams have on it.
+/// The caller must order other work on the memory: the stream of an operation does not wait for
+/// work of other streams.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for a buffer that is only borrowed: for a slice of cudarc use
@@ -44,14 +44,17 @@ impl fmt::Debug for Kept {
 /// ```
 pub fn on_device<T: Element>(buffer: &impl DeviceBuffer<T>) -> Result<OnDevice<T>, Error> {
     let Some((address, keep)) = buffer.keep() else {
-        return Err(unsupported("on_device", "the buffer is only borrowed: pass one that can be kept, or its owner"));
+        return Err(unsupported(
+            "on_device",
+            "the buffer is only borrowed, expected a buffer with an owner, such as DeviceMemory",
+        ));
     };
-    // SAFETY: [D1] and [D3] of the buffer: so many elements at this address of this device, while
-    // `keep` lives.
+    // SAFETY: [D1] and [D3] of the buffer guarantee `len` elements at this address of this device
+    // while `keep` lives.
     Ok(unsafe { OnDevice::from_raw(address, buffer.len(), buffer.device() as u32, Arc::new(Kept(keep))) })
 }
 
-/// A slice of cudarc, whose own stream orders its uses.
+/// A slice of cudarc. The slice's own stream orders its uses.
 struct Slice<T> {
     slice: Arc<CudaSlice<T>>,
 }
@@ -90,8 +93,9 @@ fn stream_of(stream: &dyn StreamBackend) -> Option<&Arc<CudaStream>> {
     stream.downcast_ref::<CudaQueue>().map(CudaQueue::cuda)
 }
 
-/// A slice of cudarc as an operand. Operations wait for earlier work of the slice's own stream, and
-/// later work of that stream waits for them. [`OnDevice::slice`] gives views.
+/// Returns a slice of cudarc as an operand. Operations wait for earlier work of the slice's own
+/// stream, and later work of that stream waits for the operations. [`OnDevice::slice`] returns
+/// parts of the operand.
 pub fn of_cudarc<T: Element>(slice: Arc<CudaSlice<T>>) -> OnDevice<T> {
     let (address, len, ordinal) = {
         let own = slice.stream();
@@ -99,6 +103,7 @@ pub fn of_cudarc<T: Element>(slice: Arc<CudaSlice<T>>) -> OnDevice<T> {
         drop(guard);
         (address, slice.len(), own.context().ordinal() as u32)
     };
-    // SAFETY: the slice has so many elements there, which it frees when its last handle is dropped.
+    // SAFETY: the slice has `len` elements at `address`, and frees them when its last handle is
+    // dropped.
     unsafe { OnDevice::from_raw(address, len, ordinal, Arc::new(Slice { slice })) }
 }

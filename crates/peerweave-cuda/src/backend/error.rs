@@ -1,4 +1,4 @@
-//! Errors of the GPU crates as those of the portable API.
+//! Converts errors of the GPU crates to errors of the portable API.
 
 use peerweave_bootstrap::{BootstrapError, Loss};
 use peerweave_core::backend::TeamId;
@@ -9,10 +9,10 @@ use peerweave_vmm::VmmError;
 
 use crate::error::CudaError;
 
-/// The backend's name.
+/// Name of the backend.
 pub(super) const NAME: &str = "cuda";
 
-/// The name of the team of all PEs.
+/// Returns the name of the team of all PEs.
 pub(super) fn world(n_pes: usize) -> TeamName {
     TeamName { id: TeamId::WORLD, size: n_pes }
 }
@@ -33,7 +33,7 @@ fn timeout(call: &'static str, team: TeamName, waited: std::time::Duration, miss
     Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None }))
 }
 
-/// The error of `call` on `team` for a failure of the GPU crates.
+/// Returns the error of `call` on `team` for a failure of the GPU crates.
 pub(super) fn portable(call: &'static str, team: TeamName, error: CudaError) -> Error {
     match error {
         CudaError::PeLost { pe, cause: loss, .. } => Error::Peer { call, team, pe, cause: cause(&loss) },
@@ -76,12 +76,12 @@ fn of_rendezvous(call: &'static str, team: TeamName, error: BootstrapError) -> E
     }
 }
 
-/// The error of `call` for a failure of the driver.
+/// Returns the error of `call` for a failure of the driver.
 pub(super) fn driver(call: &'static str, error: DriverError) -> Error {
     Error::system(call, error)
 }
 
-/// The error of `call` for what this backend cannot do.
+/// Returns the error of `call` for a request that this backend does not support.
 pub(super) fn unsupported(call: &'static str, why: &'static str) -> Error {
     Error::Unsupported { call, backend: NAME, why }
 }

@@ -1,4 +1,4 @@
-//! Events of streams: the moments that tickets and users wait for.
+//! Events of streams, which tickets and users wait for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use peerweave_driver::cudarc::driver::sys::CUevent;
 use peerweave_driver::{CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, bind, relaxed};
 
-/// An event that was recorded.
+/// A recorded event.
 #[derive(Debug)]
 pub(super) struct Recorded {
     event: Handle,
@@ -16,17 +16,17 @@ pub(super) struct Recorded {
 #[derive(Debug, Clone, Copy)]
 struct Handle(CUevent);
 
-// SAFETY: shared: a handle of the driver, which synchronises calls with it from any thread. Would
-// be caught by: `tickets_can_be_waited_for_on_another_thread` in tests/backend.rs.
+// SAFETY: shared: a handle of the driver, which synchronises calls with it from any thread. A
+// failure would be caught by the test `tickets_can_be_waited_for_on_another_thread`.
 unsafe impl Send for Handle {}
-// SAFETY: shared: the same handle, and the driver synchronises calls with it. Would be caught by:
-// `tickets_can_be_waited_for_on_another_thread` in tests/backend.rs.
+// SAFETY: shared: the same handle, and the driver synchronises calls with it. A failure would be
+// caught by the test `tickets_can_be_waited_for_on_another_thread`.
 unsafe impl Sync for Handle {}
 
 impl Recorded {
-    /// Records an event at the present end of a stream that is not being captured.
+    /// Records an event behind the present work of a stream that is not being captured.
     pub(super) fn new(stream: &Arc<CudaStream>, timed: bool) -> Result<Self, DriverError> {
-        /// `CU_EVENT_DISABLE_TIMING`: the cheapest event.
+        /// `CU_EVENT_DISABLE_TIMING`, for events with the lowest cost.
         const DISABLE_TIMING: u32 = 2;
         let api = Driver::get()?.api();
         bind(stream.context())?;
@@ -39,8 +39,8 @@ impl Recorded {
         Ok(recorded)
     }
 
-    /// Records the event again, at the present end of a stream whose context is current. Streams
-    /// that wait for it go on waiting for the moment that it stood for.
+    /// Records the event again, behind the present work of a stream whose context is current.
+    /// Streams that already wait for the event still wait for its earlier recording.
     pub(super) fn again(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         let api = Driver::get()?.api();
         // SAFETY: the event and the stream are live, and the stream's context is current.
@@ -68,8 +68,8 @@ impl Recorded {
         Ok(())
     }
 
-    /// The time from `earlier` to this event; `None` if one is not complete, or this one came
-    /// first.
+    /// Returns the time from `earlier` to this event; `None` if an event is not complete, or this
+    /// event was first.
     pub(super) fn elapsed_since(&self, earlier: &Self) -> Option<Duration> {
         let api = Driver::get().ok()?.api();
         bind(&self.context).ok()?;

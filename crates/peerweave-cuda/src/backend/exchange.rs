@@ -1,9 +1,11 @@
-//! Collectives that move data: every rank puts its parts into an area of the heap of each rank, all
-//! meet, and each copies what it got to its result. In rounds, where the parts exceed the area.
+//! Collectives that move data. Every rank puts its parts into an area of each rank's heap, all
+//! ranks synchronize, and each rank copies the received parts to its result. Parts that exceed the
+//! area are moved in several rounds.
 //!
-//! Two meetings a round, by copy engines and the barrier kernel: right for all memory and sizes,
-//! and slower than kernels that push results. Invariant: an area is written between the first
-//! meeting of a round and the second, and read between the second and the first of the next.
+//! Each round uses copy engines and two barriers by the barrier kernel. This works for all memory
+//! and sizes, but is slower than kernels that push results. Invariant: an area is written between
+//! the first and the second barrier of a round, and read between the second barrier and the first
+//! barrier of the next round.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,19 +22,19 @@ use super::teams::TeamOf;
 use super::ticket::Source;
 use crate::error::CudaError;
 
-/// The parts of a call, in bytes from the start of the operand and of the result; `None` where
-/// there is none. All parts of a call have the same length.
+/// Offsets in bytes of a call's parts from the start of the operand and of the result; `None` for a
+/// rank without a part. All parts of a call have the same length.
 struct Parts {
-    /// By the rank that gets it.
+    /// Parts to send, indexed by the receiving rank.
     sent: Vec<Option<u64>>,
-    /// By the rank that it comes from.
+    /// Parts to receive, indexed by the sending rank.
     received: Vec<Option<u64>>,
 }
 
 impl Parts {
     fn of(op: &Collective, ranks: &TeamOf, bytes: u64) -> Option<Self> {
         let (n, root) = (ranks.members.len(), op.root.index());
-        // The same bytes for all, and a part for each.
+        // `all` has the same part for every rank, `each` a separate part for each rank.
         let (all, each) = (|| vec![Some(0); n], || (0..n as u64).map(|rank| Some(rank * bytes)).collect::<Vec<_>>());
         let none = || vec![None; n];
         let only = |rank: usize, at: u64| (0..n).map(|other| (other == rank).then_some(at)).collect::<Vec<_>>();
@@ -48,16 +50,16 @@ impl Parts {
         Some(Self { sent, received })
     }
 
-    /// The end of the last part, in bytes.
+    /// Returns the end of the last part, in bytes.
     fn end(parts: &[Option<u64>], bytes: u64) -> usize {
         parts.iter().flatten().max().map_or(0, |last| (last + bytes) as usize)
     }
 }
 
-/// Puts the work of a stream behind the last work of a team on another stream: its operations run
-/// one after the other, in the order in which they are enqueued while the result lives.
+/// Makes a stream wait for the last work of a team on another stream, so that operations of the
+/// team run one after the other, in the order in which they are enqueued while the result lives.
 ///
-/// Where one of the streams is being captured, the caller orders them.
+/// If one of the streams is being captured, the caller must order them.
 pub(super) fn order<'a>(
     last: &'a Mutex<Option<Arc<CudaStream>>>,
     call: &'static str,
@@ -87,7 +89,10 @@ impl Enqueue<'_> {
             return Ok(source);
         }
         let Some(parts) = Parts::of(op, ranks, bytes) else {
-            return Err(unsupported(call, "it is not built yet for teams of several GPUs: use puts, signals and barriers"));
+            return Err(unsupported(
+                call,
+                "this collective is not implemented yet for teams of several GPUs; use puts, signals and barriers",
+            ));
         };
         if ranks.members.iter().any(|pe| state.bases[pe.index()] == 0) {
             return Err(unsupported(call, "a rank is on another machine, and its memory is not mapped"));
@@ -131,8 +136,9 @@ impl Enqueue<'_> {
         Ok(met)
     }
 
-    /// Enqueues the kernel of a call, if there is one and its staging memory holds parts of `bytes`
-    /// bytes: the ranks of a team have the same, so that all take it.
+    /// Enqueues the kernel of a call if the call has a kernel and the team's staging memory can
+    /// hold parts of `bytes` bytes. Staging memory is the same on all ranks of a team, so all ranks
+    /// decide alike.
     fn exchange_by_kernel(&mut self, team: &TeamOf, op: &Collective, bytes: u64) -> Result<Option<Source>, Error> {
         let is_gather = match op.kind {
             CollectiveKind::AllGather => true,
@@ -148,11 +154,11 @@ impl Enqueue<'_> {
         let from = self.reading(send, if is_gather { bytes as usize } else { all })?;
         let (to, staged) = self.writing(recv, all)?;
         let enqueued = match is_gather {
-            // SAFETY: the ranges have a part, and a part of each rank, which stay allocated until
-            // the stream has passed the call: they are noted or held. The core has checked that
-            // they do not overlap but for forms in place.
+            // SAFETY: the ranges have one part and one part for each rank. They are recorded or
+            // held, so they stay allocated until the stream has passed the call. `peerweave-core`
+            // has checked that they do not overlap except in in-place forms.
             true => unsafe { collectives.all_gather(self.stream, from, to, bytes) },
-            // SAFETY: as above, with a part of each rank in both.
+            // SAFETY: as above; both ranges have one part for each rank.
             false => unsafe { collectives.all_to_all(self.stream, from, to, bytes) },
         };
         self.enqueued(team, enqueued)?;
@@ -160,7 +166,7 @@ impl Enqueue<'_> {
         Ok(Some(Source::Kernel))
     }
 
-    /// The error of a collective that was not enqueued.
+    /// Converts the error of a collective that was not enqueued.
     pub(super) fn enqueued(&self, team: &TeamOf, enqueued: Result<(), CudaError>) -> Result<(), Error> {
         let (call, team) = (self.call, team.name());
         enqueued.map_err(|error| match self.state.poisoned(call, team) {

@@ -1,4 +1,5 @@
-//! The kernels of `peerweave-stream-kernels`, found once: their launches look nothing up.
+//! The kernels of `peerweave-stream-kernels`. They are loaded once, so that launches need no
+//! look-up.
 
 use peerweave_core::Error;
 use peerweave_driver::CudaStream;
@@ -21,7 +22,7 @@ pub(super) struct Kernels {
     pub(super) barrier: LoadedKernel,
     pub(super) put_element: LoadedKernel,
     pub(super) fill: LoadedKernel,
-    /// The address of the context, which does not change while the GPU lives.
+    /// Address of the kernels' context, which does not change while the GPU lives.
     context: u64,
 }
 
@@ -40,8 +41,8 @@ impl Kernels {
     }
 }
 
-/// Notes that work of this backend is going to be enqueued on a stream, for as long as the caller
-/// has the stream: the heap, the tables and the report live until that work has ended.
+/// Records that work of this backend will be enqueued on a stream, for as long as the caller has
+/// the stream. The heap, the tables and the report live until that work has ended.
 pub(super) fn note(gpu: &Gpu, stream: &Arc<CudaStream>) {
     let inner = &*gpu.0;
     inner.tables.lock().unwrap_or_else(PoisonError::into_inner).note(stream);
@@ -56,8 +57,8 @@ impl Enqueue<'_> {
         self.launch_kernel(of, LaunchConfig::new(1, 1), arguments)
     }
 
-    /// Launches one of [`Kernels`], whose arguments are these. What symmetric memory among them
-    /// belongs to is held by the caller of the operation, or kept by the graph.
+    /// Launches one of [`Kernels`] with these arguments. The caller of the operation or the graph
+    /// holds the owners of symmetric memory among the arguments.
     pub(super) fn launch_kernel<A: KernelArgs>(
         &mut self,
         of: impl Fn(&Kernels) -> &LoadedKernel,
@@ -75,9 +76,9 @@ impl Enqueue<'_> {
             inner.heap.note_multicast(self.stream, Some(&mut keep));
             keep
         });
-        // SAFETY: the entries take the context and these arguments, which `Kernel::new` promised.
-        // Their memory is that of the heap, of the tables and the report, noted by `note`, and of
-        // slots, held with the operation; a graph keeps them.
+        // SAFETY: `Kernel::new` guarantees that the entries take the context and these arguments.
+        // `note` keeps the heap, the tables and the report alive, the operation holds its slots,
+        // and a graph keeps all of them.
         let launched = unsafe { of(kernels).launch_into(self.stream, &config, &all, keep) };
         launched.map_err(|error| driver(self.call, error))
     }

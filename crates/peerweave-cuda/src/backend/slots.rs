@@ -1,7 +1,7 @@
-//! Words in pinned memory that kernels of this backend write their outcome to.
+//! Words in pinned memory to which kernels of this backend write their outcome.
 //!
-//! Invariant: a slot is given to another operation when it was dropped, and what is in flight owns
-//! it, so no kernel writes to a slot of a later operation.
+//! Invariant: a slot is reused only after it was dropped, and operations in flight own their slots,
+//! so no kernel writes to the slot of a later operation.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
@@ -12,9 +12,9 @@ use peerweave_types::DeviceSlice;
 
 use super::state::lock;
 
-/// Words of 64 bits of a slot of the pool.
+/// Number of 64-bit words of a slot in the pool.
 const SLOT_WORDS: usize = 16;
-/// Slots that are allocated at once.
+/// Number of slots that are allocated together.
 const CHUNK: usize = 64;
 
 /// The slots that are free.
@@ -27,16 +27,16 @@ pub(super) struct Pool {
 #[derive(Debug)]
 pub(super) struct Slot {
     words: MappedWords,
-    /// The first of its words of 32 bits.
+    /// Index of the slot's first 32-bit word.
     first: usize,
-    /// In words of 64 bits.
+    /// Length of the slot in 64-bit words.
     len: usize,
-    /// `None` for words that are freed with the slot.
+    /// Pool to which the slot returns; `None` if its words are freed with the slot.
     home: Option<Weak<Pool>>,
 }
 
 impl Pool {
-    /// A slot of at least `len` words of 64 bits, all zero.
+    /// Returns a slot of at least `len` 64-bit words, all zero.
     pub(super) fn take(self: &Arc<Self>, context: &Arc<CudaContext>, len: usize) -> Result<Slot, DriverError> {
         let slot = if len > SLOT_WORDS {
             Slot { words: MappedWords::new(context, 2 * len)?, first: 0, len, home: None }
@@ -58,33 +58,33 @@ impl Pool {
 }
 
 impl Slot {
-    /// The word at an index.
+    /// Returns the word at `index`.
     pub(super) fn get(&self, index: usize) -> u64 {
         let half = |at: usize| u64::from(self.words.word(self.first + 2 * index + at).load(Ordering::Acquire));
         half(0) | half(1) << 32
     }
 
-    /// Sets the word at an index. No kernel uses the slot.
+    /// Sets the word at `index`. No kernel may use the slot during the call.
     pub(super) fn set(&self, index: usize, value: u64) {
         let half = |at: usize, value: u64| self.words.word(self.first + 2 * index + at).store(value as u32, Ordering::Release);
         half(0, value);
         half(1, value >> 32);
     }
 
-    /// The address of the word at an index, for the device.
+    /// Returns the device address of the word at `index`.
     pub(super) fn address(&self, index: usize) -> u64 {
         self.words.device_address(self.first + 2 * index)
     }
 
-    /// The words from an index on, for kernels.
+    /// Returns a view of `len` words from index `first`, for kernels.
     pub(super) fn view(&self, first: usize, len: usize) -> DeviceSlice<u64> {
         assert!(first + len <= self.len, "peerweave-cuda bug: words {first}..{} of a slot of {}", first + len, self.len);
-        // SAFETY: the words lie in pinned memory that the device reaches. What enqueues a kernel
-        // with the view owns the slot until the kernel has ended.
+        // SAFETY: the words lie in pinned memory that the device can access. The code that enqueues
+        // a kernel with the view owns the slot until the kernel has ended.
         unsafe { DeviceSlice::from_raw(self.address(first), len) }
     }
 
-    /// Notes that work which uses the slot is about to be enqueued.
+    /// Records that work that uses the slot is about to be enqueued.
     pub(super) fn note(&self, stream: &Arc<CudaStream>) {
         self.words.note(stream);
     }

@@ -28,9 +28,9 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::memory::Symmetric;
 
-/// How often the rendezvous is asked for losses while an event is waited for.
+/// Interval at which a wait for an event queries the rendezvous for lost PEs.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long work may end after its own waits have reached their deadline.
+/// Additional time for work to end after its own waits have reached their deadline.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
 
 /// A stream for operations on calling threads, with an event for the end of each.
@@ -39,10 +39,11 @@ pub(super) struct Lane {
     pub(super) event: Recorded,
 }
 
-/// The symmetric memory through which collectives move data.
+/// Symmetric memory through which collectives move data.
 pub(super) struct Memory {
     pub(super) area: Symmetric<u8>,
-    /// `None` where the heap has no room for it, or other PEs are not mapped.
+    /// Staging memory of the other teams; `None` if the heap has no room for it, or other PEs are
+    /// not mapped.
     pub(super) rooms: Option<Symmetric<u8>>,
     pub(super) rooms_options: CollectivesOptions,
     /// `None` for one PE, and where PEs are on several machines.
@@ -51,55 +52,59 @@ pub(super) struct Memory {
 
 /// The state of one PE.
 pub(super) struct State {
-    /// `None` after finalize.
+    /// The GPU; `None` after finalize.
     gpu: RwLock<Option<Gpu>>,
     pub(super) context: Arc<CudaContext>,
     pub(super) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
     pub(super) job: JobShape,
     pub(super) caps: Caps,
     pub(super) deadline: Duration,
-    /// The address of the heap of each PE for this device; 0 for a PE that is not mapped.
+    /// Address of each PE's heap on this device; 0 for a PE that is not mapped.
     pub(super) bases: Box<[u64]>,
     pub(super) heap_bytes: u64,
     pub(super) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
     pub(super) teams: Teams,
-    /// How many teams the PEs of any team of this PE have made: it tells teams of one number apart.
+    /// Number of teams created by the PEs of any team of this PE. It distinguishes teams that reuse
+    /// a number.
     pub(super) splits: Mutex<u32>,
     /// The collectives that each PE has begun.
     pub(super) calls: Option<Calls>,
-    /// The staging memory of the teams other than that of all PEs, one after the other.
+    /// Staging memory of all teams except the team of all PEs, one after the other.
     rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
-    /// How each of them is used.
+    /// Options for each team's part of `rooms`.
     rooms_options: CollectivesOptions,
-    /// Through which collectives and transfers move data: a part for each team number.
+    /// Memory through which collectives and transfers move data, with one part for each team
+    /// number.
     area: Mutex<Option<Symmetric<u8>>>,
     area_at: u64,
-    /// Bytes of the part of one team.
+    /// Size of one team's part of `area`, in bytes.
     area_bytes: u64,
-    /// For accesses of the host to symmetric memory, one at a time.
+    /// Stream for accesses of the host to symmetric memory, one at a time.
     pub(super) access: Mutex<Option<PrivateStream>>,
-    /// For operations on calling threads: each takes one.
+    /// Free streams for blocking operations; each operation takes one.
     idle: Mutex<Vec<Lane>>,
     pub(super) kernels: Kernels,
     pub(super) slots: Arc<Pool>,
-    /// Memory that stands for memory of the host.
+    /// Pinned memory that replaces memory of the caller.
     pub(super) pinned: Pieces<MappedWords>,
-    /// Memory of the device for one operation.
+    /// Temporary device memory of operations.
     pub(super) scratch: Pieces<DeviceMemory<u8>>,
     pub(super) queues: Mutex<Vec<Weak<Queue>>>,
-    /// Whether there is a failure: read without the lock.
+    /// Whether `failure` is set; can be read without the lock.
     has_failure: AtomicBool,
     /// The first failure of a kernel.
     failure: Mutex<Option<Error>>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic leaves the values as they were before or after a whole change.
+    // Every change is complete before code can panic, so a poisoned lock still protects valid
+    // values.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl State {
-    /// The state of a PE whose team of all PEs is `world`, with the memory of its collectives.
+    /// Creates the state of a PE. `world` is the team of all PEs, `memory` the memory of the
+    /// collectives.
     pub(super) fn new(gpu: Gpu, caps: Caps, bases: Box<[u64]>, world: TeamOf, memory: Memory, kernels: Kernels) -> Self {
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
         let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
@@ -135,13 +140,13 @@ impl State {
         }
     }
 
-    /// The GPU; an error after finalize.
+    /// Returns the GPU; an error after finalize.
     pub(super) fn gpu(&self, call: &'static str) -> Result<Gpu, Error> {
         let gpu = self.gpu.read().unwrap_or_else(PoisonError::into_inner);
         gpu.clone().ok_or_else(|| unsupported(call, "the world was finalized"))
     }
 
-    /// Takes the GPU out, for its end.
+    /// Takes the GPU out of the state, to end it.
     pub(super) fn take_gpu(&self) -> Option<Gpu> {
         self.gpu.write().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -154,7 +159,7 @@ impl State {
         world(self.job.n_pes)
     }
 
-    /// A live team of this PE.
+    /// Returns a live team of this PE.
     pub(super) fn team(&self, call: &'static str, team: TeamId) -> Result<Arc<TeamOf>, Error> {
         self.teams.find(team).ok_or_else(|| unsupported(call, "the world was finalized, or the team destroyed"))
     }
@@ -167,7 +172,7 @@ impl State {
         }
     }
 
-    /// The address of memory of this PE for its device.
+    /// Returns the device address of memory of this PE.
     pub(super) fn address(&self, place: Place) -> u64 {
         match place {
             Place::Symmetric(at) => self.bases[self.me()] + at.0,
@@ -176,7 +181,7 @@ impl State {
         }
     }
 
-    /// The address of symmetric memory of a PE for this device.
+    /// Returns the address on this device of symmetric memory of a PE.
     pub(super) fn remote(&self, call: &'static str, pe: Pe, at: SymOffset) -> Result<u64, Error> {
         match self.bases[pe.index()] {
             0 => Err(unsupported(call, "the PE is on another machine, and its memory is not mapped")),
@@ -184,19 +189,19 @@ impl State {
         }
     }
 
-    /// The bytes of the heap through which a team moves data.
+    /// Returns the range of the heap through which a team moves data.
     fn part(&self, team: TeamId) -> Range<u64> {
         let start = self.area_at + u64::from(teams::number(team).index()) * self.area_bytes;
         start..start + self.area_bytes
     }
 
-    /// Those of its collectives: the first half.
+    /// Returns the range for the team's collectives: the first half.
     pub(super) fn area(&self, team: TeamId) -> Range<u64> {
         let Range { start, end } = self.part(team);
         start..start + (((end - start) / 2) & !255)
     }
 
-    /// Those of its sends and receives: the second half.
+    /// Returns the range for the team's sends and receives: the second half.
     pub(super) fn mailboxes(&self, team: TeamId) -> Range<u64> {
         self.area(team).end..self.part(team).end
     }
@@ -206,8 +211,8 @@ impl State {
         move |error| portable(call, team, error)
     }
 
-    /// The kernels of the collectives of a new team other than that of all PEs, with the sentinel
-    /// of its first member. `None` where there is no staging memory for it.
+    /// Creates the collectives of a new team, with the sentinel of its first member. `None` if
+    /// there is no staging memory for the team.
     pub(super) fn collectives_of(
         &self,
         gpu: &Gpu,
@@ -224,7 +229,7 @@ impl State {
 
     // ---- streams of this backend ----
 
-    /// A stream that no other operation uses, and its event.
+    /// Takes a stream that no other operation uses, with its event.
     pub(super) fn take_lane(&self, call: &'static str, gpu: &Gpu) -> Result<Lane, Error> {
         let idle = lock(&self.idle).pop();
         if let Some(lane) = idle {
@@ -245,12 +250,12 @@ impl State {
         lock(&self.idle).push(lane);
     }
 
-    /// Makes the release of symmetric memory wait for a stream with work that nobody waits for.
+    /// Makes the release of symmetric memory wait for work on a stream for which no ticket waits.
     pub(super) fn note_allocations(&self, stream: &Arc<CudaStream>) {
         lock(&self.allocations).values().for_each(|memory| memory.note(stream));
     }
 
-    /// Drops the streams that have no work, and the memory of collectives.
+    /// Drops the streams without work, and the memory of collectives.
     pub(super) fn drop_streams(&self) {
         lock(&self.idle).clear();
         self.teams.clear();
@@ -260,7 +265,7 @@ impl State {
         *lock(&self.access) = None;
     }
 
-    /// The streams of users that are alive.
+    /// Returns the streams of the user that still exist.
     pub(super) fn live_queues(&self) -> Vec<Arc<Queue>> {
         let mut queues = lock(&self.queues);
         queues.retain(|queue| queue.strong_count() > 0);
@@ -269,7 +274,7 @@ impl State {
 
     // ---- failures ----
 
-    /// The first failure of a kernel of this PE, after which teams run nothing.
+    /// Returns the first failure of a kernel of this PE. After a failure, teams run no operation.
     pub(super) fn failure(&self) -> Option<Error> {
         lock(&self.failure).clone()
     }
@@ -281,7 +286,7 @@ impl State {
         error
     }
 
-    /// The error of an operation that needs kernels after a failure.
+    /// Returns an error for an operation that needs kernels if a kernel has failed.
     pub(super) fn poisoned(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         if !self.has_failure.load(Ordering::Acquire) {
             return Ok(());
@@ -318,7 +323,7 @@ impl State {
         }
         match reported {
             Err(error) => self.record(error),
-            // Its report went to an earlier failure.
+            // An earlier failure has used the report.
             Ok(()) => match self.failure() {
                 Some(because) => Error::Poisoned { call, team, because: Arc::new(because) },
                 None => Error::system(call, std::io::Error::other("the kernel ended without an outcome or a report")),
@@ -333,8 +338,8 @@ impl State {
 
     // ---- waits ----
 
-    /// Waits until a stream has passed an event, at most for `within`; returns whether it has. When
-    /// a PE is lost meanwhile, or a kernel has failed, kernels that wait are ended.
+    /// Waits until a stream has passed an event, at most for `within`. Returns whether the stream
+    /// has passed it. If a PE is lost or a kernel fails during the wait, ends kernels that wait.
     pub(super) fn wait_for(&self, event: &Recorded, within: Duration) -> Result<bool, peerweave_driver::DriverError> {
         let mut looked = Instant::now();
         let mut aborted = false;
@@ -344,7 +349,7 @@ impl State {
             }
             if !aborted && looked.elapsed() >= LOOK {
                 looked = Instant::now();
-                // After a failure the kernels behind it would wait for ranks that do not come.
+                // After a failure, later kernels would wait for ranks that do not arrive.
                 if let Ok(gpu) = self.gpu(NAME)
                     && (gpu.0.lost().is_some() || gpu.0.report.failure().is_some() || self.compare_all().is_err())
                 {
@@ -356,7 +361,7 @@ impl State {
         })
     }
 
-    /// The error of a wait that has reached its deadline.
+    /// Returns the error of a wait that has reached its deadline.
     pub(super) fn timed_out(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
         Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new(), running: None }))
     }

@@ -1,4 +1,4 @@
-//! The teams of one PE, as its operations need them.
+//! The teams of one PE, with the state that operations need.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
@@ -18,26 +18,27 @@ pub(super) struct TeamOf {
     pub(super) id: TeamId,
     /// The PEs in the order of ranks.
     pub(super) members: Box<[Pe]>,
-    /// The rank of this PE.
+    /// Rank of this PE in the team.
     pub(super) me: usize,
-    /// Its name on the host: the same on all members, and of no other team of the job.
+    /// Name of the team on the host. The same on all members, and different from all other teams of
+    /// the job.
     pub(super) path: String,
     /// A digest of its name.
     pub(super) tag: u64,
-    /// How many calls of the host its members have made together.
+    /// Number of host calls that the members have made together.
     pub(super) agreements: Mutex<u64>,
     /// The keys under which the rendezvous may still have values of this PE.
     pub(super) stored: Mutex<VecDeque<String>>,
-    /// The kernels of its collectives; `None` where not all members are mapped, or the heap has no
-    /// room for their staging memory.
+    /// Kernels of the team's collectives; `None` if not all members are mapped, or the heap has no
+    /// room for the staging memory.
     pub(super) collectives: Option<Collectives>,
-    /// The stream of the last collective.
+    /// Stream of the team's last collective.
     pub(super) order: Mutex<Option<Arc<CudaStream>>>,
-    /// The stream of the last send or receive.
+    /// Stream of the team's last send or receive.
     pub(super) transfer_order: Mutex<Option<Arc<CudaStream>>>,
-    /// How many chunks were sent to and received from each rank.
+    /// Number of chunks sent to each rank and received from it.
     pub(super) chunks: Mutex<Vec<[u64; 2]>>,
-    /// Its entry in the tables of kernels; `None` for the team of all PEs.
+    /// Entry of the team in the tables of kernels; `None` for the team of all PEs.
     team: Mutex<Option<Team>>,
 }
 
@@ -70,12 +71,12 @@ impl TeamOf {
         TeamName { id: self.id, size: self.members.len() }
     }
 
-    /// Its number in the tables of kernels.
+    /// Returns the team's number in the tables of kernels.
     pub(super) fn number(&self) -> KernelTeam {
         number(self.id)
     }
 
-    /// Takes its entry in the tables, to destroy it.
+    /// Takes the team's entry in the tables of kernels, to destroy it.
     pub(super) fn take_entry(&self) -> Option<Team> {
         lock(&self.team).take()
     }
@@ -88,12 +89,13 @@ pub(super) fn digest(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// The number of a team in the tables of kernels.
+/// Returns the number of a team in the tables of kernels.
 pub(super) fn number(team: TeamId) -> KernelTeam {
     KernelTeam::new(team.0 & 0xff)
 }
 
-/// The id of a team with a number, the `count`th that its members made.
+/// Returns the id of the team with this number, which is team number `count` of those that its
+/// members have created.
 pub(super) fn id(number: KernelTeam, count: u32) -> TeamId {
     TeamId(number.index() | (count << 8))
 }
@@ -109,7 +111,7 @@ impl Teams {
         Self { world: RwLock::new(Some(Arc::new(world))), others: RwLock::default() }
     }
 
-    /// The team of an id; `None` after it was destroyed, and for all teams after finalize.
+    /// Returns the team with this id; `None` after the team was destroyed or after finalize.
     pub(super) fn find(&self, team: TeamId) -> Option<Arc<TeamOf>> {
         if team == TeamId::WORLD {
             return self.world.read().unwrap_or_else(PoisonError::into_inner).clone();
@@ -135,7 +137,7 @@ impl Teams {
         world.into_iter().chain(others.iter().map(Arc::clone)).collect()
     }
 
-    /// Removes all teams: they hold memory of the GPU.
+    /// Removes all teams, because they hold memory of the GPU.
     pub(super) fn clear(&self) {
         let world = self.world.write().unwrap_or_else(PoisonError::into_inner).take();
         let others = std::mem::take(&mut *self.others.write().unwrap_or_else(PoisonError::into_inner));
@@ -143,7 +145,8 @@ impl Teams {
     }
 }
 
-/// The staging memory of the team of all PEs: what is fastest, where the heap has room.
+/// Returns the options for the staging memory of the team of all PEs: the fastest ones for which
+/// the heap has room.
 pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
     let options = CollectivesOptions::default();
     if heap_bytes >= 4 * options.heap_bytes() {
@@ -154,8 +157,8 @@ pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
     CollectivesOptions { bank_bytes, slot_bytes: 4096, max_blocks, ..options }
 }
 
-/// The staging memory of one of `teams` other teams: all of them take at most an eighth of the
-/// heap, where that is enough.
+/// Returns the options for the staging memory of one of `teams` other teams. All of them together
+/// use at most an eighth of the heap if that is enough.
 pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptions {
     const KIB: u64 = 1 << 10;
     let share = heap_bytes / 8 / teams.max(1);

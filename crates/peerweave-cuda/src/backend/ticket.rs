@@ -1,4 +1,4 @@
-//! Tickets: operations that were enqueued, and how their outcome is read.
+//! Tickets: enqueued operations and the ways to read their outcome.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -15,20 +15,21 @@ use super::state::{GRACE, State};
 /// The location of the outcome of an operation.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// Nowhere: a copy, which has succeeded when the stream has passed it.
+    /// The operation is a copy. It has no stored outcome: it has succeeded when the stream has
+    /// passed it.
     Copy,
-    /// In the report of the GPU alone: a kernel that gives nothing back.
+    /// The operation is a kernel without a result. Only the GPU's report tells whether it failed.
     Kernel,
-    /// Word 1 of a slot, after a copy.
+    /// A copy has written the result to word 1 of the slot.
     Element(Slot),
-    /// A slot: whether the kernel succeeded.
+    /// The slot contains whether the kernel succeeded.
     Done(Slot),
-    /// A slot: whether the last meeting of a collective succeeded. An earlier one that failed is in
-    /// the report of the GPU.
+    /// The slot contains whether the last barrier of a collective succeeded. The GPU's report
+    /// contains the failure of an earlier barrier.
     Collective(Slot),
-    /// A slot: whether the kernel succeeded, and word 1.
+    /// The slot contains whether the kernel succeeded, and its result in word 1.
     Word(Slot),
-    /// A slot that a wait has written, for so many words.
+    /// A wait for this number of words has written the slot.
     Wait(Slot, Until, usize),
 }
 
@@ -51,12 +52,12 @@ impl Ticket {
         self.read().clone()
     }
 
-    /// As [`resolve`](Self::resolve), without a copy of it.
+    /// Like [`resolve`](Self::resolve), but returns a reference.
     pub(super) fn read(&self) -> &Result<Outcome, Error> {
         self.outcome.get_or_init(|| self.source.read(&self.state, self.call, self.team))
     }
 
-    /// Reads the outcome if it is known or can be known now; returns whether it is.
+    /// Reads the outcome if it is available now. Returns whether the outcome is known.
     pub(super) fn poll(&self) -> bool {
         if self.outcome.get().is_some() {
             return true;
@@ -112,7 +113,8 @@ impl Pending for Ticket {
             return outcome.clone();
         }
         let start = Instant::now();
-        // Kernels end by themselves at the deadline of their waits, and say what was missing.
+        // Kernels end by themselves at the deadline of their waits, and report which signal or PE
+        // was missing.
         let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
         match self.state.wait_for(&self.event, within) {
             Ok(true) => {

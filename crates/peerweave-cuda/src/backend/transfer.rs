@@ -1,14 +1,15 @@
 //! Sends and receives: a mailbox for each pair of ranks, with room for one chunk.
 //!
 //! The sender waits until the receiver has emptied the mailbox, puts a chunk into the receiver's
-//! heap and signals its number; the receiver waits for that number, copies, and signals it back.
-//! Numbers count on over all transfers of a pair, so that they match in the order of their calls,
-//! and are part of the enqueued work: a graph would replay old numbers, so transfers cannot be
-//! captured.
+//! heap and signals the chunk's number. The receiver waits for that number, copies the chunk, and
+//! signals the number back. Numbers continue over all transfers of a pair, so sends and receives
+//! match in the order of their calls. The numbers are part of the enqueued work. A graph would
+//! replay old numbers, so transfers cannot be captured.
 //!
-//! The layout of the mailboxes of a team of `n` ranks: a word for each rank that says how many of
-//! its chunks are here, a word for each rank that says how many of ours it has taken, then a slot
-//! for each rank. Invariant: only the rank of a word or a slot writes it.
+//! The layout of the mailboxes of a team of `n` ranks: for each rank, a word with the number of
+//! chunks that it has sent to this rank; for each rank, a word with the number of chunks that it
+//! has taken from this rank; then a slot for each rank. Invariant: only its rank writes a word or a
+//! slot.
 
 use std::ops::Range;
 
@@ -49,7 +50,7 @@ pub(super) fn words(state: &State, team: TeamId, n: usize) -> Range<u64> {
     start..start + (16 * n as u64).next_multiple_of(256)
 }
 
-/// Where the chunks of a direction between this rank and another are, and what is left of them.
+/// The remaining chunks of one direction between this rank and another rank.
 struct Queue {
     send: bool,
     peer: usize,
@@ -58,15 +59,18 @@ struct Queue {
 }
 
 impl Enqueue<'_> {
-    /// Enqueues transfers that run at the same time: a chunk of each pair of ranks after the other.
+    /// Enqueues transfers that run at the same time, in rounds of one chunk for each pair of ranks.
     pub(super) fn transfers(&mut self, transfers: &[Transfer]) -> Result<Source, Error> {
         let Some(first) = transfers.first() else { return Ok(Source::Copy) };
         let (call, team) = (self.call, first.team);
         if transfers.iter().any(|transfer| transfer.team != team) {
-            return Err(unsupported(call, "transfers of several teams in one group are not built yet: use a group for each"));
+            return Err(unsupported(
+                call,
+                "transfers of several teams in one group are not implemented yet; use one group for each team",
+            ));
         }
         if self.capturing {
-            return Err(unsupported(call, "sends and receives cannot be captured into a graph: use puts with signals"));
+            return Err(unsupported(call, "sends and receives cannot be captured into a graph; use puts with signals"));
         }
         let state = self.state;
         let ranks = &*state.team(call, team)?;
@@ -78,7 +82,7 @@ impl Enqueue<'_> {
         let mut counts = lock(&ranks.chunks);
         let mut source = Source::Copy;
         while queues.iter().any(|queue| !queue.chunks.is_empty()) {
-            // All sends of a round before its receives: no rank waits for one that waits for it.
+            // All sends of a round precede its receives, so that no two ranks wait for each other.
             for send in [true, false] {
                 for queue in queues.iter_mut().filter(|queue| queue.send == send) {
                     let Some((at, bytes)) = queue.chunks.pop() else { continue };
@@ -95,7 +99,8 @@ impl Enqueue<'_> {
         Ok(source)
     }
 
-    /// The chunks of each pair and direction, in the order of the calls; and what was staged.
+    /// Returns the chunks of each pair and direction in the order of the calls, and the staged
+    /// memory.
     fn queues(&mut self, transfers: &[Transfer], layout: &Layout) -> Result<(Vec<Queue>, Vec<Staged>), Error> {
         let (mut queues, mut results): (Vec<Queue>, Vec<Staged>) = (Vec::new(), Vec::new());
         for transfer in transfers.iter().filter(|transfer| transfer.bytes > 0) {
@@ -121,7 +126,7 @@ impl Enqueue<'_> {
         Ok((queues, results))
     }
 
-    /// Sends or receives the chunk of a number.
+    /// Sends or receives the chunk with this number.
     fn chunk(
         &mut self,
         ranks: &TeamOf,
@@ -155,15 +160,15 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// An all-to-all-v: a send and a receive for each rank.
+    /// Enqueues an all-to-all-v: a send and a receive for each rank.
     pub(super) fn all_to_all_v(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         let (Some(send), Some(recv), Some(counts)) = (op.send, op.recv, &op.counts) else {
-            panic!("peerweave-core bug: an all-to-all-v without buffers or counts");
+            panic!("peerweave-core bug: an all-to-all-v has no buffers or no counts");
         };
         let size = op.dtype.size_bytes();
         let ends = |offsets: &[usize], counts: &[usize]| offsets.iter().zip(counts).map(|(offset, count)| offset + count).max();
         let send = if send == recv {
-            // A part that arrives would overwrite one that was not sent yet.
+            // In place, an arriving part would overwrite a part that was not sent yet.
             let bytes = ends(&counts.send_offsets, &counts.send_counts).unwrap_or(0) * size;
             let (from, scratch) = (self.reading(send, bytes)?, self.scratch(bytes)?);
             self.copy(scratch, from, bytes)?;
@@ -187,7 +192,7 @@ impl Enqueue<'_> {
     }
 }
 
-/// The mailboxes of a team, by offsets in the heap of each rank.
+/// Offsets of a team's mailboxes in the heap of each rank.
 struct Layout {
     words: Range<u64>,
     end: u64,
@@ -203,17 +208,17 @@ impl Layout {
         Self { words, end, n: n as u64, slot_bytes }
     }
 
-    /// The word that says how many chunks a rank has sent.
+    /// Returns the word with the number of chunks that a rank has sent.
     fn sent(&self, rank: usize) -> SymOffset {
         SymOffset(self.words.start + 8 * rank as u64)
     }
 
-    /// The word that says how many chunks a rank has taken.
+    /// Returns the word with the number of chunks that a rank has taken.
     fn taken(&self, rank: usize) -> SymOffset {
         SymOffset(self.words.start + 8 * (self.n + rank as u64))
     }
 
-    /// The slot of a rank.
+    /// Returns the slot of a rank.
     fn slot(&self, rank: usize) -> SymOffset {
         SymOffset(self.words.end + (rank * self.slot_bytes) as u64)
     }

@@ -1,5 +1,5 @@
-//! Shared by the tests: PEs as threads, each with a device of the fake driver, and kernels that the
-//! fake driver runs on the CPU.
+//! Code shared by the tests: PEs as threads, each with a device of the fake driver, and kernels
+//! that the fake driver runs on the CPU.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::ffi::c_uint;
@@ -70,7 +70,7 @@ pub(crate) struct ProcessGpu {
 }
 
 impl ProcessGpu {
-    /// Ends the GPU, then leaves the job. Returns the outcome of the first, and its time.
+    /// Ends the GPU, then leaves the job. Returns the outcome and the duration of the end.
     pub(crate) fn end(mut self) -> (Result<(), CudaError>, Duration) {
         let start = std::time::Instant::now();
         let ended = self.gpu.take().expect("it was not ended").end();
@@ -134,12 +134,13 @@ pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> Pr
 /// # Safety
 /// `launch` is a launch of that kernel.
 pub(crate) unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const driver::Launch, args: A) {
-    // SAFETY: the fake gives a live launch, whose first parameter is the address of the context.
+    // SAFETY: the fake driver passes a live launch, whose first parameter is the address of the
+    // context.
     let (launch, context) = unsafe { (&*launch, (*launch).argument::<u64>(0)) };
     let context = std::ptr::with_exposed_provenance::<KernelContext>(context as usize);
     let host = kernel.host();
-    // SAFETY: the context is memory of the fake's device, which is mapped in this process, and so
-    // is all that it leads to.
+    // SAFETY: the context, and all memory to which it points, is memory of the fake's device, which
+    // is mapped in this process.
     let body = || unsafe { host(context, args) };
     let shape = |[x, y, z]: [c_uint; 3]| Dim3 { x, y, z };
     let shape = peerweave_grid::Shape::new(shape(launch.grid), shape(launch.block)).shared_bytes(launch.shared_bytes as usize);
@@ -190,7 +191,7 @@ kernels! { register_stream_kernels of peerweave_stream_kernels:
     stream_fill(1: DeviceSlice<u8>, 2: u64, 3: u32, 4: u64);
 }
 
-/// Registers collectives by their room: their only argument after the context is a call.
+/// Registers kernels of collectives, whose only argument after the context is a call.
 macro_rules! collectives {
     ($($room:ident: $($kernel:ident),*;)*) => {
         fn register_collectives() {
