@@ -23,16 +23,16 @@ thread_local! {
 /// Counts the allocations of each thread.
 struct Counting;
 
-// SAFETY: it passes all calls to the system's allocator, whose contract is the same.
+// SAFETY: this allocator passes all calls to the system's allocator, which has the same contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -63,8 +63,8 @@ struct Operands {
 
 type Call = fn(&Team, &Stream, &Operands, Rank);
 
-/// The calls, with the most allocations of [`ROUNDS`] of them, and the most calls of the driver of
-/// one, not counting those that ask once in many calls.
+/// For each call: the maximum number of allocations in [`ROUNDS`] calls, and the maximum number of
+/// driver calls in one call. Driver queries that are made once in many calls are not counted.
 const CALLS: &[(&str, usize, usize, Call)] = &[
     ("put", 0, 5, |team, stream, on, other| drop(team.put(stream, &on.x, &on.y, other).unwrap())),
     ("put from a device", 0, 5, |team, stream, on, other| drop(team.put(stream, &on.device, &on.y, other).unwrap())),
@@ -86,7 +86,8 @@ const CALLS: &[(&str, usize, usize, Call)] = &[
 ];
 
 const ROUNDS: usize = 64;
-/// Calls that are enqueued at a time, so that a slow stream needs no more tickets than there are.
+/// Number of calls that are enqueued before a wait, so that a slow stream does not need more
+/// tickets than the queue keeps.
 const FEW: usize = 16;
 
 #[test]
@@ -115,7 +116,7 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
     };
     let mut faults = Vec::new();
     for (name, most_allocations, most_calls, call) in CALLS {
-        // More than a queue holds before it lets go of what has passed.
+        // More calls than a queue holds before it drops completed operations.
         for _ in 0..4 * ROUNDS {
             call(team, &stream, &on, other);
         }

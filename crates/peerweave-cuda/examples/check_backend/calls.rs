@@ -2,7 +2,7 @@
 
 use peerweave_core::{Rank, ReduceOp, Result, Stream, Symmetric, Team, World, bf16};
 
-/// The memory of a PE, and what its calls give.
+/// Memory of a PE for the operands and results of its calls.
 pub(crate) struct Operands {
     pub(crate) x: Symmetric<f32>,
     pub(crate) y: Symmetric<f32>,
@@ -12,10 +12,10 @@ pub(crate) struct Operands {
     me: usize,
 }
 
-/// Elements of a part of the longest call.
+/// Number of elements of a part in the longest call.
 pub(crate) const MOST: usize = 1 << 16;
 
-/// The calls by number.
+/// Number of kinds of calls.
 pub(crate) const KINDS: u64 = 10;
 
 impl Operands {
@@ -36,12 +36,12 @@ impl Operands {
         Ok(made)
     }
 
-    /// The element at an index of the input of a rank.
+    /// Returns the element at `index` of a rank's input.
     fn given(rank: usize, index: usize) -> f32 {
         (rank + 1) as f32 + (index % 7) as f32
     }
 
-    /// Enqueues the call of a number, of `len` elements a part.
+    /// Enqueues a call of the kind `kind`, with parts of `len` elements.
     pub(crate) fn enqueue(&self, team: &Team, stream: &Stream, kind: u64, len: usize) -> Result<()> {
         let (n, root) = (self.n, Rank::new((len % self.n) as u32));
         let part = |buffer: &Symmetric<f32>| buffer.slice(..len);
@@ -61,7 +61,8 @@ impl Operands {
         .map(drop)
     }
 
-    /// Compares the result of the last call; an error says what is wrong.
+    /// Compares the result of the last call with the expected result. The error describes the
+    /// difference.
     pub(crate) fn check(&self, kind: u64, len: usize) -> std::result::Result<(), Box<dyn std::error::Error>> {
         let (n, me, root) = (self.n, self.me, len % self.n);
         let sum = |index: usize| (0..n).map(|rank| Self::given(rank, index)).sum::<f32>();
@@ -87,7 +88,7 @@ impl Operands {
     }
 }
 
-/// A number that depends on all of these.
+/// Returns a number that depends on all of these numbers.
 pub(crate) fn random(of: &[u64]) -> u64 {
     of.iter().fold(0x9e37_79b9_7f4a_7c15, |state: u64, word| {
         let mixed = (state ^ word).wrapping_mul(0xd6e8_feb8_6659_fd93);

@@ -1,4 +1,4 @@
-//! Collectives, puts, signals and waits in graphs.
+//! Checks collectives, puts, signals and waits in graphs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, C
 use crate::Outcome;
 use crate::calls::{KINDS, Operands};
 
-/// Replays each call 20 times, between the same calls in the stream.
+/// Replays a graph of each call 20 times, alternating with the same call in the stream.
 pub(crate) fn run(job: &Job, deadline: Duration) -> Outcome {
     let mut options = CudaOptions::default();
     (options.deadline, options.heap_bytes) = (deadline, Some(64 << 20));
@@ -31,7 +31,8 @@ pub(crate) fn run(job: &Job, deadline: Duration) -> Outcome {
                 if kind < KINDS {
                     return Ok(on.enqueue(team, &queue, kind, len)?);
                 }
-                // Every PE puts to its right, signals, waits for its left, and takes the signal back.
+                // Every PE puts to the next PE, signals it, waits for the signal of the previous
+                // PE, and decrements its own signal.
                 let word = on.words.signal(0)?;
                 team.put_signal(&queue, &on.x.slice(..len)?, &on.y.slice(..len)?, word.add(1), right)?;
                 team.wait_until(&queue, &word, Compare::Ge, 1)?;

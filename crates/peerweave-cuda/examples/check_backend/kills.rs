@@ -1,4 +1,4 @@
-//! A process is killed while all run collectives.
+//! Kills a process while all processes run collectives.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,8 @@ use peerweave_cuda::{Cuda, CudaOptions};
 use crate::calls::{KINDS, MOST, Operands, random};
 use crate::{Arguments, Outcome, ended, lines, start};
 
-/// Runs random collectives until one fails, then says who is blamed and uses the GPU alone.
+/// Runs random collectives until one fails. Then prints the PE that the error names, and uses the
+/// GPU in a world of one PE.
 pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
     let mut options = CudaOptions::default();
     (options.deadline, options.heap_bytes) = (deadline, Some(64 << 20));
@@ -34,7 +35,7 @@ pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
         return Err("memory of the GPU is wrong after the failure".into());
     }
     drop((on, stream, world));
-    // A new world of this PE alone, on the same GPU.
+    // Creates a new world with only this PE, on the same GPU.
     let mut alone = Job::single();
     alone.local_pe = pe;
     let world = World::new(Cuda::join(&alone, &options)?)?;

@@ -1,10 +1,10 @@
 //! Checks the portable API on the GPUs of one machine: one process for each GPU, which this program
 //! starts itself.
 //!
-//! `--part graphs`: every collective, put, signal and wait in CUDA graphs, replayed between the same
-//! calls in streams. `--part kills`: a process is killed at a random moment of random collectives;
-//! the error of each other process must name it, and its GPU must stay usable. Every wait is
-//! bounded.
+//! `--part graphs` replays every collective, put, signal and wait in CUDA graphs, alternating with
+//! the same calls in streams. `--part kills` kills a process at a random moment during random
+//! collectives; the error of each other process must name the killed PE, and the GPUs must stay
+//! usable. Every wait has a time limit.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -29,22 +29,22 @@ struct Arguments {
     /// Number of kills.
     #[arg(long, default_value_t = 30)]
     kills: u64,
-    /// The seed of the moments and of the calls.
+    /// Seed of the random moments and of the random calls.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Time limit of a wait, in seconds.
     #[arg(long, default_value_t = 10)]
     deadline: u64,
-    /// The PE of this process, its endpoint and its token: given by the process that starts it.
+    /// PE, endpoint and token of this process; passed by the process that starts it.
     #[arg(long, hide = true, num_args = 3)]
     pe: Option<Vec<String>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Part {
-    /// Collectives in graphs.
+    /// Checks collectives in graphs.
     Graphs,
-    /// Killed processes.
+    /// Checks kills of processes.
     Kills,
 }
 
@@ -76,7 +76,7 @@ fn job(pe: &[String], n: u32) -> Outcome<Job> {
     Ok(Job::on_one_machine(pe.parse()?, n, endpoint.parse()?, token.parse()?))
 }
 
-/// The processes of a job, and its server.
+/// The processes and the server of a job.
 struct Started {
     _server: Server,
     children: Vec<Child>,
@@ -91,7 +91,7 @@ impl Drop for Started {
     }
 }
 
-/// Starts one process for each PE. Their output is piped if `piped`.
+/// Starts one process for each PE. If `piped`, their output is piped to this process.
 fn start(arguments: &Arguments, seed: u64, piped: bool) -> Outcome<Started> {
     let token = Token::random()?;
     let server = Server::bind(&Endpoint::random_unix()?, token, arguments.n, ServerOptions::default())?;
@@ -108,7 +108,7 @@ fn start(arguments: &Arguments, seed: u64, piped: bool) -> Outcome<Started> {
     Ok(started)
 }
 
-/// Waits for a process, at most until `end`; returns whether it has succeeded.
+/// Waits for a process, at most until `end`. Returns whether the process has succeeded.
 fn ended(child: &mut Child, end: Instant) -> Outcome<bool> {
     while Instant::now() < end {
         if let Some(status) = child.try_wait()? {
@@ -130,7 +130,7 @@ fn all_pass(arguments: &Arguments) -> Outcome {
     Ok(())
 }
 
-/// The lines that a process prints.
+/// Returns the lines that a process prints.
 fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
     child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines().map_while(Result::ok))
 }

@@ -1,9 +1,10 @@
-//! Enqueues operations on a CUDA stream: copies by copy engines, everything that synchronises by
-//! small kernels.
+//! Enqueues operations on a CUDA stream: copies run on copy engines, operations that synchronise
+//! run as small kernels.
 //!
-//! Invariants: what work on the stream uses is noted on the stream or held by the caller of
-//! [`Enqueue::op`] until the stream has passed it. **\[G3\]** Memory of the host that an operation
-//! names is valid as its [`Copier`] needs it: the caller of [`Enqueue::op`] promised that.
+//! Invariants: everything that work on the stream uses is recorded with the stream, or held by the
+//! caller of [`Enqueue::op`], until the stream has passed the work. **\[G3\]** Memory of the host
+//! that an operation names is valid for as long as its [`Copier`] needs; the caller of
+//! [`Enqueue::op`] guarantees that.
 
 use std::sync::Arc;
 
@@ -44,14 +45,15 @@ pub(super) struct Enqueue<'a> {
     pub(super) staged: Few<Staged>,
     /// Bytes of pools that the work uses.
     pub(super) held_bytes: usize,
-    /// Results that the calling thread copies when the work has ended.
+    /// Pinned memory with results, which the calling thread copies to the caller's memory when the
+    /// work has ended.
     pub(super) results: Few<Staged>,
 }
 
 type Outcome<T = ()> = Result<T, Error>;
 
 impl<'a> Enqueue<'a> {
-    /// An operation on a stream whose context is current.
+    /// Prepares an operation on a stream whose context is current.
     pub(super) fn new(
         state: &'a State,
         gpu: &'a Gpu,
@@ -66,10 +68,10 @@ impl<'a> Enqueue<'a> {
 }
 
 impl Enqueue<'_> {
-    /// Enqueues an operation; returns where its outcome will be.
+    /// Enqueues an operation. Returns the location of its outcome.
     ///
     /// # Safety
-    /// The memory of the host that `op` names is valid as [`Copier`] needs it.
+    /// The memory of the host that `op` names is valid for as long as the [`Copier`] needs.
     pub(super) unsafe fn op(&mut self, op: &Op) -> Outcome<Source> {
         match op {
             Op::Put(put) => self.put(put),
@@ -96,15 +98,15 @@ impl Enqueue<'_> {
             Op::Wait(wait) => self.wait(wait),
             Op::Atomic(op) => self.atomic(op),
             Op::Launch(launch) => self.launch(launch),
-            // Work of a stream runs in its order, and a copy or store is complete when the next
-            // work starts.
+            // A stream runs its work in order, and a copy or store is complete when the next work
+            // starts.
             Op::Fence | Op::Quiet => Ok(Source::Copy),
             Op::Collective(op) => self.collective(op),
             Op::Group(ops) => {
                 let transfers: Vec<Transfer> = ops.iter().filter_map(Transfer::of).collect();
                 let mut source = self.transfers(&transfers)?;
                 for op in ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))) {
-                    // SAFETY: the caller's promise, which is for all members.
+                    // SAFETY: the caller guarantees it for all members of the group.
                     let next = unsafe { self.op(op) }?;
                     self.hold(std::mem::replace(&mut source, next));
                 }
@@ -116,8 +118,8 @@ impl Enqueue<'_> {
 
     // ---- memory ----
 
-    /// Makes a graph keep symmetric memory. Outside of a capture `release` waits for the work of
-    /// every stream, and the heap is noted on each.
+    /// During a capture, makes the graph keep symmetric memory alive. Outside of a capture,
+    /// `release` waits for the work of every stream, and each stream keeps the heap alive.
     pub(super) fn note(&mut self, at: SymOffset, bytes: usize) {
         if self.capturing
             && let Some(block) = self.gpu.0.allocation(at, bytes as u64)
@@ -138,23 +140,24 @@ impl Enqueue<'_> {
         Ok(slot)
     }
 
-    /// Holds what a part of an operation writes its outcome to: the operation has another outcome.
+    /// Holds the slot of a part of an operation, because the operation reports the outcome of
+    /// another part.
     pub(super) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel) {
             self.keep.push(Arc::new(source));
         }
     }
 
-    /// A view of symmetric memory that the core has checked.
+    /// Returns a view of symmetric memory whose range `peerweave-core` has checked.
     pub(super) fn view<T>(&self, at: SymOffset, len: usize) -> SymSlice<T> {
-        // SAFETY: the core has checked that the elements lie in one live allocation, aligned; the
-        // queue holds its owner.
+        // SAFETY: `peerweave-core` has checked that the elements are aligned and lie in one live
+        // allocation; the queue holds the owner of the allocation.
         unsafe { SymSlice::from_raw(at, len) }
     }
 
     fn staged(&mut self, at: *mut u8, bytes: usize) -> Outcome<Staged> {
         if self.capturing {
-            let why = "memory of the host cannot be captured into a graph: use symmetric memory or memory of the device";
+            let why = "an operand is memory of the host, which cannot be captured into a graph; use symmetric memory or memory of the device";
             return Err(unsupported(self.call, why));
         }
         let pinned = self.state.pinned.take(bytes, || MappedWords::new(&self.state.context, class_of(bytes) / size_of::<u32>()));
@@ -165,22 +168,22 @@ impl Enqueue<'_> {
         Ok(staged)
     }
 
-    /// The address of memory that work on the stream reads.
+    /// Returns the device address of memory that work on the stream reads.
     pub(super) fn reading(&mut self, place: Place, bytes: usize) -> Outcome<u64> {
         self.note_place(place, bytes);
         let Place::Private(at) = place else { return Ok(self.state.address(place)) };
         let staged = self.staged(at, bytes)?;
         match self.copier {
-            // SAFETY: [G3]: the memory is valid for reads now, says the caller of `op`.
+            // SAFETY: [G3]: the caller of `op` guarantees that the memory is valid for reads now.
             Copier::Caller => unsafe { staged.fill() },
-            // SAFETY: [G3]: it is valid until the stream has passed the operation.
+            // SAFETY: [G3]: the memory is valid until the stream has passed the operation.
             Copier::Stream => unsafe { staged.enqueue_fill(self.stream) }.map_err(|error| driver(self.call, error))?,
         }
         Ok(staged.address())
     }
 
-    /// The address of memory that work on the stream writes, and what [`written`](Self::written)
-    /// then does.
+    /// Returns the device address of memory that work on the stream writes, and the staged memory
+    /// to pass to [`written`](Self::written).
     pub(super) fn writing(&mut self, place: Place, bytes: usize) -> Outcome<(u64, Option<Staged>)> {
         self.note_place(place, bytes);
         let Place::Private(at) = place else { return Ok((self.state.address(place), None)) };
@@ -188,23 +191,23 @@ impl Enqueue<'_> {
         Ok((staged.address(), Some(staged)))
     }
 
-    /// Hands over what was written.
+    /// Copies staged results to the caller's memory, or keeps them for the calling thread.
     pub(super) fn written(&mut self, staged: Option<Staged>) -> Outcome {
         match (staged, self.copier) {
             (None, _) => {}
             (Some(staged), Copier::Caller) => self.results.push(staged),
             (Some(staged), Copier::Stream) => {
-                // SAFETY: [G3]: it is valid until the stream has passed the operation.
+                // SAFETY: [G3]: the memory is valid until the stream has passed the operation.
                 unsafe { staged.enqueue_empty(self.stream) }.map_err(|error| driver(self.call, error))?;
             }
         }
         Ok(())
     }
 
-    /// Memory of the device for one operation.
+    /// Returns device memory for one operation.
     pub(super) fn scratch(&mut self, bytes: usize) -> Result<u64, Error> {
         let new = || DeviceMemory::<u8>::alloc(&self.state.context, class_of(bytes));
-        // What a graph uses belongs to it.
+        // A graph owns the memory that it uses.
         let memory = if self.capturing { new().map(Arc::new) } else { self.state.scratch.take(bytes, new) };
         let memory = memory.map_err(|error| driver(self.call, error))?;
         drop(memory.read(self.stream).map_err(|error| driver(self.call, error))?);
@@ -227,7 +230,7 @@ impl Enqueue<'_> {
             return Ok(());
         }
         // SAFETY: both ranges have that many bytes, and stay allocated until the stream has
-        // completed the copy: they are noted or held.
+        // completed the copy, because they are recorded or held.
         self.drive("cuMemcpyAsync", |api| Ok(unsafe { api.cuMemcpyAsync(to, from, bytes, self.stream.cu_stream()) }?))
     }
 
@@ -251,7 +254,7 @@ impl Enqueue<'_> {
         Ok(Source::Copy)
     }
 
-    /// A copy within this PE.
+    /// Enqueues a copy within this PE.
     fn between(&mut self, target: Place, source: Place, bytes: usize) -> Outcome<Source> {
         let from = self.reading(source, bytes)?;
         let (to, staged) = self.writing(target, bytes)?;
@@ -269,7 +272,7 @@ impl Enqueue<'_> {
         let local_bytes = ((rows - 1) * op.local_stride + 1) * width;
         self.note(op.remote, ((rows - 1) * op.remote_stride + 1) * width);
         let put = op.direction == Direction::Send;
-        // What lies between the elements of a result stays: it is read first.
+        // Bytes between the elements of a result must not change, so they are read first.
         let read = if put || matches!(op.local, Place::Private(_)) { Some(self.reading(op.local, local_bytes)?) } else { None };
         let (local, staged) = if put { (read.unwrap_or(0), None) } else { self.writing(op.local, local_bytes)? };
         if let (Some(read), false) = (read, put) {
@@ -299,8 +302,8 @@ impl Enqueue<'_> {
             WidthInBytes: width,
             Height: rows,
         };
-        // SAFETY: the core has checked that the last element at either stride lies in its memory,
-        // which is noted or held.
+        // SAFETY: `peerweave-core` has checked that the last element at either stride lies in its
+        // memory, which is recorded or held.
         self.drive("cuMemcpy2DAsync_v2", |api| Ok(unsafe { api.cuMemcpy2DAsync_v2(&raw const copy, self.stream.cu_stream()) }?))?;
         self.written(staged)?;
         Ok(Source::Copy)
@@ -315,7 +318,7 @@ impl Enqueue<'_> {
         let stream = self.stream.cu_stream();
         let first = fill.bits.to_ne_bytes()[0];
         if fill.bits.to_ne_bytes()[..fill.element_bytes].iter().all(|byte| *byte == first) {
-            // SAFETY: the range has that many bytes, and is noted or held.
+            // SAFETY: the range has that many bytes, and is recorded or held.
             self.drive("cuMemsetD8Async", |api| Ok(unsafe { api.cuMemsetD8Async(to, first, bytes, stream) }?))?;
         } else {
             const THREADS: usize = 256;
@@ -331,7 +334,7 @@ impl Enqueue<'_> {
 
     // ---- kernels ----
 
-    /// The error of a launch that was not enqueued.
+    /// Converts the error of a launch that was not enqueued.
     fn refused(&self, error: GpuError) -> Error {
         let team = self.state.world();
         match error {
@@ -395,7 +398,7 @@ impl Enqueue<'_> {
         let slot = self.slot(2)?;
         let bytes = op.dtype.size_bytes();
         self.note(op.at, bytes);
-        // A view of no words, if the element has 4 bytes: the kernel takes it by its offset.
+        // An element of 4 bytes gives a view of no words; the kernel uses only the view's offset.
         let element = self.view::<u64>(op.at, bytes / size_of::<u64>());
         let arguments = (element, bytes as u32, kind, operand, op.compare, op.pe.get(), slot.view(0, 2));
         self.kernel(|kernels| &kernels.atomic, arguments)?;
@@ -435,8 +438,8 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Lets the other ranks compare their call with this one, which is about to be enqueued. The
-    /// caller holds the order of the team.
+    /// Records this call, which is about to be enqueued, so that other ranks can compare their
+    /// calls with it. The caller holds the lock of the team's order.
     fn compared(&self, team: &TeamOf, op: &Collective) {
         match &self.state.calls {
             Some(calls) if team.members.len() > 1 && self.capturing => calls.end(team),
@@ -445,7 +448,7 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Meets the members of a team.
+    /// Enqueues a barrier of the members of a team.
     pub(super) fn barrier(&mut self, team: &TeamOf) -> Outcome<Source> {
         const THREADS: u32 = 32;
         let slot = self.slot(1)?;
@@ -454,7 +457,7 @@ impl Enqueue<'_> {
         Ok(Source::Collective(slot))
     }
 
-    /// A collective of a team of one: its operand is its result.
+    /// Enqueues a collective of a team with one member, whose result is a copy of its operand.
     fn alone(&mut self, team: &TeamOf, op: &Collective) -> Outcome<Source> {
         if op.kind.reduces() && op.op == ReduceOp::PreMulSum {
             return self.reduce(team, op);

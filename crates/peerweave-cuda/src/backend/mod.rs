@@ -15,10 +15,10 @@
 //!  state      what all of these share      teams   the teams of this PE
 //! ```
 //!
-//! Copies are made by copy engines, in the order of their stream. Signals, waits, atomics, barriers
-//! and elements are small kernels: see `peerweave-stream-kernels` for the reasons. A signal after a
-//! put is ordered by the stream: the copy has ended when the kernel starts, which then releases at
-//! the scope of the system.
+//! Copies run on copy engines, in the order of their stream. Signals, waits, atomics, barriers and
+//! operations on single elements are small kernels; `peerweave-stream-kernels` has the reasons. The
+//! stream orders a signal after a put: the copy has ended when the signal's kernel starts, and the
+//! kernel releases at system scope.
 
 mod agreement;
 mod calls;
@@ -64,13 +64,13 @@ use queue::CudaQueue;
 use state::{Memory, State};
 use teams::TeamOf;
 
-/// Bytes of the symmetric heap of each PE where nothing else is asked for.
+/// Default size of the symmetric heap of each PE, in bytes.
 const DEFAULT_HEAP_BYTES: usize = 1 << 30;
 
-/// The backend for GPUs, as one PE holds it: `World::new(Cuda::new(gpu)?)`.
+/// The backend for GPUs, as one PE uses it: `World::new(Cuda::new(gpu)?)`.
 ///
-/// A PE has one GPU. PEs are processes of one machine, or threads with a GPU each. The README of
-/// this crate has the table of what is built.
+/// A PE has one GPU. PEs are processes on one machine, or threads with one GPU each. A table in the
+/// README of this crate lists the implemented operations.
 pub struct Cuda {
     state: Arc<State>,
 }
@@ -78,7 +78,7 @@ pub struct Cuda {
 /// Returns the number of GPUs that this process sees.
 ///
 /// # Errors
-/// Why there is no driver, or why it gives none.
+/// The driver was not found, or it reports no GPUs.
 pub fn visible_gpus() -> Result<usize, crate::CudaError> {
     Ok(peerweave_driver::Driver::get()?.device_count()?)
 }
@@ -87,10 +87,10 @@ pub fn visible_gpus() -> Result<usize, crate::CudaError> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaOptions {
-    /// The deadline of every wait that has no other. Default: 60 s.
+    /// Deadline of every wait for which the call sets none. Default: 60 s.
     pub deadline: Duration,
-    /// The symmetric heap of each PE, in bytes. Default: 1 GiB. The backend takes 1 MiB more for
-    /// each team.
+    /// Size of the symmetric heap of each PE in bytes. Default: 1 GiB. The backend allocates 1 MiB
+    /// more for each team.
     pub heap_bytes: Option<usize>,
 }
 
@@ -103,18 +103,19 @@ impl Default for CudaOptions {
 /// Bytes of the heap of each PE through which the collectives of one team move data.
 const AREA_BYTES: usize = 1 << 20;
 
-/// The bytes of all areas: no more than a quarter of a small heap.
+/// Returns the size of all areas in bytes: at most a quarter of a small heap.
 fn area_bytes(heap_bytes: u64, teams: usize) -> usize {
     AREA_BYTES.min(heap_bytes as usize / 4 / teams).next_multiple_of(256) * teams
 }
 
-/// The collectives of all PEs, the staging memory of other teams, and how each of these uses it.
+/// The collectives of the team of all PEs, the staging memory of other teams, and the options with
+/// which each of these teams uses its part.
 type TeamsMemory = (Option<Collectives>, Option<Symmetric<u8>>, CollectivesOptions);
 
-/// The collectives of all PEs, and staging memory for those of `teams` other teams; none where the
-/// heap has no room for it.
+/// Creates the collectives of the team of all PEs, and staging memory for `teams` other teams;
+/// `None` if the heap has no room.
 fn teams_memory(gpu: &Gpu, heap_bytes: u64, teams: u64) -> Result<TeamsMemory, crate::CudaError> {
-    /// `None` where the heap has no room, as on every PE alike.
+    /// Returns `None` if the heap has no room, which is then so on every PE.
     fn room<T>(made: Result<T, crate::CudaError>) -> Result<Option<T>, crate::CudaError> {
         match made {
             Err(crate::CudaError::Vmm(VmmError::Misuse(Misuse::Exhausted { .. }))) => Ok(None),
@@ -131,15 +132,15 @@ fn teams_memory(gpu: &Gpu, heap_bytes: u64, teams: u64) -> Result<TeamsMemory, c
 }
 
 impl Cuda {
-    /// Joins a job whose PEs take the GPUs of the machine in order: PE `i` of a machine takes
-    /// device `i` that its process can see, or device 0 where each process sees one.
+    /// Joins a job. The PEs of a machine use its GPUs in order: PE `i` of the machine uses device
+    /// `i` of the devices that its process sees, or device 0 if its process sees only one.
     ///
     /// # Collective
     /// All PEs of the job, with the same options.
     ///
     /// # Errors
     /// [`Error::Setup`] without a driver or a device, or if the GPUs cannot access each other;
-    /// errors of the rendezvous, which name the PEs that are missing.
+    /// errors of the rendezvous, which name the missing PEs.
     pub fn join(job: &Job, options: &CudaOptions) -> Result<Arc<Self>, Error> {
         const CALL: &str = "Cuda::join";
         let setup = |error: crate::CudaError| Error::setup(CALL, error);
@@ -156,16 +157,16 @@ impl Cuda {
         Self::new(Gpu::new(&rendezvous, &context, options).map_err(setup)?)
     }
 
-    /// The backend on a GPU of a job. The world ends the GPU. Loads the kernels of the backend,
-    /// since loading may wait for the work of the device, and then for a kernel that waits for
+    /// Creates the backend on a GPU of a job. The world ends the GPU. Loads the backend's kernels
+    /// now, because a later load may wait for work of the device, such as a kernel that waits for
     /// another PE.
     ///
     /// # Collective
     /// All PEs of the GPU.
     ///
     /// # Errors
-    /// [`Error::Setup`] if the kernels cannot be loaded, or the heap has no room for the memory
-    /// through which collectives move data.
+    /// [`Error::Setup`] if the kernels cannot be loaded, or the heap has no room for the staging
+    /// memory of collectives.
     pub fn new(gpu: Gpu) -> Result<Arc<Self>, Error> {
         let setup = |error| Error::setup("Cuda::new", error);
         let kernels = Kernels::load(&gpu).map_err(setup)?;
@@ -209,14 +210,14 @@ impl Cuda {
         Ok(Arc::new(Self { state: Arc::new(state) }))
     }
 
-    /// The context of the GPU of this PE, for streams and memory of cudarc.
+    /// Returns the context of this PE's GPU, for streams and memory of cudarc.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.state.context
     }
 
-    /// A stream of cudarc as a stream of this backend, for
-    /// [`World::adopt_stream`](peerweave_core::World::adopt_stream). Both orders are the same: work
-    /// of the application and operations of Peerweave run one after the other.
+    /// Returns a stream of cudarc as a stream of this backend, for
+    /// [`World::adopt_stream`](peerweave_core::World::adopt_stream). Work of the application and
+    /// operations of Peerweave on the stream run in the order in which they were enqueued.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a stream of another device's context, and for a per-thread
@@ -232,7 +233,7 @@ impl Cuda {
     pub fn wrap_stream(&self, stream: Arc<CudaStream>) -> Result<Arc<dyn StreamBackend>, Error> {
         const CALL: &str = "wrap_stream";
         if stream.context().cu_ctx() != self.state.context.cu_ctx() {
-            return Err(error::unsupported(CALL, "the stream is of another context than that of the GPU of this PE"));
+            return Err(error::unsupported(CALL, "the stream belongs to another context, expected the context of this PE's GPU"));
         }
         peerweave_driver::refuse_per_thread(CALL, &stream).map_err(|error| error::driver(CALL, error))?;
         Ok(Arc::new(CudaQueue::wrap(&self.state, stream)?))

@@ -1,16 +1,17 @@
-//! Memory that operations use for a while, kept for later operations.
+//! Pools of temporary memory. A piece that an operation no longer uses is reused by later
+//! operations.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use super::state::lock;
 
-/// The least length of a piece, in bytes.
+/// Minimum length of a piece, in bytes.
 const LEAST: usize = 4096;
-/// The most bytes that a pool keeps.
+/// Maximum number of bytes that a pool keeps.
 const MOST: usize = 64 << 20;
 
-/// The length of the piece that an operation gets for so many bytes: a power of two.
+/// Returns the length of the piece for an operation that needs `bytes` bytes: a power of two.
 pub(super) fn class_of(bytes: usize) -> usize {
     bytes.max(LEAST).checked_next_power_of_two().unwrap_or(bytes)
 }
@@ -27,13 +28,13 @@ impl<T> Default for Pieces<T> {
 }
 
 impl<T> Pieces<T> {
-    /// A free piece for so many bytes, or a new one.
+    /// Returns a free piece of at least `bytes` bytes, or a new piece.
     pub(super) fn take<E>(&self, bytes: usize, new: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         let class = class_of(bytes);
         let mut pieces = lock(&self.pieces);
         let free = pieces.iter_mut().position(|(of, piece)| *of == class && Arc::get_mut(piece).is_some());
         if let Some(at) = free {
-            // The longest unused come first.
+            // Pieces are ordered by the time of their last use, oldest first.
             let piece = pieces.remove(at);
             let taken = Arc::clone(&piece.1);
             pieces.push(piece);
@@ -46,15 +47,15 @@ impl<T> Pieces<T> {
         {
             kept -= pieces.remove(at).0;
         }
-        // What is too long for the pool, or finds it full of pieces in use, lives as long as its
-        // operation.
+        // A piece that is too long for the pool, or for which a pool full of used pieces has no
+        // room, lives as long as its operation.
         if kept + class <= MOST {
             pieces.push((class, Arc::clone(&piece)));
         }
         Ok(piece)
     }
 
-    /// Frees what is not in use.
+    /// Frees pieces that are not in use.
     pub(super) fn clear(&self) {
         lock(&self.pieces).clear();
     }
@@ -66,7 +67,8 @@ impl<T> fmt::Debug for Pieces<T> {
     }
 }
 
-/// Values of which most operations have at most two, without memory of the heap for these.
+/// A list of values that stores its first two values without an allocation, because most operations
+/// have at most two.
 #[derive(Debug)]
 pub(super) struct Few<T> {
     few: [Option<T>; 2],
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn piece_is_given_again_when_it_is_dropped() {
+    fn dropped_piece_is_reused() {
         let pool = Pieces::default();
         let (first, second) = (take(&pool, 5000), take(&pool, 8192));
         assert!(!Arc::ptr_eq(&first, &second));

@@ -1,8 +1,8 @@
 //! Streams of the portable API over CUDA streams.
 //!
-//! Invariant: what an operation uses is held until the stream has passed it: here, by the graph
-//! that captured it, or, when this is dropped before that, by the thread that frees memory of the
-//! device.
+//! Invariant: the resources of an operation are held until the stream has passed the operation: by
+//! the queue, by the graph that captured the operation, or, after the queue was dropped, by the
+//! thread that frees device memory.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -33,7 +33,7 @@ pub(super) struct Queue {
     inner: Mutex<InFlight>,
 }
 
-/// The stream, made here or by the user.
+/// A CUDA stream, created by this backend or by the user.
 enum Handle {
     Own(PrivateStream),
     Wrapped(Arc<CudaStream>),
@@ -43,32 +43,33 @@ enum Handle {
 struct InFlight {
     /// The operations that the stream may not have passed, oldest first.
     operations: VecDeque<Held>,
-    /// How many operations there are when the driver is asked which the stream has passed.
+    /// Number of operations at which the driver is queried for the operations that the stream has
+    /// passed.
     ask_at: usize,
     /// Bytes of pools that the operations use.
     held_bytes: usize,
-    /// Tickets of operations that have ended, which nobody else has: for later ones.
+    /// Tickets of ended operations without other handles, to be reused by later operations.
     free: Vec<Arc<Ticket>>,
     /// The first failure since the last synchronisation.
     failed: Option<Error>,
 }
 
-/// Operations after which the driver is asked again which the stream has passed.
+/// Number of further operations after which the driver is queried again.
 const ASK_EACH: usize = 32;
-/// Bytes of pools in use from which on each call asks.
+/// Number of pool bytes in use above which each call queries the driver.
 const HELD_BYTES: usize = 1 << 20;
 /// Tickets that a queue keeps for later operations.
 const FREE_TICKETS: usize = 2 * ASK_EACH + 1;
 
-/// One operation, with what it uses.
+/// One operation, with the resources that it uses.
 struct Held {
     ticket: Arc<Ticket>,
-    /// Of pools.
+    /// Bytes of pools that the operation uses.
     bytes: usize,
     _kept: (Keep, Uses),
 }
 
-/// What an operation uses besides the memory of its operands.
+/// Resources that an operation uses besides the memory of its operands.
 #[derive(Default)]
 struct Uses {
     _keep: Few<peerweave_driver::Keep>,
@@ -76,7 +77,7 @@ struct Uses {
 }
 
 impl InFlight {
-    /// Lets go of the oldest operation, which the stream has passed.
+    /// Drops the oldest operation, which the stream has passed.
     fn pop(&mut self) {
         let Some(Held { mut ticket, bytes, _kept }) = self.operations.pop_front() else { return };
         if let Err(error) = ticket.read() {
@@ -91,7 +92,7 @@ impl InFlight {
         }
     }
 
-    /// Lets go of operations whose outcome is known, and, where there are many, of those that the
+    /// Drops operations whose outcome is known and, if there are many operations, all that the
     /// stream has passed.
     fn prune(&mut self) {
         while self.operations.front().is_some_and(|first| first.ticket.outcome.get().is_some()) {
@@ -110,21 +111,22 @@ impl InFlight {
         self.ask_at = self.operations.len() + ASK_EACH;
     }
 
-    /// Lets go of all operations that the stream has passed.
+    /// Drops all operations that the stream has passed.
     fn prune_all(&mut self) {
         while self.operations.front().is_some_and(|first| first.ticket.poll()) {
             self.pop();
         }
     }
 
-    /// Lets go of the operations up to one that the stream has passed.
+    /// Drops the operations up to `last`, which the stream has passed.
     fn prune_up_to(&mut self, last: Arc<Ticket>) {
         let count = self.operations.iter().rposition(|held| Arc::ptr_eq(&held.ticket, &last)).map_or(0, |at| at + 1);
         drop(last);
         (0..count).for_each(|_| self.pop());
     }
 
-    /// The ticket of an operation that was just enqueued, with an event after it.
+    /// Creates the ticket of an operation that was just enqueued, with an event behind the
+    /// operation.
     fn ticket(&mut self, state: &Arc<State>, stream: &Arc<CudaStream>, made: Made) -> Result<Arc<Ticket>, (Made, DriverError)> {
         let Some(mut ticket) = self.free.pop() else {
             return match Recorded::new(stream, false) {
@@ -143,7 +145,7 @@ impl InFlight {
                 Err(error) => Err((made, error)),
             };
         };
-        let unused = Arc::get_mut(&mut ticket).unwrap_or_else(|| unreachable!("tickets that are free have one handle"));
+        let unused = Arc::get_mut(&mut ticket).unwrap_or_else(|| unreachable!("a free ticket has one handle"));
         if let Err(error) = unused.event.again(stream) {
             return Err((made, error));
         }
@@ -152,7 +154,7 @@ impl InFlight {
     }
 }
 
-/// What a ticket says of its operation.
+/// The properties of an operation that its ticket stores.
 struct Made {
     call: &'static str,
     team: TeamName,
@@ -160,7 +162,7 @@ struct Made {
     source: Source,
 }
 
-/// The team of an operation; that of all PEs for operations that have none.
+/// Returns the team of an operation; the team of all PEs for operations without a team.
 pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     match op {
         Op::Collective(op) => state.team_name(op.team),
@@ -169,7 +171,7 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     }
 }
 
-/// Whether other ranks make the same call.
+/// Returns whether an operation is a collective call, which all ranks of a team make.
 fn is_collective(op: &Op) -> bool {
     matches!(op, Op::Collective(_))
 }
@@ -180,7 +182,7 @@ impl CudaQueue {
         Self::of(state, Handle::Own(stream), "stream")
     }
 
-    /// A stream of the user, in the context of this GPU.
+    /// Wraps a stream of the user, which must be in the context of this GPU.
     pub(super) fn wrap(state: &Arc<State>, stream: Arc<CudaStream>) -> Result<Self, Error> {
         Self::of(state, Handle::Wrapped(stream), "wrap_stream")
     }
@@ -192,7 +194,7 @@ impl CudaQueue {
         Ok(Self(queue))
     }
 
-    /// The CUDA stream.
+    /// Returns the CUDA stream.
     pub(super) fn cuda(&self) -> &Arc<CudaStream> {
         self.0.cuda()
     }
@@ -215,7 +217,7 @@ impl Queue {
         let start = Instant::now();
         let last = lock(&self.inner).operations.back().map(|held| Arc::clone(&held.ticket));
         if let Some(last) = &last {
-            // The outcome of the last one says nothing of those before it.
+            // The outcome of the last operation does not contain failures of earlier operations.
             let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
             let passed = self.state.wait_for(&last.event, within).map_err(|error| driver("synchronize", error))?;
             if !passed {
@@ -237,10 +239,10 @@ impl Queue {
     }
 }
 
-// SAFETY: [B1] `Enqueue` accesses the ranges of the operation. [B6] what `keep` gave is moved to
+// SAFETY: [B1] `Enqueue` accesses the ranges of the operation. [B6] the value of `keep` is moved to
 // the operations in flight before `submit` returns `Queued`, and is dropped when the stream has
-// passed them or, from `drop`, by the thread that waits for that; a graph gets it where the stream
-// is captured. [B8] the owners of memory of devices are notified around `Enqueue::op`.
+// passed them or, after `drop`, by the thread that waits for that; during a capture, the graph gets
+// the value. [B8] the owners of memory of devices are notified around `Enqueue::op`.
 unsafe impl StreamBackend for CudaQueue {
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
         let (queue, call) = (&*self.0, op.call_name());
@@ -248,14 +250,14 @@ unsafe impl StreamBackend for CudaQueue {
         let gpu = state.gpu(call)?;
         let kept = keep();
         kept.device_owners(&mut |owner| owner.before(Some(self)))?;
-        // Operations of one stream are enqueued one at a time, so that their parts stay together.
+        // A stream's operations are enqueued one at a time, so that their parts do not mix.
         let mut inner = lock(&queue.inner);
         inner.prune();
         let capturing = is_capturing(stream).and_then(|capturing| bind(stream.context()).map(|()| capturing));
         let capturing = capturing.map_err(|error| driver(call, error))?;
         let mut enqueue = Enqueue::new(state, &gpu, stream, call, Copier::Stream, capturing);
-        // SAFETY: the memory of the host is valid while `kept` lives, which is until the stream has
-        // passed the operation.
+        // SAFETY: the memory of the host is valid while `kept` lives, and `kept` lives until the
+        // stream has passed the operation.
         let enqueued = unsafe { enqueue.op(op) };
         let (bytes, mut uses) = (enqueue.held_bytes, uses_of(&mut enqueue));
         kept.device_owners(&mut |owner| {
@@ -269,8 +271,8 @@ unsafe impl StreamBackend for CudaQueue {
                 .map_err(|error| driver(call, error))?;
             return Ok(Submitted::Captured);
         }
-        // A part of the operation may be enqueued even if it failed: its memory is held as well,
-        // and its error is not a failure of a later synchronisation.
+        // A part of a failed operation may be enqueued, so its memory is held too. The error is
+        // returned here and not by a later synchronisation.
         let (source, failed) = match enqueued {
             Ok(source) => (source, None),
             Err(error) => (Source::Copy, Some(error)),
@@ -300,7 +302,7 @@ unsafe impl StreamBackend for CudaQueue {
         const CALL: &str = "record";
         let stream = self.cuda();
         if is_capturing(stream).map_err(|error| driver(CALL, error))? {
-            return Err(unsupported(CALL, "events in streams that are being captured are not built yet"));
+            return Err(unsupported(CALL, "events in streams that are being captured are not implemented yet"));
         }
         let recorded = Recorded::new(stream, true).map_err(|error| driver(CALL, error))?;
         Ok(Arc::new(CudaEvent { state: Arc::clone(&self.0.state), queue: Arc::downgrade(&self.0), recorded }))
@@ -313,12 +315,12 @@ unsafe impl StreamBackend for CudaQueue {
     }
 }
 
-/// Takes what an operation uses from what enqueued it.
+/// Takes the resources of an operation from the value that enqueued it.
 fn uses_of(enqueue: &mut Enqueue<'_>) -> Uses {
     Uses { _keep: std::mem::take(&mut enqueue.keep), _staged: std::mem::take(&mut enqueue.staged) }
 }
 
-/// Holds what a stream uses until it has completed its work.
+/// Holds the resources of a stream until the stream has completed its work.
 fn hold_back(state: &State, stream: &Arc<CudaStream>, used: (Keep, Uses, Source)) {
     state.note_allocations(stream);
     retire(&state.context, [Arc::clone(stream)], Box::new(move || drop(used)));
@@ -374,10 +376,10 @@ impl EventBackend for CudaEvent {
     }
 }
 
-/// Runs an operation on the calling thread: on a stream of its own, until it is complete.
+/// Runs an operation on a separate stream and waits on the calling thread until it is complete.
 ///
 /// # Safety
-/// As `Backend::run`.
+/// As for `Backend::run`.
 pub(super) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
     let call = op.call_name();
     let gpu = state.gpu(call)?;
@@ -404,7 +406,7 @@ pub(super) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -
     let ticket = Ticket { state: Arc::clone(state), call, team, is_collective, event, source, outcome: OnceLock::new() };
     let outcome = ticket.wait(state.deadline);
     if !ticket.is_complete() {
-        // The work goes on: its memory is held, and its stream is not used again.
+        // The work continues, so its memory is held and its stream is not reused.
         hold_back(state, &stream, (kept, uses, ticket.source));
         return outcome;
     }

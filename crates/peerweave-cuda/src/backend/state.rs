@@ -46,7 +46,7 @@ pub(super) struct Memory {
     /// not mapped.
     pub(super) rooms: Option<Symmetric<u8>>,
     pub(super) rooms_options: CollectivesOptions,
-    /// `None` for one PE, and where PEs are on several machines.
+    /// Record of collective calls; `None` for a job of one PE, and if PEs are on several machines.
     pub(super) calls: Option<Calls>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct State {
     /// Number of teams created by the PEs of any team of this PE. It distinguishes teams that reuse
     /// a number.
     pub(super) splits: Mutex<u32>,
-    /// The collectives that each PE has begun.
+    /// Record of the collectives that each PE has begun.
     pub(super) calls: Option<Calls>,
     /// Staging memory of all teams except the team of all PEs, one after the other.
     rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
@@ -297,16 +297,16 @@ impl State {
         }
     }
 
-    /// Compares the collectives that the ranks of a team have begun, as far as they are known.
+    /// Compares the collectives that the ranks of a team have begun, as far as they are recorded.
     ///
     /// # Errors
-    /// [`Error::Mismatch`], which is the failure of the team.
+    /// [`Error::Mismatch`] if they differ; the error is then also recorded as a failure of this PE.
     pub(super) fn compare(&self, team: &TeamOf) -> Result<(), Error> {
         let found = self.calls.as_ref().and_then(|calls| calls.difference(team));
         found.map_or(Ok(()), |(pe, mine, theirs)| Err(self.record(mismatch(team.name(), pe, mine, theirs))))
     }
 
-    /// As [`compare`](Self::compare), of all teams.
+    /// Like [`compare`](Self::compare), for all teams.
     pub(super) fn compare_all(&self) -> Result<(), Error> {
         if self.calls.is_none() {
             return Ok(());
@@ -317,7 +317,7 @@ impl State {
     /// Returns the reason why a kernel failed.
     pub(super) fn kernel_failure(&self, call: &'static str, team: TeamName) -> Error {
         let reported = self.gpu(call).and_then(|gpu| gpu.0.ended(call).map_err(|error| portable(call, team, error)));
-        // Ranks that wait for each other in different calls: that is why.
+        // The wait may have timed out because ranks wait for each other in different calls.
         if let Err(error) = self.compare_all() {
             return error;
         }

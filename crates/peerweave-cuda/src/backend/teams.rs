@@ -23,7 +23,7 @@ pub(super) struct TeamOf {
     /// Name of the team on the host. The same on all members, and different from all other teams of
     /// the job.
     pub(super) path: String,
-    /// A digest of its name.
+    /// Digest of the team's name.
     pub(super) tag: u64,
     /// Number of host calls that the members have made together.
     pub(super) agreements: Mutex<u64>,
@@ -82,7 +82,7 @@ impl TeamOf {
     }
 }
 
-/// A digest that is the same on all PEs.
+/// Returns a digest of a value. Equal values have the same digest on all PEs.
 pub(super) fn digest(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
@@ -130,7 +130,7 @@ impl Teams {
         Some(others.swap_remove(at))
     }
 
-    /// All live teams.
+    /// Returns all live teams.
     pub(super) fn all(&self) -> Vec<Arc<TeamOf>> {
         let world = self.world.read().unwrap_or_else(PoisonError::into_inner).clone();
         let others = self.others.read().unwrap_or_else(PoisonError::into_inner);

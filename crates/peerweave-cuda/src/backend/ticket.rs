@@ -39,7 +39,7 @@ pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    /// Whether other ranks make the same call.
+    /// Whether the operation is a collective call, which all ranks of a team make.
     pub(super) is_collective: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,
@@ -118,7 +118,8 @@ impl Pending for Ticket {
         let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
         match self.state.wait_for(&self.event, within) {
             Ok(true) => {
-                // The ranks that this one has met have begun the same calls, or others.
+                // Ranks that exchanged data with this rank have begun a call, which may be a
+                // different call.
                 if self.is_collective
                     && let Some(team) = self.state.teams.find(self.team.id)
                     && let Err(error) = self.state.compare(&team)
