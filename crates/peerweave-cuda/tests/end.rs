@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_cuda::{CudaError, Gpu, GpuOptions};
+use peerweave_fakes::entered;
 use peerweave_test_kernels::{count_up, ring, wait_for_ever};
 use peerweave_types::FailureKind;
 
@@ -49,6 +50,22 @@ fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
 #[test]
 fn rendezvous_has_no_other_owner_after_end() {
     fakes().run(|| is_free_right_after(|gpu| gpu.end().expect("nothing failed")));
+}
+
+#[test]
+fn modules_are_unloaded_when_end_returns() {
+    fakes().run(|| {
+        for _ in 0..20 {
+            pes_that_may_fail(1, options(), |gpu| {
+                let gpu = gpu.expect("it is set up");
+                let (loads, unloads) = (entered("cuModuleLoadDataEx"), entered("cuModuleUnload"));
+                gpu.load_crate(ring::KERNEL.ptx()).expect("all kernels are registered");
+                let loaded = entered("cuModuleLoadDataEx") - loads;
+                gpu.end().expect("nothing failed");
+                assert_eq!(entered("cuModuleUnload") - unloads, loaded);
+            });
+        }
+    });
 }
 
 #[test]

@@ -22,6 +22,12 @@ pub fn wait_for_ever(ctx: &Context, signal: SymSlice<u64>, from: u32) -> Result<
     Ok(())
 }
 
+/// Waits, as a block, for a value that `from` never writes.
+#[kernel]
+pub fn wait_for_ever_block(ctx: &Context, signal: SymSlice<u64>, from: u32) -> Result<(), Failed> {
+    ctx.signal_wait_until_from_block(signal, Compare::Ge, u64::MAX, from)
+}
+
 /// Writes `first + i` to element `i`, without communication.
 #[kernel]
 pub fn count_up(ctx: &Context, to: SymSlice<u64>, first: u64) {

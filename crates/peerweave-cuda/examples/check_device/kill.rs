@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use peerweave_cuda::{CudaError, Gpu};
-use peerweave_test_kernels::{count_up, wait_for_ever};
+use peerweave_test_kernels::{count_up, wait_for_ever, wait_for_ever_block};
 
 use crate::basics::same;
 use crate::table::Table;
@@ -12,8 +12,9 @@ use crate::table::Table;
 pub(crate) fn run(gpu: &Gpu, table: &mut Table, victim: u32) {
     table.check("a PE dies while kernels wait for it", || {
         let (signal, own, stream) = (gpu.alloc::<u64>(1)?, gpu.alloc::<u64>(64)?, gpu.stream()?);
-        // Both kernels are loaded before one of them waits.
+        // All kernels are loaded before one of them waits.
         gpu.load(&wait_for_ever::KERNEL)?;
+        gpu.load(&wait_for_ever_block::KERNEL)?;
         stream.launch(&count_up::KERNEL, 1, 64, (own.slice(), 0))?;
         stream.wait()?;
         gpu.barrier("kill")?;
@@ -22,6 +23,8 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Table, victim: u32) {
             std::process::abort();
         }
         let start = Instant::now();
+        // One thread of each block waits for the others, and all threads wait for the PE.
+        stream.launch(&wait_for_ever_block::KERNEL, 2, 72, (signal.slice(), victim))?;
         stream.launch(&wait_for_ever::KERNEL, 1, 32, (signal.slice(), victim))?;
         let error = stream.wait().err().ok_or("the wait for a dead PE succeeded")?;
         println!("{}: after {:.0} ms: {error}", gpu.pe(), start.elapsed().as_secs_f64() * 1e3);

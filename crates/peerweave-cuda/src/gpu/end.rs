@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{deadline_after, wait};
+use peerweave_driver::{deadline_after, settle, wait};
 
 use super::{Gpu, Inner};
 use crate::error::{CudaError, misuse};
@@ -16,7 +16,7 @@ use crate::heap::Question;
 
 /// Interval at which the parts are checked.
 const LOOK: Duration = Duration::from_micros(200);
-/// Time for which dropping a GPU waits for its parts.
+/// Time for which dropping a GPU waits for its parts, and ending a GPU for its modules.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Parts that threads may hold for a short time after the GPU is dropped. Dropping this value waits
@@ -126,6 +126,11 @@ impl Inner {
             true => Ok(()),
             false => Err(CudaError::Stuck { call, waited: start.elapsed() }),
         };
+        // Another thread unloads the modules. If the process ends next, the driver shuts down, and
+        // no thread may be in a call of it.
+        if !settle(deadline_after(PATIENCE)) {
+            tracing::debug!("memory or modules of a GPU that ended are still in use after {PATIENCE:?}");
+        }
         worked.and(met).and(ended).and(let_go)
     }
 }

@@ -4,8 +4,6 @@
 //! job waits only for the compilation of the kernels that it launches.
 
 use std::collections::HashMap;
-use std::num::NonZero;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use peerweave_device::launch::{PtxImage, PtxVariant};
@@ -83,7 +81,8 @@ impl Inner {
         Ok(kernels().entry(key).or_insert(kernel).clone())
     }
 
-    /// Loads all kernels of a crate, on several threads.
+    /// Loads all kernels of a crate, one after the other: the driver compiles one at a time in a
+    /// process, also if several threads ask for it.
     pub(crate) fn load_all(&self, image: &'static PtxImage) -> Result<(), CudaError> {
         let all = self.modules.find(self.variant(image, "of the crate", self.network)?)?;
         let mut parts: Vec<usize> = all.parts.kernels().map(|(_, part)| part).collect();
@@ -93,22 +92,7 @@ impl Inner {
         // others have compiled.
         let first = self.rendezvous.pe().index() * parts.len() / self.rendezvous.n_pes() as usize;
         parts.rotate_left(first);
-        // One link runs at a time in a process.
-        let threads = if self.network { 2 } else { std::thread::available_parallelism().map_or(1, NonZero::get) };
-        let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
-        let load = || {
-            while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Err(error) = self.part(&all, *part) {
-                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                    next.store(parts.len(), Ordering::Relaxed);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            (1..threads.min(parts.len())).for_each(|_| drop(scope.spawn(load)));
-            load();
-        });
-        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        parts.into_iter().try_for_each(|part| self.part(&all, part).map(drop))
     }
 
     fn variant(&self, image: &'static PtxImage, name: &'static str, network: bool) -> Result<&'static PtxVariant, CudaError> {

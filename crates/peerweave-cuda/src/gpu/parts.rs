@@ -1,6 +1,6 @@
 //! Splits the PTX of a crate of kernels into parts that are compiled separately.
 //!
-//! The driver compiles about a megabyte of PTX per second, and a program uses few kernels of a
+//! The driver compiles about half a megabyte of PTX per second, and a program uses few kernels of a
 //! large crate. So a part has one kernel, with the functions and variables that it reaches.
 //!
 //! Invariant: each module has variables of its own, so kernels that reach the same variable are in

@@ -146,10 +146,10 @@ impl Gpu {
         self.0.kernel(kernel.ptx(), kernel.name())
     }
 
-    /// Loads all kernels of a crate, by several threads. `image` is
-    /// [`Kernel::ptx`](peerweave_device::launch::Kernel::ptx) of any of them. PEs that call it at
-    /// the same time share the compilation through the caches on disk of the driver and of
-    /// `peerweave-link`.
+    /// Loads all kernels of a crate. `image` is
+    /// [`Kernel::ptx`](peerweave_device::launch::Kernel::ptx) of any of them. PEs of one machine
+    /// that call it at the same time share the compilation through the caches on disk of the driver
+    /// and of `peerweave-link`.
     ///
     /// # Errors
     /// [`CudaError::NoPtx`]; those of loading and linking, of the kernel that failed first.

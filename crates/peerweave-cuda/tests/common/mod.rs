@@ -173,6 +173,7 @@ macro_rules! kernels {
 kernels! { register_tests of peerweave_test_kernels:
     ring(1: SymSlice<u64>, 2: SymSlice<u64>, 3: u64);
     wait_for_ever(1: SymSlice<u64>, 2: u32);
+    wait_for_ever_block(1: SymSlice<u64>, 2: u32);
     count_up(1: SymSlice<u64>, 2: u64);
     barriers(1: u32);
     multicast_base(1: SymSlice<u64>);
