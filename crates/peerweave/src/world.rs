@@ -34,11 +34,13 @@ impl World {
     /// [`BackendChoice`](crate::BackendChoice).
     ///
     /// # Collective
-    /// Every PE of the job must call this.
+    /// Every PE of the job must call this, once. A PE that a launcher started cannot join its job
+    /// again, not even after [`World::finalize`]. Without a launcher, each call creates another job
+    /// of one PE.
     ///
     /// # Errors
-    /// - [`Error::Setup`] if the launcher's variables contradict each other, or if PEs are missing
-    ///   at the deadline. The error names the missing PEs.
+    /// - [`Error::Setup`] if the launcher's variables contradict each other, if PEs are missing at
+    ///   the deadline, or if this PE has joined before. The error names the missing PEs.
     /// - [`Error::Misuse`] if one of Peerweave's variables has an invalid value.
     pub fn from_env() -> Result<Self, Error> {
         Self::builder().build()

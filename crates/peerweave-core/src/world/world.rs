@@ -113,6 +113,10 @@ impl World {
     /// All PEs must call, with the same type and count, in the same order as other allocations and
     /// releases.
     ///
+    /// # Ordering
+    /// When the call returns, every PE has called, and the memory of every PE may be accessed. The
+    /// call is no barrier: it completes no puts.
+    ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Misuse`](crate::Misuse) after finalize
     /// or for a count that exceeds the address space; [`Error::Mismatch`](crate::Error::Mismatch)
