@@ -52,8 +52,8 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
     clean(&mut command);
     let immediate = toolchain.core == Core::Sources;
     let mut flags = vec![format!("-Ctarget-cpu=sm_{sm}"), format!("-Ctarget-feature=+{}", ptx_version(sm))];
-    // This pass copies barriers into the paths of a branch, so that threads of a warp wait for each
-    // other at different instructions. LLVM's passes know barriers.
+    // Disables a pass that copies barriers into the paths of a branch, so that threads of a warp
+    // wait for each other at different instructions. LLVM's own passes do not copy barriers.
     flags.push("-Zmir-enable-passes=-JumpThreading".into());
     if immediate {
         flags.extend(["-Zunstable-options", "-Cpanic=immediate-abort"].map(String::from));

@@ -20,7 +20,7 @@ fn options() -> GpuOptions {
 }
 
 /// # Safety
-/// None: it does not return.
+/// No requirements, because the function does not return.
 unsafe extern "C" fn never(_: *const driver::Launch) {
     std::process::abort();
 }

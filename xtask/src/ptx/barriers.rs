@@ -1,16 +1,18 @@
-//! Counts barriers that return a value: as many as the source has.
+//! Checks that kernels have as many barriers that return a value as their source.
 //!
-//! A compiler that copies one into the paths of a branch sends threads of one barrier to different
-//! instructions, which NVIDIA's synccheck reports.
+//! If a compiler copies a barrier into the paths of a branch, threads of the same barrier wait at
+//! different instructions, which NVIDIA's synccheck reports.
 
 use super::text;
 
-/// A kernel, the number of barriers that return a value in its source, and how many more it has
-/// where bulk copies are available.
+/// For each kernel, the number of barriers in its source that return a value, and the number of
+/// additional ones if bulk copies are available.
 const EXPECTED: [(&str, usize, usize); 2] = [
-    // One warp gives the outcome of a meeting to all: `Context::meet_as`.
+    // One barrier passes the outcome of a synchronisation from one warp to all
+    // (`Context::meet_as`).
     ("bench_barrier_block", 1, 0),
-    // The outcome of the wait, and for each of two puts whether the copy unit copies.
+    // One barrier passes the outcome of the wait. With bulk copies, two puts each need a barrier to
+    // decide whether the copy unit copies.
     ("bench_ping_pong_block", 1, 2),
 ];
 

@@ -92,7 +92,7 @@ impl Gpu {
         const CALL: &str = "Gpu::end";
         let inner = Arc::try_unwrap(self.0).map_err(|shared| {
             let others = format!("in use by {} other handles", Arc::strong_count(&shared) - 1);
-            misuse(CALL, "the GPU", others, "this handle alone: drop clones, streams, memory and teams first")
+            misuse(CALL, "the GPU", others, "no other handle; drop clones, streams, memory and teams first")
         })?;
         inner.close(CALL)
     }
@@ -106,14 +106,14 @@ impl Inner {
             Ok(false) => Err(CudaError::Stuck { call, waited: longest }),
             Err(error) => Err(error.into()),
         };
-        // From here on no kernel of another PE uses this PE's memory.
+        // After this barrier, no kernel of another PE uses this PE's memory.
         let met = self.rendezvous.barrier("peerweave-cuda/end").map_err(CudaError::from);
         let Self { rendezvous, heap, sync, stream, report, tables, modules, mut gone, .. } = self;
         drop((modules, tables, report));
         let ended = match &met {
             Ok(()) => heap.free(sync).and_then(|()| heap.end()),
-            // Without the others nothing collective is possible: this PE's part ends alone, and
-            // before the wait below, which is for it too.
+            // Without the other PEs no collective call is possible, so this PE ends its part alone.
+            // It does so before the wait below, which also waits for this part.
             Err(_) => {
                 drop((sync, heap));
                 Ok(None)

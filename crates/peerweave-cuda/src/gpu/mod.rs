@@ -222,7 +222,7 @@ impl Gpu {
     pub fn recover(&self) -> Result<(), CudaError> {
         let mut recoveries = self.0.recoveries.lock().unwrap_or_else(PoisonError::into_inner);
         let barrier = |step: &str| self.0.rendezvous.barrier(&format!("peerweave-cuda/recover/{recoveries}/{step}"));
-        // From here on no peer writes.
+        // After this barrier, no peer writes to this PE's memory.
         barrier("ended")?;
         self.0.sync.zero(&self.0.stream)?;
         if !wait(&self.0.stream, deadline_after(self.0.deadline))? {

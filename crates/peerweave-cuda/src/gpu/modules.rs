@@ -19,9 +19,11 @@ use crate::error::CudaError;
 /// The kernels that were loaded, and the crates that contain them.
 #[derive(Default)]
 pub(crate) struct Modules {
-    /// By the address of the image, the name, and whether the variant for the network is meant.
+    /// Loaded kernels, by the address of the image, the name, and whether the variant for the
+    /// network is used.
     kernels: Mutex<HashMap<(usize, &'static str, bool), LoadedKernel>>,
-    /// Each text once. Several images can have the same text, because each kernel has an image.
+    /// Crates, each PTX text once. Several images can have the same text, because each kernel has
+    /// an image.
     crates: Mutex<Vec<Arc<Crate>>>,
 }
 
@@ -29,7 +31,7 @@ pub(crate) struct Modules {
 struct Crate {
     text: &'static str,
     parts: Parts<'static>,
-    /// The module of each part that was loaded.
+    /// Module of each part; `None` if the part is not loaded.
     modules: Vec<Mutex<Option<Loaded>>>,
     /// The wrappers of NVSHMEM's functions that the crate calls, if it is linked with NVSHMEM.
     wrappers: Option<Vec<&'static Function>>,
@@ -42,7 +44,7 @@ struct Loaded {
 }
 
 impl Modules {
-    /// Returns the crate with a text.
+    /// Returns the crate with the PTX text of `variant`.
     fn find(&self, variant: &'static PtxVariant) -> Result<Arc<Crate>, CudaError> {
         let mut crates = self.crates.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = crates.iter().find(|there| std::ptr::eq(there.text, variant.text) || there.text == variant.text) {
@@ -88,8 +90,8 @@ impl Inner {
         let mut parts: Vec<usize> = all.parts.kernels().map(|(_, part)| part).collect();
         parts.sort_unstable();
         parts.dedup();
-        // PEs of one machine begin at different parts: each finds in the caches on disk what the
-        // others have compiled.
+        // PEs of one machine begin at different parts, so that each PE finds parts in the caches on
+        // disk that other PEs have compiled.
         let first = self.rendezvous.pe().index() * parts.len() / self.rendezvous.n_pes() as usize;
         parts.rotate_left(first);
         parts.into_iter().try_for_each(|part| self.part(&all, part).map(drop))
@@ -118,8 +120,8 @@ impl Inner {
         files.check_host(nvshmem.library().version())?;
         let linked = files.part_linker(self.arch, text, wrappers)?.link()?;
         let module = Module::load(&self.context, Image::Binary(&linked.cubin))?;
-        // SAFETY: the module was just loaded in NVSHMEM's context, and stays so while what keeps it
-        // lives.
+        // SAFETY: the module was just loaded in NVSHMEM's context, and stays loaded while
+        // `module.keep()` lives.
         let guard = unsafe { nvshmem.init_module(module.raw(), module.keep()) }?;
         Ok(Loaded { module, _guard: Some(guard) })
     }

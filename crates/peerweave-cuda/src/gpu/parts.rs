@@ -3,8 +3,8 @@
 //! The driver compiles about half a megabyte of PTX per second, and a program uses few kernels of a
 //! large crate. So a part has one kernel, with the functions and variables that it reaches.
 //!
-//! Invariant: each module has variables of its own, so kernels that reach the same variable are in
-//! the same part. Constants of the compiler are copied instead.
+//! Invariant: each module has its own copy of variables, so kernels that use the same variable are
+//! in the same part. Constants of the compiler are copied into each part instead.
 
 use std::collections::HashMap;
 

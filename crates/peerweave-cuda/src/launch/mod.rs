@@ -137,7 +137,7 @@ impl Gpu {
     /// only if they use the same `static`.
     ///
     /// The first compilation of a kernel's PTX takes up to seconds, for which kernels of other PEs
-    /// would wait. Loading may also wait for kernels that run on this device. So call this on all
+    /// would wait. Loading may also wait for kernels that run on this device. So call `load` on all
     /// PEs, then call [`barrier`](Self::barrier), then launch.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl Gpu {
     /// and of `peerweave-link`.
     ///
     /// # Errors
-    /// [`CudaError::NoPtx`]; those of loading and linking, of the kernel that failed first.
+    /// [`CudaError::NoPtx`]; the errors of loading and linking for the first kernel that failed.
     pub fn load_crate(&self, image: &'static PtxImage) -> Result<(), CudaError> {
         self.0.load_all(image)
     }

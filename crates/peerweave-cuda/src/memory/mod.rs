@@ -58,8 +58,8 @@ impl Gpu {
     /// All PEs, with a handle of the same allocation.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for memory of another GPU, or memory that a graph still uses; those of
-    /// the heap.
+    /// [`CudaError::Misuse`] for memory of another GPU, or memory that a graph still uses; errors
+    /// of the heap.
     pub fn free<T: Plain>(&self, memory: Symmetric<T>) -> Result<(), CudaError> {
         const CALL: &str = "Gpu::free";
         if !Arc::ptr_eq(&memory.gpu.0, &self.0) {

@@ -50,14 +50,14 @@ pub struct Context {
     local: PhantomData<*const ()>,
 }
 
-/// Numbers of PEs.
+/// The number of this PE and the number of PEs.
 #[derive(Clone, Copy)]
 pub(crate) struct Pes {
     my_pe: u32,
     n_pes: u32,
 }
 
-/// Addresses by which peers are reached.
+/// Addresses by which this thread finds the heaps of all PEs.
 #[derive(Clone, Copy)]
 pub(crate) struct Bases {
     /// Address of the table of peers.
@@ -125,17 +125,17 @@ impl Context {
 
     /// Returns the constant parts of the context, from which a function that is not inlined creates
     /// [another context](Self::again). The parts are numbers, so the caller keeps its own context
-    /// in registers. A reference would put the context into memory, for every operation of the
-    /// kernel.
+    /// in registers. With a reference, the compiler would keep the context in memory for every
+    /// operation of the kernel.
     #[inline(always)]
     pub(crate) fn parts(&self) -> (*const KernelContext, Pes, Bases) {
         (self.raw, self.pes, self.bases)
     }
 
-    /// Creates a context from [`Self::parts`], with nothing lent and nothing looked up.
+    /// Creates a context from [`Self::parts`], without lent shared memory and with empty caches.
     ///
     /// # Safety
-    /// The parts are those of one context of this thread.
+    /// The parts are from one context of this thread.
     #[inline(always)]
     pub(crate) unsafe fn again(raw: *const KernelContext, pes: Pes, bases: Bases) -> Self {
         Self {

@@ -119,7 +119,7 @@ impl DeviceLibrary {
     /// they are compiled once and then come from the cache.
     ///
     /// # Errors
-    /// Those of [`CudaHeaders::find`].
+    /// The errors of [`CudaHeaders::find`].
     pub fn part_linker<'a>(&self, arch: Arch, ptx: &'a str, used: &[&Function]) -> Result<Linker<'a>, LinkError> {
         let headers = CudaHeaders::find(Nvrtc::load()?)?;
         let linker = Linker::new(arch).ptx("kernels.ptx", ptx).file(InputKind::Archive, &self.archive);

@@ -12,13 +12,13 @@ use crate::api::{Context, Failed, SharedSlice};
 use crate::gpu::bulk;
 use peerweave_types::KernelOp;
 
-/// The region that a thread has lent.
+/// Shared memory that a thread has lent for bulk copies.
 #[derive(Clone, Copy)]
 pub(crate) struct Lent {
-    /// Address of the barriers in the shared window; the buffers follow at [`HEADER`]. If nothing
+    /// Address of the barriers in the shared window; the buffers follow at [`HEADER`]. If no memory
     /// is lent, this and `half` are 0.
     barriers: u32,
-    /// Bytes of each buffer; 0 if nothing is lent.
+    /// Size of each buffer in bytes; 0 if no memory is lent.
     half: u32,
     /// Parity of the current phase of each barrier, one bit each.
     parity: u32,
@@ -32,7 +32,7 @@ const GRAIN: u32 = 128;
 impl Lent {
     pub(crate) const NOTHING: Self = Self { barriers: 0, half: 0, parity: 0 };
 
-    /// Returns whether anything is lent.
+    /// Returns whether shared memory is lent.
     #[inline(always)]
     pub(crate) fn is_some(&self) -> bool {
         self.half != 0
@@ -44,7 +44,7 @@ impl Lent {
         self.parity
     }
 
-    /// Sets the phases of the barriers to those of [`Self::parity`].
+    /// Sets the phases of the barriers to values from [`Self::parity`].
     #[inline(always)]
     pub(crate) fn set_parity(&mut self, parity: u32) {
         self.parity = parity;

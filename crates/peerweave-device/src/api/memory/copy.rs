@@ -27,10 +27,10 @@ pub(crate) enum Far {
 #[inline(always)]
 pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize, far: Far) {
     let all = to as usize | from as usize | bytes;
-    // Short messages first: one or two accesses of each thread at most. Every instruction of a
-    // block's idle threads delays those that copy. SAFETY: in each arm both sides and the length
-    // are multiples of the piece, the piece of a thread lies within the bytes (`own`), and the
-    // caller promises the rest.
+    // Short messages are handled first, with at most two accesses of each thread. Every instruction
+    // of a block's idle threads delays the threads that copy. SAFETY: in each arm both sides and
+    // the length are multiples of the piece, the piece of a thread lies within the bytes (`own`),
+    // and the caller promises the rest.
     unsafe {
         if all.is_multiple_of(VECTOR) {
             if fits::<S>(bytes, VECTOR) {
@@ -38,7 +38,7 @@ pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const 
                     B::store_vector(to.add(skip), A::load_vector(from.add(skip)));
                 }
             } else if S::WIDE && fits::<S>(bytes, 2 * VECTOR) {
-                // Each thread has one vector, and those whose second one lies within the bytes two.
+                // Each thread has one vector, or two if its second vector lies within the bytes.
                 let (first, second) = (S::rank() * VECTOR, (S::size() + S::rank()) * VECTOR);
                 let held = A::load_vector(from.add(first));
                 if second < bytes {

@@ -36,10 +36,10 @@ struct Given {
 /// neighbour, so that not all ranks store to the same member at the same time.
 ///
 /// # Safety
-/// The parts, and what is lent, are those of one context of this thread. At both offsets (target,
+/// The parts and the lent memory are from one context of this thread. At both offsets (target,
 /// source) every member's heap has the bytes, for all ranks.
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "numbers in registers: a struct of them would lie in memory")]
+#[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
 unsafe fn give_each<S: Scope>(
     raw: *const KernelContext,
     pes: Pes,
@@ -86,10 +86,10 @@ unsafe fn give_each<S: Scope>(
 /// If this PE is not in the team.
 ///
 /// # Safety
-/// The parts are those of one context of this thread; all members are mapped. At both offsets
+/// The parts are from one context of this thread; all members are mapped. At both offsets
 /// (target, source) every member's heap has `count` elements.
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "numbers in registers: a struct of them would lie in memory")]
+#[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
 unsafe fn combine_near<T: Reducible, C: Combine<T>>(
     raw: *const KernelContext,
     pes: Pes,
@@ -109,13 +109,13 @@ unsafe fn combine_near<T: Reducible, C: Combine<T>>(
     let mut at = thread;
     while at < vectors {
         let place = (at * VECTOR) as u64;
-        // SAFETY: the vector lies within the elements, in a mapped heap, aligned: heaps are aligned
-        // to more.
+        // SAFETY: the vector lies within the elements, in a mapped heap, and is aligned because
+        // heaps have a larger alignment.
         let load = |rank| unsafe { Strong::load_vector(address::<u8>(base(rank) + from.0 + place)) };
         let mut sum = T::unpack(load(0));
         let mut rank = 1;
         while rank + 3 < size {
-            // Four loads in flight.
+            // Four loads are in flight.
             let held: [_; 4] = core::array::from_fn(|k| load(rank + k as u32));
             for vector in held {
                 sum = T::zip::<C>(sum, T::unpack(vector));
@@ -158,7 +158,7 @@ unsafe fn combine_near<T: Reducible, C: Combine<T>>(
 /// If a member cannot be reached.
 ///
 /// # Safety
-/// The parts are those of one context of this thread.
+/// The parts are from one context of this thread.
 #[cold]
 #[inline(never)]
 #[expect(clippy::extra_unused_type_parameters, reason = "makes it generic, and so part of the kernel's crate")]
@@ -181,10 +181,10 @@ unsafe fn reach_all<Here>(
 /// If this PE is not in the team.
 ///
 /// # Safety
-/// As for [`combine_near`], but that members may be reached by the network instead.
+/// As for [`combine_near`], except that members may be reached over the network instead.
 #[cold]
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "numbers in registers: a struct of them would lie in memory")]
+#[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
 unsafe fn combine_far<T: Reducible, C: Combine<T>>(
     raw: *const KernelContext,
     pes: Pes,
@@ -205,8 +205,8 @@ unsafe fn combine_far<T: Reducible, C: Combine<T>>(
         let place = (at * VECTOR) as u64;
         let load = |rank| match base(rank) {
             0 => network::load_vector(context.my_base() + from.0 + place, members.member(rank)),
-            // SAFETY: the vector lies within the elements, in a mapped heap, aligned: heaps are
-            // aligned to more.
+            // SAFETY: the vector lies within the elements, in a mapped heap, and is aligned because
+            // heaps have a larger alignment.
             base => unsafe { Strong::load_vector(address::<u8>(base + from.0 + place)) },
         };
         let sum = (1..members.size()).fold(T::unpack(load(0)), |sum, rank| T::zip::<C>(sum, T::unpack(load(rank))));
@@ -242,7 +242,7 @@ unsafe fn combine_far<T: Reducible, C: Combine<T>>(
 /// the puts.
 ///
 /// # Safety
-/// The parts are those of one context of this thread. At the offset every member's heap has the
+/// The parts are from one context of this thread. At the offset every member's heap has the
 /// bytes.
 #[cold]
 #[inline(never)]
@@ -294,8 +294,8 @@ impl Context {
     ) -> Result<(), Failed> {
         let (raw, pes, bases) = self.parts();
         let (mut lent, bytes, stride) = (self.lent.get(), count * size_of::<T>(), stride * size_of::<T>());
-        // SAFETY: the parts of this context; `SymSlice` promises the elements in every heap, and
-        // the callers take no more than both slices have.
+        // SAFETY: the parts are from this context; `SymSlice` promises the elements in every heap,
+        // and the callers take no more than both slices have.
         let given = unsafe { give_each::<S>(raw, pes, bases, lent, of, (to.offset(), from.offset()), bytes, stride) };
         lent.set_parity(given.parity);
         self.lent.set(lent);
@@ -360,7 +360,7 @@ impl Context {
         unsafe { self.combine::<T, S, C>(&members, operation, offsets, end - start, (0, members.size()))? };
         if !members.all_mapped() {
             let (raw, pes, bases) = self.parts();
-            // SAFETY: the parts of this context, and elements as above.
+            // SAFETY: the parts are from this context; the elements are as above.
             unsafe { give_far::<S>(raw, pes, bases, (team, operation), offsets.0, (end - start) * size_of::<T>())? };
         }
         self.meet_as::<S, Collective>(operation, team)
@@ -402,15 +402,17 @@ impl Context {
     ) -> Result<(), Failed> {
         let ((raw, pes, bases), of, threads) = (self.parts(), (members.team(), operation), (S::rank(), S::size()));
         if !members.all_mapped() {
-            // SAFETY: the parts of this context.
+            // SAFETY: the parts are from this context.
             unsafe { reach_all::<()>(raw, pes, bases, of)? };
-            // A constant in kernels compiled without the network, which have reached all members.
+            // This is a constant. Kernels compiled without the network end here, because
+            // `reach_all` has found all members mapped.
             if network::available() {
-                // SAFETY: the parts of this context; the caller promises the rest.
+                // SAFETY: the parts are from this context; the caller promises the rest.
                 return unsafe { combine_far::<T, C>(raw, pes, bases, of, offsets, count, receivers, threads) };
             }
         }
-        // SAFETY: the parts of this context, and mapped members; the caller promises the rest.
+        // SAFETY: the parts are from this context, and the members are mapped; the caller promises
+        // the rest.
         unsafe { combine_near::<T, C>(raw, pes, bases, of, offsets, count, receivers, threads) }
     }
 }

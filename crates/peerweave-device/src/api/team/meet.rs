@@ -33,8 +33,8 @@ use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, SignalOp
 pub(crate) struct Meeting {
     /// The team and the scope ([`key`]); `u32::MAX` if nothing is cached.
     key: u32,
-    /// The rank that this thread announces to and awaits; [`Self::SEVERAL`] if it must look up each
-    /// member.
+    /// Rank to which this thread announces its arrival and for which it waits; [`Self::SEVERAL`] if
+    /// it must look up each member.
     rank: u32,
     /// Address of the epoch of this block's slot.
     epoch: u64,
@@ -85,7 +85,8 @@ order!(
     Complete: true, true, false
 );
 order!(
-    /// Like [`Complete`], for a collective: compared with its copies a call costs little.
+    /// Like [`Complete`], for a collective. Not inlined, because a call costs little compared with
+    /// the collective's copies.
     Collective: true, true, true
 );
 order!(
@@ -102,13 +103,13 @@ impl Context {
     /// the scope call it.
     ///
     /// # Errors
-    /// The same for all threads of the scope.
+    /// A member did not arrive, or a kernel failed. All threads of the scope get the same outcome.
     #[inline(always)]
     pub(super) fn meet_as<S: Scope, O: Order>(&self, operation: KernelOp, team: KernelTeam) -> Result<(), Failed> {
         let mut meeting = self.last_meeting.get();
         if meeting.key != key::<S>(team) {
             let (raw, pes, bases) = self.parts();
-            // SAFETY: the parts of this context.
+            // SAFETY: the parts are from this context.
             meeting = unsafe { arrange::<S>(raw, pes, bases, (team, operation)) }?;
             self.last_meeting.set(meeting);
         }
@@ -123,8 +124,8 @@ impl Context {
             }
             S::sync();
         }
-        // One warp is sufficient for a block: its lanes share the members, and its release includes
-        // what the other threads did before the sync.
+        // One warp is sufficient for a block: its lanes share the members, and its release covers
+        // the accesses of the other threads before the sync.
         match S::KIND {
             Kind::Thread => self.exchange::<Thread, O>((team, operation), meeting),
             Kind::Warp => self.exchange::<Warp, O>((team, operation), meeting),
@@ -143,7 +144,8 @@ impl Context {
     fn exchange<S: Scope, O: Order>(&self, of: (KernelTeam, KernelOp), meeting: Meeting) -> Result<(), Failed> {
         let (raw, pes, bases) = self.parts();
         if meeting.rank == Meeting::SEVERAL {
-            // SAFETY: the parts of this context, which has this team: `arrange` has checked that.
+            // SAFETY: the parts are from this context, which has this team; `arrange` has checked
+            // that.
             return unsafe {
                 if O::ORDERS {
                     exchange_several::<S, true>(raw, pes, bases, of)
@@ -153,7 +155,8 @@ impl Context {
             };
         }
         if O::APART {
-            // SAFETY: the parts of this context, and of a meeting that `arrange` made.
+            // SAFETY: the parts are from this context, and the addresses from a meeting that
+            // `arrange` made.
             return unsafe {
                 exchange_apart::<S>(raw, pes, bases, of, (meeting.theirs, meeting.mine), meeting.epoch, meeting.rank)
             };
@@ -196,7 +199,7 @@ impl Context {
 /// exist, this PE is not a member, or the team has no slot for this block.
 ///
 /// # Safety
-/// The parts are those of one context of this thread.
+/// The parts are from one context of this thread.
 #[cold]
 #[inline(never)]
 unsafe fn arrange<S: Scope>(
@@ -234,7 +237,7 @@ unsafe fn arrange<S: Scope>(
 /// Calls [`Context::exchange_one`] for a collective.
 ///
 /// # Safety
-/// The parts are those of one context of this thread, and the addresses are from [`arrange`].
+/// The parts are from one context of this thread, and the addresses are from [`arrange`].
 #[inline(never)]
 unsafe fn exchange_apart<S: Scope>(
     raw: *const KernelContext,
@@ -254,7 +257,7 @@ unsafe fn exchange_apart<S: Scope>(
 /// not mapped.
 ///
 /// # Safety
-/// The parts are those of one context of this thread, for which [`arrange`] found this team.
+/// The parts are from one context of this thread, for which [`arrange`] found this team.
 #[inline(never)]
 unsafe fn exchange_several<S: Scope, const ORDERS: bool>(
     raw: *const KernelContext,
@@ -321,8 +324,8 @@ fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
             let signal = network::Signal { word: context.my_base() + line, value: epoch, op: SignalOp::Set };
             network::signal(signal, members.member(rank));
         }
-        // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this
-        // protocol alone; the member is mapped: the caller has checked that.
+        // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed only by
+        // this protocol; the caller has checked that the member is mapped.
         base => flag::post_fenced(unsafe { Word64::at(base + line) }, epoch),
     }
 }
@@ -357,7 +360,7 @@ unsafe fn missing<Here>(
     line: u64,
     epoch: u64,
 ) -> Failed {
-    // SAFETY: a line, which this protocol alone accesses: the caller promises it.
+    // SAFETY: the caller promises that this is a line, which only this protocol accesses.
     let found = unsafe { Word64::at(line) }.load_relaxed();
     let pe = entry_of(raw, team).map_or(u32::MAX, |entry| Team { entry, team }.member(rank));
     // SAFETY: the caller promises the context.
@@ -402,7 +405,8 @@ fn wait<const ORDERS: bool, Ws: Words>(words: &Ws, epoch: u64, context: &Context
 /// Returns the epoch of a slot, which lies in memory of this device that only kernels access.
 #[inline(always)]
 fn epoch_of(at: u64) -> u64 {
-    // SAFETY: the team's table says where its epochs are; the host keeps them while kernels run.
+    // SAFETY: the address of the epochs is from the team's table; the host keeps them allocated
+    // while kernels run.
     unsafe { <u64 as Access<Gpu>>::load_relaxed(address(at)) }
 }
 
