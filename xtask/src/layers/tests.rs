@@ -109,7 +109,7 @@ fn member_without_a_layer_is_found() {
 }
 
 #[test]
-fn forbidden_crate_is_found_through_others_not_through_tests() {
+fn forbidden_indirect_dependency_is_found_except_of_tests() {
     const RULES: Rules = Rules {
         forbidden: &[Forbidden { from: "core", to: &["host", "cuda*"], why: "it knows no backend" }],
         examples_up: &[],

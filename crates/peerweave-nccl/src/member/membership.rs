@@ -79,7 +79,7 @@ pub(crate) struct Inner {
     pub(crate) identity: u64,
     pub(crate) blocking: bool,
     deadline_ms: AtomicU64,
-    /// The last call in the low bits, its number above them.
+    /// The low bits identify the last call; the bits above are the number of the call.
     last: AtomicU64,
     /// Number of issued collectives, and of issued sends and receives.
     collectives: AtomicU64,

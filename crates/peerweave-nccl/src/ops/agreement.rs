@@ -55,9 +55,9 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
 /// A communicator of the group.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// Number of its last collective so far.
+    /// Number of the last collective of this communicator that was counted.
     collectives: u64,
-    /// Number of its sends and receives whose other side is in this group.
+    /// Number of sends and receives of this communicator whose other side is in this group.
     paired: u64,
 }
 

@@ -23,7 +23,7 @@ use crate::ops::rma::one_at_least;
 /// The update of a word on the other PE after the data of a put has arrived.
 #[derive(Clone, Debug)]
 pub struct Signal<'a> {
-    /// The word: the first element.
+    /// Buffer whose first element is the word.
     pub word: &'a SymmetricBuffer<u64>,
     /// The value to set or to add.
     pub value: u64,
