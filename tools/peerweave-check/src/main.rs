@@ -1,5 +1,5 @@
-//! `check nccl`, `check nvshmem`, `check vmm`: checks the GPUs of a machine through one library,
-//! and compares all results with results that the host computes.
+//! `check nccl`, `check nvshmem`, `check vmm`, `check device`: checks the GPUs of a machine through
+//! one library, or with kernels, and compares all results with results that the host computes.
 //!
 //! `launch.rs` starts processes and `table.rs` prints results, for all parts. Each other module
 //! holds the checks of one part. `check PART --help` lists the options of a part.
@@ -7,6 +7,7 @@
 //! Invariant: every wait has a deadline, and so does the whole run. The last line of output is `OK
 //! ...` or `FAILED ...`, and the exit status agrees with it.
 
+mod device;
 mod launch;
 mod nccl;
 mod nvshmem;
@@ -20,7 +21,7 @@ use clap::{Parser, Subcommand};
 /// An error of any part.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Checks the GPUs of this machine through one library.
+/// Checks the GPUs of this machine through one library, or with kernels.
 ///
 /// The last line of output is `OK ...` or `FAILED ...`, and the exit status agrees with it.
 #[derive(Parser)]
@@ -38,6 +39,8 @@ enum Part {
     Nvshmem(nvshmem::Arguments),
     /// Check shared GPU memory: a heap that every PE maps, grows and frees
     Vmm(vmm::Arguments),
+    /// Check kernels that communicate: launches, waits, every function that kernels call
+    Device(device::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Part::Nccl(arguments) => nccl::run(&arguments),
         Part::Nvshmem(arguments) => nvshmem::run(&arguments),
         Part::Vmm(arguments) => vmm::run(&arguments),
+        Part::Device(arguments) => device::run(&arguments),
     };
     match outcome {
         Ok(verdict) => {

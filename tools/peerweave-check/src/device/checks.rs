@@ -6,8 +6,8 @@ use peerweave_cuda::{Gpu, LaunchConfig, Symmetric};
 use peerweave_device::launch::Kernel;
 use peerweave_types::{KernelArgs, KernelTeam, bf16, f16};
 
-use crate::Outcome;
-use crate::table::Table;
+use super::Outcome;
+use super::rows::Rows;
 
 /// Number of threads: two full warps and a part of a third.
 const THREADS: u32 = 72;
@@ -29,7 +29,7 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symm
         _ => Err("the result is too short".to_owned()),
     });
     let text = outcome.as_ref().err().cloned().unwrap_or_default();
-    let all = gpu.rendezvous().exchange("check_device/outcome", text.as_bytes())?;
+    let all = gpu.rendezvous().exchange("check device/outcome", text.as_bytes())?;
     if let Some(failed) = all.iter().position(|text| !text.is_empty()) {
         gpu.recover()?;
         outcome?;
@@ -38,7 +38,7 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symm
     Ok(gpu.free(result)?)
 }
 
-pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
+pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
     table.check("load all kernels of the checks", || Ok(gpu.load_crate(signal::check_signal::KERNEL.ptx())?));
     let n = gpu.n_pes() as usize;
     macro_rules! rma {

@@ -5,10 +5,10 @@ use peerweave_driver::DriverError;
 use peerweave_driver::launch::LaunchError;
 use peerweave_test_kernels::{barriers, count_up, meet_in_team, ring, sum_in_team};
 
-use crate::Outcome;
-use crate::table::Table;
+use super::Outcome;
+use super::rows::Rows;
 
-pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
+pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
     table.check("kernel writes own memory", || local(gpu));
     table.check("put and signal around the ring, 100 launches", || around(gpu));
     table.check("1000 barriers in one kernel", || meet(gpu, 1000));

@@ -1,4 +1,4 @@
-//! The table of checks and their results. Rows are printed when the check has ended, so that a run
+//! The checks of a PE and their results. Rows are printed when the check has ended, so that a run
 //! that is cut off loses none.
 
 use std::io::Write as _;
@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use peerweave_cuda::Gpu;
 
-use crate::Outcome;
+use super::Outcome;
 
 /// The rows of a PE.
-pub(crate) struct Table {
+pub(crate) struct Rows {
     title: String,
     pe: u32,
     passed: usize,
@@ -18,9 +18,9 @@ pub(crate) struct Table {
     only: String,
 }
 
-impl Table {
+impl Rows {
     pub(crate) fn new(gpu: &Gpu, transport: String, start: Instant, only: &str) -> Self {
-        let title = format!("check_device: {} PEs, {}, {transport}", gpu.n_pes(), gpu.arch());
+        let title = format!("check device: {} PEs, {}, {transport}", gpu.n_pes(), gpu.arch());
         Self { title, pe: gpu.pe().get(), passed: 0, failed: 0, start, only: only.to_owned() }
     }
 
@@ -44,10 +44,10 @@ impl Table {
         passed
     }
 
-    /// Prints the numbers of checks. Returns whether all checks passed on this PE.
-    pub(crate) fn print(&self) -> bool {
+    /// Prints and returns the numbers of checks that passed and that failed.
+    pub(crate) fn print(&self) -> (usize, usize) {
         let Self { title, pe, passed, failed, start, .. } = self;
         println!("{pe}: {title}: {passed} passed, {failed} failed, {:.1} s", start.elapsed().as_secs_f64());
-        *failed == 0
+        (*passed, *failed)
     }
 }

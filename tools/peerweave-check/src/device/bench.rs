@@ -6,7 +6,8 @@ use peerweave_device::launch::Kernel;
 use peerweave_kernels::bench::*;
 use peerweave_types::{DeviceSlice, KernelArgs, SymSlice};
 
-use crate::Outcome;
+use super::Outcome;
+use crate::Failure;
 
 const ITERATIONS: u32 = 500;
 const BANDWIDTH_BYTES: usize = 32 << 20;
@@ -26,7 +27,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Returns the microseconds of one repetition, as written by the kernel's first block.
-    fn time<A: KernelArgs>(&self, kernel: &Kernel<A>, config: LaunchConfig, args: A) -> Result<f64, Box<dyn std::error::Error>> {
+    fn time<A: KernelArgs>(&self, kernel: &Kernel<A>, config: LaunchConfig, args: A) -> Result<f64, Failure> {
         self.stream.launch_with(kernel, config, args)?;
         Ok(self.result.read(&self.stream)?[0] as f64 * 1e-3)
     }
@@ -163,7 +164,7 @@ fn bandwidth(bench: &Bench<'_>) -> Outcome {
             BANDWIDTH_BYTES >> 20
         );
         for blocks in [16, 32, 132] {
-            let rate = |kernel: &Copy, config: LaunchConfig| -> Result<f64, Box<dyn std::error::Error>> {
+            let rate = |kernel: &Copy, config: LaunchConfig| -> Result<f64, Failure> {
                 let mut rate = 0.0;
                 // The first launch is the warm-up.
                 for repeat in [2, iterations] {

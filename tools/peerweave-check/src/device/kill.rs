@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use peerweave_cuda::{CudaError, Gpu};
 use peerweave_test_kernels::{count_up, wait_for_ever, wait_for_ever_block};
 
-use crate::basics::same;
-use crate::table::Table;
+use super::basics::same;
+use super::rows::Rows;
 
-pub(crate) fn run(gpu: &Gpu, table: &mut Table, victim: u32) {
+pub(crate) fn run(gpu: &Gpu, table: &mut Rows, victim: u32) {
     table.check("a PE dies while kernels wait for it", || {
         let (signal, own, stream) = (gpu.alloc::<u64>(1)?, gpu.alloc::<u64>(64)?, gpu.stream()?);
         // All kernels are loaded before one of them waits.

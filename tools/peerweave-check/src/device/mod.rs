@@ -1,0 +1,144 @@
+//! Checks on GPUs that kernels communicate: `check device [--transport T] [--part P] [--kill PE]`.
+//!
+//! One process for each GPU. Without options, tests launches, heap, context and waits by direct
+//! access. `--transport nvshmem` and `--transport network` use NVSHMEM's heap; `network` never uses
+//! direct access. `--part checks` tests every function that kernels call; its kernels are compiled
+//! only if `PEERWEAVE_PTX=require` was set for the build, because that takes minutes. With `--kill
+//! PE`, that PE ends itself while kernels of the others wait for it. Every wait has a deadline. Each
+//! check prints a row.
+
+mod basics;
+mod bench;
+mod checks;
+mod kill;
+mod rows;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use peerweave_bootstrap::{Job, Launcher, Options, Rendezvous};
+use peerweave_cuda::{Gpu, GpuOptions, Transport};
+use peerweave_driver::Driver;
+
+use crate::{Failure, launch};
+use rows::Rows;
+
+/// Time after which the parent process ends all PEs.
+const WHOLE_RUN: Duration = Duration::from_secs(570);
+
+/// The options of `check device`.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Number of processes to start; default: one for each GPU
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pes: Option<u32>,
+    /// Transport to other PEs
+    #[arg(long, value_enum, default_value_t = Kind::Mapped)]
+    transport: Kind,
+    /// Part to run
+    #[arg(long, value_enum, default_value_t = Part::Basics)]
+    part: Part,
+    /// PE that ends itself while kernels of the others wait for it
+    #[arg(long, value_name = "PE")]
+    kill: Option<u32>,
+    /// Run only the checks whose names contain this text
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// Time limit of a wait, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    deadline: u64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kind {
+    /// Virtual memory, mapped on all PEs
+    Mapped,
+    /// NVSHMEM's heap, by direct access to PEs whose memory is mapped
+    Nvshmem,
+    /// NVSHMEM's device library, even for PEs whose memory is mapped
+    Network,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Part {
+    /// Launch, heap, context and waits
+    Basics,
+    /// Every function that kernels call
+    Checks,
+    /// `basics` and `checks`
+    All,
+    /// Measurements from inside kernels: latencies and rates of one-sided operations
+    Bench,
+}
+
+/// The result of a check.
+type Outcome = Result<(), Failure>;
+
+/// Runs the part: as one PE if a launcher started this process, otherwise as the launcher of all
+/// PEs. Returns the last line of output.
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    launch::end_after(WHOLE_RUN + Duration::from_secs(20));
+    let job = Job::from_env()?;
+    if job.launcher == Launcher::Single {
+        return parent(arguments);
+    }
+    let (passed, failed) = pe(arguments, &job)?;
+    if failed > 0 { Err(format!("{}: {failed} checks", job.pe).into()) } else { Ok(format!("{}: OK {passed} checks", job.pe)) }
+}
+
+/// Starts the PEs and waits for them.
+fn parent(arguments: &Arguments) -> Result<String, Failure> {
+    let n_pes = match arguments.pes {
+        Some(n_pes) => n_pes,
+        None => u32::try_from(Driver::get()?.device_count()?)?,
+    };
+    if let Some(victim) = arguments.kill.filter(|victim| *victim >= n_pes) {
+        return Err(format!("--kill is {victim}, expected less than {n_pes} (the number of PEs)").into());
+    }
+    let ended = launch::processes(n_pes, WHOLE_RUN, |_| false)?;
+    let survives = |pe: usize| arguments.kill.is_none_or(|victim| victim as usize != pe);
+    let failed = ended.iter().enumerate().filter(|(pe, ended)| ended.status.success() != survives(*pe));
+    let failed: Vec<_> = failed.map(|(pe, ended)| format!("PE {pe}: {}", ended.status)).collect();
+    if failed.is_empty() { Ok(format!("OK {n_pes} PEs")) } else { Err(failed.join(", ").into()) }
+}
+
+/// Runs one PE. Returns the numbers of checks that passed and that failed.
+fn pe(arguments: &Arguments, job: &Job) -> Result<(usize, usize), Failure> {
+    let start = Instant::now();
+    let rendezvous = Arc::new(Rendezvous::join(job, Options::default())?);
+    let context = peerweave_driver::context(job.local_pe as usize)?;
+    let settings = peerweave_nvshmem::Settings::default;
+    let transport = match arguments.transport {
+        Kind::Mapped => Transport::Mapped,
+        Kind::Nvshmem => Transport::Nvshmem(settings()),
+        Kind::Network => Transport::Network(settings()),
+    };
+    let deadline = Duration::from_secs(arguments.deadline);
+    let heap_bytes = if arguments.part == Part::Bench { bench::HEAP_BYTES } else { 32 << 20 };
+    let options = GpuOptions::new(heap_bytes).transport(transport).deadline(deadline);
+    let gpu = Gpu::new(&rendezvous, &context, options)?;
+    let mut table = Rows::new(&gpu, format!("{:?}", arguments.transport).to_lowercase(), start, &arguments.only);
+    match arguments.kill {
+        Some(victim) => kill::run(&gpu, &mut table, victim),
+        None => {
+            let wants = |part| arguments.part == part || arguments.part == Part::All;
+            if wants(Part::Basics) {
+                basics::run(&gpu, &mut table);
+            }
+            if wants(Part::Checks) {
+                checks::run(&gpu, &mut table);
+            }
+            if arguments.part == Part::Bench {
+                table.check("load all kernels of the measurements", || bench::load(&gpu));
+                table.check("measurements", || bench::run(&gpu));
+            }
+        }
+    }
+    let (passed, failed) = table.print();
+    if failed == 0 && arguments.kill.is_none() {
+        gpu.end()?;
+        Arc::into_inner(rendezvous).ok_or("the GPU has ended, but the rendezvous still has another owner")?.leave()?;
+    }
+    Ok((passed, failed))
+}

@@ -1,0 +1,50 @@
+//! Runs `check device` over the fake driver, which has no kernels: its options, its processes, and
+//! how it reports failed checks.
+#![cfg(target_os = "linux")]
+
+use std::process::Command;
+use std::time::Duration;
+
+use peerweave_fakes::Fakes;
+
+/// Runs `check device`. Returns whether it succeeded, and its output.
+fn check(arguments: &[&str]) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_check"));
+    let output = command.arg("device").args(arguments).output().expect("it starts");
+    (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn last_line(out: &str) -> &str {
+    out.lines().last().unwrap_or_default()
+}
+
+#[test]
+fn missing_driver_is_an_error_that_lists_the_paths_tried() {
+    Fakes::new().run(|| {
+        let (passed, out) = check(&[]);
+        assert!(!passed && out.starts_with("FAILED ") && out.contains("libcuda.so.1"), "{out}");
+    });
+}
+
+#[test]
+fn pe_to_kill_must_be_one_of_the_job() {
+    Fakes::new().cuda().run(|| {
+        let (passed, out) = check(&["--pes", "2", "--kill", "2"]);
+        assert!(!passed, "{out}");
+        assert_eq!(last_line(&out), "FAILED --kill is 2, expected less than 2 (the number of PEs)");
+    });
+}
+
+#[test]
+fn failed_checks_are_named_with_their_pe() {
+    let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_MULTICAST", "off");
+    fakes.limit(Duration::from_secs(240)).run(|| {
+        let (passed, out) = check(&["--only", "kernel writes own memory"]);
+        assert!(!passed, "{out}");
+        for pe in ["0", "1"] {
+            assert!(out.contains(&format!("{pe}: FAILED kernel writes own memory: ")), "{out}");
+            assert!(out.contains(&format!("FAILED PE {pe}: 1 checks")), "{out}");
+        }
+        assert!(last_line(&out).starts_with("FAILED PE 0: ") && last_line(&out).contains("PE 1: "), "{out}");
+    });
+}
