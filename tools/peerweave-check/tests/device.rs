@@ -1,5 +1,5 @@
-//! Runs `check device` over the fake driver, which has no kernels: its options, its processes, and
-//! how it reports failed checks.
+//! Tests of `check device` over the fake driver, which has no kernels: options, processes, and
+//! reports of failed checks.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Measurements inside kernels, with the rows of the table of the machine's limits: PE 0
-//! communicates with PE 1, the other PEs wait.
+//! Measurements inside kernels: PE 0 communicates with PE 1, the other PEs wait. The rows are the
+//! same as in the table of the machine's limits.
 
 use peerweave_cuda::{Gpu, LaunchConfig, Local, Stream};
 use peerweave_device::launch::Kernel;
@@ -11,7 +11,7 @@ use crate::Failure;
 
 const ITERATIONS: u32 = 500;
 const BANDWIDTH_BYTES: usize = 32 << 20;
-/// Shared memory of a block of the bulk copies, in bytes.
+/// Size in bytes of the shared memory of a block that makes bulk copies.
 const BULK_BYTES: u32 = 128 << 10;
 /// Heap size that the measurements need, in bytes.
 pub(crate) const HEAP_BYTES: usize = 3 * BANDWIDTH_BYTES;
@@ -37,7 +37,7 @@ impl Bench<'_> {
     }
 }
 
-/// Loads the kernels, so that none is compiled while others wait for it.
+/// Loads the kernels, so that no kernel is compiled while other PEs wait for this PE.
 pub(crate) fn load(gpu: &Gpu) -> Outcome {
     gpu.load_crate(bench_p::KERNEL.ptx())?;
     Ok(gpu.barrier("bench loaded")?)

@@ -13,7 +13,7 @@ use super::rows::Rows;
 const THREADS: u32 = 72;
 
 /// Runs a kernel on all PEs and compares the values that it wrote. A failure on one PE is an error
-/// on all, so that all PEs continue with the same memory.
+/// on all PEs, so that all PEs free or keep the same memory.
 fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symmetric<u64>, args: A) -> Outcome {
     let loaded = gpu.load(kernel).map(drop);
     gpu.barrier("loaded")?;

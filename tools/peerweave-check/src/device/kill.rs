@@ -1,5 +1,5 @@
-//! A PE ends itself while kernels of the others wait for it. Each of the others must get an error
-//! that names the dead PE, and its own GPU must stay usable.
+//! A PE ends itself while kernels of the other PEs wait for it. Each other PE must get an error
+//! that names the dead PE, and its GPU must stay usable.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::rows::Rows;
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows, victim: u32) {
     table.check("a PE dies while kernels wait for it", || {
         let (signal, own, stream) = (gpu.alloc::<u64>(1)?, gpu.alloc::<u64>(64)?, gpu.stream()?);
-        // All kernels are loaded before one of them waits.
+        // All kernels are loaded before a kernel waits.
         gpu.load(&wait_for_ever::KERNEL)?;
         gpu.load(&wait_for_ever_block::KERNEL)?;
         stream.launch(&count_up::KERNEL, 1, 64, (own.slice(), 0))?;
@@ -23,7 +23,8 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows, victim: u32) {
             std::process::abort();
         }
         let start = Instant::now();
-        // One thread of each block waits for the others, and all threads wait for the PE.
+        // In the first kernel, one thread of each block waits for the PE; in the second kernel,
+        // every thread waits.
         stream.launch(&wait_for_ever_block::KERNEL, 2, 72, (signal.slice(), victim))?;
         stream.launch(&wait_for_ever::KERNEL, 1, 32, (signal.slice(), victim))?;
         let error = stream.wait().err().ok_or("the wait for a dead PE succeeded")?;

@@ -1,11 +1,11 @@
 //! Checks on GPUs that kernels communicate: `check device [--transport T] [--part P] [--kill PE]`.
 //!
-//! One process for each GPU. Without options, tests launches, heap, context and waits by direct
-//! access. `--transport nvshmem` and `--transport network` use NVSHMEM's heap; `network` never uses
-//! direct access. `--part checks` tests every function that kernels call; its kernels are compiled
-//! only if `PEERWEAVE_PTX=require` was set for the build, because that takes minutes. With `--kill
-//! PE`, that PE ends itself while kernels of the others wait for it. Every wait has a deadline. Each
-//! check prints a row.
+//! There is one process for each GPU. Without options, the command tests launches, heap, context
+//! and waits by direct access. `--transport nvshmem` and `--transport network` use NVSHMEM's heap;
+//! `network` never uses direct access. `--part checks` tests every function that kernels call; its
+//! kernels are compiled only if `PEERWEAVE_PTX=require` was set for the build, because that takes
+//! minutes. With `--kill PE`, this PE ends itself while kernels of the other PEs wait for it. Every
+//! wait has a deadline. Each check prints a row.
 
 mod basics;
 mod bench;
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     /// Part to run
     #[arg(long, value_enum, default_value_t = Part::Basics)]
     part: Part,
-    /// PE that ends itself while kernels of the others wait for it
+    /// PE that ends itself while kernels of the other PEs wait for it
     #[arg(long, value_name = "PE")]
     kill: Option<u32>,
     /// Run only the checks whose names contain this text
@@ -103,7 +103,7 @@ fn parent(arguments: &Arguments) -> Result<String, Failure> {
     if failed.is_empty() { Ok(format!("OK {n_pes} PEs")) } else { Err(failed.join(", ").into()) }
 }
 
-/// Runs one PE. Returns the numbers of checks that passed and that failed.
+/// Runs one PE. Returns the number of passed checks and the number of failed checks.
 fn pe(arguments: &Arguments, job: &Job) -> Result<(usize, usize), Failure> {
     let start = Instant::now();
     let rendezvous = Arc::new(Rendezvous::join(job, Options::default())?);

@@ -1,5 +1,5 @@
-//! The checks of a PE and their results. Rows are printed when the check has ended, so that a run
-//! that is cut off loses none.
+//! The checks of a PE and their results. Rows are printed when the check has ended, so that an
+//! aborted run has printed all completed rows.
 
 use std::io::Write as _;
 use std::time::Instant;
@@ -24,8 +24,8 @@ impl Rows {
         Self { title, pe: gpu.pe().get(), passed: 0, failed: 0, start, only: only.to_owned() }
     }
 
-    /// Runs a check, and prints its row on PE 0, or its failure. Returns whether it passed.
-    /// A check that was not chosen is left out, and counts as passed.
+    /// Runs a check. Prints its row on PE 0, or its failure on any PE. Returns whether it passed. A
+    /// check that was not chosen is not run, and counts as passed.
     pub(crate) fn check(&mut self, name: &str, check: impl FnOnce() -> Outcome) -> bool {
         if !name.contains(&self.only) {
             return true;
@@ -37,14 +37,14 @@ impl Rows {
             Ok(()) if self.pe == 0 => println!("  {name:<48} {:>9.1} ms", start.elapsed().as_secs_f64() * 1e3),
             Ok(()) => {}
         }
-        // A row that cannot be written is no failure of the check.
+        // An error while printing the row is not a failure of the check.
         let _ = std::io::stdout().flush();
         let passed = outcome.is_ok();
         *if passed { &mut self.passed } else { &mut self.failed } += 1;
         passed
     }
 
-    /// Prints and returns the numbers of checks that passed and that failed.
+    /// Prints and returns the number of passed checks and the number of failed checks.
     pub(crate) fn print(&self) -> (usize, usize) {
         let Self { title, pe, passed, failed, start, .. } = self;
         println!("{pe}: {title}: {passed} passed, {failed} failed, {:.1} s", start.elapsed().as_secs_f64());
