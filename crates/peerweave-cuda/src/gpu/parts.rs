@@ -13,7 +13,9 @@ use std::collections::HashMap;
 pub(crate) struct Parts<'a> {
     /// The text in pieces: lines that apply to the whole text, functions, variables.
     pieces: Vec<Piece<'a>>,
-    /// The pieces of each part, in order.
+    /// The pieces with a name. A function has several if it is also declared.
+    named: HashMap<&'a str, Vec<usize>>,
+    /// The kernels of each part, as indices of pieces. Empty if they were joined to another part.
     parts: Vec<Vec<usize>>,
     /// The part of each kernel.
     kernels: HashMap<&'a str, usize>,
@@ -52,31 +54,43 @@ impl<'a> Parts<'a> {
         for (at, piece) in pieces.iter().enumerate().filter(|(_, piece)| piece.kind != Kind::Whole) {
             named.entry(piece.name).or_default().push(at);
         }
-        let uses: Vec<Vec<usize>> = pieces.iter().map(|piece| uses(piece, &named)).collect();
-        let (mut parts, mut kernels): (Vec<Vec<bool>>, HashMap<&str, usize>) = Default::default();
-        for (at, piece) in pieces.iter().enumerate().filter(|(_, piece)| piece.kind == Kind::Entry) {
-            let mut reached: Vec<bool> = pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
-            let mut open = vec![at];
-            while let Some(next) = open.pop() {
-                if !std::mem::replace(&mut reached[next], true) {
-                    open.extend(&uses[next]);
-                }
-            }
-            let part = parts.len();
-            kernels.insert(piece.name, part);
-            // Joins the earlier parts that share a variable with this kernel.
-            for (earlier, there) in parts.iter_mut().enumerate() {
-                let shares = |at: usize| pieces[at].kind == Kind::Variable && reached[at] && there[at];
-                if (0..pieces.len()).any(shares) {
-                    let joined = std::mem::replace(there, vec![false; pieces.len()]);
-                    reached.iter_mut().zip(joined).for_each(|(here, there)| *here |= there);
-                    kernels.values_mut().filter(|number| **number == earlier).for_each(|number| *number = part);
-                }
-            }
-            parts.push(reached);
+        let entries = (0..pieces.len()).filter(|at| pieces[*at].kind == Kind::Entry);
+        let parts: Vec<Vec<usize>> = entries.map(|at| vec![at]).collect();
+        let kernels = parts.iter().enumerate().map(|(part, entries)| (pieces[entries[0]].name, part)).collect();
+        let mut all = Self { pieces, named, parts, kernels };
+        if all.pieces.iter().any(|piece| piece.kind == Kind::Variable) {
+            all.join();
         }
-        let listed = |reached: Vec<bool>| (0..reached.len()).filter(|at| reached[*at]).collect();
-        Self { pieces, parts: parts.into_iter().map(listed).collect(), kernels }
+        all
+    }
+
+    /// Joins the parts that reach the same variable.
+    fn join(&mut self) {
+        let mut part_of: HashMap<usize, usize> = HashMap::new();
+        for part in 0..self.parts.len() {
+            let reached = self.reached(&self.parts[part]);
+            let is_variable = |at: &usize| reached[*at] && self.pieces[*at].kind == Kind::Variable;
+            for variable in (0..reached.len()).filter(is_variable).collect::<Vec<_>>() {
+                let earlier = part_of.insert(variable, part).filter(|earlier| *earlier != part);
+                let Some(earlier) = earlier else { continue };
+                let moved = std::mem::take(&mut self.parts[earlier]);
+                self.parts[part].extend(moved);
+                part_of.values_mut().chain(self.kernels.values_mut()).filter(|of| **of == earlier).for_each(|of| *of = part);
+            }
+        }
+    }
+
+    /// Returns for each piece whether it is in a part with these kernels.
+    fn reached(&self, entries: &[usize]) -> Vec<bool> {
+        let mut reached: Vec<bool> = self.pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
+        let mut open = entries.to_vec();
+        while let Some(next) = open.pop() {
+            if !std::mem::replace(&mut reached[next], true) {
+                let words = self.pieces[next].text.lines().flat_map(|line| code(line).split(|letter| !is_name(letter)));
+                open.extend(words.filter_map(|word| self.named.get(word)).flatten());
+            }
+        }
+        reached
     }
 
     /// Returns the number of parts. Parts that were joined to others are empty.
@@ -96,39 +110,55 @@ impl<'a> Parts<'a> {
 
     /// Returns the PTX of a part.
     pub(crate) fn text(&self, part: usize) -> String {
-        let pieces = self.parts[part].iter().map(|at| self.pieces[*at].text);
-        let mut text = String::with_capacity(pieces.clone().map(str::len).sum());
-        text.extend(pieces);
-        text
+        let reached = self.reached(&self.parts[part]);
+        self.pieces.iter().zip(reached).filter(|(_, is_reached)| *is_reached).map(|(piece, _)| piece.text).collect()
     }
 }
 
 /// Splits a text into pieces. Comments between pieces are left out.
 fn pieces(text: &str) -> Vec<Piece<'_>> {
-    let mut pieces = Vec::new();
-    let mut lines = text.split_inclusive('\n');
-    let mut start = 0;
-    while let Some(line) = lines.next() {
+    let (mut pieces, mut rest) = (Vec::new(), text);
+    while !rest.is_empty() {
+        let line = &rest[..end_of_line(rest, 0)];
         let (kind, name) = classify(line);
-        let (mut end, mut depth, mut opened) = (start + line.len(), nesting(line), line.contains('{'));
-        let mut last = line;
-        // A function ends with its closing brace, a declaration or a variable with a semicolon.
-        let is_open = |depth: i32, opened: bool, last: &str| match kind {
-            Kind::Whole => depth > 0,
-            Kind::Entry | Kind::Function => depth > 0 || !(opened || code(last).ends_with(';')),
-            Kind::Variable | Kind::Constant => depth > 0 || !code(last).ends_with(';'),
+        let last = match kind {
+            Kind::Variable | Kind::Constant => rest.find(';').unwrap_or(rest.len()),
+            // A function ends with its closing brace, a declaration with a semicolon.
+            Kind::Entry | Kind::Function => match (rest.find('{'), rest.find(';').unwrap_or(rest.len())) {
+                (Some(open), end) if open < end => end_of_block(rest, open),
+                (_, end) => end,
+            },
+            Kind::Whole if code(line).contains('{') => end_of_block(rest, line.find('{').unwrap_or(0)),
+            Kind::Whole => 0,
         };
-        while is_open(depth, opened, last) {
-            let Some(next) = lines.next() else { break };
-            (end, depth, opened) = (end + next.len(), depth + nesting(next), opened || next.contains('{'));
-            last = next;
-        }
+        let (piece, behind) = rest.split_at(end_of_line(rest, last));
         if !code(line).is_empty() {
-            pieces.push(Piece { text: &text[start..end], kind, name });
+            pieces.push(Piece { text: piece, kind, name });
         }
-        start = end;
+        rest = behind;
     }
     pieces
+}
+
+/// Returns the offset after the end of the line that contains an offset.
+fn end_of_line(text: &str, at: usize) -> usize {
+    text[at..].find('\n').map_or(text.len(), |end| at + end + 1)
+}
+
+/// Returns the offset of the brace that closes the one at an offset.
+fn end_of_block(text: &str, open: usize) -> usize {
+    let (mut at, mut depth) = (open, 0);
+    // Searching for one character is fast in builds without optimisation too.
+    while let Some(closing) = text[at..].find('}') {
+        depth += text[at..at + closing].matches('{').count();
+        at += closing;
+        depth = depth.saturating_sub(1);
+        if depth == 0 {
+            return at;
+        }
+        at += 1;
+    }
+    text.len()
 }
 
 /// Returns the kind of the piece that begins with a line, and its name.
@@ -156,18 +186,6 @@ fn classify(line: &str) -> (Kind, &str) {
     (Kind::Whole, "")
 }
 
-/// Returns the pieces whose names a piece contains.
-fn uses(piece: &Piece<'_>, named: &HashMap<&str, Vec<usize>>) -> Vec<usize> {
-    if piece.kind == Kind::Whole {
-        return Vec::new();
-    }
-    let words = piece.text.lines().flat_map(|line| code(line).split(|letter: char| !is_name(letter)));
-    let mut uses: Vec<usize> = words.filter_map(|word| named.get(word)).flatten().copied().collect();
-    uses.sort_unstable();
-    uses.dedup();
-    uses
-}
-
 fn is_name(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || letter == '_' || letter == '$'
 }
@@ -179,11 +197,6 @@ fn first_name(text: &str) -> &str {
 /// Returns a line without its comment.
 fn code(line: &str) -> &str {
     line.split_once("//").map_or(line, |(code, _)| code).trim()
-}
-
-/// Returns the number of braces that a line opens and does not close.
-fn nesting(line: &str) -> i32 {
-    code(line).bytes().map(|letter| i32::from(letter == b'{') - i32::from(letter == b'}')).sum()
 }
 
 #[cfg(test)]
