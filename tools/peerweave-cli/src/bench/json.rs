@@ -21,7 +21,7 @@ const FILE_VERSION: u32 = 3;
 /// the job is secret and never recorded.
 const RECORDED: [&str; 5] = ["PEERWEAVE_", "NCCL_", "NVSHMEM_", "CUDA_", "OMP_"];
 
-/// Everything besides the records that a result file contains.
+/// Everything that a result file contains besides the records.
 #[derive(Debug)]
 pub struct Circumstances<'a> {
     /// Configuration of the measurement.
