@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-/// A word and where it is forbidden.
+/// A forbidden word, and the places where it is forbidden.
 struct Word {
     text: &'static str,
     /// The places where the word is forbidden. An occurrence at the end of a longer word or path

@@ -66,7 +66,8 @@ pub(crate) type Exchange<'a> = dyn Fn(&str, &[u8]) -> Result<Vec<Vec<u8>>, CudaE
 pub(crate) struct Parent<'a> {
     /// The PEs in the order of their ranks.
     pub(crate) pes: &'a [Pe],
-    /// Returns what each of them gave, in their order. The steps of a split have different names.
+    /// Returns the bytes of each PE in the order of `pes`. The steps of a split have different
+    /// names.
     pub(crate) exchange: &'a Exchange<'a>,
 }
 

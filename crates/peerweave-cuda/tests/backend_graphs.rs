@@ -20,7 +20,8 @@ struct Operands {
     device: OnDevice<u32>,
 }
 
-/// Every collective, with what its result is on a rank: `given(rank, index)` is the input.
+/// A collective, and a function that returns the expected result of a rank. The input is
+/// `given(rank, index)`.
 type Case = (fn(&Team, &Stream, &Operands) -> Result<()>, fn(usize) -> Vec<u32>);
 
 fn given(rank: usize, index: usize) -> u32 {

@@ -232,7 +232,7 @@ impl Gpu {
         let lookup = self.look_up(|lookup| args.visit(lookup))?;
         let context = self.0.context_address();
         let arguments = Arguments::new().with(&context).with_all(&args);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.enqueue(stream, kernel, config, &arguments, lookup) }
     }
 
@@ -276,8 +276,8 @@ impl Gpu {
         inner.report.note(stream);
         lookup.blocks.iter().for_each(|block| block.note(stream));
         lookup.locals.iter().for_each(|memory| drop(memory.read(stream)));
-        // SAFETY: the caller's promise; what the arguments refer to is noted on the stream, or kept
-        // by the graph.
+        // SAFETY: the caller guarantees the kernel; the memory of the arguments is recorded with
+        // the stream, or kept by the graph.
         unsafe { loaded.launch_into(stream, &config, arguments, capturing.then_some(keep)) }?;
         Ok(())
     }

@@ -61,7 +61,7 @@ pub struct Leaks {
 pub struct LeakedCommunicator {
     /// Name of the communicator in errors.
     pub name: Arc<CommunicatorName>,
-    /// The reason why it cannot be used, if any: revoked, suspended or failed.
+    /// The reason why the communicator cannot be used, if any: revoked, suspended or failed.
     pub state: Option<DeadState>,
     /// Number of windows and buffers registered with it.
     pub registrations: usize,

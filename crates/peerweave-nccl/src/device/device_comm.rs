@@ -130,7 +130,7 @@ impl DeviceCommunicator {
         self.bytes.bytes()
     }
 
-    /// Returns the communicator that it was created from.
+    /// Returns the communicator from which this device communicator was created.
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
     }

@@ -63,7 +63,7 @@ pub enum NcclError {
         call: &'static str,
         /// The communicator.
         communicator: Arc<CommunicatorName>,
-        /// The reason why it cannot be used.
+        /// The reason why the communicator cannot be used.
         state: DeadState,
     },
     /// Multicast objects are disabled in this process. Neither NCCL nor the driver was called.
@@ -186,8 +186,8 @@ pub struct Failure {
     pub meaning: &'static str,
     /// The version of the library.
     pub version: Version,
-    /// NCCL's text of its last error; empty if there is none. NCCL stores one such text for the
-    /// whole process, so it may describe another thread's failure.
+    /// NCCL's text of the library's last error; empty if there is none. NCCL stores one such text
+    /// for the whole process, so it may describe another thread's failure.
     pub last_error: String,
     /// The communicator, if it exists already.
     pub communicator: Option<Arc<CommunicatorName>>,

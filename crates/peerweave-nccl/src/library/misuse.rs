@@ -60,7 +60,7 @@ pub enum MisuseKind {
     Text {
         /// The argument or option.
         what: &'static str,
-        /// The reason why it is invalid.
+        /// The reason why the value is invalid.
         why: &'static str,
     },
     /// A rank that the communicator does not have.
@@ -108,7 +108,7 @@ pub enum MisuseKind {
     Combination {
         /// The options.
         what: &'static str,
-        /// The reason why they cannot be combined.
+        /// The reason why the options cannot be combined.
         why: &'static str,
     },
     /// Two buffers of a call overlap.

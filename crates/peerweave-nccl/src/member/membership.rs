@@ -86,11 +86,12 @@ pub(crate) struct Inner {
     transfers: AtomicU64,
     /// Number of sends and receives whose other side was in the same group.
     paired: AtomicU64,
-    /// The thread that created it or last issued a call, as numbered by `threads.rs`.
+    /// Number, from `threads.rs`, of the thread that created the communicator or last issued a
+    /// call.
     last_thread: AtomicU64,
-    /// Number of children created from it.
+    /// Number of children created from the communicator.
     pub(crate) children: AtomicU64,
-    /// Number of captures that hold it.
+    /// Number of captures that hold the communicator.
     pub(crate) graphs: AtomicUsize,
     pub(crate) world: Option<World>,
     /// Progress of an abort. Aborted calls wait for its end, because NCCL may use their memory

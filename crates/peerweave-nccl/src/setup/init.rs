@@ -62,7 +62,7 @@ pub(crate) struct JoinRequest<'a> {
     pub(crate) n_ranks: usize,
     pub(crate) ids: &'a [UniqueId],
     pub(crate) config: &'a Config,
-    /// Start of the creation; its time limit is in `limit`.
+    /// Start of the creation, which must end within `deadline`.
     pub(crate) began: Instant,
     pub(crate) deadline: Duration,
     pub(crate) world: Option<World>,

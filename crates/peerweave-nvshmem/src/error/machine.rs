@@ -13,9 +13,9 @@ use crate::Version;
 pub struct PluginError {
     /// File name of the plug-in.
     pub plugin: String,
-    /// Directory in which it is expected.
+    /// Directory in which the plug-in is expected.
     pub directory: PathBuf,
-    /// The files found instead.
+    /// Files that were found instead of the plug-in.
     pub found: String,
     /// The version of the library.
     pub version: Version,
@@ -88,9 +88,9 @@ pub enum PreflightError {
     OldGpu {
         /// The device.
         device: usize,
-        /// Major number of its compute capability.
+        /// Major number of the device's compute capability.
         major: i32,
-        /// Minor number of its compute capability.
+        /// Minor number of the device's compute capability.
         minor: i32,
     },
     /// Too little shared memory, which is common in containers.

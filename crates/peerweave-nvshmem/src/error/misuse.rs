@@ -56,7 +56,7 @@ pub enum MisuseKind {
     Text {
         /// The argument or option.
         what: &'static str,
-        /// The reason why it is invalid.
+        /// The reason why the argument is invalid.
         why: &'static str,
     },
     /// A PE that is not part of the job.
