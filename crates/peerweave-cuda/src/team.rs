@@ -124,8 +124,8 @@ impl Gpu {
         self.split_among(&Parent { pes: &pes, exchange: &exchange }, call, &arguments, color, key)
     }
 
-    /// Splits the PEs of `parent` into teams. This PE is one of them. Collective over the PEs of
-    /// `parent`.
+    /// Splits the PEs of `parent`, which must include this PE, into teams. Collective over the PEs
+    /// of `parent`.
     ///
     /// # Errors
     /// The errors of [`split`](Self::split).

@@ -357,8 +357,8 @@ impl Session<'_> {
         })
     }
 
-    /// Returns a log of the linker, through its functions for length and text. Returns an empty
-    /// text if there is no log.
+    /// Returns a log of the linker. `len` and `get` are nvJitLink's functions for its length and
+    /// its text. Returns an empty text if there is no log.
     fn log(
         &self,
         len: unsafe fn(&Api, Handle, *mut usize) -> Result<c_int, MissingSymbol>,

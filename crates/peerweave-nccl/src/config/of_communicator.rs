@@ -128,9 +128,9 @@ options! {
         ///
         /// # Safety
         /// If on: while a host call on the communicator or one of its children runs, no other
-        /// thread makes one on any of them. NCCL changes shared state without a lock, and this
-        /// crate's lock is for one communicator. Aborting one of them also ends work of the others,
-        /// without an error for them.
+        /// thread makes a host call on any of these communicators. NCCL changes shared state
+        /// without a lock, and this crate's lock is for one communicator. Aborting one of these
+        /// communicators also ends work of the others, which get no error.
         split_share: Switch => splitShare, unsafe;
         /// Whether children created by shrink share resources with this communicator
         /// (`NCCL_COMM_SHRINK_SHARE_RESOURCES`). NCCL 2.27.

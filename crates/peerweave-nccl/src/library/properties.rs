@@ -77,8 +77,8 @@ pub enum GinConnection {
     Stride(u32),
 }
 
-/// The struct that the library fills, with spare room for a library that writes more than the
-/// version in the struct specifies.
+/// The struct that the library fills, followed by spare bytes, because a library may write more
+/// bytes than the struct of this version has.
 #[repr(C)]
 struct Filled {
     raw: ncclCommProperties_t,

@@ -77,8 +77,8 @@ impl Member<'_> {
 /// The first version that queues broadcasts like sends.
 const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
 
-/// Calls recorded within a group. When this value is dropped, the calls from the given one on are
-/// removed.
+/// A group while a closure records calls in it. When this value is dropped, all calls recorded
+/// after the first `before` ones are removed.
 struct Part<'a, 'env> {
     group: &'a mut Group<'env>,
     before: usize,

@@ -367,7 +367,7 @@ pub(crate) fn all_gather_v<'a, T: Element>(
 impl<'a> CallBuilder<'_, 'a> {
     #[cold]
     fn missing(&self, what: &'static str) -> Box<NcclError> {
-        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "missing, expected on the root, which is this rank" })
+        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "missing; this rank is the root and must pass it" })
             .into()
     }
 

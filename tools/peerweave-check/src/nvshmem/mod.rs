@@ -1,14 +1,15 @@
 //! Checks NVSHMEM: `check nvshmem [--pes N] [--only PART | --fault FAULT]`.
 //!
-//! Starts one process for each GPU, or is one PE of a job that a launcher started, as `peerweave
-//! run -n 4 -- check nvshmem` does. The parts are `operations` (every operation for every element
-//! type, on every kind of team, compared with the host), `blocking` (calls that return when they
-//! are complete), `ordering` (collectives of a team on several streams and threads), `mistakes`
-//! (each is a typed error), `outside` (memory that NVSHMEM did not allocate) and `lifetimes` (drops
-//! in any order, finalize with live objects, restart). Without `--only` all parts run.
+//! Starts one process for each GPU, or is one PE of a job that a launcher started, as
+//! `peerweave run -n 4 -- check nvshmem` does. The parts are `operations` (every operation for
+//! every element type, on every kind of team, compared with the host), `blocking` (calls that
+//! return when they are complete), `ordering` (collectives of a team on several streams and
+//! threads), `mistakes` (wrong calls, which must return typed errors), `outside` (memory that
+//! NVSHMEM did not allocate) and `lifetimes` (drops in any order, finalize with live objects,
+//! restart). Without `--only` all parts run.
 //!
-//! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (one that is
-//! killed), `no-library` and `no-plugins` (on the last PE alone). With a fault the check is that
+//! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (a PE that
+//! is killed), `no-library` and `no-plugins` (only on the last PE). With a fault the check is that
 //! every other PE gets an error that describes the fault before the deadline. The last line of one
 //! PE is `PE 0: OK n checks` or `FAILED PE 0: ...`. No wait is longer than 20 seconds. Multicast is
 //! always disabled, whatever the environment requests.

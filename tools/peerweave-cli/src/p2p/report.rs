@@ -26,7 +26,7 @@ pub(crate) struct Gpu {
     pub(crate) pci_address: String,
 }
 
-/// One value for each ordered pair.
+/// One value for each ordered pair of GPUs.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Table {
     pub(crate) title: String,
