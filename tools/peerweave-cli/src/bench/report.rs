@@ -165,35 +165,20 @@ pub fn median(values: &[f64]) -> Option<f64> {
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use crate::workload::args::{BackendName, Buffers, Clock};
-    use crate::workload::binding::Bind;
     use crate::workload::op::BenchOp;
     use peerweave_types::{DType, ReduceOp};
 
     pub(crate) fn config(op: BenchOp, n_pes: usize, sizes: &[usize]) -> Config {
         Config {
-            op,
-            n_pes,
             sizes: sizes.to_vec(),
             dtypes: vec![DType::F32 as u8],
             redops: if op.reduces() { vec![ReduceOp::Sum as u8] } else { vec![] },
             roots: if op.has_root() { vec![0] } else { vec![] },
             iters: None,
-            batch_ms: 10,
             batches: 3,
             warmup: 5,
-            dirty: false,
             check: true,
-            buffers: Buffers::Symmetric,
-            threads: false,
-            stream: false,
-            bind: Bind::None,
-            backend: BackendName::Host,
-            graph: None,
-            window: false,
-            nbi: false,
-            each: false,
-            clock: Clock::Wall,
+            ..Config::of_one_call(op, n_pes)
         }
     }
 

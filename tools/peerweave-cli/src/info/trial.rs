@@ -8,8 +8,6 @@ use serde::Serialize;
 
 use crate::launch::rendezvous::{JobRendezvous, Place};
 use crate::launch::{self, Launch, Observer, Output, Source, Stdin};
-use crate::workload::args::{BackendName, Buffers, Clock};
-use crate::workload::binding::Bind;
 use crate::workload::config::Config;
 use crate::workload::op::BenchOp;
 use crate::workload::record::{Ready, Record, monotonic_ns};
@@ -79,30 +77,7 @@ impl Trial {
 }
 
 fn start(output: &mut TrialOutput) -> Result<u8, String> {
-    let config = Config {
-        op: BenchOp::Barrier,
-        n_pes: 2,
-        sizes: Vec::new(),
-        dtypes: Vec::new(),
-        redops: Vec::new(),
-        roots: Vec::new(),
-        iters: Some(1),
-        batch_ms: 10,
-        batches: 1,
-        warmup: 0,
-        dirty: false,
-        check: false,
-        buffers: Buffers::Symmetric,
-        threads: false,
-        stream: false,
-        bind: Bind::None,
-        backend: BackendName::Host,
-        graph: None,
-        window: false,
-        nbi: false,
-        each: false,
-        clock: Clock::Wall,
-    };
+    let config = Config::of_one_call(BenchOp::Barrier, 2);
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let rendezvous = JobRendezvous::start(&Place::ThisMachine, 2).map_err(|error| text(&error))?;
     let launch = Launch {

@@ -83,6 +83,35 @@ impl Case {
 }
 
 impl Config {
+    /// Returns the configuration of one call by `n_pes` processes on the host backend, without sizes
+    /// and element types, and without a check of the results.
+    pub(crate) fn of_one_call(op: BenchOp, n_pes: usize) -> Self {
+        Self {
+            op,
+            n_pes,
+            sizes: Vec::new(),
+            dtypes: Vec::new(),
+            redops: Vec::new(),
+            roots: Vec::new(),
+            iters: Some(1),
+            batch_ms: 10,
+            batches: 1,
+            warmup: 0,
+            dirty: false,
+            check: false,
+            buffers: Buffers::Symmetric,
+            threads: false,
+            stream: false,
+            bind: Bind::None,
+            backend: BackendName::Host,
+            graph: None,
+            window: false,
+            nbi: false,
+            each: false,
+            clock: Clock::Wall,
+        }
+    }
+
     /// Creates the configuration from the arguments of the command.
     ///
     /// # Errors
