@@ -248,6 +248,12 @@ fn reduction_is_right_on_every_rank() {
                 assert_eq!(to.to_vec(), (me as usize * len..(me as usize + 1) * len).map(sum).collect::<Vec<f32>>());
                 let x = world.alloc::<f32>(3 * len).unwrap();
                 x.copy_from(&mine).unwrap();
+                team.reduce_scatter_in_place_blocking(&x, ReduceOp::Sum).unwrap();
+                let own = me as usize * len..(me as usize + 1) * len;
+                assert_eq!(x.slice(own.clone()).unwrap().to_vec().unwrap(), own.map(sum).collect::<Vec<f32>>());
+                x.release().unwrap();
+                let x = world.alloc::<f32>(3 * len).unwrap();
+                x.copy_from(&mine).unwrap();
                 team.reduce_in_place_blocking(&x, ReduceOp::Max, Rank::new(1)).unwrap();
                 let expected = if me == 1 { (0..3 * len).map(|i| (i % 100) as f32 + 2.0).collect() } else { mine.clone() };
                 assert_eq!(x.to_vec().unwrap(), expected);
