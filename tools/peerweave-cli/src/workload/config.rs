@@ -83,8 +83,8 @@ impl Case {
 }
 
 impl Config {
-    /// Returns the configuration of one call by `n_pes` processes on the host backend, without sizes
-    /// and element types, and without a check of the results.
+    /// Returns the configuration of one call by `n_pes` processes on the host backend, without
+    /// sizes and element types, and without a check of the results.
     pub(crate) fn of_one_call(op: BenchOp, n_pes: usize) -> Self {
         Self {
             op,
