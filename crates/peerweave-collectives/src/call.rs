@@ -21,6 +21,33 @@ impl Algorithm {
     pub const ALL: [Self; 3] = [Self::OneShot, Self::TwoShot, Self::Chunked];
 }
 
+/// The ranks that get the result of an all_reduce kernel, as [`Call::results`] holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Results {
+    /// Every rank.
+    Every,
+    /// One rank: the kernel is a reduce.
+    Root(u32),
+    /// Every rank the part that it reduces, where [`Call::recv`] would have it if the rank got the
+    /// whole result: the kernel is a reduce_scatter. [`Algorithm::Chunked`] only.
+    OwnPart,
+}
+
+/// [`Results::Every`] and [`Results::OwnPart`] in a call.
+const EVERY: u32 = u32::MAX;
+const OWN_PART: u32 = u32::MAX - 1;
+
+impl Results {
+    /// The value of [`Call::results`].
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::Every => EVERY,
+            Self::Root(rank) => rank,
+            Self::OwnPart => OWN_PART,
+        }
+    }
+}
+
 /// One collective call, as its kernel gets it. Addresses are those that this rank's device uses.
 ///
 /// What the ranks must agree on: [`count`](Self::count), [`op`](Self::op),
@@ -40,7 +67,7 @@ pub struct Call {
     /// Address of the result, aligned to its elements: the input itself, or memory that does not
     /// overlap it.
     pub recv: u64,
-    /// Number of elements of the input.
+    /// Number of elements of the input; for kernels of parts of one part.
     pub count: u64,
     /// The content of a line that has not arrived.
     pub sentinel: [u64; 2],
@@ -51,6 +78,8 @@ pub struct Call {
     /// start of an area. [`Algorithm::Chunked`]: length of one slot of a block's ring, a multiple
     /// of 128.
     pub bank_bytes: u64,
+    /// reduce_scatter: bytes from one part of the input to the next.
+    pub stride: u64,
     /// The bits of this rank's scalar, zero-extended, for `PreMulSum`.
     pub scalar: u64,
     /// Number of ranks, 1 to [`MAX_RANKS`].
@@ -59,9 +88,15 @@ pub struct Call {
     pub rank: u32,
     /// The reduction: `ReduceOp as u32`.
     pub op: u32,
-    /// [`Algorithm::Chunked`]: number of blocks that the areas were made for, at least that of the
+    /// Kernels with rings: number of blocks that the areas were made for, at least that of the
     /// launch.
     pub max_blocks: u32,
+    /// all_reduce: the ranks that get the result, by [`Results::code`].
+    pub results: u32,
+    /// [`Algorithm::Chunked`]: 1 if [`recv`](Self::recv) is as far behind the area on every rank as
+    /// on this one, in memory that every rank maps. Results then go straight to it. Addresses and
+    /// length are whole lines.
+    pub is_symmetric: u32,
 }
 
 impl Call {
@@ -101,6 +136,18 @@ impl Call {
             }
         }
         area
+    }
+
+    /// Returns whether the rank `k` places behind this one gets results that others reduce.
+    #[inline(always)]
+    pub(crate) fn has_results(&self, k: u32) -> bool {
+        self.results == EVERY || self.results == self.rank_behind(k)
+    }
+
+    /// Returns whether this rank keeps what it reduces.
+    #[inline(always)]
+    pub(crate) fn keeps_own(&self) -> bool {
+        self.results == OWN_PART || self.has_results(0)
     }
 
     /// The PE of a rank.

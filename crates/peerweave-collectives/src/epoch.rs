@@ -38,11 +38,21 @@ pub(crate) unsafe fn read(counter: u64) -> u64 {
 pub(crate) unsafe fn end(counter: u64) {
     gpu::sync_threads();
     if gpu::thread_rank() == 0 {
-        let blocks = gpu::grid_dim().count();
-        let share = if gpu::block_rank() == 0 { SHARES - (blocks - 1) } else { 1 };
-        // SAFETY: the caller promises a word that is accessed atomically alone.
-        unsafe { <u64 as Reduce<Gpu, Relaxed>>::add(pointer(counter), share) };
+        // SAFETY: the caller's promise.
+        unsafe { add_share(counter) };
     }
+}
+
+/// Adds this block's share. One thread of the block calls it, after all have read the epoch.
+///
+/// # Safety
+/// As for [`read`].
+#[inline(always)]
+pub(crate) unsafe fn add_share(counter: u64) {
+    let blocks = gpu::grid_dim().count();
+    let share = if gpu::block_rank() == 0 { SHARES - (blocks - 1) } else { 1 };
+    // SAFETY: the caller promises a word that is accessed atomically alone.
+    unsafe { <u64 as Reduce<Gpu, Relaxed>>::add(pointer(counter), share) };
 }
 
 /// The word at an address that the host has given.

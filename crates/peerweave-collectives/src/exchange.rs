@@ -3,9 +3,9 @@
 //! Parts are bytes: [`Call::count`] is the length of a part in bytes.
 
 use crate::Call;
-use crate::epoch;
 use crate::line::Operand;
-use crate::wait::{await_lines, bank, position, put_back};
+use crate::push::push_to_banks;
+use crate::wait::{Row, await_lines, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
@@ -34,49 +34,28 @@ fn run<const W: usize, const EACH: bool, const WHOLE: bool>(ctx: &Context, call:
         )
     };
     let lines = recv(0).lines::<u8>();
-    let outgoing = |k: u32, line| send(call.rank_behind(k)).read::<u8>(line);
+    let load = |k: u32, line| send(call.rank_behind(k)).read::<u8>(line);
+    let keep = |line, value| recv(call.rank).write::<u8>(line, value);
+    let region = u64::from(call.rank) * lines;
+    // SAFETY: the launch promises the counter, and areas with banks for a part of each rank.
+    let banks = unsafe {
+        if EACH {
+            push_to_banks::<W, 0, false>(call, lines, region, |_, _| true, load, keep)?
+        } else {
+            push_to_banks::<W, 0, true>(call, lines, region, |_, _| true, load, keep)?
+        }
+    };
     let (first, step) = position();
-    // Before the epoch, so that all loads are under way at the same time.
-    let mut values = [[0; 2]; W];
-    if first < lines {
-        for k in 0..W {
-            if (k as u32) < call.ranks && (EACH || k == 0) {
-                values[k] = outgoing(k as u32, first);
-            }
-        }
-    }
-    // SAFETY: the launch promises the counter.
-    let epoch = unsafe { epoch::read(call.counter) };
-    // SAFETY: the areas have banks for a part of each rank: the launch promises it.
-    let area = |k| unsafe { bank(call, k, epoch) };
     let mut line = first;
     while line < lines {
-        for k in 1..W {
-            if (k as u32) < call.ranks {
-                area(k as u32).push(u64::from(call.rank) * lines + line, values[if EACH { k } else { 0 }]);
-            }
-        }
-        recv(call.rank).write::<u8>(line, values[0]);
-        line += step;
-        if line < lines {
-            for k in 0..W {
-                if (k as u32) < call.ranks && (EACH || k == 0) {
-                    values[k] = outgoing(k as u32, line);
-                }
-            }
-        }
-    }
-    // SAFETY: as above. While the lines travel.
-    unsafe { epoch::end(call.counter) };
-    let mut line = first;
-    while line < lines {
-        let all = await_lines::<W>(ctx, operation, call, call.ranks, area(0), line, lines, [0; 2])?;
+        let row = Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
+        let all = await_lines::<W>(ctx, operation, call, row, [0; 2])?;
         for (rank, value) in (0..).zip(all) {
             if rank < call.ranks && rank != call.rank {
                 recv(rank).write::<u8>(line, value);
             }
         }
-        put_back::<W>(call, call.ranks, area(0), line, lines);
+        put_back::<W>(call, row);
         line += step;
     }
     Ok(())

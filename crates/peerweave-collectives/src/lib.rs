@@ -40,13 +40,17 @@
 struct Readme;
 
 pub mod all_reduce;
+pub mod barrier;
 mod call;
+mod copy;
 pub mod epoch;
 pub mod exchange;
 mod line;
+mod push;
 mod reduce;
 pub mod reduce_scatter;
+pub mod transfer;
 mod wait;
 
-pub use call::{Algorithm, Call, MAX_RANKS};
+pub use call::{Algorithm, Call, MAX_RANKS, Results};
 pub use line::LINE_BYTES;

@@ -67,8 +67,7 @@ impl<const WHOLE: bool> Operand<WHOLE> {
             self.read_whole(line)
         } else {
             // SAFETY: as many elements as the operand has from here on, at most a line.
-            let (low, high) = unsafe { gather::<T::Piece>(from.cast(), left.min(per_line::<T>() as u64) as u32) };
-            [low, high]
+            unsafe { gather_any::<T::Piece>(from.cast(), left.min(per_line::<T>() as u64) as u32) }
         }
     }
 
@@ -81,9 +80,45 @@ impl<const WHOLE: bool> Operand<WHOLE> {
             self.write_whole(line, value);
         } else {
             // SAFETY: as many elements as the operand has from here on, at most a line.
-            unsafe { scatter::<T::Piece>(to.cast(), left.min(per_line::<T>() as u64) as u32, value[0], value[1]) };
+            unsafe { scatter_any::<T::Piece>(to.cast(), left.min(per_line::<T>() as u64) as u32, value) };
         }
     }
+}
+
+/// [`gather`] of elements, or of words of 4 bytes instead of bytes where all are whole words: most
+/// operands of bytes are elements of a larger type.
+///
+/// # Safety
+/// As for [`gather`].
+#[inline(always)]
+unsafe fn gather_any<P: Piece + Into<u64>>(from: *const P, n: u32) -> Vector {
+    // SAFETY: the caller promises the elements; words hold no more bytes.
+    let (low, high) = unsafe {
+        if size_of::<P>() == 1 && are_words(from.addr(), n) { gather::<u32>(from.cast(), n / 4) } else { gather::<P>(from, n) }
+    };
+    [low, high]
+}
+
+/// [`scatter`], as [`gather_any`].
+///
+/// # Safety
+/// As for [`scatter`].
+#[inline(always)]
+unsafe fn scatter_any<P: Piece + FromBits>(to: *mut P, n: u32, value: Vector) {
+    // SAFETY: as in `gather_any`.
+    unsafe {
+        if size_of::<P>() == 1 && are_words(to.addr(), n) {
+            scatter::<u32>(to.cast(), n / 4, value[0], value[1]);
+        } else {
+            scatter::<P>(to, n, value[0], value[1]);
+        }
+    }
+}
+
+/// Whether `n` bytes are whole, aligned words of 4 bytes.
+#[inline(always)]
+fn are_words(address: usize, n: u32) -> bool {
+    (address as u64 | u64::from(n)).is_multiple_of(4)
 }
 
 /// Reads `n` elements to the start of a line. A function of its own: it is for the ends of
@@ -134,6 +169,21 @@ impl Lines {
     #[inline(always)]
     pub(crate) unsafe fn at(address: u64) -> Self {
         Self(address)
+    }
+
+    /// The lines at the same place in another area, by the addresses of both.
+    ///
+    /// # Safety
+    /// As for [`Self::at`].
+    #[inline(always)]
+    pub(crate) unsafe fn beside(self, area: u64, other: u64) -> Self {
+        Self(self.0 - area + other)
+    }
+
+    /// The lines from `line` on.
+    #[inline(always)]
+    pub(crate) fn from(self, line: u64) -> Self {
+        Self(self.0 + line * LINE_BYTES as u64)
     }
 
     /// Writes a line.

@@ -1,13 +1,13 @@
 //! reduce_scatter: rank `r` gets the reduction of part `r` of all inputs.
 //!
 //! [`Call::count`] is the number of elements of a part: an input has as many parts as there are
-//! ranks.
+//! ranks, [`Call::stride`] bytes apart.
 
 use crate::Call;
-use crate::epoch;
 use crate::line::Operand;
+use crate::push::push_to_banks;
 use crate::reduce::{Class, outgoing, reduce};
-use crate::wait::{await_lines, bank, position, put_back};
+use crate::wait::{Row, await_lines, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
@@ -17,52 +17,23 @@ fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) 
     if !call.begin() {
         return Ok(());
     }
-    let part_bytes = call.count * size_of::<T>() as u64;
     // SAFETY: the launch promises an input of as many parts as there are ranks, and a result of
     // one.
-    let part = |k: u32| unsafe { Operand::<PLAIN>::new(call.send + u64::from(call.rank_behind(k)) * part_bytes, call.count) };
+    let part = |k: u32| unsafe { Operand::<PLAIN>::new(call.send + u64::from(call.rank_behind(k)) * call.stride, call.count) };
     // SAFETY: as above.
     let recv = unsafe { Operand::<PLAIN>::new(call.recv, call.count) };
     let lines = recv.lines::<T>();
     let outgoing = |k: u32, line| outgoing::<T, PLAIN>(call.op, call.scalar, part(k).read::<T>(line));
+    let region = u64::from(call.rank) * lines;
+    // SAFETY: the launch promises the counter, and areas with banks for a part of each rank.
+    let banks = unsafe { push_to_banks::<W, 1, false>(call, lines, region, |_, _| true, outgoing, |_, _| ())? };
     let (first, step) = position();
-    // Before the epoch, so that all loads are under way at the same time.
-    let mut values = [[0; 2]; W];
-    if first < lines {
-        for k in 1..W {
-            if (k as u32) < call.ranks {
-                values[k] = outgoing(k as u32, first);
-            }
-        }
-    }
-    // SAFETY: the launch promises the counter.
-    let epoch = unsafe { epoch::read(call.counter) };
-    // SAFETY: the areas have banks for a part of each rank: the launch promises it.
-    let area = |k| unsafe { bank(call, k, epoch) };
     let mut line = first;
     while line < lines {
-        for k in 1..W {
-            if (k as u32) < call.ranks {
-                area(k as u32).push(u64::from(call.rank) * lines + line, values[k]);
-            }
-        }
-        line += step;
-        if line < lines {
-            for k in 1..W {
-                if (k as u32) < call.ranks {
-                    values[k] = outgoing(k as u32, line);
-                }
-            }
-        }
-    }
-    // SAFETY: as above. While the lines travel.
-    unsafe { epoch::end(call.counter) };
-    let mut line = first;
-    while line < lines {
-        let own = outgoing(0, line);
-        let all = await_lines::<W>(ctx, KernelOp::ReduceScatter, call, call.ranks, area(0), line, lines, own)?;
+        let row = Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
+        let all = await_lines::<W>(ctx, KernelOp::ReduceScatter, call, row, outgoing(0, line))?;
         recv.write::<T>(line, reduce::<T, W, PLAIN>(call.op, call.ranks, &all));
-        put_back::<W>(call, call.ranks, area(0), line, lines);
+        put_back::<W>(call, row);
         line += step;
     }
     Ok(())
@@ -107,8 +78,8 @@ entries! {
 }
 
 /// The kernel for elements of a type and so many ranks; as
-/// [`all_reduce::kernel`](crate::all_reduce::kernel). `is_plain`: also the length of a part is a
-/// multiple of [`LINE_BYTES`](crate::LINE_BYTES).
+/// [`all_reduce::kernel`](crate::all_reduce::kernel). `is_plain`: also length and stride of a part are
+/// multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     dtype: peerweave_types::DType,

@@ -6,6 +6,10 @@ use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
+/// The most ranks whose lines a thread loads or awaits at the same time: addresses of more do not
+/// fit into its registers.
+pub(crate) const GROUP: usize = 4;
+
 /// The number of this thread in the grid, and the number of threads of the grid.
 #[inline(always)]
 pub(crate) fn position() -> (u64, u64) {
@@ -14,26 +18,62 @@ pub(crate) fn position() -> (u64, u64) {
     (first, u64::from(gpu::grid_dim().x) * threads)
 }
 
-/// Waits for one line of each rank below `ranks` but this one, whose line is `own`. Line `r` is
-/// number `first + r * stride` of `lines`.
-///
-/// Every look reads `W` lines, without a branch between them: that of the last rank again where
-/// there are fewer ranks, and this rank's own, which nobody writes.
+/// The lines of all ranks for one line of the result.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    pub(crate) lines: Lines,
+    /// The line of rank 0, and the distance to that of the next rank.
+    pub(crate) first: u64,
+    pub(crate) stride: u64,
+    /// Number of ranks that have one.
+    pub(crate) ranks: u32,
+}
+
+impl Row {
+    /// The number of a rank's line.
+    #[inline(always)]
+    fn at(self, rank: u32) -> u64 {
+        self.first + u64::from(rank) * self.stride
+    }
+}
+
+/// Waits for one line of each rank of a row but this one, whose line is `own`.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "all are inlined")]
 pub(crate) fn await_lines<const W: usize>(
     ctx: &Context,
     operation: KernelOp,
     call: &Call,
-    ranks: u32,
-    lines: Lines,
-    first: u64,
-    stride: u64,
+    row: Row,
     own: Vector,
 ) -> Result<[Vector; W], Failed> {
+    if W <= GROUP {
+        return await_group::<W>(ctx, operation, call, row, own, 0);
+    }
+    // Two groups are enough for all ranks. Written out, so that no index varies.
+    let low = await_group::<GROUP>(ctx, operation, call, row, own, 0)?;
+    let mut high = [[0; 2]; GROUP];
+    if row.ranks > GROUP as u32 {
+        high = await_group::<GROUP>(ctx, operation, call, row, own, GROUP as u32)?;
+    }
+    Ok(core::array::from_fn(|index| if index < GROUP { low[index] } else { high[index - GROUP] }))
+}
+
+/// [`await_lines`] of ranks from `base` on, which is one of them.
+///
+/// Every look reads `G` lines, without a branch between them: that of the last rank again where
+/// there are fewer ranks, and this rank's own, which nobody writes.
+#[inline(always)]
+fn await_group<const G: usize>(
+    ctx: &Context,
+    operation: KernelOp,
+    call: &Call,
+    row: Row,
+    own: Vector,
+    base: u32,
+) -> Result<[Vector; G], Failed> {
     let look = || {
-        let rank = |index: usize| (index as u32).min(ranks - 1);
-        let mut found: [Vector; W] = core::array::from_fn(|index| lines.look(first + u64::from(rank(index)) * stride));
+        let rank = |index: usize| (base + index as u32).min(row.ranks - 1);
+        let mut found: [Vector; G] = core::array::from_fn(|index| row.lines.look(row.at(rank(index))));
         let mut all = true;
         for (index, line) in found.iter_mut().enumerate() {
             let is_own = rank(index) == call.rank;
@@ -44,6 +84,7 @@ pub(crate) fn await_lines<const W: usize>(
         }
         all.then_some(found)
     };
+    let Row { lines, first, stride, ranks } = row;
     ctx.poll(operation, look, || call.pe_of(missing(lines, first, stride, ranks, call.rank, call.sentinel[0], call.sentinel[1])))
 }
 
@@ -57,10 +98,10 @@ fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64,
 
 /// Puts the sentinel back into the lines that [`await_lines`] has read.
 #[inline(always)]
-pub(crate) fn put_back<const W: usize>(call: &Call, ranks: u32, lines: Lines, first: u64, stride: u64) {
-    for rank in 0..W {
-        if (rank as u32) < ranks && rank as u32 != call.rank {
-            lines.push(first + rank as u64 * stride, call.sentinel);
+pub(crate) fn put_back<const W: usize>(call: &Call, row: Row) {
+    for rank in 0..W as u32 {
+        if rank < row.ranks && rank != call.rank {
+            row.lines.push(row.at(rank), call.sentinel);
         }
     }
 }

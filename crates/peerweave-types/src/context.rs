@@ -297,6 +297,12 @@ numbered! {
         AllGather = 27, "all_gather";
         /// The collective kernel `all_to_all`.
         AllToAll = 28, "all_to_all";
+        /// A collective kernel: gather.
+        Gather = 29, "gather";
+        /// A collective kernel: scatter.
+        Scatter = 30, "scatter";
+        /// A collective kernel: a message between two PEs.
+        SendRecv = 31, "send and receive";
     }
 }
 

@@ -1,5 +1,5 @@
-//! Checks the collective kernels: a wait reads a line of every rank, by one access of 16 bytes
-//! each, before it examines any of them; pushes and copies move 16 bytes at a time. The check
+//! Checks the collective kernels: a wait reads a line of every rank of a group, by one access of 16
+//! bytes each, before it examines any of them; pushes and copies move 16 bytes at a time. The check
 //! counts instructions between two branches.
 
 use super::{Outcome, text};
@@ -14,7 +14,7 @@ const WRITE: &str = "st.global.v2.b64";
 /// Reads 16 bytes of a chunk that has arrived.
 const ARRIVED: &str = "ld.relaxed.sys.global.v2.b64";
 
-/// Barriers that return a value, of which the source of a chunked kernel has two: the compiler must
+/// Barriers that return a value. The source of a kernel with rings has two, and the compiler must
 /// not copy one into the paths of a branch.
 const BARRIER: &str = "bar.red.or.pred";
 
@@ -22,13 +22,23 @@ const BARRIER: &str = "bar.red.or.pred";
 /// of 8-bit elements, whose vectors have 16 elements, have such reads.
 const LOCAL: &str = "ld.local.";
 
+/// The most ranks whose lines a thread awaits at the same time.
+const GROUP: usize = 4;
+
 /// Returns the instructions that at least one basic block of a kernel must contain, with their
 /// minimum numbers, for up to `ranks` ranks.
 fn expected(kernel: &str, ranks: usize) -> Vec<(&'static str, usize)> {
     if kernel.contains("_chunked_") {
         vec![(READ, 4), (WRITE, 4), (ARRIVED, ranks)]
+    } else if kernel.contains("_ring_") {
+        vec![(READ, 4), (WRITE, 4), (ARRIVED, 4)]
+    } else if kernel.starts_with("transfer_") {
+        // A message of each rank may be shorter, or missing.
+        vec![(LOOK, 1), (PUSH, 1), (READ, 1), (WRITE, 1)]
+    } else if kernel.starts_with("barrier_") {
+        vec![(LOOK, 1), (PUSH, 1)]
     } else {
-        vec![(LOOK, ranks), (PUSH, 1), (READ, 1), (WRITE, 1)]
+        vec![(LOOK, ranks.min(GROUP)), (PUSH, 1), (READ, 1), (WRITE, 1)]
     }
 }
 
@@ -50,7 +60,7 @@ pub(super) fn check(ptx: &str, _: Variant) -> Outcome {
             }
         }
         let barriers = count(body, BARRIER);
-        let wanted = if kernel.contains("_chunked_") { 2 } else { 0 };
+        let wanted = if kernel.contains("_chunked_") || kernel.contains("_ring_") { 2 } else { 0 };
         if barriers != wanted {
             outcome.faults.push(format!("{kernel} has {barriers} `{BARRIER}`, expected {wanted}"));
         }

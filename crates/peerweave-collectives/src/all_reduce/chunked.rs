@@ -19,12 +19,18 @@
 //! of round `j` replace those of round `j - 3`. Their reader has copied them in step 3 of its round
 //! `j - 2`, before it raised its first flag of round `j` in its round `j - 1`, which this rank saw
 //! in step 2 of round `j`. Between launches all results have been copied, and all inputs read.
+//!
+//! # Results without a copy
+//! Where the results of all ranks are symmetric, step 2 stores them where they belong, and step 3
+//! only waits. The reader has made the call, since its first flag was seen, and where its result
+//! overwrites its input, it has pushed those lines before it raised that flag.
 
+use crate::copy::{each, load, one_by_one, store};
 use crate::epoch::pointer;
 use crate::line::{LINE_BYTES, Operand};
 use crate::reduce::{Class, outgoing, reduce};
 use crate::{Call, MAX_RANKS};
-use peerweave_device::gpu::{Access, Gpu, Sys, Vector};
+use peerweave_device::gpu::{Access, Gpu, Sys};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
@@ -110,7 +116,15 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         // and this rank's own, which nobody writes.
         let rank = |index: usize| (index as u32).min(call.ranks - 1);
         let from: [u64; W] = core::array::from_fn(|index| self.slot(call.areas[0], round, rank(index), false));
-        let to: [u64; W] = core::array::from_fn(|k| self.slot(call.area_behind(k as u32), round, call.rank, true));
+        let to: [u64; W] = core::array::from_fn(|k| {
+            let area = call.area_behind(k as u32);
+            if call.is_symmetric != 0 {
+                call.recv - call.areas[0] + area + line * LINE_BYTES as u64
+            } else {
+                self.slot(area, round, call.rank, true)
+            }
+        });
+        let keeps = call.keeps_own();
         one_by_one(
             n,
             |index| {
@@ -126,12 +140,15 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
             },
             |index, result| {
                 for k in 1..W {
-                    if (k as u32) < call.ranks {
-                        // SAFETY: as in `push`.
+                    if (k as u32) < call.ranks && call.has_results(k as u32) {
+                        // SAFETY: as in `push`, or the result of a rank that waits for it: its
+                        // first flag was seen.
                         unsafe { store(to[k], index, result) };
                     }
                 }
-                self.recv.write::<T>(line + index, result);
+                if keeps {
+                    self.recv.write::<T>(line + index, result);
+                }
             },
         );
     }
@@ -182,53 +199,6 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
     }
 }
 
-/// Calls `load` and then `store` for each index below `n`, with the threads of the block: four
-/// loads before four stores.
-#[inline(always)]
-fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
-    const BATCH: usize = 4;
-    let threads = u64::from(gpu::block_dim().x);
-    let mut index = u64::from(gpu::thread_idx().x);
-    while index + (BATCH as u64 - 1) * threads < n {
-        let values: [Vector; BATCH] = core::array::from_fn(|k| load(index + k as u64 * threads));
-        for k in 0..BATCH {
-            store(index + k as u64 * threads, values[k]);
-        }
-        index += BATCH as u64 * threads;
-    }
-    while index < n {
-        store(index, load(index));
-        index += threads;
-    }
-}
-
-/// As [`each`], one index at a time.
-#[inline(always)]
-fn one_by_one(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
-    let mut index = u64::from(gpu::thread_idx().x);
-    while index < n {
-        store(index, load(index));
-        index += u64::from(gpu::block_dim().x);
-    }
-}
-
-/// # Safety
-/// The address is that of lines of a ring that this thread may write now, more than `index`.
-#[inline(always)]
-unsafe fn store(address: u64, index: u64, value: Vector) {
-    // SAFETY: the caller promises the line.
-    unsafe { gpu::store_vector_global(pointer(address + index * LINE_BYTES as u64), value) };
-}
-
-/// # Safety
-/// The address is that of lines of a ring that this thread may read now, more than `index`.
-#[inline(always)]
-unsafe fn load(address: u64, index: u64) -> Vector {
-    // SAFETY: the caller promises the line. A strong access: a cache of the SM may hold what the
-    // line was two rounds ago.
-    unsafe { gpu::load_vector_relaxed(pointer::<u8>(address + index * LINE_BYTES as u64).cast_const()) }
-}
-
 /// The grid has one dimension, and the areas have flags and rings for as many blocks.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
@@ -253,6 +223,7 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     let block = Block::<PLAIN> { ctx, call, send, recv, lines, part, start, end, chunk, before };
     // All ranks make the same rounds, also where the last part is shorter.
     let rounds = (end - start).div_ceil(chunk);
+    let copies = call.is_symmetric == 0 && call.has_results(0);
     if rounds > 0 {
         block.push::<T>(0);
         block.raise(0, 0);
@@ -269,7 +240,9 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
         }
         if round > 0 {
             block.wait(round - 1, SECOND)?;
-            block.copy::<T>(round - 1);
+            if copies {
+                block.copy::<T>(round - 1);
+            }
         }
     }
     gpu::sync_threads();

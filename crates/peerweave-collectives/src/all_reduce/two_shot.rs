@@ -4,10 +4,11 @@
 //! thread of the same number on each rank, and the result may overwrite the input: each line is
 //! read before the same thread writes it.
 
-use crate::line::Operand;
+use crate::Call;
+use crate::line::{Lines, Operand};
+use crate::push::push_to_banks;
 use crate::reduce::{Class, outgoing, reduce};
-use crate::wait::{await_lines, bank, position, put_back};
-use crate::{Call, epoch};
+use crate::wait::{Row, await_lines, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
@@ -26,67 +27,46 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     // This rank's line of the part of the rank `k` places behind it, if it has one.
     let line_of = |k: u32, index: u64| u64::from(call.rank_behind(k)) * part + index;
     let there = |k: u32, index: u64| k < call.ranks && line_of(k, index) < lines;
+    // SAFETY: the launch promises the counter, and areas with banks for two times all parts.
+    let banks = unsafe {
+        push_to_banks::<W, 1, false>(call, part, me * part, there, |k, index| outgoing(line_of(k, index)), |_, _| ())?
+    };
+    // SAFETY: as above: this rank's bank is that of the epoch, at the same place in each area.
+    let results_of = |k: u32| unsafe { Lines::beside(banks, call.areas[0], call.area_behind(k)) }.from(results);
     let (first, step) = position();
-    // Before the epoch, so that all loads are under way at the same time.
-    let mut values = [[0; 2]; W];
-    if first < part {
-        for k in 1..W {
-            if there(k as u32, first) {
-                values[k] = outgoing(line_of(k as u32, first));
-            }
-        }
-    }
-    // SAFETY: the launch promises the counter.
-    let epoch = unsafe { epoch::read(call.counter) };
-    // SAFETY: the areas have banks for two times all parts: the launch promises it.
-    let area = |k| unsafe { bank(call, k, epoch) };
-
-    let mut index = first;
-    while index < part {
-        for k in 1..W {
-            if there(k as u32, index) {
-                area(k as u32).push(me * part + index, values[k]);
-            }
-        }
-        index += step;
-        if index < part {
-            for k in 1..W {
-                if there(k as u32, index) {
-                    values[k] = outgoing(line_of(k as u32, index));
-                }
-            }
-        }
-    }
-
-    // SAFETY: as above. While the lines travel.
-    unsafe { epoch::end(call.counter) };
     let mut index = first;
     while index < part && me * part + index < lines {
         let line = me * part + index;
-        let all = await_lines::<W>(ctx, KernelOp::AllReduce, call, call.ranks, area(0), index, part, outgoing(line))?;
+        let row = Row { lines: banks, first: index, stride: part, ranks: call.ranks };
+        let all = await_lines::<W>(ctx, KernelOp::AllReduce, call, row, outgoing(line))?;
         let result = reduce::<T, W, PLAIN>(call.op, call.ranks, &all);
         for k in 1..W as u32 {
-            if k < call.ranks {
-                area(k).push(results + line, result);
+            if k < call.ranks && call.has_results(k) {
+                results_of(k).push(line, result);
             }
         }
-        recv.write::<T>(line, result);
-        put_back::<W>(call, call.ranks, area(0), index, part);
+        if call.has_results(0) {
+            recv.write::<T>(line, result);
+        }
+        put_back::<W>(call, row);
         index += step;
     }
-
+    if !call.has_results(0) {
+        return Ok(());
+    }
     let mut index = first;
     while index < part {
         // Only the last part may be shorter: there are at least as many lines as the square of the
         // number of ranks.
         let present = if (ranks - 1) * part + index < lines { call.ranks } else { call.ranks - 1 };
-        let all = await_lines::<W>(ctx, KernelOp::AllReduce, call, present, area(0), results + index, part, [0; 2])?;
+        let row = Row { lines: banks, first: results + index, stride: part, ranks: present };
+        let all = await_lines::<W>(ctx, KernelOp::AllReduce, call, row, [0; 2])?;
         for (rank, line) in all.iter().enumerate() {
             if (rank as u32) < present && rank as u32 != call.rank {
                 recv.write::<T>(rank as u64 * part + index, *line);
             }
         }
-        put_back::<W>(call, present, area(0), results + index, part);
+        put_back::<W>(call, row);
         index += step;
     }
     Ok(())

@@ -5,6 +5,8 @@
 mod failures;
 mod numbers;
 mod parts;
+mod results;
+mod transfers;
 mod world;
 
 use numbers::Numbers;

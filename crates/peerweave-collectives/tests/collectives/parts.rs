@@ -22,7 +22,10 @@ fn inputs<T: Numbers>(world: &mut World, given: &Given, parts: usize) -> Vec<Vec
 }
 
 fn calls<T: Numbers>(world: &World, given: &Given, count: u64) -> Vec<Call> {
-    let call = |rank: usize| Call { count, ..world.call(given, rank, size_of::<T>(), scalar::<T>(rank as u32).bits()) };
+    let call = |rank: usize| {
+        let call = world.call(given, rank, size_of::<T>(), scalar::<T>(rank as u32).bits());
+        Call { count, stride: count * size_of::<T>() as u64, ..call }
+    };
     (0..world.members.len()).map(call).collect()
 }
 

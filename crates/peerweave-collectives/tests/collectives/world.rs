@@ -1,7 +1,7 @@
 //! PEs with staging areas, and calls on them.
 
 use crate::numbers::Numbers;
-use peerweave_collectives::{Algorithm, Call, MAX_RANKS, all_reduce};
+use peerweave_collectives::{Algorithm, Call, MAX_RANKS, Results, all_reduce};
 use peerweave_device::launch::Kernel;
 use peerweave_grid::{Job, JobError, Options, Shape};
 use peerweave_types::{Plain, ReduceOp, SymSlice};
@@ -92,11 +92,14 @@ impl World {
             sentinel: SENTINEL,
             counter: self.job.address(me, self.counters) + if is_chunked { 8 } else { 0 },
             bank_bytes: if is_chunked { SLOT_BYTES } else { BANK_BYTES } as u64,
+            stride: 0,
             scalar,
             ranks: n as u32,
             rank: rank as u32,
             op: given.op as u32,
             max_blocks: MAX_BLOCKS,
+            results: Results::Every.code(),
+            is_symmetric: 0,
         }
     }
 

@@ -1,0 +1,52 @@
+//! Copies of lines by the threads of a block, into and out of the slots of rings.
+
+use crate::epoch::pointer;
+use crate::line::LINE_BYTES;
+use peerweave_device::gpu::{self, Vector};
+
+/// Calls `load` and then `store` for each index below `n`, with the threads of the block: four
+/// loads before four stores.
+#[inline(always)]
+pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
+    const BATCH: usize = 4;
+    let threads = u64::from(gpu::block_dim().x);
+    let mut index = u64::from(gpu::thread_idx().x);
+    while index + (BATCH as u64 - 1) * threads < n {
+        let values: [Vector; BATCH] = core::array::from_fn(|k| load(index + k as u64 * threads));
+        for k in 0..BATCH {
+            store(index + k as u64 * threads, values[k]);
+        }
+        index += BATCH as u64 * threads;
+    }
+    while index < n {
+        store(index, load(index));
+        index += threads;
+    }
+}
+
+/// As [`each`], one index at a time.
+#[inline(always)]
+pub(crate) fn one_by_one(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
+    let mut index = u64::from(gpu::thread_idx().x);
+    while index < n {
+        store(index, load(index));
+        index += u64::from(gpu::block_dim().x);
+    }
+}
+
+/// # Safety
+/// The address is that of lines of a ring that this thread may write now, more than `index`.
+#[inline(always)]
+pub(crate) unsafe fn store(address: u64, index: u64, value: Vector) {
+    // SAFETY: the caller promises the line.
+    unsafe { gpu::store_vector_global(pointer(address + index * LINE_BYTES as u64), value) };
+}
+
+/// # Safety
+/// The address is that of lines of a ring that this thread may read now, more than `index`.
+#[inline(always)]
+pub(crate) unsafe fn load(address: u64, index: u64) -> Vector {
+    // SAFETY: the caller promises the line. A strong access: a cache of the SM may hold what the
+    // line was two rounds ago.
+    unsafe { gpu::load_vector_relaxed(pointer::<u8>(address + index * LINE_BYTES as u64).cast_const()) }
+}

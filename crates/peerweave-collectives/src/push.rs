@@ -1,0 +1,100 @@
+//! The first phase of kernels that move lines: every rank pushes lines to the others.
+
+use crate::Call;
+use crate::epoch;
+use crate::line::Lines;
+use crate::wait::{GROUP, bank, position};
+use peerweave_device::gpu::Vector;
+use peerweave_device::prelude::*;
+
+/// [`push_lines`] into the banks of the epoch, which it counts: to line `region` on. Returns this
+/// rank's bank.
+///
+/// # Safety
+/// The call's counter is as [`epoch::read`] asks, and its areas have banks with so many lines from
+/// `region` on.
+#[inline(always)]
+pub(crate) unsafe fn push_to_banks<const W: usize, const FIRST: usize, const SAME: bool>(
+    call: &Call,
+    lines: u64,
+    region: u64,
+    there: impl Fn(u32, u64) -> bool,
+    load: impl Fn(u32, u64) -> Vector,
+    keep: impl Fn(u64, Vector),
+) -> Result<Lines, Failed> {
+    let mut epoch = 0;
+    let open = || {
+        // SAFETY: the caller promises the counter.
+        epoch = unsafe { epoch::read(call.counter) };
+        let epoch = epoch;
+        // SAFETY: the caller promises the banks.
+        Ok(move |k| unsafe { bank(call, k, epoch) }.from(region))
+    };
+    push_lines::<W, FIRST, SAME, _>(call.ranks, lines, there, load, keep, open)?;
+    // SAFETY: as above. While the lines travel.
+    unsafe { epoch::end(call.counter) };
+    // SAFETY: as above.
+    Ok(unsafe { bank(call, 0, epoch) })
+}
+
+/// Pushes lines below `lines` to ranks below `ranks`, which `k` counts from this one on.
+///
+/// `load` reads a line for a rank. It is called for `k` from `FIRST` on where `there` is true; with
+/// `SAME` for `k == 0` alone, whose line goes to all. `keep` gets the line of `k == 0`. `open`
+/// returns where the lines of a rank go, once they may be written.
+///
+/// The first lines are loaded before `open` is called, so that all its loads are under way at the
+/// same time. Ranks are handled in groups, so that the lines fit into registers.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "all are inlined")]
+pub(crate) fn push_lines<const W: usize, const FIRST: usize, const SAME: bool, To: Fn(u32) -> Lines>(
+    ranks: u32,
+    lines: u64,
+    there: impl Fn(u32, u64) -> bool,
+    load: impl Fn(u32, u64) -> Vector,
+    keep: impl Fn(u64, Vector),
+    open: impl FnOnce() -> Result<To, Failed>,
+) -> Result<(), Failed> {
+    let (first, step) = position();
+    let is_sent = |k: usize, line: u64| (k as u32) < ranks && there(k as u32, line);
+    let load_group = |base: usize, line: u64, values: &mut [Vector; GROUP]| {
+        for index in 0..GROUP {
+            let k = base + index;
+            if k >= FIRST && k < W && if SAME { k == 0 } else { is_sent(k, line) } {
+                values[index] = load(k as u32, line);
+            }
+        }
+    };
+    let mut values = [[0; 2]; GROUP];
+    if first < lines {
+        load_group(0, first, &mut values);
+    }
+    let to = open()?;
+    let push_group = |base: usize, line: u64, values: &[Vector; GROUP]| {
+        for index in 0..GROUP {
+            let k = base + index;
+            if k > 0 && k < W && is_sent(k, line) {
+                to(k as u32).push(line, values[if SAME { 0 } else { index }]);
+            }
+        }
+    };
+    let mut line = first;
+    while line < lines {
+        push_group(0, line, &values);
+        if FIRST == 0 && is_sent(0, line) {
+            keep(line, values[0]);
+        }
+        // Two groups are enough for all ranks. Written out, so that no index varies.
+        if W > GROUP {
+            if !SAME {
+                load_group(GROUP, line, &mut values);
+            }
+            push_group(GROUP, line, &values);
+        }
+        line += step;
+        if line < lines {
+            load_group(0, line, &mut values);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! Messages between pairs of ranks: send and receive, broadcast, gather, scatter, and all-to-all
+//! with parts of any length.
+//!
+//! A launch sends at most one message to each rank and receives at most one from each. Only the
+//! ranks that have a message make a call: there is no count that the whole team shares. Each pair
+//! has a *channel* for each direction, in memory of its own, which counts its messages.
+//!
+//! | kernel | what travels | when |
+//! |---|---|---|
+//! | [`Form::Lines`] | lines that are their own flags, as in [`crate::exchange`] | a message fits into a channel |
+//! | [`Form::Ring`] | chunks through a ring of slots for each block, with flags; or straight into the result | any length |
+//!
+//! Both ranks of a message must choose the same form.
+
+mod lines;
+mod ring;
+
+use crate::MAX_RANKS;
+use peerweave_device::prelude::*;
+use peerweave_types::KernelOp;
+
+pub use lines::*;
+pub use ring::*;
+
+/// How messages move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// By lines.
+    Lines,
+    /// By chunks.
+    Ring,
+}
+
+/// The messages to and from one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
+#[repr(C)]
+pub struct Transfer {
+    /// Address and length in bytes of the message to the rank; no message if the length is 0.
+    pub send: u64,
+    /// Its length.
+    pub send_bytes: u64,
+    /// Address and length in bytes of the message from the rank; no message if the length is 0.
+    pub recv: u64,
+    /// Its length.
+    pub recv_bytes: u64,
+    /// [`Form::Ring`]: the address to which this rank stores its message, if both ranks know that
+    /// the result of the receiver is mapped; then it is aligned to lines, as `send` is. 0: the
+    /// message goes through the ring.
+    pub remote: u64,
+    /// [`Form::Ring`]: 1 if the sender of the message from the rank stores it in `recv`.
+    pub is_direct: u64,
+    /// [`Form::Ring`]: lines of a block of the message to the rank, and of that from it.
+    pub send_share: u64,
+    /// Of the message from the rank.
+    pub recv_share: u64,
+}
+
+/// The messages of a launch: those to and from the rank `k` places behind this one at index `k`.
+/// The one at index 0 is copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
+#[repr(C)]
+pub struct Transfers {
+    /// By rank.
+    pub peers: [Transfer; MAX_RANKS],
+}
+
+impl Transfers {
+    /// Those at index `k`, without an index that varies.
+    #[inline(always)]
+    fn behind(&self, k: u32) -> Transfer {
+        let mut transfer = self.peers[0];
+        for (index, found) in self.peers.iter().enumerate() {
+            if index as u32 == k {
+                transfer = *found;
+            }
+        }
+        transfer
+    }
+
+    /// Returns whether there is a message. It reads every part of the argument, so that it is in
+    /// the cache of constants afterwards.
+    #[inline(always)]
+    fn has_any(&self, ranks: usize) -> bool {
+        self.peers[..ranks].iter().fold(0, |all, peer| all | peer.send_bytes | peer.recv_bytes) != 0
+    }
+}
+
+/// The operation that a report names, from [`Call::op`](crate::Call::op), which is a [`KernelOp`].
+#[inline(always)]
+fn operation(op: u32) -> KernelOp {
+    const BROADCAST: u32 = KernelOp::Broadcast as u32;
+    const GATHER: u32 = KernelOp::Gather as u32;
+    const SCATTER: u32 = KernelOp::Scatter as u32;
+    const ALL_GATHER: u32 = KernelOp::AllGather as u32;
+    const ALL_TO_ALL: u32 = KernelOp::AllToAll as u32;
+    match op {
+        BROADCAST => KernelOp::Broadcast,
+        GATHER => KernelOp::Gather,
+        SCATTER => KernelOp::Scatter,
+        ALL_GATHER => KernelOp::AllGather,
+        ALL_TO_ALL => KernelOp::AllToAll,
+        _ => KernelOp::SendRecv,
+    }
+}

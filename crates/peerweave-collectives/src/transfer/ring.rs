@@ -1,0 +1,279 @@
+//! Messages through a ring of slots for each block and sender, with flags; or straight into the
+//! results.
+//!
+//! Block `b` of sender and receiver handles the same lines of a message, in rounds of a chunk. Both
+//! count rounds in words of the block that outlive the launch. The sender writes a chunk into a
+//! slot and raises *ready* at the receiver; the receiver copies it to the result and raises
+//! *credit* at the sender. Round `j` of a launch uses slot `j % 3`: the sender awaits the credit of
+//! round `j - 3`, and before the first round that of all rounds of earlier launches. A block pushes
+//! a round of all messages before it copies the one before, so a wait for a peer passes while other
+//! chunks travel.
+//!
+//! Where the sender knows the receiver's result, there is one round, without a copy: the receiver
+//! raises *open* when it has begun the call, and the sender then stores into the result.
+
+use super::{Transfer, Transfers, operation};
+use crate::copy::{each, load, one_by_one, store};
+use crate::epoch::pointer;
+use crate::line::{LINE_BYTES, Operand};
+use crate::{Call, MAX_RANKS};
+use peerweave_device::gpu::{Access, Gpu, Sys};
+use peerweave_device::prelude::*;
+
+/// Slots of a block for each sender.
+const SLOTS: u64 = 3;
+/// Bytes of the flags of one rank for one block: a line of its own for each kind.
+const FLAG_BYTES: u64 = 512;
+const READY: u64 = 0;
+const CREDIT: u64 = 128;
+const OPEN: u64 = 256;
+
+/// Number of words of a block that count the rounds of a rank: of messages that it sends, then of
+/// those that it receives.
+pub const RING_COUNTERS: usize = 2 * MAX_RANKS;
+
+/// Bytes of an area for so many blocks with slots of `slot_bytes`, which the ranks share: flags,
+/// then rings.
+pub const fn transfer_ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
+    blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * slot_bytes)
+}
+
+/// The lines of a message that this block handles.
+#[derive(Clone, Copy)]
+struct Message {
+    operand: Operand<false>,
+    start: u64,
+    end: u64,
+    /// Lines of a round.
+    chunk: u64,
+}
+
+impl Message {
+    /// # Safety
+    /// As for [`Operand::new`], with `bytes` elements.
+    #[inline(always)]
+    unsafe fn new(address: u64, bytes: u64, share: u64, chunk: u64) -> Self {
+        let lines = bytes.div_ceil(LINE_BYTES as u64);
+        let start = (u64::from(gpu::block_idx().x) * share).min(lines);
+        // SAFETY: the caller promises the bytes.
+        Self { operand: unsafe { Operand::new(address, bytes) }, start, end: (start + share).min(lines), chunk }
+    }
+
+    /// The first line and the number of lines of a round; none if the message has ended.
+    #[inline(always)]
+    fn range(&self, round: u64) -> (u64, u64) {
+        let line = self.start + round * self.chunk;
+        (line, self.end.saturating_sub(line).min(self.chunk))
+    }
+
+    #[inline(always)]
+    fn has(&self, round: u64) -> bool {
+        self.start + round * self.chunk < self.end
+    }
+}
+
+/// A block of a launch.
+struct Block<'a> {
+    call: &'a Call,
+    transfers: &'a Transfers,
+    /// Lines of a chunk: what a slot has for each rank.
+    chunk: u64,
+}
+
+impl Block<'_> {
+    /// The message to the rank `k` places behind.
+    #[inline(always)]
+    fn sent(&self, peer: &Transfer, k: u32) -> Message {
+        let is_direct = peer.remote != 0 || k == 0;
+        // SAFETY: the launch promises the messages.
+        unsafe {
+            Message::new(peer.send, peer.send_bytes, peer.send_share, if is_direct && k > 0 { peer.send_share } else { self.chunk })
+        }
+    }
+
+    /// The message from the rank `k` places behind; none from this rank.
+    #[inline(always)]
+    fn received(&self, peer: &Transfer, k: u32) -> Message {
+        let chunk = if peer.is_direct != 0 { peer.recv_share } else { self.chunk };
+        // SAFETY: as above.
+        unsafe { Message::new(peer.recv, if k == 0 { 0 } else { peer.recv_bytes }, peer.recv_share, chunk) }
+    }
+
+    /// A flag that rank `rank` raises for this block, in the area at `area`.
+    #[inline(always)]
+    fn flag(&self, area: u64, rank: u32, at: u64) -> *mut u64 {
+        let index = u64::from(gpu::block_idx().x) * MAX_RANKS as u64 + u64::from(rank);
+        pointer(area + index * FLAG_BYTES + at)
+    }
+
+    /// The address of a chunk from rank `rank`, in the area at `area`.
+    #[inline(always)]
+    fn slot(&self, area: u64, round: u64, rank: u32) -> u64 {
+        let slot = u64::from(gpu::block_idx().x) * SLOTS + round % SLOTS;
+        let rings = area + u64::from(self.call.max_blocks) * MAX_RANKS as u64 * FLAG_BYTES;
+        rings + slot * self.call.bank_bytes + u64::from(rank) * self.chunk * LINE_BYTES as u64
+    }
+
+    /// Returns whether any message has a round: one that is sent, or one that is received.
+    #[inline(always)]
+    fn has(&self, round: u64) -> (bool, bool) {
+        let (mut sends, mut receives) = (false, false);
+        for k in 0..self.call.ranks {
+            let peer = self.transfers.behind(k);
+            sends |= self.sent(&peer, k).has(round);
+            receives |= self.received(&peer, k).has(round);
+        }
+        (sends, receives)
+    }
+
+    /// Pushes a round of all messages.
+    #[inline(always)]
+    fn push(&self, round: u64) {
+        let call = self.call;
+        for k in 0..call.ranks {
+            let peer = self.transfers.behind(k);
+            let message = self.sent(&peer, k);
+            let (line, n) = message.range(round);
+            // SAFETY: as above; the message of a rank to itself has its place in `recv`.
+            let own = unsafe { Operand::<false>::new(peer.recv, if k == 0 { peer.send_bytes } else { 0 }) };
+            let to = if k == 0 {
+                peer.recv + line * LINE_BYTES as u64
+            } else if peer.remote != 0 {
+                peer.remote + line * LINE_BYTES as u64
+            } else {
+                self.slot(call.area_behind(k), round, call.rank)
+            };
+            // SAFETY: the slot, or the result of a rank that has begun the call, has the lines, and
+            // is this rank's to write now.
+            let store = |index, value| unsafe { store(to, index, value) };
+            let from = message.operand;
+            if from.is_whole::<u8>(line, n) && (k > 0 || own.is_whole::<u8>(line, n)) {
+                each(n, |index| from.read_whole(line + index), store);
+            } else if k > 0 {
+                one_by_one(n, |index| from.read::<u8>(line + index), store);
+            } else {
+                one_by_one(n, |index| from.read::<u8>(line + index), |index, value| own.write::<u8>(line + index, value));
+            }
+        }
+    }
+
+    /// Copies a round of all messages that came through the ring.
+    #[inline(always)]
+    fn copy(&self, round: u64) {
+        let call = self.call;
+        for k in 1..call.ranks {
+            let peer = self.transfers.behind(k);
+            let message = self.received(&peer, k);
+            let (line, n) = message.range(round);
+            if peer.is_direct != 0 {
+                continue;
+            }
+            let from = self.slot(call.areas[0], round, call.rank_behind(k));
+            // SAFETY: as in `push`; the flag of the rank was seen.
+            let load = |index| unsafe { load(from, index) };
+            let to = message.operand;
+            if to.is_whole::<u8>(line, n) {
+                each(n, load, |index, value| to.write_whole(line + index, value));
+            } else {
+                one_by_one(n, load, |index, value| to.write::<u8>(line + index, value));
+            }
+        }
+    }
+}
+
+/// The value of a flag.
+///
+/// # Safety
+/// The pointer is that of a flag of this rank's area.
+#[inline(always)]
+unsafe fn seen(flag: *mut u64) -> u64 {
+    // SAFETY: a word that is accessed atomically alone.
+    unsafe { <u64 as Access<Sys>>::load_acquire(flag) }
+}
+
+/// Messages among up to 8 ranks through rings. The grid has one dimension; areas and counters are
+/// for at least as many blocks.
+#[kernel(max_threads = 512, unchecked)]
+pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
+    gpu::start_next_kernel();
+    let is_call = call.areas[0] != 0 && call.counter != 0 && transfers.has_any(MAX_RANKS);
+    gpu::wait_for_previous_kernel();
+    if !is_call {
+        return Ok(());
+    }
+    let block = Block { call: &call, transfers: &transfers, chunk: call.bank_bytes / LINE_BYTES as u64 / u64::from(call.ranks) };
+    let operation = operation(call.op);
+    // Thread `k` handles the flags of the rank `k` places behind.
+    let k = gpu::thread_idx().x;
+    let has_peer = k > 0 && k < call.ranks;
+    let peer = transfers.behind(if has_peer { k } else { 0 });
+    let (rank, area) = (call.rank_behind(if has_peer { k } else { 0 }), call.area_behind(if has_peer { k } else { 0 }));
+    let sends = |round| has_peer && block.sent(&peer, k).has(round);
+    let receives = |round| has_peer && block.received(&peer, k).has(round);
+    let own = |at| block.flag(call.areas[0], rank, at);
+    let counter = |index: usize| pointer::<u64>(call.counter).wrapping_add(gpu::block_idx().x as usize * RING_COUNTERS + index);
+    let raise = |at, value| {
+        let flag = block.flag(area, call.rank, at);
+        // SAFETY: a word of the area of a mapped peer, which is accessed atomically alone.
+        unsafe { <u64 as Access<Sys>>::store_release(flag, value) };
+    };
+    let is_reached = |value: u64, wanted: u64| (value.wrapping_sub(wanted).cast_signed() >= 0).then_some(());
+    let (mut sent, mut received) = (0, 0);
+    if has_peer {
+        // SAFETY: the launch promises the counters, which are this block's.
+        unsafe {
+            sent = <u64 as Access<Gpu>>::load_relaxed(counter(k as usize));
+            received = <u64 as Access<Gpu>>::load_relaxed(counter(MAX_RANKS + k as usize));
+        }
+        if peer.is_direct != 0 && receives(0) {
+            raise(OPEN, received + 1);
+        }
+    }
+    // Rounds of this launch.
+    let (mut pushed, mut copied) = (0, 0);
+    let mut round = 0;
+    loop {
+        let (any_sent, any_received) = block.has(round);
+        let any_arrives = round > 0 && block.has(round - 1).1;
+        if !any_sent && !any_received && !any_arrives {
+            break;
+        }
+        if any_sent {
+            let (flag, wanted) = if peer.remote != 0 {
+                (own(OPEN), sent + 1)
+            } else {
+                (own(CREDIT), sent + (round + 1).saturating_sub(SLOTS))
+            };
+            // SAFETY: a flag of this rank's area.
+            let has_room = || is_reached(unsafe { seen(flag) }, wanted);
+            ctx.poll_block(operation, sends(round), has_room, || call.pe_behind(k))?;
+            block.push(round);
+            gpu::sync_threads();
+            if sends(round) {
+                pushed += 1;
+                raise(READY, sent + pushed);
+            }
+        }
+        if any_arrives {
+            let flag = own(READY);
+            // SAFETY: as above.
+            let is_ready = || is_reached(unsafe { seen(flag) }, received + round);
+            ctx.poll_block(operation, receives(round - 1), is_ready, || call.pe_behind(k))?;
+            block.copy(round - 1);
+            gpu::sync_threads();
+            if receives(round - 1) {
+                copied += 1;
+                raise(CREDIT, received + copied);
+            }
+        }
+        round += 1;
+    }
+    if has_peer {
+        // SAFETY: as above.
+        unsafe {
+            <u64 as Access<Gpu>>::store_relaxed(counter(k as usize), sent + pushed);
+            <u64 as Access<Gpu>>::store_relaxed(counter(MAX_RANKS + k as usize), received + copied);
+        }
+    }
+    Ok(())
+}
