@@ -99,6 +99,18 @@ pub struct Call {
     pub is_symmetric: u32,
 }
 
+/// One of the [`MAX_RANKS`] values of an argument of a kernel. All are read, and then one is taken:
+/// an index that varies would move the argument to the thread's own memory, and so would a read
+/// behind a branch, or a loop that is not unrolled.
+#[inline(always)]
+pub(crate) fn select<T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
+    let either = |bit: u32, low: T, high: T| if k & bit == 0 { low } else { high };
+    let all: [T; MAX_RANKS] = [value(0), value(1), value(2), value(3), value(4), value(5), value(6), value(7)];
+    let low = either(2, either(1, all[0], all[1]), either(1, all[2], all[3]));
+    let high = either(2, either(1, all[4], all[5]), either(1, all[6], all[7]));
+    either(4, low, high)
+}
+
 impl Call {
     /// Begins a kernel: returns when the one before it in the stream has ended. `false` for a call
     /// that no rank makes.
@@ -113,29 +125,16 @@ impl Call {
         is_call
     }
 
-    /// The PE of the rank `k` places behind this one, without an index that varies: it would move
-    /// the argument to the thread's own memory.
+    /// The PE of the rank `k` places behind this one.
     #[inline(always)]
     pub(crate) fn pe_behind(&self, k: u32) -> u32 {
-        let mut pe = self.pes[0];
-        for (index, found) in self.pes.iter().enumerate() {
-            if index as u32 == k {
-                pe = *found;
-            }
-        }
-        pe
+        select(k, |index| self.pes[index])
     }
 
-    /// The area of the rank `k` places behind this one, likewise.
+    /// The area of the rank `k` places behind this one.
     #[inline(always)]
     pub(crate) fn area_behind(&self, k: u32) -> u64 {
-        let mut area = self.areas[0];
-        for (index, found) in self.areas.iter().enumerate() {
-            if index as u32 == k {
-                area = *found;
-            }
-        }
-        area
+        select(k, |index| self.areas[index])
     }
 
     /// Returns whether the rank `k` places behind this one gets results that others reduce.

@@ -20,7 +20,7 @@ pub enum Exchange {
 
 /// The part of rank `r` is lines `r * lines` on of a bank.
 #[inline(always)]
-fn run<const W: usize, const EACH: bool, const WHOLE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
+fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
         return Ok(());
     }
@@ -40,50 +40,51 @@ fn run<const W: usize, const EACH: bool, const WHOLE: bool>(ctx: &Context, call:
     // SAFETY: the launch promises the counter, and areas with banks for a part of each rank.
     let banks = unsafe {
         if EACH {
-            push_to_banks::<W, 0, false>(call, lines, region, |_, _| true, load, keep)?
+            push_to_banks::<W, MORE, 0, false>(call, lines, region, |_, _| true, load, keep)?
         } else {
-            push_to_banks::<W, 0, true>(call, lines, region, |_, _| true, load, keep)?
+            push_to_banks::<W, MORE, 0, true>(call, lines, region, |_, _| true, load, keep)?
         }
     };
     let (first, step) = position();
     let mut line = first;
     while line < lines {
         let row = Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
-        let all = await_lines::<W>(ctx, operation, call, row, [0; 2])?;
-        for (rank, value) in (0..).zip(all) {
-            if rank < call.ranks && rank != call.rank {
-                recv(rank).write::<u8>(line, value);
+        await_lines::<W, MORE>(ctx, operation, call, row, [0; 2], |base, lines| {
+            for (rank, value) in (base..).zip(lines) {
+                if rank < call.ranks && rank != call.rank {
+                    recv(rank).write::<u8>(line, value);
+                }
             }
-        }
-        put_back::<W>(call, row);
+        })?;
+        put_back::<W, MORE>(call, row);
         line += step;
     }
     Ok(())
 }
 
 macro_rules! entries {
-    ($($name:ident: <$w:literal, $each:literal, $whole:literal>;)*) => {$(
-        #[doc = concat!("all_gather, or all_to_all, by up to ", $w, " ranks.")]
+    ($($name:ident: <$w:literal, $more:literal, $each:literal, $whole:literal>;)*) => {$(
+        /// all_gather, or all_to_all, by up to as many ranks as the name says.
         #[kernel(max_threads = 512, unchecked)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
-            run::<$w, $each, $whole>(ctx, &call)
+            run::<$w, $more, $each, $whole>(ctx, &call)
         }
     )*};
 }
 
 entries! {
-    all_gather_plain_2: <2, false, true>;
-    all_gather_2: <2, false, false>;
-    all_gather_plain_4: <4, false, true>;
-    all_gather_4: <4, false, false>;
-    all_gather_plain_8: <8, false, true>;
-    all_gather_8: <8, false, false>;
-    all_to_all_plain_2: <2, true, true>;
-    all_to_all_2: <2, true, false>;
-    all_to_all_plain_4: <4, true, true>;
-    all_to_all_4: <4, true, false>;
-    all_to_all_plain_8: <8, true, true>;
-    all_to_all_8: <8, true, false>;
+    all_gather_plain_2: <2, false, false, true>;
+    all_gather_2: <2, false, false, false>;
+    all_gather_plain_4: <4, false, false, true>;
+    all_gather_4: <4, false, false, false>;
+    all_gather_plain_8: <4, true, false, true>;
+    all_gather_8: <4, true, false, false>;
+    all_to_all_plain_2: <2, false, true, true>;
+    all_to_all_2: <2, false, true, false>;
+    all_to_all_plain_4: <4, false, true, true>;
+    all_to_all_4: <4, false, true, false>;
+    all_to_all_plain_8: <4, true, true, true>;
+    all_to_all_8: <4, true, true, false>;
 }
 
 /// The kernel for so many ranks; `None` for more than [`MAX_RANKS`](crate::MAX_RANKS). `is_whole`:

@@ -10,8 +10,10 @@
 //! | [`Algorithm::TwoShot`] | each rank pushes part `r` to rank `r`, which reduces it and pushes the result | medium |
 //! | [`Algorithm::Chunked`] | as two-shot, in chunks through a ring, with flags instead of lines that announce themselves | large |
 //!
-//! reduce_scatter, all_gather and all_to_all have one algorithm: lines, pushed to the rank that
-//! needs them.
+//! reduce_scatter, all_gather and all_to_all have one algorithm of their own: lines, pushed to the
+//! rank that needs them. Messages between pairs of ranks are in [`transfer`]: send and receive,
+//! broadcast, gather, scatter, and longer calls of all_gather and all_to_all. [`Results`] makes the
+//! kernels of all_reduce serve reduce, and longer calls of reduce_scatter.
 //!
 //! # Lines
 //! Small and medium messages travel in lines of 16 bytes, each written and read by one access. A

@@ -3,7 +3,7 @@
 use crate::Call;
 use crate::epoch;
 use crate::line::Lines;
-use crate::wait::{GROUP, bank, position};
+use crate::wait::{bank, position};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
@@ -14,7 +14,7 @@ use peerweave_device::prelude::*;
 /// The call's counter is as [`epoch::read`] asks, and its areas have banks with so many lines from
 /// `region` on.
 #[inline(always)]
-pub(crate) unsafe fn push_to_banks<const W: usize, const FIRST: usize, const SAME: bool>(
+pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST: u32, const SAME: bool>(
     call: &Call,
     lines: u64,
     region: u64,
@@ -30,7 +30,7 @@ pub(crate) unsafe fn push_to_banks<const W: usize, const FIRST: usize, const SAM
         // SAFETY: the caller promises the banks.
         Ok(move |k| unsafe { bank(call, k, epoch) }.from(region))
     };
-    push_lines::<W, FIRST, SAME, _>(call.ranks, lines, there, load, keep, open)?;
+    push_lines::<W, MORE, FIRST, SAME, _>(call.ranks, lines, there, load, keep, open)?;
     // SAFETY: as above. While the lines travel.
     unsafe { epoch::end(call.counter) };
     // SAFETY: as above.
@@ -44,10 +44,9 @@ pub(crate) unsafe fn push_to_banks<const W: usize, const FIRST: usize, const SAM
 /// returns where the lines of a rank go, once they may be written.
 ///
 /// The first lines are loaded before `open` is called, so that all its loads are under way at the
-/// same time. Ranks are handled in groups, so that the lines fit into registers.
+/// same time. Ranks are handled in groups of `W`, of which there is one without `MORE`.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "all are inlined")]
-pub(crate) fn push_lines<const W: usize, const FIRST: usize, const SAME: bool, To: Fn(u32) -> Lines>(
+pub(crate) fn push_lines<const W: usize, const MORE: bool, const FIRST: u32, const SAME: bool, To: Fn(u32) -> Lines>(
     ranks: u32,
     lines: u64,
     there: impl Fn(u32, u64) -> bool,
@@ -56,40 +55,40 @@ pub(crate) fn push_lines<const W: usize, const FIRST: usize, const SAME: bool, T
     open: impl FnOnce() -> Result<To, Failed>,
 ) -> Result<(), Failed> {
     let (first, step) = position();
-    let is_sent = |k: usize, line: u64| (k as u32) < ranks && there(k as u32, line);
-    let load_group = |base: usize, line: u64, values: &mut [Vector; GROUP]| {
-        for index in 0..GROUP {
-            let k = base + index;
-            if k >= FIRST && k < W && if SAME { k == 0 } else { is_sent(k, line) } {
-                values[index] = load(k as u32, line);
+    let is_sent = |k: u32, line: u64| k < ranks && there(k, line);
+    let load_group = |base: u32, line: u64, values: &mut [Vector; W]| {
+        for index in 0..W {
+            let k = base + index as u32;
+            if if SAME { k == 0 } else { k >= FIRST && is_sent(k, line) } {
+                values[index] = load(k, line);
             }
         }
     };
-    let mut values = [[0; 2]; GROUP];
+    let mut values = [[0; 2]; W];
     if first < lines {
         load_group(0, first, &mut values);
     }
     let to = open()?;
-    let push_group = |base: usize, line: u64, values: &[Vector; GROUP]| {
-        for index in 0..GROUP {
-            let k = base + index;
-            if k > 0 && k < W && is_sent(k, line) {
-                to(k as u32).push(line, values[if SAME { 0 } else { index }]);
-            }
-        }
-    };
     let mut line = first;
     while line < lines {
-        push_group(0, line, &values);
         if FIRST == 0 && is_sent(0, line) {
             keep(line, values[0]);
         }
-        // Two groups are enough for all ranks. Written out, so that no index varies.
-        if W > GROUP {
-            if !SAME {
-                load_group(GROUP, line, &mut values);
+        let mut base = 0;
+        loop {
+            for index in 0..W {
+                let k = base + index as u32;
+                if k > 0 && is_sent(k, line) {
+                    to(k).push(line, values[if SAME { 0 } else { index }]);
+                }
             }
-            push_group(GROUP, line, &values);
+            base += W as u32;
+            if !MORE || base >= ranks {
+                break;
+            }
+            if !SAME {
+                load_group(base, line, &mut values);
+            }
         }
         line += step;
         if line < lines {

@@ -138,10 +138,16 @@ pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: 
     }
 }
 
-/// Combines the lines of ranks below `ranks`, in their order.
+/// Combines the lines of ranks below `ranks`, in their order, behind a state of ranks before them.
 #[inline(always)]
-fn fold<T: Class, const W: usize>(lines: &[Vector; W], ranks: u32, combine: impl Fn(T::Lanes, T::Lanes) -> T::Lanes) -> T::Lanes {
-    let mut state = T::unpack(lines[0]);
+fn fold<T: Class, const W: usize>(
+    lines: &[Vector; W],
+    ranks: u32,
+    state: Option<T::Lanes>,
+    combine: impl Fn(T::Lanes, T::Lanes) -> T::Lanes,
+) -> T::Lanes {
+    let first = T::unpack(lines[0]);
+    let mut state = state.map_or(first, |state| combine(state, first));
     for rank in 1..W {
         if (rank as u32) < ranks {
             state = combine(state, T::unpack(lines[rank]));
@@ -150,43 +156,68 @@ fn fold<T: Class, const W: usize>(lines: &[Vector; W], ranks: u32, combine: impl
     state
 }
 
-/// Combines the words of ranks below `ranks`.
+/// Combines the words of ranks below `ranks`, likewise.
 #[inline(always)]
-fn fold_bits<const W: usize>(lines: &[Vector; W], ranks: u32, combine: impl Fn(u64, u64) -> u64) -> Vector {
-    let mut state = lines[0];
+fn fold_bits<T: Class, const W: usize>(
+    lines: &[Vector; W],
+    ranks: u32,
+    state: Option<T::Lanes>,
+    combine: impl Fn(u64, u64) -> u64,
+) -> T::Lanes {
+    let both = |a: Vector, b: Vector| [combine(a[0], b[0]), combine(a[1], b[1])];
+    let mut bits = state.map_or(lines[0], |state| both(T::pack(state), lines[0]));
     for rank in 1..W {
         if (rank as u32) < ranks {
-            state = [combine(state[0], lines[rank][0]), combine(state[1], lines[rank][1])];
+            bits = both(bits, lines[rank]);
         }
     }
-    state
+    T::unpack(bits)
 }
 
-/// Reduces the lines of ranks below `ranks`, in the order of ranks. With `PLAIN` it is the sum.
+/// Combines the lines of ranks below `ranks`, in their order, behind the state of the ranks before
+/// them, if there are any. With `PLAIN` it is the sum.
 #[inline(always)]
-pub(crate) fn reduce<T: Class, const W: usize, const PLAIN: bool>(op: u32, ranks: u32, lines: &[Vector; W]) -> Vector {
+pub(crate) fn fold_lines<T: Class, const W: usize, const PLAIN: bool>(
+    op: u32,
+    ranks: u32,
+    lines: &[Vector; W],
+    state: Option<T::Lanes>,
+) -> T::Lanes {
     const PROD: u32 = ReduceOp::Prod as u32;
     const MIN: u32 = ReduceOp::Min as u32;
     const AND: u32 = ReduceOp::And as u32;
     const OR: u32 = ReduceOp::Or as u32;
     const XOR: u32 = ReduceOp::Xor as u32;
-    if PLAIN {
-        return T::pack(fold::<T, W>(lines, ranks, T::plus));
-    }
     // Sums first: a test that fails costs less than a jump by a table.
-    if op == ReduceOp::Sum as u32 || op == ReduceOp::PreMulSum as u32 || op == ReduceOp::Avg as u32 {
-        let mut sum = fold::<T, W>(lines, ranks, T::plus);
-        if op == ReduceOp::Avg as u32 {
-            sum = T::over(sum, T::unpack(splat::<T>(T::number(ranks))));
-        }
-        return T::pack(sum);
+    if PLAIN || is_sum(op) {
+        return fold::<T, W>(lines, ranks, state, T::plus);
     }
     match op {
-        PROD => T::pack(fold::<T, W>(lines, ranks, T::times)),
-        MIN => T::pack(fold::<T, W>(lines, ranks, T::least)),
-        AND if T::INTEGER => fold_bits(lines, ranks, |a, b| a & b),
-        OR if T::INTEGER => fold_bits(lines, ranks, |a, b| a | b),
-        XOR if T::INTEGER => fold_bits(lines, ranks, |a, b| a ^ b),
-        _ => T::pack(fold::<T, W>(lines, ranks, T::greatest)),
+        PROD => fold::<T, W>(lines, ranks, state, T::times),
+        MIN => fold::<T, W>(lines, ranks, state, T::least),
+        AND if T::INTEGER => fold_bits::<T, W>(lines, ranks, state, |a, b| a & b),
+        OR if T::INTEGER => fold_bits::<T, W>(lines, ranks, state, |a, b| a | b),
+        XOR if T::INTEGER => fold_bits::<T, W>(lines, ranks, state, |a, b| a ^ b),
+        _ => fold::<T, W>(lines, ranks, state, T::greatest),
     }
+}
+
+#[inline(always)]
+fn is_sum(op: u32) -> bool {
+    op == ReduceOp::Sum as u32 || op == ReduceOp::PreMulSum as u32 || op == ReduceOp::Avg as u32
+}
+
+/// The line of the result, from the state of all ranks.
+#[inline(always)]
+pub(crate) fn finish<T: Class, const PLAIN: bool>(op: u32, ranks: u32, state: T::Lanes) -> Vector {
+    if !PLAIN && op == ReduceOp::Avg as u32 {
+        return T::pack(T::over(state, T::unpack(splat::<T>(T::number(ranks)))));
+    }
+    T::pack(state)
+}
+
+/// Reduces the lines of ranks below `ranks`, in the order of ranks. With `PLAIN` it is the sum.
+#[inline(always)]
+pub(crate) fn reduce<T: Class, const W: usize, const PLAIN: bool>(op: u32, ranks: u32, lines: &[Vector; W]) -> Vector {
+    finish::<T, PLAIN>(op, ranks, fold_lines::<T, W, PLAIN>(op, ranks, lines, None))
 }

@@ -6,14 +6,14 @@
 use crate::Call;
 use crate::line::Operand;
 use crate::push::push_to_banks;
-use crate::reduce::{Class, outgoing, reduce};
-use crate::wait::{Row, await_lines, position, put_back};
+use crate::reduce::{Class, outgoing};
+use crate::wait::{Row, await_sum, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
 /// The part of rank `r` of an input is lines `r * lines` on of a bank.
 #[inline(always)]
-fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
+fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
         return Ok(());
     }
@@ -26,55 +26,55 @@ fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) 
     let outgoing = |k: u32, line| outgoing::<T, PLAIN>(call.op, call.scalar, part(k).read::<T>(line));
     let region = u64::from(call.rank) * lines;
     // SAFETY: the launch promises the counter, and areas with banks for a part of each rank.
-    let banks = unsafe { push_to_banks::<W, 1, false>(call, lines, region, |_, _| true, outgoing, |_, _| ())? };
+    let banks = unsafe { push_to_banks::<W, MORE, 1, false>(call, lines, region, |_, _| true, outgoing, |_, _| ())? };
     let (first, step) = position();
     let mut line = first;
     while line < lines {
         let row = Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
-        let all = await_lines::<W>(ctx, KernelOp::ReduceScatter, call, row, outgoing(0, line))?;
-        recv.write::<T>(line, reduce::<T, W, PLAIN>(call.op, call.ranks, &all));
-        put_back::<W>(call, row);
+        let own = outgoing(0, line);
+        recv.write::<T>(line, await_sum::<T, W, MORE, PLAIN>(ctx, KernelOp::ReduceScatter, call, row, own)?);
+        put_back::<W, MORE>(call, row);
         line += step;
     }
     Ok(())
 }
 
 macro_rules! entries {
-    ($($name:ident: <$t:ty, $w:literal, $plain:literal>;)*) => {$(
-        #[doc = concat!("reduce_scatter of `", stringify!($t), "` by up to ", $w, " ranks.")]
+    ($($name:ident: <$t:ty, $w:literal, $more:literal, $plain:literal>;)*) => {$(
+        #[doc = concat!("reduce_scatter of `", stringify!($t), "` by up to as many ranks as the name says.")]
         #[kernel(max_threads = 512, unchecked)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
-            run::<$t, $w, $plain>(ctx, &call)
+            run::<$t, $w, $more, $plain>(ctx, &call)
         }
     )*};
 }
 
 entries! {
-    reduce_scatter_f16_2: <f16, 2, false>;
-    reduce_scatter_f16_4: <f16, 4, false>;
-    reduce_scatter_f16_8: <f16, 8, false>;
-    reduce_scatter_bf16_2: <bf16, 2, false>;
-    reduce_scatter_bf16_4: <bf16, 4, false>;
-    reduce_scatter_bf16_8: <bf16, 8, false>;
-    reduce_scatter_f32_2: <f32, 2, false>;
-    reduce_scatter_f32_4: <f32, 4, false>;
-    reduce_scatter_f32_8: <f32, 8, false>;
-    reduce_scatter_i8_8: <i8, 8, false>;
-    reduce_scatter_u8_8: <u8, 8, false>;
-    reduce_scatter_i32_8: <i32, 8, false>;
-    reduce_scatter_u32_8: <u32, 8, false>;
-    reduce_scatter_i64_8: <i64, 8, false>;
-    reduce_scatter_u64_8: <u64, 8, false>;
-    reduce_scatter_f64_8: <f64, 8, false>;
-    reduce_scatter_plain_f16_2: <f16, 2, true>;
-    reduce_scatter_plain_f16_4: <f16, 4, true>;
-    reduce_scatter_plain_f16_8: <f16, 8, true>;
-    reduce_scatter_plain_bf16_2: <bf16, 2, true>;
-    reduce_scatter_plain_bf16_4: <bf16, 4, true>;
-    reduce_scatter_plain_bf16_8: <bf16, 8, true>;
-    reduce_scatter_plain_f32_2: <f32, 2, true>;
-    reduce_scatter_plain_f32_4: <f32, 4, true>;
-    reduce_scatter_plain_f32_8: <f32, 8, true>;
+    reduce_scatter_f16_2: <f16, 2, false, false>;
+    reduce_scatter_f16_4: <f16, 4, false, false>;
+    reduce_scatter_f16_8: <f16, 4, true, false>;
+    reduce_scatter_bf16_2: <bf16, 2, false, false>;
+    reduce_scatter_bf16_4: <bf16, 4, false, false>;
+    reduce_scatter_bf16_8: <bf16, 4, true, false>;
+    reduce_scatter_f32_2: <f32, 2, false, false>;
+    reduce_scatter_f32_4: <f32, 4, false, false>;
+    reduce_scatter_f32_8: <f32, 4, true, false>;
+    reduce_scatter_i8_8: <i8, 4, true, false>;
+    reduce_scatter_u8_8: <u8, 4, true, false>;
+    reduce_scatter_i32_8: <i32, 4, true, false>;
+    reduce_scatter_u32_8: <u32, 4, true, false>;
+    reduce_scatter_i64_8: <i64, 4, true, false>;
+    reduce_scatter_u64_8: <u64, 4, true, false>;
+    reduce_scatter_f64_8: <f64, 4, true, false>;
+    reduce_scatter_plain_f16_2: <f16, 2, false, true>;
+    reduce_scatter_plain_f16_4: <f16, 4, false, true>;
+    reduce_scatter_plain_f16_8: <f16, 4, true, true>;
+    reduce_scatter_plain_bf16_2: <bf16, 2, false, true>;
+    reduce_scatter_plain_bf16_4: <bf16, 4, false, true>;
+    reduce_scatter_plain_bf16_8: <bf16, 4, true, true>;
+    reduce_scatter_plain_f32_2: <f32, 2, false, true>;
+    reduce_scatter_plain_f32_4: <f32, 4, false, true>;
+    reduce_scatter_plain_f32_8: <f32, 4, true, true>;
 }
 
 /// The kernel for elements of a type and so many ranks; as

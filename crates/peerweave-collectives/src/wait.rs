@@ -2,13 +2,10 @@
 
 use crate::Call;
 use crate::line::{Lines, has_arrived};
+use crate::reduce::{Class, finish, fold_lines};
 use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
-
-/// The most ranks whose lines a thread loads or awaits at the same time: addresses of more do not
-/// fit into its registers.
-pub(crate) const GROUP: usize = 4;
 
 /// The number of this thread in the grid, and the number of threads of the grid.
 #[inline(always)]
@@ -37,43 +34,60 @@ impl Row {
     }
 }
 
-/// Waits for one line of each rank of a row but this one, whose line is `own`.
+/// Calls `found` with the lines of a row, but this rank's own: that is `own`. In groups of `W`
+/// ranks, of which there is one without `MORE`: addresses of more do not fit into registers.
+/// `found` gets the first rank of a group and its lines.
 #[inline(always)]
-pub(crate) fn await_lines<const W: usize>(
+pub(crate) fn await_lines<const W: usize, const MORE: bool>(
     ctx: &Context,
     operation: KernelOp,
     call: &Call,
     row: Row,
     own: Vector,
-) -> Result<[Vector; W], Failed> {
-    if W <= GROUP {
-        return await_group::<W>(ctx, operation, call, row, own, 0);
+    mut found: impl FnMut(u32, [Vector; W]),
+) -> Result<(), Failed> {
+    let mut base = 0;
+    loop {
+        found(base, await_group::<W>(ctx, operation, call, row, own, base)?);
+        base += W as u32;
+        if !MORE || base >= row.ranks {
+            return Ok(());
+        }
     }
-    // Two groups are enough for all ranks. Written out, so that no index varies.
-    let low = await_group::<GROUP>(ctx, operation, call, row, own, 0)?;
-    let mut high = [[0; 2]; GROUP];
-    if row.ranks > GROUP as u32 {
-        high = await_group::<GROUP>(ctx, operation, call, row, own, GROUP as u32)?;
-    }
-    Ok(core::array::from_fn(|index| if index < GROUP { low[index] } else { high[index - GROUP] }))
 }
 
-/// [`await_lines`] of ranks from `base` on, which is one of them.
+/// Waits for the lines of a row, and reduces them in the order of ranks.
+#[inline(always)]
+pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
+    ctx: &Context,
+    operation: KernelOp,
+    call: &Call,
+    row: Row,
+    own: Vector,
+) -> Result<Vector, Failed> {
+    let mut state = T::unpack([0; 2]);
+    await_lines::<W, MORE>(ctx, operation, call, row, own, |base, lines| {
+        state = fold_lines::<T, W, PLAIN>(call.op, row.ranks - base, &lines, (MORE && base > 0).then_some(state));
+    })?;
+    Ok(finish::<T, PLAIN>(call.op, row.ranks, state))
+}
+
+/// Waits for the lines of ranks from `base` on, which is one of them.
 ///
-/// Every look reads `G` lines, without a branch between them: that of the last rank again where
+/// Every look reads `W` lines, without a branch between them: that of the last rank again where
 /// there are fewer ranks, and this rank's own, which nobody writes.
 #[inline(always)]
-fn await_group<const G: usize>(
+fn await_group<const W: usize>(
     ctx: &Context,
     operation: KernelOp,
     call: &Call,
     row: Row,
     own: Vector,
     base: u32,
-) -> Result<[Vector; G], Failed> {
+) -> Result<[Vector; W], Failed> {
     let look = || {
         let rank = |index: usize| (base + index as u32).min(row.ranks - 1);
-        let mut found: [Vector; G] = core::array::from_fn(|index| row.lines.look(row.at(rank(index))));
+        let mut found: [Vector; W] = core::array::from_fn(|index| row.lines.look(row.at(rank(index))));
         let mut all = true;
         for (index, line) in found.iter_mut().enumerate() {
             let is_own = rank(index) == call.rank;
@@ -96,12 +110,20 @@ fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64,
     (0..ranks).find(is_missing).unwrap_or(me)
 }
 
-/// Puts the sentinel back into the lines that [`await_lines`] has read.
+/// Puts the sentinel back into the lines of a row that [`await_lines`] has read.
 #[inline(always)]
-pub(crate) fn put_back<const W: usize>(call: &Call, row: Row) {
-    for rank in 0..W as u32 {
-        if rank < row.ranks && rank != call.rank {
-            row.lines.push(row.at(rank), call.sentinel);
+pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) {
+    let mut base = 0;
+    loop {
+        for index in 0..W as u32 {
+            let rank = base + index;
+            if rank < row.ranks && rank != call.rank {
+                row.lines.push(row.at(rank), call.sentinel);
+            }
+        }
+        base += W as u32;
+        if !MORE || base >= row.ranks {
+            return;
         }
     }
 }

@@ -26,7 +26,7 @@ mod memory;
 mod team;
 
 pub use backend::{Cuda, CudaOptions, of_cudarc, on_device, visible_gpus};
-pub use collective::{Collectives, CollectivesOptions, Route};
+pub use collective::{Collectives, CollectivesOptions, Message, Route};
 pub use error::{CudaError, KernelFailure};
 pub use gpu::{Gpu, GpuOptions, Transport};
 pub use launch::Stream;

@@ -7,11 +7,12 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerweave_collectives::{Call, all_reduce, exchange, reduce_scatter};
-use peerweave_cuda::{Algorithm, Collectives, CollectivesOptions, CudaError, Gpu, GpuOptions, Local, Route, Stream};
+use peerweave_collectives::transfer::{self, Transfers};
+use peerweave_collectives::{Call, all_reduce, barrier, exchange, reduce_scatter};
+use peerweave_cuda::{Algorithm, Collectives, CollectivesOptions, CudaError, Gpu, GpuOptions, Local, Message, Route, Stream};
 use peerweave_driver::CudaStream;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
-use peerweave_types::{DType, FailureKind, KernelOp, Pe, ReduceOp};
+use peerweave_types::{DType, FailureKind, KernelOp, Pe, Rank, ReduceOp};
 
 use common::{fakes, on_cpu};
 use peerweave_fakes::driver;
@@ -29,7 +30,21 @@ macro_rules! register {
     })*)*};
 }
 
+macro_rules! register_transfers {
+    ($($kernel:ident),*) => {$({
+        /// # Safety
+        /// `launch` is a live launch of this kernel.
+        unsafe extern "C" fn run(launch: *const FakeLaunch) {
+            // SAFETY: the fake calls this for launches of this kernel, whose arguments after the
+            // context are a call and its messages.
+            unsafe { on_cpu(&transfer::$kernel::KERNEL, launch, (argument::<Call>(launch, 1), argument::<Transfers>(launch, 2))) }
+        }
+        register_one(stringify!($kernel), run);
+    })*};
+}
+
 fn register() {
+    register_transfers!(transfer_4, transfer_plain_4, transfer_ring_8);
     register!(
         all_reduce: all_reduce_plain_one_shot_f32_2,
         all_reduce_plain_one_shot_f32_4,
@@ -43,6 +58,7 @@ fn register() {
         all_reduce_two_shot_f32_4,
         all_reduce_chunked_f32_2,
         all_reduce_chunked_f32_4;
+        barrier: barrier_8;
         exchange: all_gather_4, all_gather_plain_4, all_to_all_4, all_to_all_plain_4;
         reduce_scatter: reduce_scatter_f32_2, reduce_scatter_plain_f32_2, reduce_scatter_f32_4, reduce_scatter_plain_f32_4;
     );
@@ -207,7 +223,7 @@ fn parts_are_gathered_exchanged_and_reduced_by_rank() {
                 [
                     all.all_to_all(&stream, at, at + 8, 4).expect_err("they overlap"),
                     all.all_gather(&stream, at, at + 3, 4).expect_err("they overlap"),
-                    all.all_gather(&stream, at, at + 64, 1 << 20).expect_err("the banks are smaller"),
+                    all.all_gather_symmetric(&stream, at, at + 32, 4).expect_err("not on the heap"),
                     all.reduce_scatter(&stream, at + 2, at + 60, 1, DType::F32, ReduceOp::Sum).expect_err("not aligned"),
                 ]
             };
@@ -244,6 +260,212 @@ fn wrong_calls_are_refused_before_anything_is_enqueued() {
             assert!(error.to_string().contains("twice"), "{error}");
             let error = Collectives::new(gpu, &[], small()).expect_err("no PE");
             assert!(error.to_string().contains("1 to 8 PEs"), "{error}");
+        });
+    });
+}
+
+/// The byte of a rank at an index.
+fn byte(rank: u32, index: usize) -> u8 {
+    (index * 13 + rank as usize * 71 + (index >> 8)) as u8
+}
+
+fn bytes_of(rank: u32, len: usize) -> Vec<u8> {
+    (0..len).map(|index| byte(rank, index)).collect()
+}
+
+#[test]
+fn roots_broadcast_gather_and_scatter_parts_of_any_length() {
+    fakes().run(|| {
+        pes(3, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let me = gpu.pe().get();
+            // By lines, and through the rings of 1 KiB.
+            for (call, part) in [16_usize, 37, 1024, 20_003, 0].into_iter().enumerate() {
+                let root = Rank::new(call as u32 % 3);
+                let is_root = root.get() == me;
+                let [send, copied, gathered, scattered] =
+                    [3 * part, part, 3 * part, part].map(|len| gpu.alloc_local::<u8>(len.max(1)).expect("room"));
+                send.write(&stream, &bytes_of(me, send.len())).expect("written");
+                let [from, to, all_parts, own] = [&send, &copied, &gathered, &scattered].map(|local| local.slice().address());
+                for _ in 0..3 {
+                    // SAFETY: the memory is live until the stream has been waited for.
+                    unsafe {
+                        all.broadcast(&stream, from, to, part as u64, root).expect("enqueued");
+                        all.gather(&stream, from, all_parts, part as u64, root).expect("enqueued");
+                        all.scatter(&stream, from, own, part as u64, root).expect("enqueued");
+                    }
+                    all.barrier(&stream).expect("enqueued");
+                }
+                assert_eq!(copied.read(&stream).expect("read")[..part], bytes_of(root.get(), part));
+                let mine = me as usize * part;
+                let wanted: Vec<u8> = (mine..mine + part).map(|index| byte(root.get(), index)).collect();
+                assert_eq!(scattered.read(&stream).expect("read")[..part], wanted);
+                let found = gathered.read(&stream).expect("read");
+                let wanted: Vec<u8> = (0..3).flat_map(|rank| bytes_of(rank, part)).collect();
+                assert!(!is_root || found[..3 * part] == wanted, "{part} bytes");
+                gpu.barrier("read").expect("all come");
+            }
+        });
+    });
+}
+
+#[test]
+fn messages_between_some_ranks_arrive_in_order() {
+    fakes().run(|| {
+        pes(3, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let me = gpu.pe().get();
+            let [send, recv] = [90_000; 2].map(|len| gpu.alloc_local::<u8>(len).expect("room"));
+            send.write(&stream, &bytes_of(me, send.len())).expect("written");
+            let (from, to) = (send.slice().address(), recv.slice().address());
+            let next = Rank::new((me + 1) % 3);
+            let previous = Rank::new((me + 2) % 3);
+            for _ in 0..4 {
+                // Two to the next rank, a short and a long one, and one to itself.
+                let messages = [
+                    Message::Send { to: next, at: from, bytes: 100 },
+                    Message::Receive { from: previous, at: to, bytes: 100 },
+                    Message::Send { to: next, at: from + 100, bytes: 30_000 },
+                    Message::Receive { from: previous, at: to + 100, bytes: 30_000 },
+                    Message::Send { to: Rank::new(me), at: from + 7, bytes: 50 },
+                    Message::Receive { from: Rank::new(me), at: to + 40_000, bytes: 50 },
+                ];
+                // SAFETY: the memory is live until the stream has been waited for.
+                unsafe { all.messages(&stream, &messages).expect("enqueued") };
+            }
+            // Rank 0 sends to rank 2 alone.
+            for bytes in [1, 64, 5_000] {
+                // SAFETY: as above.
+                unsafe {
+                    match me {
+                        0 => all.send(&stream, from, bytes, Rank::new(2)).expect("enqueued"),
+                        2 => all.receive(&stream, to + 50_000, bytes, Rank::new(0)).expect("enqueued"),
+                        _ => {}
+                    }
+                }
+            }
+            let found = recv.read(&stream).expect("read");
+            assert_eq!(found[..30_100], bytes_of(previous.get(), 30_100));
+            assert_eq!(found[40_000..40_050], bytes_of(me, 57)[7..]);
+            assert!(me != 2 || found[50_000..55_000] == bytes_of(0, 5_000));
+            // SAFETY: the calls are refused.
+            let errors = unsafe {
+                [
+                    all.send(&stream, from, 1, Rank::new(3)).expect_err("no such rank"),
+                    all.send(&stream, from, 1, Rank::new(me)).expect_err("nobody receives it"),
+                    all.receive(&stream, 0, 1, next).expect_err("no address"),
+                    all.broadcast(&stream, from, from + 1, 2, Rank::new(me)).expect_err("they overlap"),
+                ]
+            };
+            assert!(errors.iter().all(|error| matches!(error, CudaError::Misuse { .. })), "{errors:?}");
+        });
+    });
+}
+
+#[test]
+fn calls_beyond_a_bank_are_right() {
+    fakes().run(|| {
+        pes(3, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let me = gpu.pe().get();
+            // Banks of 64 KiB: parts of a third of it, and twice that; whole lines or not.
+            for part in [12_004_usize, 12_001] {
+                let bytes = 4 * part as u64;
+                let [send, gathered, exchanged] = [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
+                let reduced = gpu.alloc_local::<f32>(part).expect("room");
+                let given = |rank: u32, index: usize| (100 * rank) as f32 + (index % 1000) as f32;
+                let values: Vec<f32> = (0..3 * part).map(|index| given(me, index)).collect();
+                send.write(&stream, &values).expect("written");
+                let [from, to, other, sum] = [&send, &gathered, &exchanged, &reduced].map(|local| local.slice().address());
+                for _ in 0..2 {
+                    // SAFETY: the memory is live until the stream has been waited for.
+                    unsafe {
+                        all.all_gather(&stream, from, to, bytes).expect("enqueued");
+                        all.all_to_all(&stream, from, other, bytes).expect("enqueued");
+                        all.reduce_scatter(&stream, from, sum, part as u64, DType::F32, ReduceOp::Sum).expect("enqueued");
+                    }
+                }
+                let mine = me as usize * part;
+                let all_of = |of: &dyn Fn(u32, usize) -> f32| -> Vec<f32> {
+                    (0..3 * part).map(|index| of((index / part) as u32, index % part)).collect()
+                };
+                assert!(gathered.read(&stream).expect("read") == all_of(&given), "all_gather");
+                assert!(exchanged.read(&stream).expect("read") == all_of(&|rank, index| given(rank, mine + index)), "all_to_all");
+                let sums: Vec<f32> = (mine..mine + part).map(|index| (0..3).map(|rank| given(rank, index)).sum()).collect();
+                assert!(reduced.read(&stream).expect("read") == sums, "reduce_scatter");
+                // In place.
+                // SAFETY: as above.
+                unsafe { all.all_to_all(&stream, from, from, bytes).expect("enqueued") };
+                assert!(send.read(&stream).expect("read") == all_of(&|rank, index| given(rank, mine + index)), "in place");
+                gpu.barrier("read").expect("all come");
+            }
+        });
+    });
+}
+
+#[test]
+fn root_alone_gets_the_result_of_a_reduce() {
+    fakes().run(|| {
+        pes(3, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let me = gpu.pe().get();
+            for (call, count) in [5_usize, 3000, 40_000].into_iter().enumerate() {
+                let [send, recv] = [count; 2].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
+                send.write(&stream, &vec![me as f32 + 1.0; count]).expect("written");
+                recv.write(&stream, &vec![-1.0; count]).expect("written");
+                let (from, to) = (send.slice().address(), recv.slice().address());
+                let root = Rank::new(call as u32 % 3);
+                let to = if root.get() == me { to } else { 0 };
+                // SAFETY: the memory is live until the stream has been waited for.
+                unsafe { all.reduce(&stream, from, to, count as u64, DType::F32, ReduceOp::Sum, root).expect("enqueued") };
+                let expected = if root.get() == me { 6.0 } else { -1.0 };
+                assert!(recv.read(&stream).expect("read").iter().all(|value| *value == expected), "{count} elements");
+                assert!(send.read(&stream).expect("read").iter().all(|value| *value == me as f32 + 1.0), "{count} elements");
+            }
+        });
+    });
+}
+
+#[test]
+fn symmetric_results_are_stored_where_they_belong() {
+    fakes().run(|| {
+        pes(3, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let me = gpu.pe().get();
+            let part = 12_004;
+            let recv = gpu.alloc::<f32>(3 * part).expect("room");
+            let to = recv.address().expect("it is mapped");
+            let send = gpu.alloc_local::<f32>(3 * part).expect("room");
+            let values: Vec<f32> = (0..3 * part).map(|index| (me * 1000) as f32 + (index % 997) as f32).collect();
+            send.write(&stream, &values).expect("written");
+            let from = send.slice().address();
+            let given = |rank: u32, index: usize| (rank * 1000) as f32 + (index % 997) as f32;
+            let check = |what: &str, of: &dyn Fn(usize) -> f32, len: usize| {
+                let found = recv.read(&stream).expect("read");
+                let wrong = (0..len).find(|index| found[*index] != of(*index));
+                assert_eq!(wrong, None, "{what}");
+                gpu.barrier(what).expect("all come");
+            };
+            for _ in 0..2 {
+                let (bytes, count) = (4 * part as u64, 3 * part as u64);
+                // SAFETY: the memory is live until the stream has been waited for.
+                unsafe { all.all_reduce_symmetric(&stream, from, to, count, DType::F32, ReduceOp::Sum).expect("enqueued") };
+                check("all_reduce", &|index| (0..3).map(|rank| given(rank, index)).sum(), 3 * part);
+                // SAFETY: as above.
+                unsafe { all.all_gather_symmetric(&stream, from, to, bytes).expect("enqueued") };
+                check("all_gather", &|index| given((index / part) as u32, index % part), 3 * part);
+                // SAFETY: as above.
+                unsafe { all.all_to_all_symmetric(&stream, from, to, bytes).expect("enqueued") };
+                check("all_to_all", &|index| given((index / part) as u32, me as usize * part + index % part), 3 * part);
+                // SAFETY: as above.
+                unsafe { all.broadcast_symmetric(&stream, from, to, bytes, Rank::new(1)).expect("enqueued") };
+                check("broadcast", &|index| given(1, index), part);
+            }
         });
     });
 }

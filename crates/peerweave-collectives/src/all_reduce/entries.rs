@@ -13,66 +13,66 @@ use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
 macro_rules! entries {
-    ($($name:ident: $algorithm:ident::<$t:ty, $w:literal, $plain:literal>;)*) => {$(
-        #[doc = concat!("all_reduce of `", stringify!($t), "` by up to ", $w, " ranks, ", stringify!($algorithm), ".")]
+    ($($name:ident: $algorithm:ident::<$t:ty, $($w:literal),*>;)*) => {$(
+        #[doc = concat!("all_reduce of `", stringify!($t), "` by up to as many ranks as the name says, ", stringify!($algorithm), ".")]
         #[kernel(max_threads = 512, unchecked)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
-            $algorithm::run::<$t, $w, $plain>(ctx, &call)
+            $algorithm::run::<$t, $($w),*>(ctx, &call)
         }
     )*};
 }
 
 entries! {
-    all_reduce_one_shot_f16_2: one_shot::<f16, 2, false>;
-    all_reduce_one_shot_f16_4: one_shot::<f16, 4, false>;
-    all_reduce_one_shot_f16_8: one_shot::<f16, 8, false>;
-    all_reduce_one_shot_bf16_2: one_shot::<bf16, 2, false>;
-    all_reduce_one_shot_bf16_4: one_shot::<bf16, 4, false>;
-    all_reduce_one_shot_bf16_8: one_shot::<bf16, 8, false>;
-    all_reduce_one_shot_f32_2: one_shot::<f32, 2, false>;
-    all_reduce_one_shot_f32_4: one_shot::<f32, 4, false>;
-    all_reduce_one_shot_f32_8: one_shot::<f32, 8, false>;
-    all_reduce_one_shot_i8_8: one_shot::<i8, 8, false>;
-    all_reduce_one_shot_u8_8: one_shot::<u8, 8, false>;
-    all_reduce_one_shot_i32_8: one_shot::<i32, 8, false>;
-    all_reduce_one_shot_u32_8: one_shot::<u32, 8, false>;
-    all_reduce_one_shot_i64_8: one_shot::<i64, 8, false>;
-    all_reduce_one_shot_u64_8: one_shot::<u64, 8, false>;
-    all_reduce_one_shot_f64_8: one_shot::<f64, 8, false>;
-    all_reduce_plain_one_shot_f16_2: one_shot::<f16, 2, true>;
-    all_reduce_plain_one_shot_f16_4: one_shot::<f16, 4, true>;
-    all_reduce_plain_one_shot_f16_8: one_shot::<f16, 8, true>;
-    all_reduce_plain_one_shot_bf16_2: one_shot::<bf16, 2, true>;
-    all_reduce_plain_one_shot_bf16_4: one_shot::<bf16, 4, true>;
-    all_reduce_plain_one_shot_bf16_8: one_shot::<bf16, 8, true>;
-    all_reduce_plain_one_shot_f32_2: one_shot::<f32, 2, true>;
-    all_reduce_plain_one_shot_f32_4: one_shot::<f32, 4, true>;
-    all_reduce_plain_one_shot_f32_8: one_shot::<f32, 8, true>;
-    all_reduce_two_shot_f16_2: two_shot::<f16, 2, false>;
-    all_reduce_two_shot_f16_4: two_shot::<f16, 4, false>;
-    all_reduce_two_shot_f16_8: two_shot::<f16, 8, false>;
-    all_reduce_two_shot_bf16_2: two_shot::<bf16, 2, false>;
-    all_reduce_two_shot_bf16_4: two_shot::<bf16, 4, false>;
-    all_reduce_two_shot_bf16_8: two_shot::<bf16, 8, false>;
-    all_reduce_two_shot_f32_2: two_shot::<f32, 2, false>;
-    all_reduce_two_shot_f32_4: two_shot::<f32, 4, false>;
-    all_reduce_two_shot_f32_8: two_shot::<f32, 8, false>;
-    all_reduce_two_shot_i8_8: two_shot::<i8, 8, false>;
-    all_reduce_two_shot_u8_8: two_shot::<u8, 8, false>;
-    all_reduce_two_shot_i32_8: two_shot::<i32, 8, false>;
-    all_reduce_two_shot_u32_8: two_shot::<u32, 8, false>;
-    all_reduce_two_shot_i64_8: two_shot::<i64, 8, false>;
-    all_reduce_two_shot_u64_8: two_shot::<u64, 8, false>;
-    all_reduce_two_shot_f64_8: two_shot::<f64, 8, false>;
-    all_reduce_plain_two_shot_f16_2: two_shot::<f16, 2, true>;
-    all_reduce_plain_two_shot_f16_4: two_shot::<f16, 4, true>;
-    all_reduce_plain_two_shot_f16_8: two_shot::<f16, 8, true>;
-    all_reduce_plain_two_shot_bf16_2: two_shot::<bf16, 2, true>;
-    all_reduce_plain_two_shot_bf16_4: two_shot::<bf16, 4, true>;
-    all_reduce_plain_two_shot_bf16_8: two_shot::<bf16, 8, true>;
-    all_reduce_plain_two_shot_f32_2: two_shot::<f32, 2, true>;
-    all_reduce_plain_two_shot_f32_4: two_shot::<f32, 4, true>;
-    all_reduce_plain_two_shot_f32_8: two_shot::<f32, 8, true>;
+    all_reduce_one_shot_f16_2: one_shot::<f16, 2, false, false>;
+    all_reduce_one_shot_f16_4: one_shot::<f16, 4, false, false>;
+    all_reduce_one_shot_f16_8: one_shot::<f16, 4, true, false>;
+    all_reduce_one_shot_bf16_2: one_shot::<bf16, 2, false, false>;
+    all_reduce_one_shot_bf16_4: one_shot::<bf16, 4, false, false>;
+    all_reduce_one_shot_bf16_8: one_shot::<bf16, 4, true, false>;
+    all_reduce_one_shot_f32_2: one_shot::<f32, 2, false, false>;
+    all_reduce_one_shot_f32_4: one_shot::<f32, 4, false, false>;
+    all_reduce_one_shot_f32_8: one_shot::<f32, 4, true, false>;
+    all_reduce_one_shot_i8_8: one_shot::<i8, 4, true, false>;
+    all_reduce_one_shot_u8_8: one_shot::<u8, 4, true, false>;
+    all_reduce_one_shot_i32_8: one_shot::<i32, 4, true, false>;
+    all_reduce_one_shot_u32_8: one_shot::<u32, 4, true, false>;
+    all_reduce_one_shot_i64_8: one_shot::<i64, 4, true, false>;
+    all_reduce_one_shot_u64_8: one_shot::<u64, 4, true, false>;
+    all_reduce_one_shot_f64_8: one_shot::<f64, 4, true, false>;
+    all_reduce_plain_one_shot_f16_2: one_shot::<f16, 2, false, true>;
+    all_reduce_plain_one_shot_f16_4: one_shot::<f16, 4, false, true>;
+    all_reduce_plain_one_shot_f16_8: one_shot::<f16, 4, true, true>;
+    all_reduce_plain_one_shot_bf16_2: one_shot::<bf16, 2, false, true>;
+    all_reduce_plain_one_shot_bf16_4: one_shot::<bf16, 4, false, true>;
+    all_reduce_plain_one_shot_bf16_8: one_shot::<bf16, 4, true, true>;
+    all_reduce_plain_one_shot_f32_2: one_shot::<f32, 2, false, true>;
+    all_reduce_plain_one_shot_f32_4: one_shot::<f32, 4, false, true>;
+    all_reduce_plain_one_shot_f32_8: one_shot::<f32, 4, true, true>;
+    all_reduce_two_shot_f16_2: two_shot::<f16, 2, false, false>;
+    all_reduce_two_shot_f16_4: two_shot::<f16, 4, false, false>;
+    all_reduce_two_shot_f16_8: two_shot::<f16, 4, true, false>;
+    all_reduce_two_shot_bf16_2: two_shot::<bf16, 2, false, false>;
+    all_reduce_two_shot_bf16_4: two_shot::<bf16, 4, false, false>;
+    all_reduce_two_shot_bf16_8: two_shot::<bf16, 4, true, false>;
+    all_reduce_two_shot_f32_2: two_shot::<f32, 2, false, false>;
+    all_reduce_two_shot_f32_4: two_shot::<f32, 4, false, false>;
+    all_reduce_two_shot_f32_8: two_shot::<f32, 4, true, false>;
+    all_reduce_two_shot_i8_8: two_shot::<i8, 4, true, false>;
+    all_reduce_two_shot_u8_8: two_shot::<u8, 4, true, false>;
+    all_reduce_two_shot_i32_8: two_shot::<i32, 4, true, false>;
+    all_reduce_two_shot_u32_8: two_shot::<u32, 4, true, false>;
+    all_reduce_two_shot_i64_8: two_shot::<i64, 4, true, false>;
+    all_reduce_two_shot_u64_8: two_shot::<u64, 4, true, false>;
+    all_reduce_two_shot_f64_8: two_shot::<f64, 4, true, false>;
+    all_reduce_plain_two_shot_f16_2: two_shot::<f16, 2, false, true>;
+    all_reduce_plain_two_shot_f16_4: two_shot::<f16, 4, false, true>;
+    all_reduce_plain_two_shot_f16_8: two_shot::<f16, 4, true, true>;
+    all_reduce_plain_two_shot_bf16_2: two_shot::<bf16, 2, false, true>;
+    all_reduce_plain_two_shot_bf16_4: two_shot::<bf16, 4, false, true>;
+    all_reduce_plain_two_shot_bf16_8: two_shot::<bf16, 4, true, true>;
+    all_reduce_plain_two_shot_f32_2: two_shot::<f32, 2, false, true>;
+    all_reduce_plain_two_shot_f32_4: two_shot::<f32, 4, false, true>;
+    all_reduce_plain_two_shot_f32_8: two_shot::<f32, 4, true, true>;
     all_reduce_chunked_f16_2: chunked::<f16, 2, false>;
     all_reduce_chunked_f16_4: chunked::<f16, 4, false>;
     all_reduce_chunked_f16_8: chunked::<f16, 8, false>;

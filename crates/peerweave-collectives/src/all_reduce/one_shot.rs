@@ -5,14 +5,17 @@
 use crate::Call;
 use crate::line::Operand;
 use crate::push::push_to_banks;
-use crate::reduce::{Class, outgoing, reduce};
-use crate::wait::{Row, await_lines, position, put_back};
+use crate::reduce::{Class, outgoing};
+use crate::wait::{Row, await_sum, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
 /// The lines of rank `r` are at `r * lines` of a bank.
 #[inline(always)]
-pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
+pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
+    ctx: &Context,
+    call: &Call,
+) -> Result<(), Failed> {
     if !call.begin() {
         return Ok(());
     }
@@ -23,16 +26,16 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     let region = u64::from(call.rank) * lines;
     let load = |_, line| own(line);
     // SAFETY: the launch promises the counter, and areas with banks for the lines of all ranks.
-    let banks = unsafe { push_to_banks::<W, 0, true>(call, lines, region, |_, _| true, load, |_, _| ())? };
+    let banks = unsafe { push_to_banks::<W, MORE, 0, true>(call, lines, region, |_, _| true, load, |_, _| ())? };
     let (first, step) = position();
     let mut line = first;
     while line < lines {
         let row = Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
-        let all = await_lines::<W>(ctx, KernelOp::AllReduce, call, row, own(line))?;
+        let result = await_sum::<T, W, MORE, PLAIN>(ctx, KernelOp::AllReduce, call, row, own(line))?;
         if call.has_results(0) {
-            recv.write::<T>(line, reduce::<T, W, PLAIN>(call.op, call.ranks, &all));
+            recv.write::<T>(line, result);
         }
-        put_back::<W>(call, row);
+        put_back::<W, MORE>(call, row);
         line += step;
     }
     Ok(())

@@ -7,14 +7,17 @@
 use crate::Call;
 use crate::line::{Lines, Operand};
 use crate::push::push_to_banks;
-use crate::reduce::{Class, outgoing, reduce};
-use crate::wait::{Row, await_lines, position, put_back};
+use crate::reduce::{Class, outgoing};
+use crate::wait::{Row, await_lines, await_sum, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
 /// A bank holds one part from each rank, then the reduced part of each rank.
 #[inline(always)]
-pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
+pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
+    ctx: &Context,
+    call: &Call,
+) -> Result<(), Failed> {
     if !call.begin() {
         return Ok(());
     }
@@ -29,7 +32,7 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     let there = |k: u32, index: u64| k < call.ranks && line_of(k, index) < lines;
     // SAFETY: the launch promises the counter, and areas with banks for two times all parts.
     let banks = unsafe {
-        push_to_banks::<W, 1, false>(call, part, me * part, there, |k, index| outgoing(line_of(k, index)), |_, _| ())?
+        push_to_banks::<W, MORE, 1, false>(call, part, me * part, there, |k, index| outgoing(line_of(k, index)), |_, _| ())?
     };
     // SAFETY: as above: this rank's bank is that of the epoch, at the same place in each area.
     let results_of = |k: u32| unsafe { Lines::beside(banks, call.areas[0], call.area_behind(k)) }.from(results);
@@ -38,17 +41,23 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     while index < part && me * part + index < lines {
         let line = me * part + index;
         let row = Row { lines: banks, first: index, stride: part, ranks: call.ranks };
-        let all = await_lines::<W>(ctx, KernelOp::AllReduce, call, row, outgoing(line))?;
-        let result = reduce::<T, W, PLAIN>(call.op, call.ranks, &all);
-        for k in 1..W as u32 {
-            if k < call.ranks && call.has_results(k) {
-                results_of(k).push(line, result);
+        let result = await_sum::<T, W, MORE, PLAIN>(ctx, KernelOp::AllReduce, call, row, outgoing(line))?;
+        let mut base = 0;
+        loop {
+            for k in base..base + W as u32 {
+                if k > 0 && k < call.ranks && call.has_results(k) {
+                    results_of(k).push(line, result);
+                }
+            }
+            base += W as u32;
+            if !MORE || base >= call.ranks {
+                break;
             }
         }
         if call.has_results(0) {
             recv.write::<T>(line, result);
         }
-        put_back::<W>(call, row);
+        put_back::<W, MORE>(call, row);
         index += step;
     }
     if !call.has_results(0) {
@@ -60,13 +69,14 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
         // number of ranks.
         let present = if (ranks - 1) * part + index < lines { call.ranks } else { call.ranks - 1 };
         let row = Row { lines: banks, first: results + index, stride: part, ranks: present };
-        let all = await_lines::<W>(ctx, KernelOp::AllReduce, call, row, [0; 2])?;
-        for (rank, line) in all.iter().enumerate() {
-            if (rank as u32) < present && rank as u32 != call.rank {
-                recv.write::<T>(rank as u64 * part + index, *line);
+        await_lines::<W, MORE>(ctx, KernelOp::AllReduce, call, row, [0; 2], |base, lines| {
+            for (rank, line) in (base..).zip(lines) {
+                if rank < present && rank != call.rank {
+                    recv.write::<T>(u64::from(rank) * part + index, line);
+                }
             }
-        }
-        put_back::<W>(call, row);
+        })?;
+        put_back::<W, MORE>(call, row);
         index += step;
     }
     Ok(())

@@ -11,7 +11,7 @@ use crate::Call;
 use crate::epoch::{self, pointer};
 use crate::line::{LINE_BYTES, Lines, Operand, has_arrived};
 use crate::push::push_lines;
-use crate::wait::{GROUP, position};
+use crate::wait::position;
 use crate::{MAX_RANKS, transfer};
 use peerweave_device::gpu::{Access, Sys};
 use peerweave_device::prelude::*;
@@ -43,138 +43,117 @@ unsafe fn channel(call: &Call, area: u64, rank: u32, message: u64) -> Lines {
 }
 
 #[inline(always)]
-fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers: &Transfers) -> Result<(), Failed> {
+fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
+    ctx: &Context,
+    call: &Call,
+    transfers: &Transfers,
+) -> Result<(), Failed> {
     gpu::start_next_kernel();
-    let is_call = call.areas[0] != 0 && call.counter != 0 && transfers.has_any(W);
+    let is_call = call.areas[0] != 0 && call.counter != 0 && transfers.has_any::<MORE>();
     gpu::wait_for_previous_kernel();
     if !is_call {
         return Ok(());
     }
     let operation = operation(call.op);
     let lines_of = |bytes: u64| bytes.div_ceil(LINE_BYTES as u64);
-    let sent_lines = |k: usize| if k < W { lines_of(transfers.peers[k].send_bytes) } else { 0 };
-    let recv_lines = |k: usize| if k > 0 && k < W { lines_of(transfers.peers[k].recv_bytes) } else { 0 };
+    let sent_lines = |k: u32| lines_of(transfers.field(k, |peer| peer.send_bytes));
+    let recv_lines = |k: u32| if k > 0 { lines_of(transfers.field(k, |peer| peer.recv_bytes)) } else { 0 };
     let (mut most_sent, mut most_received) = (0, 0);
-    for k in 0..W {
+    // A constant where it can be: then no index varies.
+    let bound = if MORE { call.ranks } else { W as u32 };
+    for k in 0..bound {
         most_sent = most_sent.max(sent_lines(k));
         most_received = most_received.max(recv_lines(k));
     }
-    let counter = |index: usize| call.counter + 8 * index as u64;
-    let ack = |k: usize| pointer::<u64>(call.areas[0] + 8 * u64::from(call.rank_behind(k as u32)));
-    // Messages of each channel before this launch.
-    let (mut sent, mut received) = ([0_u64; W], [0_u64; W]);
+    let counter = |index: u32| call.counter + 8 * u64::from(index);
+    // The number of messages to a rank, and from it, before this launch.
+    // SAFETY: the launch promises the counters.
+    let count = |index: u32| unsafe { epoch::read(counter(index)) };
+    let (sent, received) = (count, |k: u32| count(MAX_RANKS as u32 + k));
 
     let load = |k: u32, line| {
-        let peer = transfers.behind(k);
         // SAFETY: the launch promises the messages.
-        unsafe { Operand::<WHOLE>::new(peer.send, peer.send_bytes) }.read::<u8>(line)
+        let operand =
+            unsafe { Operand::<WHOLE>::new(transfers.field(k, |peer| peer.send), transfers.field(k, |peer| peer.send_bytes)) };
+        operand.read::<u8>(line)
     };
     let keep = |line, value| {
-        let own = transfers.peers[0];
+        let own = &transfers.peers[0];
         // SAFETY: as above; the message of a rank to itself has its place in `recv`.
         unsafe { Operand::<WHOLE>::new(own.recv, own.send_bytes) }.write::<u8>(line, value);
     };
+    // The parity of each channel: bit `k` of a word.
+    let (mut sent_odd, mut received_odd) = (0_u32, 0_u32);
     let open = || {
-        for k in 1..W {
-            // SAFETY: the launch promises the counters.
-            unsafe {
-                if sent_lines(k) > 0 {
-                    sent[k] = epoch::read(counter(k));
-                }
-                if recv_lines(k) > 0 {
-                    received[k] = epoch::read(counter(MAX_RANKS + k));
-                }
+        for k in 1..bound {
+            if recv_lines(k) > 0 {
+                received_odd |= (received(k) as u32 & 1) << k;
+            }
+            if sent_lines(k) > 0 {
+                let message = sent(k);
+                sent_odd |= (message as u32 & 1) << k;
+                let ack = pointer::<u64>(call.areas[0] + 8 * u64::from(call.rank_behind(k)));
+                let has_room = || {
+                    // SAFETY: a word of this rank's area, which is accessed atomically alone.
+                    (unsafe { <u64 as Access<Sys>>::load_relaxed(ack) } + 1 >= message).then_some(())
+                };
+                ctx.poll(operation, has_room, || call.pe_behind(k))?;
             }
         }
-        let has_room = |k: usize| {
-            // SAFETY: a word of this rank's area, which is accessed atomically alone.
-            sent_lines(k) == 0 || unsafe { <u64 as Access<Sys>>::load_relaxed(ack(k)) } + 1 >= sent[k]
-        };
-        let look = || {
-            let mut all = true;
-            for k in 1..W {
-                all &= has_room(k);
-            }
-            all.then_some(())
-        };
-        let missing = || {
-            let mut pe = call.pes[0];
-            for k in 1..W {
-                if !has_room(k) {
-                    pe = call.pes[k];
-                }
-            }
-            pe
-        };
-        ctx.poll(operation, look, missing)?;
-        let sent = sent;
+        let odd = sent_odd;
         Ok(move |k: u32| {
-            let mut message = 0;
-            for index in 1..W {
-                if index as u32 == k {
-                    message = sent[index];
-                }
-            }
             // SAFETY: the launch promises the areas; the bank is free.
-            unsafe { channel(call, call.area_behind(k), call.rank, message) }
+            unsafe { channel(call, call.area_behind(k), call.rank, u64::from(odd >> k)) }
         })
     };
-    let there = |k: u32, line| line < lines_of(transfers.behind(k).send_bytes);
-    push_lines::<W, 0, false, _>(call.ranks, most_sent, there, load, keep, open)?;
+    push_lines::<W, MORE, 0, false, _>(call.ranks, most_sent, |k, line| line < sent_lines(k), load, keep, open)?;
 
-    // While the lines travel.
+    // While the lines travel. Thread `k` counts the message to a rank, and another that from it.
+    let thread = gpu::thread_idx().x;
+    let k = if thread < MAX_RANKS as u32 { thread } else { thread - MAX_RANKS as u32 };
+    let is_counted = k > 0 && k < call.ranks && if thread < MAX_RANKS as u32 { sent_lines(k) > 0 } else { recv_lines(k) > 0 };
+    if is_counted && thread >= MAX_RANKS as u32 && gpu::block_rank() == 0 {
+        let to = pointer::<u64>(call.area_behind(k) + 8 * u64::from(call.rank));
+        // SAFETY: the word is this rank's in the area of a mapped peer, which is accessed
+        // atomically alone. No block has counted this launch: this one has not.
+        unsafe { <u64 as Access<Sys>>::store_relaxed(to, received(k)) };
+    }
     gpu::sync_threads();
-    let thread = gpu::thread_idx().x as usize;
-    for k in 1..W {
-        // SAFETY: as above; the word is this rank's in the area of a mapped peer, which is accessed
-        // atomically alone.
-        unsafe {
-            if thread == k && sent_lines(k) > 0 {
-                epoch::add_share(counter(k));
-            }
-            if thread == W + k && recv_lines(k) > 0 {
-                epoch::add_share(counter(MAX_RANKS + k));
-                if gpu::block_rank() == 0 {
-                    let to = pointer::<u64>(call.areas[k] + 8 * u64::from(call.rank));
-                    <u64 as Access<Sys>>::store_relaxed(to, received[k]);
-                }
-            }
-        }
+    if is_counted {
+        // SAFETY: as above.
+        unsafe { epoch::add_share(counter(thread)) };
     }
 
     // A line of each rank of a group.
-    let receive = |base: usize, line: u64| -> Result<(), Failed> {
-        let is_expected = |k: usize| line < recv_lines(k);
+    let receive = |base: u32, line: u64| -> Result<(), Failed> {
+        let is_expected = |k: u32| k < call.ranks && line < recv_lines(k);
         // SAFETY: as above.
-        let from = |k: usize| unsafe { channel(call, call.areas[0], call.rank_behind(k as u32), received[k]) };
+        let from = |k: u32| unsafe { channel(call, call.areas[0], call.rank_behind(k), u64::from(received_odd >> k)) };
         let look = || {
-            let mut found = [[0; 2]; GROUP];
+            let mut found = [[0; 2]; W];
             let mut all = true;
-            for index in 0..GROUP.min(W) {
-                if is_expected(base + index) {
-                    found[index] = from(base + index).look(line);
+            for index in 0..W {
+                let k = base + index as u32;
+                if is_expected(k) {
+                    found[index] = from(k).look(line);
                     all &= has_arrived(found[index], call.sentinel);
                 }
             }
             all.then_some(found)
         };
         let missing = || {
-            let mut pe = call.pes[0];
-            for index in 0..GROUP.min(W) {
-                let k = base + index;
-                if is_expected(k) && !has_arrived(from(k).look(line), call.sentinel) {
-                    pe = call.pes[k];
-                }
-            }
-            pe
+            let is_missing = |k: &u32| is_expected(*k) && !has_arrived(from(*k).look(line), call.sentinel);
+            call.pe_behind((base..base + W as u32).find(is_missing).unwrap_or(0))
         };
         let found = ctx.poll(operation, look, missing)?;
-        for index in 0..GROUP.min(W) {
-            let k = base + index;
+        for index in 0..W {
+            let k = base + index as u32;
             if is_expected(k) {
-                let peer = transfers.peers[k];
                 // SAFETY: as above.
-                unsafe { Operand::<WHOLE>::new(peer.recv, peer.recv_bytes) }.write::<u8>(line, found[index]);
+                let operand = unsafe {
+                    Operand::<WHOLE>::new(transfers.field(k, |peer| peer.recv), transfers.field(k, |peer| peer.recv_bytes))
+                };
+                operand.write::<u8>(line, found[index]);
                 from(k).push(line, call.sentinel);
             }
         }
@@ -183,10 +162,13 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
     let (first, step) = position();
     let mut line = first;
     while line < most_received {
-        receive(0, line)?;
-        // Two groups are enough for all ranks. Written out, so that no index varies.
-        if W > GROUP {
-            receive(GROUP, line)?;
+        let mut base = 0;
+        loop {
+            receive(base, line)?;
+            base += W as u32;
+            if !MORE || base >= call.ranks {
+                break;
+            }
         }
         line += step;
     }
@@ -194,22 +176,20 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
 }
 
 macro_rules! entries {
-    ($($name:ident: <$w:literal, $whole:literal>;)*) => {$(
-        #[doc = concat!("Messages among up to ", $w, " ranks by lines.")]
+    ($($name:ident: <$w:literal, $more:literal, $whole:literal>;)*) => {$(
+        /// Messages by lines among up to as many ranks as the name says.
         #[kernel(max_threads = 512, unchecked)]
         pub fn $name(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
-            run::<$w, $whole>(ctx, &call, &transfers)
+            run::<$w, $more, $whole>(ctx, &call, &transfers)
         }
     )*};
 }
 
 entries! {
-    transfer_plain_2: <2, true>;
-    transfer_2: <2, false>;
-    transfer_plain_4: <4, true>;
-    transfer_4: <4, false>;
-    transfer_plain_8: <8, true>;
-    transfer_8: <8, false>;
+    transfer_plain_4: <4, false, true>;
+    transfer_4: <4, false, false>;
+    transfer_plain_8: <4, true, true>;
+    transfer_8: <4, true, false>;
 }
 
 /// The kernel for so many ranks; `None` for more than [`MAX_RANKS`]. `is_whole`: all addresses and
@@ -220,8 +200,6 @@ pub fn kernel(form: Form, ranks: u32, is_whole: bool) -> Option<&'static peerwea
         return None;
     }
     Some(match (form, ranks, is_whole) {
-        (Form::Lines, ..=2, true) => &transfer_plain_2::KERNEL,
-        (Form::Lines, ..=2, false) => &transfer_2::KERNEL,
         (Form::Lines, ..=4, true) => &transfer_plain_4::KERNEL,
         (Form::Lines, ..=4, false) => &transfer_4::KERNEL,
         (Form::Lines, _, true) => &transfer_plain_8::KERNEL,

@@ -16,6 +16,7 @@ mod lines;
 mod ring;
 
 use crate::MAX_RANKS;
+use crate::call::select;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
@@ -65,23 +66,34 @@ pub struct Transfers {
 }
 
 impl Transfers {
-    /// Those at index `k`, without an index that varies.
+    /// A field of those at index `k`.
     #[inline(always)]
-    fn behind(&self, k: u32) -> Transfer {
-        let mut transfer = self.peers[0];
-        for (index, found) in self.peers.iter().enumerate() {
-            if index as u32 == k {
-                transfer = *found;
-            }
-        }
-        transfer
+    fn field(&self, k: u32, field: impl Fn(&Transfer) -> u64) -> u64 {
+        select(k, |index| field(&self.peers[index]))
     }
 
-    /// Returns whether there is a message. It reads every part of the argument, so that it is in
+    /// Those at index `k`.
+    #[inline(always)]
+    fn behind(&self, k: u32) -> Transfer {
+        Transfer {
+            send: self.field(k, |peer| peer.send),
+            send_bytes: self.field(k, |peer| peer.send_bytes),
+            recv: self.field(k, |peer| peer.recv),
+            recv_bytes: self.field(k, |peer| peer.recv_bytes),
+            remote: self.field(k, |peer| peer.remote),
+            is_direct: self.field(k, |peer| peer.is_direct),
+            send_share: self.field(k, |peer| peer.send_share),
+            recv_share: self.field(k, |peer| peer.recv_share),
+        }
+    }
+
+    /// Returns whether there is a message, among the first four without `ALL`. It reads every part of the argument, so that it is in
     /// the cache of constants afterwards.
     #[inline(always)]
-    fn has_any(&self, ranks: usize) -> bool {
-        self.peers[..ranks].iter().fold(0, |all, peer| all | peer.send_bytes | peer.recv_bytes) != 0
+    fn has_any<const ALL: bool>(&self) -> bool {
+        let any = |index: usize| self.peers[index].send_bytes | self.peers[index].recv_bytes;
+        let first = any(0) | any(1) | any(2) | any(3);
+        (if ALL { first | any(4) | any(5) | any(6) | any(7) } else { first }) != 0
     }
 }
 

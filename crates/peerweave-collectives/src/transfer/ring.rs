@@ -87,7 +87,12 @@ impl Block<'_> {
         let is_direct = peer.remote != 0 || k == 0;
         // SAFETY: the launch promises the messages.
         unsafe {
-            Message::new(peer.send, peer.send_bytes, peer.send_share, if is_direct && k > 0 { peer.send_share } else { self.chunk })
+            Message::new(
+                peer.send,
+                peer.send_bytes,
+                peer.send_share,
+                if is_direct && k > 0 { peer.send_share } else { self.chunk },
+            )
         }
     }
 
@@ -196,7 +201,7 @@ unsafe fn seen(flag: *mut u64) -> u64 {
 #[kernel(max_threads = 512, unchecked)]
 pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
     gpu::start_next_kernel();
-    let is_call = call.areas[0] != 0 && call.counter != 0 && transfers.has_any(MAX_RANKS);
+    let is_call = call.areas[0] != 0 && call.counter != 0 && transfers.has_any::<true>();
     gpu::wait_for_previous_kernel();
     if !is_call {
         return Ok(());
@@ -239,11 +244,8 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
             break;
         }
         if any_sent {
-            let (flag, wanted) = if peer.remote != 0 {
-                (own(OPEN), sent + 1)
-            } else {
-                (own(CREDIT), sent + (round + 1).saturating_sub(SLOTS))
-            };
+            let (flag, wanted) =
+                if peer.remote != 0 { (own(OPEN), sent + 1) } else { (own(CREDIT), sent + (round + 1).saturating_sub(SLOTS)) };
             // SAFETY: a flag of this rank's area.
             let has_room = || is_reached(unsafe { seen(flag) }, wanted);
             ctx.poll_block(operation, sends(round), has_room, || call.pe_behind(k))?;

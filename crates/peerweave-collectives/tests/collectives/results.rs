@@ -24,9 +24,8 @@ fn results<T: Numbers>(world: &mut World, given: &Given, is_plain: bool, change:
         world.job.write(pe, marks, &vec![MARK; marks.len()]);
     }
     let kernel = all_reduce::kernel(given.algorithm, T::DTYPE, n as u32, is_plain).expect("a type that can be reduced");
-    let calls: Vec<Call> = (0..n)
-        .map(|rank| change(rank, world.call(given, rank, size_of::<T>(), scalar::<T>(rank as u32).bits())))
-        .collect();
+    let calls: Vec<Call> =
+        (0..n).map(|rank| change(rank, world.call(given, rank, size_of::<T>(), scalar::<T>(rank as u32).bits()))).collect();
     world.run(kernel, given, &calls, |_| true).unwrap_or_else(|error| panic!("{given:?}: {error}"));
     let at = if given.in_place { input } else { result };
     world.members.iter().map(|pe| world.job.read(*pe, at)).collect()

@@ -58,10 +58,10 @@ fn expected(op: ReduceOp, ranks: u32, index: usize) -> i64 {
 }
 
 /// Random numbers, the same on all PEs.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) % limit
     }
@@ -163,6 +163,7 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
         }
     }
     says("random lengths and alignments", checker.checked);
+    says("bytes that are moved, random calls", crate::moves::run(gpu, collectives, arguments.calls)?);
     says("repeats, graphs and streams", repeats(gpu, collectives)?);
     Ok(())
 }

@@ -2,9 +2,9 @@
 //! started by `peerweave run`.
 //!
 //! `--part check`: results of random calls, every type and reduction, graphs, several streams.
-//! `--part bench`: microseconds of a call and of NCCL's call, in CUDA graphs of 20 calls,
-//! alternated in one run. `--part sweep`: the best shapes of launches. Every wait is bounded; PE 0
-//! prints tables.
+//! `--part bench`: microseconds beside NCCL's, plain, with windows, and by copy engines, in CUDA
+//! graphs of 20 calls, alternated in one run.
+//! `--part sweep`: the best shapes of launches. Every wait is bounded; PE 0 prints tables.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,14 +16,17 @@ use peerweave_cuda::{Collectives, CollectivesOptions, Gpu, GpuOptions};
 
 mod bench;
 mod check;
+mod compare;
+mod kinds;
+mod moves;
 
 #[derive(Parser)]
 #[command(about = "Checks and measures collectives on GPUs; one process for each GPU")]
 struct Arguments {
-    /// The part to run.
+    /// What to do.
     #[arg(long, value_enum, default_value_t = Part::Check)]
     part: Part,
-    /// Time limit of a wait, in seconds.
+    /// How long a wait lasts at most, in seconds.
     #[arg(long, default_value_t = 10)]
     deadline: u64,
     /// The largest message, in bytes.
@@ -35,24 +38,30 @@ struct Arguments {
     /// Number of random calls.
     #[arg(long, default_value_t = 300)]
     calls: u64,
-    /// Maximum number of blocks of a kernel.
+    /// The most blocks of a kernel.
     #[arg(long, default_value_t = 256)]
     max_blocks: u32,
     /// Bytes of a slot of a ring.
     #[arg(long, default_value_t = 32 << 10)]
     slot_bytes: u64,
-    /// Start each kernel only after the previous kernel of the stream has ended.
+    /// The operations that are compared; all by default.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    operations: Vec<kinds::Operation>,
+    /// Measurements of each contender.
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Kernels begin after the one before them in the stream has ended.
     #[arg(long)]
     plain_start: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Part {
-    /// Compare results with the expected ones.
+    /// Results.
     Check,
-    /// Measure times, and NCCL's times for comparison.
+    /// Times beside NCCL's.
     Bench,
-    /// Measure times of many launch shapes.
+    /// Times of many shapes.
     Sweep,
 }
 
@@ -75,19 +84,20 @@ fn run(arguments: &Arguments) -> Outcome {
     let mut options = CollectivesOptions::default();
     (options.max_blocks, options.slot_bytes) = (arguments.max_blocks, arguments.slot_bytes);
     options.programmatic = !arguments.plain_start;
-    let heap_bytes = options.heap_bytes() as usize + (16 << 20);
+    // Results of calls whose memory is symmetric.
+    let heap_bytes = options.heap_bytes() as usize + arguments.max_bytes + (16 << 20);
     let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(heap_bytes).deadline(Duration::from_secs(arguments.deadline)))?;
     let collectives = Collectives::world(&gpu, options)?;
     match arguments.part {
         Part::Check => check::run(&gpu, &collectives, arguments)?,
-        Part::Bench => bench::run(&gpu, &collectives, arguments)?,
+        Part::Bench => compare::run(&gpu, &collectives, arguments)?,
         Part::Sweep => bench::sweep(&gpu, &collectives, arguments)?,
     }
-    // The driver releases the values kept by graphs on another thread.
+    // The driver lets go of what graphs kept on a thread of its own.
     std::thread::sleep(Duration::from_millis(300));
     gpu.barrier("done")?;
     collectives.end()?;
     gpu.end()?;
-    Arc::into_inner(rendezvous).ok_or("the GPU has ended, but the rendezvous still has another owner")?.leave()?;
+    Arc::into_inner(rendezvous).ok_or("the GPU has ended and something holds the rendezvous")?.leave()?;
     Ok(())
 }

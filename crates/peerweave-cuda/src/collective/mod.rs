@@ -1,25 +1,28 @@
 //! Collectives by the kernels of `peerweave-collectives`.
 //!
 //! ```text
-//!  route.rs    the algorithm and the shape, from what all ranks know
-//!  staging.rs  areas on the symmetric heap, counters of launches
+//!  route.rs      the algorithm and the shape, from what all ranks know
+//!  staging.rs    areas on the symmetric heap, counters of launches
+//!  transfers.rs  messages, and the collectives that are made of them
 //! ```
 //!
-//! One path for a call: check, route, order behind the team's last stream, launch. It enqueues one
-//! kernel, and allocates nothing.
+//! One path for a call: check, route, order behind the team's last stream, launch. Most calls
+//! enqueue one kernel.
 
 pub(crate) mod route;
 mod staging;
+mod transfers;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use peerweave_collectives::exchange::{self, Exchange};
-use peerweave_collectives::{Algorithm, Call, LINE_BYTES, all_reduce, reduce_scatter};
+use peerweave_collectives::transfer::Transfers;
+use peerweave_collectives::{Algorithm, Call, LINE_BYTES, Results, all_reduce, reduce_scatter};
 use peerweave_device::launch::Kernel;
 use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
 use peerweave_driver::{CudaStream, Keep, is_capturing, join};
-use peerweave_types::{DType, Pe, Rank, ReduceOp};
+use peerweave_types::{DType, KernelArgs, KernelOp, Pe, Rank, ReduceOp};
 
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
@@ -28,6 +31,7 @@ use staging::{Staging, rank_of};
 pub(crate) use staging::Room;
 
 pub use route::Route;
+pub use transfers::Message;
 
 /// How the collectives of a team are set up: the same on all PEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +78,8 @@ impl CollectivesOptions {
     }
 }
 
-/// The collectives of a team of GPUs whose memory is mapped: each call enqueues one kernel.
+/// The collectives of a team of GPUs whose memory is mapped: calls enqueue kernels. Operands have
+/// any length.
 ///
 /// # Collective
 /// All ranks make the same calls in the same order, with the same count, type and reduction. The
@@ -121,6 +126,9 @@ pub struct Collectives {
     scatters: [[OnceLock<LoadedKernel>; 2]; DType::ALL.len()],
     /// Those of all_gather and all_to_all, by whether parts are whole lines.
     exchanges: [[OnceLock<LoadedKernel>; 2]; 2],
+    /// Those of messages by form, and whether all are whole lines.
+    transfers: [[OnceLock<LoadedKernel>; 2]; 2],
+    barriers: OnceLock<LoadedKernel>,
     /// The stream of the last call.
     last: Mutex<Option<Arc<CudaStream>>>,
 }
@@ -207,6 +215,8 @@ impl Collectives {
             kernels: Default::default(),
             scatters: Default::default(),
             exchanges: Default::default(),
+            transfers: Default::default(),
+            barriers: OnceLock::new(),
             last: Mutex::default(),
         })
     }
@@ -285,9 +295,112 @@ impl Collectives {
         scalar: u64,
     ) -> Result<(), CudaError> {
         let route = self.all_reduce_route(count, dtype);
-        let operands = Operands { send, recv, count, dtype, op: ReduceOp::PreMulSum, scalar };
+        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum) };
         // SAFETY: the caller's promise.
-        unsafe { self.reduce_by(route, stream, &operands) }
+        unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
+    }
+
+    /// [`all_reduce`](Self::all_reduce) to symmetric memory: results of long calls are stored where
+    /// they belong.
+    ///
+    /// # Collective
+    /// As [`all_reduce`](Self::all_reduce), all by this function.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), and for a `recv` that is not on the heap.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce); `recv` is the same place of the heap on all ranks.
+    pub unsafe fn all_reduce_symmetric(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "all_reduce_symmetric";
+        if op == ReduceOp::PreMulSum {
+            return Err(misuse(CALL, "op", op, "a reduction without a scalar: use all_reduce_scaled"));
+        }
+        self.check_symmetric(CALL, recv, count.checked_mul(dtype.size_bytes() as u64))?;
+        let operands = Operands { send, recv, count, dtype, op, scalar: 0, is_symmetric: true };
+        let route = self.all_reduce_route(count, dtype);
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
+    }
+
+    /// Enqueues the reduction of `count` elements of every rank, whose result the root gets. Other
+    /// ranks pass anything as `recv`.
+    ///
+    /// # Collective
+    /// All ranks, with the same count, type, reduction and root.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), and for a root that is no rank.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    #[expect(clippy::too_many_arguments, reason = "those of all_reduce and the root")]
+    pub unsafe fn reduce(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "reduce";
+        if op == ReduceOp::PreMulSum {
+            return Err(misuse(CALL, "op", op, "a reduction without a scalar: use reduce_scaled"));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce_to(CALL, stream, send, recv, root, Operands::new(send, recv, count, dtype, op)) }
+    }
+
+    /// As [`reduce`](Self::reduce), of elements times a scalar of each rank, as in
+    /// [`all_reduce_scaled`](Self::all_reduce_scaled).
+    ///
+    /// # Errors
+    /// As [`reduce`](Self::reduce).
+    ///
+    /// # Safety
+    /// As [`reduce`](Self::reduce).
+    #[expect(clippy::too_many_arguments, reason = "those of all_reduce and the root")]
+    pub unsafe fn reduce_scaled(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        scalar: u64,
+        root: Rank,
+    ) -> Result<(), CudaError> {
+        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum) };
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce_to("reduce_scaled", stream, send, recv, root, operands) }
+    }
+
+    /// # Safety
+    /// As [`reduce`](Self::reduce).
+    unsafe fn reduce_to(
+        &self,
+        call: &'static str,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        root: Rank,
+        operands: Operands,
+    ) -> Result<(), CudaError> {
+        let is_root = self.root(call, root)? == self.rank.get() as usize;
+        let operands = Operands { recv: if is_root { recv } else { send }, ..operands };
+        let route = self.all_reduce_route(operands.count, operands.dtype);
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce_by(call, route, stream, &operands, Results::Root(root.get())) }
     }
 
     /// The route that [`all_reduce`](Self::all_reduce) takes.
@@ -321,29 +434,39 @@ impl Collectives {
             return Err(misuse(CALL, "op", op, "a reduction without a scalar: use all_reduce_scaled"));
         }
         // SAFETY: the caller's promise.
-        unsafe { self.reduce_by(route, stream, &Operands { send, recv, count, dtype, op, scalar: 0 }) }
+        unsafe { self.reduce_by(CALL, route, stream, &Operands::new(send, recv, count, dtype, op), Results::Every) }
     }
 
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
-    unsafe fn reduce_by(&self, route: Route, stream: &Arc<CudaStream>, operands: &Operands) -> Result<(), CudaError> {
-        let Operands { send, recv, count, dtype, op, scalar } = *operands;
-        operands.check()?;
+    unsafe fn reduce_by(
+        &self,
+        name: &'static str,
+        route: Route,
+        stream: &Arc<CudaStream>,
+        operands: &Operands,
+        results: Results,
+    ) -> Result<(), CudaError> {
+        let Operands { send, recv, count, dtype, op, scalar, is_symmetric } = *operands;
+        operands.check(name)?;
         let limits = &self.staging.limits;
         let lines = (count * dtype.size_bytes() as u64).div_ceil(LINE_BYTES as u64);
         let fits = route::holds(route.algorithm, lines, limits);
         if !fits || route.blocks == 0 || route.blocks > limits.max_blocks || !route.threads.is_multiple_of(32) {
             let expected = format!("one for {lines} lines that the staging memory has room for: {limits:?}");
-            return Err(misuse(CALL, "route", format!("{route:?}"), &expected));
+            return Err(misuse(name, "route", format!("{route:?}"), &expected));
         }
         if count == 0 {
             return Ok(());
         }
         let common = if route.algorithm == Algorithm::Chunked { &self.staging.rings } else { &self.staging.banks };
-        let call = Call { send, recv, count, scalar, op: op as u32, ..*common };
+        // Known to all ranks: they have the same count, and the result at the same place.
+        let is_symmetric = is_symmetric && (recv | (count * dtype.size_bytes() as u64)).is_multiple_of(LINE_BYTES as u64);
+        let (results, is_symmetric) = (results.code(), u32::from(is_symmetric));
+        let call = Call { send, recv, count, scalar, op: op as u32, results, is_symmetric, ..*common };
         let kernel = self.kernel(route.algorithm, dtype, operands.are_plain())?;
         // SAFETY: the caller's promise for the operands; the areas are those of this team.
-        unsafe { self.enqueue(CALL, stream, kernel, route, call, count * dtype.size_bytes() as u64) }
+        unsafe { self.enqueue(name, stream, kernel, route, call, count * dtype.size_bytes() as u64) }
     }
 
     /// Enqueues the reduction of part `r` of all inputs, which rank `r` gets. A part has `count`
@@ -376,18 +499,33 @@ impl Collectives {
         let operands = if own == Some(recv) { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, 1)] };
         let bytes = check_parts(CALL, operands, count, size)?;
         let is_plain = op == ReduceOp::Sum && (send | recv | bytes).is_multiple_of(LINE_BYTES as u64);
-        let kernel = self.scatter_kernel(dtype, is_plain)?;
-        let most = self.most_part_bytes() / size;
-        if count > most {
-            return Err(misuse(CALL, "count", count, &format!("at most {most}, which the banks hold: see CollectivesOptions")));
-        }
         if count == 0 {
             return Ok(());
         }
-        let call = Call { send, recv, count, op: op as u32, ..self.staging.banks };
-        let route = route::parts(bytes, &self.staging.limits);
-        // SAFETY: the caller's promise for the operands; the areas are those of this team.
-        unsafe { self.enqueue(CALL, stream, kernel, route, call, bytes * ranks) }
+        let limits = &self.staging.limits;
+        let common = Call { op: op as u32, stride: bytes, ..self.staging.banks };
+        if !route::scatters_by_lines(bytes, limits) && bytes.is_multiple_of(LINE_BYTES as u64) {
+            // The ring's parts are those of this call. It writes this rank's part of a whole result.
+            let back = u64::from(self.rank.get()) * bytes;
+            let (recv, results) = (recv.wrapping_sub(back), Results::OwnPart.code());
+            let call = Call { send, recv, count: count * ranks, op: op as u32, results, ..self.staging.rings };
+            let kernel = self.kernel(Algorithm::Chunked, dtype, is_plain)?;
+            let route = route::all_reduce(dtype, count * ranks, limits);
+            let route = Route { algorithm: Algorithm::Chunked, ..route };
+            // SAFETY: the caller's promise for the operands; the areas are those of this team.
+            return unsafe { self.enqueue(CALL, stream, kernel, route, call, bytes * ranks) };
+        }
+        // In pieces of a part that the banks hold for every rank.
+        let most = self.most_part_bytes() / size;
+        let kernel = self.scatter_kernel(dtype, is_plain)?;
+        for start in (0..count).step_by(most as usize) {
+            let (at, count) = (start * size, most.min(count - start));
+            let call = Call { send: send + at, recv: recv + at, count, ..common };
+            let route = route::parts(count * size, limits);
+            // SAFETY: the caller's promise for the operands; the areas are those of this team.
+            unsafe { self.enqueue(CALL, stream, kernel, route, call, count * size * ranks) }?;
+        }
+        Ok(())
     }
 
     /// Enqueues the gathering of one part of every rank, `bytes` long, in the order of ranks on
@@ -408,7 +546,35 @@ impl Collectives {
         let operands = if own == Some(send) { [(recv, ranks), (recv, 0)] } else { [(send, 1), (recv, ranks)] };
         check_parts(CALL, operands, bytes, 1)?;
         // SAFETY: the caller's promise.
-        unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes) }
+        unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes, false) }
+    }
+
+    /// [`all_gather`](Self::all_gather) to symmetric memory: long parts are stored where they
+    /// belong.
+    ///
+    /// # Collective
+    /// As [`all_gather`](Self::all_gather), all by this function.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather), and for a `recv` that is not on the heap.
+    ///
+    /// # Safety
+    /// As [`all_gather`](Self::all_gather); `recv` is the same place of the heap on all ranks.
+    pub unsafe fn all_gather_symmetric(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "all_gather_symmetric";
+        let ranks = u64::from(self.staging.limits.ranks);
+        let own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get())));
+        let operands = if own == Some(send) { [(recv, ranks), (recv, 0)] } else { [(send, 1), (recv, ranks)] };
+        check_parts(CALL, operands, bytes, 1)?;
+        self.check_symmetric(CALL, recv, bytes.checked_mul(ranks))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes, true) }
     }
 
     /// Enqueues the exchange of parts, `bytes` long: part `r` of `send` becomes this rank's part of
@@ -429,11 +595,40 @@ impl Collectives {
         let operands = if send == recv { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, ranks)] };
         check_parts(CALL, operands, bytes, 1)?;
         // SAFETY: the caller's promise.
-        unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes) }
+        unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes, false) }
+    }
+
+    /// [`all_to_all`](Self::all_to_all) to symmetric memory: long parts are stored where they
+    /// belong.
+    ///
+    /// # Collective
+    /// As [`all_to_all`](Self::all_to_all), all by this function.
+    ///
+    /// # Errors
+    /// As [`all_to_all`](Self::all_to_all), for a `recv` that is not on the heap, and for one that
+    /// is `send`.
+    ///
+    /// # Safety
+    /// As [`all_to_all`](Self::all_to_all); `recv` is the same place of the heap on all ranks.
+    pub unsafe fn all_to_all_symmetric(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "all_to_all_symmetric";
+        let ranks = u64::from(self.staging.limits.ranks);
+        check_parts(CALL, [(send, ranks), (recv, ranks)], bytes, 1)?;
+        self.check_symmetric(CALL, recv, bytes.checked_mul(ranks))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes, true) }
     }
 
     /// # Safety
-    /// As [`all_gather`](Self::all_gather) or [`all_to_all`](Self::all_to_all).
+    /// As [`all_gather`](Self::all_gather) or [`all_to_all`](Self::all_to_all), or their forms for
+    /// symmetric memory.
+    #[expect(clippy::too_many_arguments, reason = "those of a call, its kind, and the memory")]
     unsafe fn exchange(
         &self,
         name: &'static str,
@@ -442,11 +637,18 @@ impl Collectives {
         send: u64,
         recv: u64,
         bytes: u64,
+        is_symmetric: bool,
     ) -> Result<(), CudaError> {
         let limits = &self.staging.limits;
-        let most = self.most_part_bytes();
-        if bytes > most {
-            return Err(misuse(name, "bytes", bytes, &format!("at most {most}, which the banks hold: see CollectivesOptions")));
+        if !route::parts_by_lines(bytes, limits) {
+            let (operation, stride) = match exchange {
+                Exchange::AllGather => (KernelOp::AllGather, 0),
+                Exchange::AllToAll => (KernelOp::AllToAll, bytes),
+            };
+            let sent = |rank: u64| send + rank * stride;
+            // SAFETY: the caller's promise. In place a block sends its chunk of a part before it
+            // writes what it received.
+            return unsafe { self.exchange_messages(name, operation, stream, sent, recv, bytes, is_symmetric) };
         }
         if bytes == 0 {
             return Ok(());
@@ -477,11 +679,11 @@ impl Collectives {
     }
 
     /// A kernel, loaded once.
-    fn loaded<'a>(
+    fn loaded<'a, A: KernelArgs + 'static>(
         &self,
         slot: &'a OnceLock<LoadedKernel>,
         call: &'static str,
-        find: impl FnOnce() -> Option<&'static Kernel<(Call,)>>,
+        find: impl FnOnce() -> Option<&'static Kernel<A>>,
     ) -> Result<&'a LoadedKernel, CudaError> {
         if let Some(kernel) = slot.get() {
             return Ok(kernel);
@@ -500,6 +702,24 @@ impl Collectives {
         kernel: &LoadedKernel,
         route: Route,
         call: Call,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_with(name, stream, kernel, route, &call, None, bytes) }
+    }
+
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce), for the operands of the call; the kernel takes the call,
+    /// and the messages if there are any.
+    #[expect(clippy::too_many_arguments, reason = "what a launch consists of")]
+    unsafe fn enqueue_with(
+        &self,
+        name: &'static str,
+        stream: &Arc<CudaStream>,
+        kernel: &LoadedKernel,
+        route: Route,
+        call: &Call,
+        transfers: Option<&Transfers>,
         bytes: u64,
     ) -> Result<(), CudaError> {
         let inner = &*self.gpu.0;
@@ -531,7 +751,11 @@ impl Collectives {
         drop(tables);
         let mut config = LaunchConfig::new(route.blocks, route.threads);
         config.programmatic = self.options.programmatic && bytes <= route::PROGRAMMATIC_UP_TO;
-        let arguments = Arguments::new().with(&context).with(&call);
+        let arguments = Arguments::new().with(&context).with(call);
+        let arguments = match transfers {
+            Some(transfers) => arguments.with(transfers),
+            None => arguments,
+        };
         // SAFETY: the kernel takes the context and a call; the areas are live memory of every
         // member, noted on the stream or kept by the graph; the caller answers for the operands.
         unsafe { kernel.launch_into(stream, &config, &arguments, capturing.then_some(keep)) }?;
@@ -579,34 +803,40 @@ struct Operands {
     dtype: DType,
     op: ReduceOp,
     scalar: u64,
+    /// The result is at the same place of the heap on all ranks.
+    is_symmetric: bool,
 }
 
 impl Operands {
+    fn new(send: u64, recv: u64, count: u64, dtype: DType, op: ReduceOp) -> Self {
+        Self { send, recv, count, dtype, op, scalar: 0, is_symmetric: false }
+    }
+
     /// Whether the kernels for sums of whole lines serve the call.
     fn are_plain(&self) -> bool {
         let bytes = self.count * self.dtype.size_bytes() as u64;
         self.op == ReduceOp::Sum && (self.send | self.recv | bytes).is_multiple_of(LINE_BYTES as u64)
     }
 
-    fn check(&self) -> Result<(), CudaError> {
+    fn check(&self, call: &'static str) -> Result<(), CudaError> {
         let Self { send, recv, count, dtype, op, .. } = *self;
         if !op.accepts(dtype) {
-            return Err(misuse(CALL, "op", op, &format!("a reduction of {}", dtype.rust_name())));
+            return Err(misuse(call, "op", op, &format!("a reduction of {}", dtype.rust_name())));
         }
         let size = dtype.size_bytes() as u64;
         for (what, address) in [("send", send), ("recv", recv)] {
             if !address.is_multiple_of(size) || (address == 0 && count > 0) {
-                return Err(misuse(CALL, what, format!("{address:#x}"), &format!("an address that is a multiple of {size}")));
+                return Err(misuse(call, what, format!("{address:#x}"), &format!("an address that is a multiple of {size}")));
             }
         }
         let bytes =
             count.checked_mul(size).filter(|bytes| send.checked_add(*bytes).is_some() && recv.checked_add(*bytes).is_some());
         let Some(bytes) = bytes else {
-            return Err(misuse(CALL, "count", count, "a number of elements that fits the address space"));
+            return Err(misuse(call, "count", count, "a number of elements that fits the address space"));
         };
         if send != recv && send < recv + bytes && recv < send + bytes {
             let value = format!("{recv:#x}, which overlaps send at {send:#x}");
-            return Err(misuse(CALL, "recv", value, "send itself, or memory that does not overlap it"));
+            return Err(misuse(call, "recv", value, "send itself, or memory that does not overlap it"));
         }
         Ok(())
     }

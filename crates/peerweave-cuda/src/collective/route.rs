@@ -21,6 +21,11 @@ impl Route {
     pub const fn new(algorithm: Algorithm, blocks: u32, threads: u32) -> Self {
         Self { algorithm, blocks, threads }
     }
+
+    /// The lines of one block of a message of so many bytes; at least 1.
+    pub(crate) fn share(self, bytes: u64) -> u64 {
+        lines_of(bytes).div_ceil(u64::from(self.blocks)).max(1)
+    }
 }
 
 /// What the memory of a team and its devices allow: the same on all ranks.
@@ -28,6 +33,8 @@ impl Route {
 pub(crate) struct Limits {
     pub(crate) ranks: u32,
     pub(crate) bank_bytes: u64,
+    /// The longest message by lines.
+    pub(crate) channel_bytes: u64,
     pub(crate) max_blocks: u32,
 }
 
@@ -116,6 +123,40 @@ pub(crate) fn parts(bytes: u64, limits: &Limits) -> Route {
     Route::new(Algorithm::OneShot, blocks as u32, threads)
 }
 
+/// all_gather and all_to_all move by lines up to so many bytes of all parts, where the banks hold
+/// them, and as messages beyond.
+const PARTS_BY_LINES: u64 = 16 * MIB;
+
+/// Whether all_gather and all_to_all of parts of so many bytes move by lines.
+pub(crate) fn parts_by_lines(bytes: u64, limits: &Limits) -> bool {
+    let all = bytes.saturating_mul(u64::from(limits.ranks));
+    all <= PARTS_BY_LINES && lines_of(bytes) * u64::from(limits.ranks) * LINE_BYTES as u64 <= limits.bank_bytes
+}
+
+/// Whether a reduce_scatter of parts of so many bytes moves by lines in one launch.
+pub(crate) fn scatters_by_lines(bytes: u64, limits: &Limits) -> bool {
+    lines_of(bytes) * u64::from(limits.ranks) * LINE_BYTES as u64 <= limits.bank_bytes
+}
+
+fn lines_of(bytes: u64) -> u64 {
+    bytes.div_ceil(LINE_BYTES as u64)
+}
+
+/// Whether a message of so many bytes moves by lines. Both of its ranks ask, and know nothing else
+/// of each other's call.
+pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
+    bytes <= limits.channel_bytes
+}
+
+/// From so many bytes on, a broadcast to more than one rank goes by parts that the ranks pass on.
+pub(crate) const SCATTERED_FROM: u64 = 2 * MIB;
+
+/// The shape of launches whose messages go through rings: the same for all, so that both ranks of a
+/// message divide it alike.
+pub(crate) fn ring(limits: &Limits) -> Route {
+    Route::new(Algorithm::Chunked, limits.max_blocks.min(256), 256)
+}
+
 /// Whether the staging memory has room for a call by an algorithm, and the algorithm serves so few
 /// lines.
 pub(crate) fn holds(algorithm: Algorithm, lines: u64, limits: &Limits) -> bool {
@@ -134,7 +175,7 @@ mod tests {
     use super::*;
 
     const fn limits(ranks: u32) -> Limits {
-        Limits { ranks, bank_bytes: 32 * MIB, max_blocks: 128 }
+        Limits { ranks, bank_bytes: 32 * MIB, channel_bytes: MIB, max_blocks: 128 }
     }
 
     #[test]

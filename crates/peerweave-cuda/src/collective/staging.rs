@@ -1,12 +1,13 @@
 //! The memory of a team's collectives: staging areas on the symmetric heap, and counters of this
 //! device.
 //!
-//! An area has two banks of lines, which begin as the sentinel, then flags and rings, which begin
-//! as zeros.
+//! An area has two banks of lines and the channels of pairs of ranks, which begin as the sentinel,
+//! then flags and rings, which begin as zeros.
 
 use std::sync::Arc;
 
-use peerweave_collectives::{Call, MAX_RANKS, all_reduce};
+use peerweave_collectives::transfer::{self, CHANNELS_ZEROS, LINES_COUNTERS, RING_COUNTERS};
+use peerweave_collectives::{Call, MAX_RANKS, Results, all_reduce};
 use peerweave_driver::{CudaStream, Keep};
 use peerweave_types::{Pe, Rank};
 
@@ -27,12 +28,16 @@ pub(crate) struct Room {
 /// The staging memory of one team.
 pub(super) struct Staging {
     room: Room,
-    /// The count of launches, then one word for each block of the rings.
+    /// The count of launches, one word for each block of the rings, then those of channels and of
+    /// the rings of messages.
     counters: Local<u64>,
     /// What is the same in all calls that use banks.
     pub(super) banks: Call,
     /// What is the same in all calls that use rings.
     pub(super) rings: Call,
+    /// What is the same in all launches of messages, by lines and through rings.
+    pub(super) channels: Call,
+    pub(super) transfer_rings: Call,
     pub(super) limits: Limits,
     bytes: usize,
 }
@@ -42,7 +47,32 @@ const ALIGNMENT: u64 = 256;
 
 /// Bytes of an area.
 pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
-    2 * options.bank_bytes.next_multiple_of(ALIGNMENT) + all_reduce::ring_bytes(options.max_blocks, options.slot_bytes)
+    let Offsets { end, .. } = Offsets::new(options);
+    end
+}
+
+/// Bytes of the longest message by lines: the channels of all ranks take half a bank.
+fn channel_bytes(options: &CollectivesOptions) -> u64 {
+    (options.bank_bytes / 32).next_multiple_of(128)
+}
+
+/// Where the parts of an area begin, the same for any number of ranks.
+struct Offsets {
+    channels: u64,
+    rings: u64,
+    transfer_rings: u64,
+    end: u64,
+}
+
+impl Offsets {
+    fn new(options: &CollectivesOptions) -> Self {
+        let channels = 2 * options.bank_bytes.next_multiple_of(ALIGNMENT);
+        let all_channels = transfer::channels_bytes(MAX_RANKS as u32, channel_bytes(options));
+        let rings = (channels + all_channels).next_multiple_of(ALIGNMENT);
+        let transfer_rings = rings + all_reduce::ring_bytes(options.max_blocks, options.slot_bytes);
+        let end = transfer_rings + transfer::transfer_ring_bytes(options.max_blocks, options.slot_bytes);
+        Self { channels, rings, transfer_rings, end }
+    }
 }
 
 impl Staging {
@@ -58,7 +88,8 @@ impl Staging {
     ) -> Result<Self, CudaError> {
         let bank_bytes = options.bank_bytes.next_multiple_of(ALIGNMENT);
         let start = room.memory.offset().0 + room.start as u64;
-        let counters = gpu.alloc_local::<u64>(1 + options.max_blocks as usize)?;
+        let blocks = options.max_blocks as usize;
+        let counters = gpu.alloc_local::<u64>(1 + blocks + LINES_COUNTERS + RING_COUNTERS * blocks)?;
         let (ranks, me) = (members.len(), rank.get() as usize);
         let mut banks = Call {
             areas: [0; MAX_RANKS],
@@ -69,26 +100,28 @@ impl Staging {
             sentinel,
             counter: counters.slice().address(),
             bank_bytes,
+            stride: 0,
             scalar: 0,
             ranks: ranks as u32,
             rank: rank.get(),
             op: 0,
             max_blocks: options.max_blocks,
+            results: Results::Every.code(),
+            is_symmetric: 0,
         };
         for k in 0..ranks {
             let pe = members[(me + k) % ranks];
             banks.areas[k] = gpu.0.base_of(pe)?.saturating_add(start);
             banks.pes[k] = pe.get();
         }
-        let rings_at = 2 * bank_bytes;
-        let rings = Call {
-            areas: banks.areas.map(|area| area + rings_at),
-            counter: banks.counter + 8,
-            bank_bytes: options.slot_bytes,
-            ..banks
-        };
-        let limits = Limits { ranks: ranks as u32, bank_bytes, max_blocks: options.max_blocks };
-        let staging = Self { room, counters, banks, rings, limits, bytes: area_bytes(options) as usize };
+        let offsets = Offsets::new(options);
+        let rings = part_of(&banks, offsets.rings, 1, options.slot_bytes);
+        let channels = part_of(&banks, offsets.channels, 1 + blocks, channel_bytes(options));
+        let transfer_rings = part_of(&banks, offsets.transfer_rings, 1 + blocks + LINES_COUNTERS, options.slot_bytes);
+        let limits =
+            Limits { ranks: ranks as u32, bank_bytes, channel_bytes: channel_bytes(options), max_blocks: options.max_blocks };
+        let bytes = area_bytes(options) as usize;
+        let staging = Self { room, counters, banks, rings, channels, transfer_rings, limits, bytes };
         staging.fill(gpu)?;
         Ok(staging)
     }
@@ -101,10 +134,14 @@ impl Staging {
         let stream = &gpu.0.stream;
         self.room.memory.zero_range(stream, self.room.start..self.room.start + self.bytes)?;
         let [low, high] = self.banks.sentinel.map(u64::to_le_bytes);
-        let all = 2 * self.banks.bank_bytes as usize;
-        let piece: Vec<u8> = low.into_iter().chain(high).cycle().take(PIECE.min(all)).collect();
-        for start in (0..all).step_by(PIECE) {
-            self.room.memory.write(stream, self.room.start + start, &piece[..PIECE.min(all - start)])?;
+        let piece: Vec<u8> = low.into_iter().chain(high).cycle().take(PIECE).collect();
+        let banks = 2 * self.banks.bank_bytes;
+        let channels = transfer::channels_bytes(self.limits.ranks, self.limits.channel_bytes);
+        for lines in [0..banks, banks + CHANNELS_ZEROS..banks + channels] {
+            for start in lines.clone().step_by(PIECE) {
+                let bytes = (lines.end - start).min(PIECE as u64) as usize;
+                self.room.memory.write(stream, self.room.start + start as usize, &piece[..bytes])?;
+            }
         }
         self.counters.write(stream, &vec![0; self.counters.len()])?;
         gpu.wait(stream)
@@ -125,6 +162,13 @@ impl Staging {
     pub(super) fn free(self, gpu: &Gpu) -> Result<(), CudaError> {
         Arc::into_inner(self.room.memory).map_or(Ok(()), |memory| gpu.free(memory))
     }
+}
+
+/// What is the same in all calls that use a part of the areas, so far behind the banks, and the
+/// counters from an index on.
+fn part_of(banks: &Call, offset: u64, counter: usize, bank_bytes: u64) -> Call {
+    let areas = banks.areas.map(|area| area + offset);
+    Call { areas, counter: banks.counter + 8 * counter as u64, bank_bytes, ..*banks }
 }
 
 /// The rank of a PE among the members of its team; an error where it is in no team, or the team is

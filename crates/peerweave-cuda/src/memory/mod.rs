@@ -91,6 +91,14 @@ impl<T: Plain> Symmetric<T> {
         unsafe { SymSlice::from_raw(SymOffset(self.block.offset), self.len) }
     }
 
+    /// Returns the address of this PE's first element on its GPU.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] for a heap that this GPU does not map.
+    pub fn address(&self) -> Result<u64, CudaError> {
+        Ok(self.gpu.0.base_of(self.gpu.pe())? + self.block.offset)
+    }
+
     /// Copies `values` to this PE's elements from index `first` on, after the earlier work of the
     /// stream, and waits for completion.
     ///

@@ -1,0 +1,479 @@
+//! Messages between pairs of ranks, and the collectives that are made of them: broadcast, gather,
+//! scatter, send and receive, and all_gather and all_to_all of parts that no bank holds.
+
+use std::sync::Arc;
+
+use peerweave_collectives::transfer::{self, Form, Transfers};
+use peerweave_collectives::{Call, LINE_BYTES, barrier};
+use peerweave_driver::CudaStream;
+use peerweave_types::{KernelOp, Rank};
+
+use super::route::{self, Route};
+use super::{Collectives, check_parts};
+use crate::error::{CudaError, misuse};
+
+/// A message between this rank and another, or this rank itself; see [`Collectives::messages`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// To a rank.
+    Send {
+        /// The receiver.
+        to: Rank,
+        /// Address of the message.
+        at: u64,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+    /// From a rank.
+    Receive {
+        /// The sender.
+        from: Rank,
+        /// Address of the result.
+        at: u64,
+        /// Its length in bytes: that of the message.
+        bytes: u64,
+    },
+}
+
+/// The messages of one launch: at most one to each rank, and one from each.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wave(Transfers);
+
+impl Collectives {
+    /// How far a rank is behind this one.
+    fn behind(&self, rank: usize) -> usize {
+        let ranks = self.members.len();
+        (rank + ranks - self.rank.get() as usize) % ranks
+    }
+
+    /// Adds a message to a rank.
+    pub(super) fn add_send(&self, wave: &mut Wave, to: usize, at: u64, bytes: u64) {
+        let peer = &mut wave.0.peers[self.behind(to)];
+        (peer.send, peer.send_bytes) = (at, bytes);
+    }
+
+    /// Adds a message from a rank.
+    pub(super) fn add_receive(&self, wave: &mut Wave, from: usize, at: u64, bytes: u64) {
+        let peer = &mut wave.0.peers[self.behind(from)];
+        (peer.recv, peer.recv_bytes) = (at, bytes);
+    }
+
+    /// Lets the message to a rank, and that from it, go straight into the results: `at` is where
+    /// this rank's message belongs in memory that is symmetric.
+    pub(super) fn add_symmetric(&self, wave: &mut Wave, rank: usize, at: u64) {
+        let k = self.behind(rank);
+        let areas = &self.staging.banks.areas;
+        let peer = &mut wave.0.peers[k];
+        (peer.remote, peer.is_direct) = (areas[k].wrapping_add(at.wrapping_sub(areas[0])), 1);
+    }
+
+    /// Enqueues the messages of a wave: those that fit into a channel by lines, then the others.
+    ///
+    /// # Safety
+    /// The ranges are memory that this device can access until the stream has passed the call.
+    pub(super) unsafe fn enqueue_wave(
+        &self,
+        name: &'static str,
+        operation: KernelOp,
+        stream: &Arc<CudaStream>,
+        wave: &Wave,
+    ) -> Result<(), CudaError> {
+        let limits = &self.staging.limits;
+        for form in [Form::Lines, Form::Ring] {
+            let mut transfers = wave.0;
+            let (mut most, mut sum, mut addresses) = (0, 0, 0);
+            let route = route::ring(limits);
+            for (k, peer) in transfers.peers.iter_mut().enumerate() {
+                // Both ranks of a message choose by its length.
+                let is_here = |bytes: u64| bytes > 0 && (route::by_lines(bytes, limits) == (form == Form::Lines));
+                if !is_here(peer.send_bytes) {
+                    peer.send_bytes = 0;
+                }
+                if k == 0 || !is_here(peer.recv_bytes) {
+                    peer.recv_bytes = 0;
+                }
+                if k > 0 {
+                    addresses |= if peer.recv_bytes > 0 { peer.recv } else { 0 };
+                } else if peer.send_bytes > 0 {
+                    addresses |= peer.recv;
+                }
+                addresses |= if peer.send_bytes > 0 { peer.send } else { 0 };
+                addresses |= peer.send_bytes | peer.recv_bytes;
+                most = most.max(peer.send_bytes).max(peer.recv_bytes);
+                sum += peer.send_bytes + peer.recv_bytes;
+                (peer.send_share, peer.recv_share) = (route.share(peer.send_bytes), route.share(peer.recv_bytes));
+            }
+            if sum == 0 {
+                continue;
+            }
+            let is_whole = addresses.is_multiple_of(LINE_BYTES as u64);
+            let (common, route) = match form {
+                Form::Lines => (&self.staging.channels, route::parts(most, limits)),
+                Form::Ring => (&self.staging.transfer_rings, route),
+            };
+            let call = Call { op: operation as u32, ..*common };
+            let slot = &self.transfers[form as usize][usize::from(is_whole)];
+            let kernel = self.loaded(slot, name, || transfer::kernel(form, limits.ranks, is_whole))?;
+            // SAFETY: the caller's promise; the areas are those of this team.
+            unsafe { self.enqueue_with(name, stream, kernel, route, &call, Some(&transfers), sum) }?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues messages: those of this rank to others, and those of others to this rank. A rank
+    /// may send to itself.
+    ///
+    /// Messages between two ranks arrive in the order in which they are enqueued; several to the
+    /// same rank, or from it, are enqueued one after the other. A call may wait on the device until
+    /// all the ranks that it names have begun the calls of its messages, and those before.
+    ///
+    /// # Collective
+    /// The ranks that have messages: the receiver of each makes a call with the same length.
+    ///
+    /// # Errors
+    /// Before anything is enqueued: [`CudaError::Misuse`] for a rank that is none, an address of 0,
+    /// a message of this rank to itself without its counterpart; [`CudaError::Failed`] after a
+    /// kernel has failed; those of the launch.
+    ///
+    /// # Safety
+    /// All ranges are memory that this device can access, which stays allocated until the stream
+    /// has passed the call, or for as long as a graph that captures it lives. Nothing else writes
+    /// messages or accesses results meanwhile, and results overlap nothing.
+    pub unsafe fn messages(&self, stream: &Arc<CudaStream>, messages: &[Message]) -> Result<(), CudaError> {
+        const CALL: &str = "messages";
+        let ranks = self.members.len();
+        let me = self.rank.get() as usize;
+        let (mut to_me, mut from_me) = (Vec::new(), Vec::new());
+        for message in messages {
+            let (what, rank, at, bytes) = match *message {
+                Message::Send { to, at, bytes } => ("to", to, at, bytes),
+                Message::Receive { from, at, bytes } => ("from", from, at, bytes),
+            };
+            if rank.get() as usize >= ranks {
+                return Err(misuse(CALL, what, rank, &format!("a rank below {ranks}")));
+            }
+            if bytes > 0 && (at == 0 || at.checked_add(bytes).is_none()) {
+                return Err(misuse(CALL, "at", format!("{at:#x}"), "the address of a message"));
+            }
+            if rank.get() as usize == me {
+                if what == "to" { from_me.push(bytes) } else { to_me.push(bytes) }
+            }
+        }
+        if to_me != from_me {
+            let value = format!("messages of {from_me:?} bytes, received as {to_me:?}");
+            return Err(misuse(CALL, "messages of this rank to itself", value, "the same lengths"));
+        }
+        let mut done = vec![false; messages.len()];
+        while done.iter().any(|done| !done) {
+            let mut wave = Wave::default();
+            let (mut sent, mut received) = (vec![false; ranks], vec![false; ranks]);
+            for (message, done) in messages.iter().zip(&mut done).filter(|(_, done)| !**done) {
+                match *message {
+                    Message::Send { to, at, bytes } => {
+                        if std::mem::replace(&mut sent[to.get() as usize], true) {
+                            continue;
+                        }
+                        self.add_send(&mut wave, to.get() as usize, at, bytes);
+                    }
+                    Message::Receive { from, at, bytes } => {
+                        if std::mem::replace(&mut received[from.get() as usize], true) {
+                            continue;
+                        }
+                        self.add_receive(&mut wave, from.get() as usize, at, bytes);
+                    }
+                }
+                *done = true;
+            }
+            // SAFETY: the caller's promise.
+            unsafe { self.enqueue_wave(CALL, KernelOp::SendRecv, stream, &wave) }?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues a message of `bytes` bytes at `at` to a rank, which calls [`receive`](Self::receive).
+    /// The stream may wait until the receiver has begun the call before, or for long messages until
+    /// it receives this one.
+    ///
+    /// # Errors
+    /// As [`messages`](Self::messages).
+    ///
+    /// # Safety
+    /// As [`messages`](Self::messages).
+    pub unsafe fn send(&self, stream: &Arc<CudaStream>, at: u64, bytes: u64, to: Rank) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.messages(stream, &[Message::Send { to, at, bytes }]) }
+    }
+
+    /// Enqueues the receipt of a message of `bytes` bytes from a rank, which calls
+    /// [`send`](Self::send).
+    ///
+    /// # Errors
+    /// As [`messages`](Self::messages).
+    ///
+    /// # Safety
+    /// As [`messages`](Self::messages).
+    pub unsafe fn receive(&self, stream: &Arc<CudaStream>, at: u64, bytes: u64, from: Rank) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.messages(stream, &[Message::Receive { from, at, bytes }]) }
+    }
+
+    /// Enqueues the copy of `bytes` bytes of the root's `send` to `recv` of every rank. On the root
+    /// `recv` may be `send`; other ranks pass anything as `send`.
+    ///
+    /// # Collective
+    /// All ranks, with the same length and root.
+    ///
+    /// # Errors
+    /// As [`messages`](Self::messages), for operands that overlap besides.
+    ///
+    /// # Safety
+    /// As [`messages`](Self::messages).
+    pub unsafe fn broadcast(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        bytes: u64,
+        root: Rank,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.broadcast_to(stream, send, recv, bytes, root, false) }
+    }
+
+    /// [`broadcast`](Self::broadcast) to symmetric memory: the root stores long messages where they
+    /// belong.
+    ///
+    /// # Errors
+    /// As [`broadcast`](Self::broadcast), and for a `recv` that is not on the heap.
+    ///
+    /// # Safety
+    /// As [`broadcast`](Self::broadcast); `recv` is the same place of the heap on all ranks.
+    pub unsafe fn broadcast_symmetric(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        bytes: u64,
+        root: Rank,
+    ) -> Result<(), CudaError> {
+        self.check_symmetric("broadcast_symmetric", recv, Some(bytes))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.broadcast_to(stream, send, recv, bytes, root, true) }
+    }
+
+    /// # Safety
+    /// As [`broadcast`](Self::broadcast) or [`broadcast_symmetric`](Self::broadcast_symmetric).
+    unsafe fn broadcast_to(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        bytes: u64,
+        root: Rank,
+        is_symmetric: bool,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "broadcast";
+        let (ranks, me, root) = (self.members.len(), self.rank.get() as usize, self.root(CALL, root)?);
+        let is_root = me == root;
+        let from = if is_root { send } else { recv };
+        check_parts(CALL, [(from, 1), (recv, u64::from(from != recv))], bytes, 1)?;
+        let others = || (0..ranks).filter(move |rank| *rank != me);
+        let whole = (bytes | recv).is_multiple_of(LINE_BYTES as u64);
+        let is_direct = is_symmetric && whole;
+        let mut wave = Wave::default();
+        if is_root && from != recv {
+            self.add_send(&mut wave, me, from, bytes);
+            self.add_receive(&mut wave, me, recv, bytes);
+        }
+        if ranks == 2 || bytes < route::SCATTERED_FROM {
+            if is_root {
+                others().for_each(|rank| self.add_send(&mut wave, rank, from, bytes));
+            } else {
+                self.add_receive(&mut wave, root, recv, bytes);
+            }
+            if is_direct {
+                others().for_each(|rank| self.add_symmetric(&mut wave, rank, recv));
+            }
+            // SAFETY: the caller's promise.
+            return unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) };
+        }
+        // Every rank gets one part from the root, and passes it on.
+        let part = (bytes / ranks as u64).next_multiple_of(LINE_BYTES as u64);
+        let start = |rank: usize| (rank as u64 * part).min(bytes);
+        let len = |rank: usize| start(rank + 1) - start(rank);
+        if is_root {
+            for rank in others() {
+                self.add_send(&mut wave, rank, from + start(rank), len(rank));
+                if is_direct {
+                    self.add_symmetric(&mut wave, rank, recv + start(rank));
+                }
+            }
+        } else {
+            self.add_receive(&mut wave, root, recv + start(me), len(me));
+            if is_direct {
+                self.add_symmetric(&mut wave, root, recv);
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) }?;
+        let mut wave = Wave::default();
+        for rank in others() {
+            if rank != root {
+                self.add_send(&mut wave, rank, from + start(me), len(me));
+            }
+            if !is_root {
+                self.add_receive(&mut wave, rank, recv + start(rank), len(rank));
+            }
+            if is_direct {
+                self.add_symmetric(&mut wave, rank, recv + start(me));
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) }
+    }
+
+    /// Enqueues the gathering of one part of every rank, `bytes` long, in the order of ranks in the
+    /// root's `recv`. The root's `send` may be its part of `recv`; other ranks pass anything as
+    /// `recv`.
+    ///
+    /// # Collective
+    /// All ranks, with the same length and root.
+    ///
+    /// # Errors
+    /// As [`broadcast`](Self::broadcast).
+    ///
+    /// # Safety
+    /// As [`messages`](Self::messages).
+    pub unsafe fn gather(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64, root: Rank) -> Result<(), CudaError> {
+        const CALL: &str = "gather";
+        let (ranks, me, root) = (self.members.len(), self.rank.get() as usize, self.root(CALL, root)?);
+        let mut wave = Wave::default();
+        if me == root {
+            let own = recv.checked_add(bytes.saturating_mul(me as u64));
+            let operands = if own == Some(send) { [(recv, ranks as u64), (recv, 0)] } else { [(send, 1), (recv, ranks as u64)] };
+            check_parts(CALL, operands, bytes, 1)?;
+            for rank in (0..ranks).filter(|rank| *rank != me || own != Some(send)) {
+                self.add_receive(&mut wave, rank, recv + rank as u64 * bytes, bytes);
+            }
+            if own != Some(send) {
+                self.add_send(&mut wave, me, send, bytes);
+            }
+        } else {
+            check_parts(CALL, [(send, 1), (send, 0)], bytes, 1)?;
+            self.add_send(&mut wave, root, send, bytes);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_wave(CALL, KernelOp::Gather, stream, &wave) }
+    }
+
+    /// Enqueues the distribution of the root's `send`: part `r`, `bytes` long, to `recv` of rank
+    /// `r`. The root's `recv` may be its part of `send`; other ranks pass anything as `send`.
+    ///
+    /// # Collective
+    /// All ranks, with the same length and root.
+    ///
+    /// # Errors
+    /// As [`broadcast`](Self::broadcast).
+    ///
+    /// # Safety
+    /// As [`messages`](Self::messages).
+    pub unsafe fn scatter(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        bytes: u64,
+        root: Rank,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "scatter";
+        let (ranks, me, root) = (self.members.len(), self.rank.get() as usize, self.root(CALL, root)?);
+        let mut wave = Wave::default();
+        if me == root {
+            let own = send.checked_add(bytes.saturating_mul(me as u64));
+            let operands = if own == Some(recv) { [(send, ranks as u64), (send, 0)] } else { [(send, ranks as u64), (recv, 1)] };
+            check_parts(CALL, operands, bytes, 1)?;
+            for rank in (0..ranks).filter(|rank| *rank != me || own != Some(recv)) {
+                self.add_send(&mut wave, rank, send + rank as u64 * bytes, bytes);
+            }
+            if own != Some(recv) {
+                self.add_receive(&mut wave, me, recv, bytes);
+            }
+        } else {
+            check_parts(CALL, [(recv, 1), (recv, 0)], bytes, 1)?;
+            self.add_receive(&mut wave, root, recv, bytes);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_wave(CALL, KernelOp::Scatter, stream, &wave) }
+    }
+
+    /// Enqueues a barrier: the stream goes on when the streams of all ranks have reached it. What
+    /// they did before is visible to what follows.
+    ///
+    /// # Collective
+    /// All ranks.
+    ///
+    /// # Errors
+    /// [`CudaError::Failed`] after a kernel has failed; those of the launch.
+    pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        const CALL: &str = "barrier";
+        let limits = &self.staging.limits;
+        let kernel = self.loaded(&self.barriers, CALL, || barrier::kernel(limits.ranks))?;
+        let banks = &self.staging.banks;
+        let call = Call { send: banks.areas[0], recv: banks.areas[0], ..*banks };
+        let route = Route::new(peerweave_collectives::Algorithm::OneShot, 1, 32);
+        // SAFETY: the areas are those of this team; there are no operands.
+        unsafe { self.enqueue_with(CALL, stream, kernel, route, &call, None, 0) }
+    }
+
+    /// Parts that are exchanged as messages: this rank's part for a rank is at `sent(rank)`. The
+    /// part from rank `r` becomes part `r` of `recv`; with `is_symmetric` it is stored there.
+    ///
+    /// # Safety
+    /// As [`messages`](Self::messages).
+    pub(super) unsafe fn exchange_messages(
+        &self,
+        name: &'static str,
+        operation: KernelOp,
+        stream: &Arc<CudaStream>,
+        sent: impl Fn(u64) -> u64,
+        recv: u64,
+        bytes: u64,
+        is_symmetric: bool,
+    ) -> Result<(), CudaError> {
+        let me = u64::from(self.rank.get());
+        let mut wave = Wave::default();
+        for rank in 0..self.members.len() as u64 {
+            let (from, to) = (sent(rank), recv + rank * bytes);
+            if rank == me && from == to {
+                continue;
+            }
+            self.add_send(&mut wave, rank as usize, from, bytes);
+            self.add_receive(&mut wave, rank as usize, to, bytes);
+            if rank != me && is_symmetric && (recv | bytes).is_multiple_of(LINE_BYTES as u64) {
+                self.add_symmetric(&mut wave, rank as usize, recv + me * bytes);
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_wave(name, operation, stream, &wave) }
+    }
+
+    /// The rank of a root.
+    pub(super) fn root(&self, call: &'static str, root: Rank) -> Result<usize, CudaError> {
+        let ranks = self.members.len();
+        if root.get() as usize >= ranks {
+            return Err(misuse(call, "root", root, &format!("a rank below {ranks}")));
+        }
+        Ok(root.get() as usize)
+    }
+
+    /// Checks that a result is on this PE's heap; `None`: its length does not fit the address space.
+    pub(super) fn check_symmetric(&self, call: &'static str, recv: u64, bytes: Option<u64>) -> Result<(), CudaError> {
+        let inner = &*self.gpu.0;
+        let base = inner.base_of(self.gpu.pe())?;
+        let end = bytes.and_then(|bytes| recv.checked_add(bytes));
+        if recv < base || end.is_none_or(|end| end > base.saturating_add(inner.heap.bytes())) {
+            return Err(misuse(call, "recv", format!("{recv:#x}"), "an address of the symmetric heap, the same on all ranks"));
+        }
+        Ok(())
+    }
+}
