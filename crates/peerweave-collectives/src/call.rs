@@ -97,6 +97,11 @@ pub struct Call {
     /// on this one, in memory that every rank maps. Results then go straight to it. Addresses and
     /// length are whole lines.
     pub is_symmetric: u32,
+    /// Messages through rings: 1 if one block pushes a share of a message and copies what arrives,
+    /// 0 if two blocks do so.
+    pub is_combined: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// One of the [`MAX_RANKS`] values of an argument of a kernel. All are read, and then one is taken:

@@ -48,7 +48,8 @@ pub struct Transfer {
     /// the result of the receiver is mapped; then it is aligned to lines, as `send` is. 0: the
     /// message goes through the ring.
     pub remote: u64,
-    /// [`Form::Ring`]: 1 if the sender of the message from the rank stores it in `recv`.
+    /// [`Form::Ring`]: 1 if the sender of the message from the rank stores it in `recv`; for this
+    /// rank's message to itself, if there is such a message.
     pub is_direct: u64,
     /// [`Form::Ring`]: lines of a block of the message to the rank, and of that from it.
     pub send_share: u64,

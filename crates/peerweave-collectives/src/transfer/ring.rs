@@ -5,9 +5,11 @@
 //! count rounds in words of the block that outlive the launch. The sender writes a chunk into a
 //! slot and raises *ready* at the receiver; the receiver copies it to the result and raises
 //! *credit* at the sender. Round `j` of a launch uses slot `j % 3`: the sender awaits the credit of
-//! round `j - 3`, and before the first round that of all rounds of earlier launches. A block pushes
-//! a round of all messages before it copies the one before, so a wait for a peer passes while other
-//! chunks travel.
+//! round `j - 3`, and before the first round that of all rounds of earlier launches.
+//!
+//! Blocks are pairs: one pushes, and the other copies what arrives and this rank's message to
+//! itself, so that neither waits for the other. Where a result overwrites a message, one block does
+//! both ([`Call::is_combined`]): it pushes a chunk before it copies the one that replaces it.
 //!
 //! Where the sender knows the receiver's result, there is one round, without a copy: the receiver
 //! raises *open* when it has begun the call, and the sender then stores into the result.
@@ -52,9 +54,9 @@ impl Message {
     /// # Safety
     /// As for [`Operand::new`], with `bytes` elements.
     #[inline(always)]
-    unsafe fn new(address: u64, bytes: u64, share: u64, chunk: u64) -> Self {
+    unsafe fn new(block: u64, address: u64, bytes: u64, share: u64, chunk: u64) -> Self {
         let lines = bytes.div_ceil(LINE_BYTES as u64);
-        let start = (u64::from(gpu::block_idx().x) * share).min(lines);
+        let start = (block * share).min(lines);
         // SAFETY: the caller promises the bytes.
         Self { operand: unsafe { Operand::new(address, bytes) }, start, end: (start + share).min(lines), chunk }
     }
@@ -76,6 +78,8 @@ impl Message {
 struct Block<'a> {
     call: &'a Call,
     transfers: &'a Transfers,
+    /// The number of this block, or of its pair.
+    index: u64,
     /// Lines of a chunk: what a slot has for each rank.
     chunk: u64,
 }
@@ -84,16 +88,10 @@ impl Block<'_> {
     /// The message to the rank `k` places behind.
     #[inline(always)]
     fn sent(&self, peer: &Transfer, k: u32) -> Message {
-        let is_direct = peer.remote != 0 || k == 0;
+        let is_direct = peer.remote != 0 || k == 0 && peer.is_direct != 0;
+        let chunk = if is_direct { peer.send_share } else { self.chunk };
         // SAFETY: the launch promises the messages.
-        unsafe {
-            Message::new(
-                peer.send,
-                peer.send_bytes,
-                peer.send_share,
-                if is_direct && k > 0 { peer.send_share } else { self.chunk },
-            )
-        }
+        unsafe { Message::new(self.index, peer.send, peer.send_bytes, peer.send_share, chunk) }
     }
 
     /// The message from the rank `k` places behind; none from this rank.
@@ -101,29 +99,29 @@ impl Block<'_> {
     fn received(&self, peer: &Transfer, k: u32) -> Message {
         let chunk = if peer.is_direct != 0 { peer.recv_share } else { self.chunk };
         // SAFETY: as above.
-        unsafe { Message::new(peer.recv, if k == 0 { 0 } else { peer.recv_bytes }, peer.recv_share, chunk) }
+        unsafe { Message::new(self.index, peer.recv, if k == 0 { 0 } else { peer.recv_bytes }, peer.recv_share, chunk) }
     }
 
     /// A flag that rank `rank` raises for this block, in the area at `area`.
     #[inline(always)]
     fn flag(&self, area: u64, rank: u32, at: u64) -> *mut u64 {
-        let index = u64::from(gpu::block_idx().x) * MAX_RANKS as u64 + u64::from(rank);
+        let index = self.index * MAX_RANKS as u64 + u64::from(rank);
         pointer(area + index * FLAG_BYTES + at)
     }
 
     /// The address of a chunk from rank `rank`, in the area at `area`.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32) -> u64 {
-        let slot = u64::from(gpu::block_idx().x) * SLOTS + round % SLOTS;
+        let slot = self.index * SLOTS + round % SLOTS;
         let rings = area + u64::from(self.call.max_blocks) * MAX_RANKS as u64 * FLAG_BYTES;
         rings + slot * self.call.bank_bytes + u64::from(rank) * self.chunk * LINE_BYTES as u64
     }
 
-    /// Returns whether any message has a round: one that is sent, or one that is received.
+    /// Returns whether any message to another rank, and any from one, has a round.
     #[inline(always)]
     fn has(&self, round: u64) -> (bool, bool) {
         let (mut sends, mut receives) = (false, false);
-        for k in 0..self.call.ranks {
+        for k in 1..self.call.ranks {
             let peer = self.transfers.behind(k);
             sends |= self.sent(&peer, k).has(round);
             receives |= self.received(&peer, k).has(round);
@@ -131,19 +129,15 @@ impl Block<'_> {
         (sends, receives)
     }
 
-    /// Pushes a round of all messages.
+    /// Pushes a round of all messages to other ranks.
     #[inline(always)]
     fn push(&self, round: u64) {
         let call = self.call;
-        for k in 0..call.ranks {
+        for k in 1..call.ranks {
             let peer = self.transfers.behind(k);
             let message = self.sent(&peer, k);
             let (line, n) = message.range(round);
-            // SAFETY: as above; the message of a rank to itself has its place in `recv`.
-            let own = unsafe { Operand::<false>::new(peer.recv, if k == 0 { peer.send_bytes } else { 0 }) };
-            let to = if k == 0 {
-                peer.recv + line * LINE_BYTES as u64
-            } else if peer.remote != 0 {
+            let to = if peer.remote != 0 {
                 peer.remote + line * LINE_BYTES as u64
             } else {
                 self.slot(call.area_behind(k), round, call.rank)
@@ -152,13 +146,27 @@ impl Block<'_> {
             // is this rank's to write now.
             let store = |index, value| unsafe { store(to, index, value) };
             let from = message.operand;
-            if from.is_whole::<u8>(line, n) && (k > 0 || own.is_whole::<u8>(line, n)) {
+            if from.is_whole::<u8>(line, n) {
                 each(n, |index| from.read_whole(line + index), store);
-            } else if k > 0 {
-                one_by_one(n, |index| from.read::<u8>(line + index), store);
             } else {
-                one_by_one(n, |index| from.read::<u8>(line + index), |index, value| own.write::<u8>(line + index, value));
+                one_by_one(n, |index| from.read::<u8>(line + index), store);
             }
+        }
+    }
+
+    /// Copies a round of this rank's message to itself.
+    #[inline(always)]
+    fn copy_own(&self, round: u64) {
+        let peer = &self.transfers.peers[0];
+        let message = self.sent(peer, 0);
+        let (line, n) = message.range(round);
+        let from = message.operand;
+        // SAFETY: as above; the message of a rank to itself has its place in `recv`.
+        let to = unsafe { Operand::<false>::new(peer.recv, peer.send_bytes) };
+        if from.is_whole::<u8>(line, n) && to.is_whole::<u8>(line, n) {
+            each(n, |index| from.read_whole(line + index), |index, value| to.write_whole(line + index, value));
+        } else {
+            one_by_one(n, |index| from.read::<u8>(line + index), |index, value| to.write::<u8>(line + index, value));
         }
     }
 
@@ -196,8 +204,9 @@ unsafe fn seen(flag: *mut u64) -> u64 {
     unsafe { <u64 as Access<Sys>>::load_acquire(flag) }
 }
 
-/// Messages among up to 8 ranks through rings. The grid has one dimension; areas and counters are
-/// for at least as many blocks.
+/// Messages among up to 8 ranks through rings. The grid has one dimension, and two blocks for each
+/// share of a message, or one if [`Call::is_combined`] is 1; areas and counters are for as many
+/// shares at least.
 #[kernel(max_threads = 512, unchecked)]
 pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
     gpu::start_next_kernel();
@@ -206,7 +215,13 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
     if !is_call {
         return Ok(());
     }
-    let block = Block { call: &call, transfers: &transfers, chunk: call.bank_bytes / LINE_BYTES as u64 / u64::from(call.ranks) };
+    // Of a pair, the first block pushes.
+    let is_pair = call.is_combined == 0;
+    let number = gpu::block_idx().x;
+    let index = u64::from(if is_pair { number / 2 } else { number });
+    let (pushes, copies) = (!is_pair || number % 2 == 0, !is_pair || number % 2 == 1);
+    let chunk = call.bank_bytes / LINE_BYTES as u64 / u64::from(call.ranks);
+    let block = Block { call: &call, transfers: &transfers, index, chunk };
     let operation = operation(call.op);
     // Thread `k` handles the flags of the rank `k` places behind.
     let k = gpu::thread_idx().x;
@@ -216,7 +231,7 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
     let sends = |round| has_peer && block.sent(&peer, k).has(round);
     let receives = |round| has_peer && block.received(&peer, k).has(round);
     let own = |at| block.flag(call.areas[0], rank, at);
-    let counter = |index: usize| pointer::<u64>(call.counter).wrapping_add(gpu::block_idx().x as usize * RING_COUNTERS + index);
+    let counter = |of: usize| pointer::<u64>(call.counter).wrapping_add(index as usize * RING_COUNTERS + of);
     let raise = |at, value| {
         let flag = block.flag(area, call.rank, at);
         // SAFETY: a word of the area of a mapped peer, which is accessed atomically alone.
@@ -230,7 +245,7 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
             sent = <u64 as Access<Gpu>>::load_relaxed(counter(k as usize));
             received = <u64 as Access<Gpu>>::load_relaxed(counter(MAX_RANKS + k as usize));
         }
-        if peer.is_direct != 0 && receives(0) {
+        if copies && peer.is_direct != 0 && receives(0) {
             raise(OPEN, received + 1);
         }
     }
@@ -239,8 +254,10 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
     let mut round = 0;
     loop {
         let (any_sent, any_received) = block.has(round);
-        let any_arrives = round > 0 && block.has(round - 1).1;
-        if !any_sent && !any_received && !any_arrives {
+        let any_arrives = copies && round > 0 && block.has(round - 1).1;
+        let any_sent = pushes && any_sent;
+        let has_more = any_received || block.sent(&transfers.peers[0], 0).has(round);
+        if !any_sent && !(copies && has_more) && !any_arrives {
             break;
         }
         if any_sent {
@@ -268,12 +285,17 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
                 raise(CREDIT, received + copied);
             }
         }
+        if copies {
+            block.copy_own(round);
+        }
         round += 1;
     }
-    if has_peer {
-        // SAFETY: as above.
-        unsafe {
+    // SAFETY: as above; the block of a pair that pushes counts what it sends, and the other the rest.
+    unsafe {
+        if has_peer && pushes {
             <u64 as Access<Gpu>>::store_relaxed(counter(k as usize), sent + pushed);
+        }
+        if has_peer && copies {
             <u64 as Access<Gpu>>::store_relaxed(counter(MAX_RANKS + k as usize), received + copied);
         }
     }

@@ -23,6 +23,8 @@ struct Shared {
     form: Form,
     /// The ring stores into the results.
     direct: bool,
+    /// A block of the ring pushes and copies.
+    combined: bool,
     /// Bytes by which inputs and results lie behind an aligned address.
     shift: [usize; 2],
     threads: u32,
@@ -80,6 +82,8 @@ impl World {
             max_blocks: MAX_BLOCKS,
             results: 0,
             is_symmetric: 0,
+            is_combined: 0,
+            reserved: 0,
         }
     }
 
@@ -124,9 +128,12 @@ impl World {
         let has_any = |rank: usize| (0..ranks).any(|peer| bytes(rank, peer) + bytes(peer, rank) > 0);
         let is_whole = shared.shift.iter().all(|shift| shift.is_multiple_of(LINE_BYTES))
             && (0..ranks * ranks).all(|pair| bytes(pair / ranks, pair % ranks).is_multiple_of(LINE_BYTES));
-        let calls: Vec<_> = (0..ranks).map(|rank| (self.call(rank, shared.form), transfers(rank))).collect();
+        let is_combined = u32::from(shared.combined);
+        let calls: Vec<_> =
+            (0..ranks).map(|rank| (Call { is_combined, ..self.call(rank, shared.form) }, transfers(rank))).collect();
         let kernel = transfer::kernel(shared.form, ranks as u32, is_whole).expect("so few ranks");
-        self.job.launch_each(kernel, Shape::new(MAX_BLOCKS, shared.threads), |pe| {
+        let blocks = if shared.form == Form::Ring && !shared.combined { 2 * MAX_BLOCKS } else { MAX_BLOCKS };
+        self.job.launch_each(kernel, Shape::new(blocks, shared.threads), |pe| {
             let rank = pe as usize;
             (has_any(rank) && is_there(rank)).then(|| calls[rank])
         })
@@ -173,7 +180,7 @@ fn messages_of_any_length_arrive_by_lines() {
                 let unit = if call % 3 == 2 { LINE_BYTES } else { 1 };
                 let lengths = some_lengths(call + 100 * seed, n, CHANNEL_BYTES as usize, unit);
                 let shift = if call % 3 == 2 { [16, 32] } else { [[0, 3], [4, 8]][call as usize % 2] };
-                let shared = Shared { form: Form::Lines, direct: false, shift, threads: 32 };
+                let shared = Shared { form: Form::Lines, direct: false, combined: false, shift, threads: 32 };
                 world.check(call, shared, &|from, to| lengths[from * n + to]);
             }
             Ok::<(), String>(())
@@ -191,7 +198,8 @@ fn messages_of_any_length_arrive_through_rings() {
                 let direct = call % 3 == 2;
                 let lengths = some_lengths(call + 100 * seed, n, APART - 64, if direct { LINE_BYTES } else { 1 });
                 let shift = if direct { [16, 32] } else { [[0, 0], [5, 16]][call as usize % 2] };
-                let shared = Shared { form: Form::Ring, direct, shift, threads: 64 };
+                let combined = call % 2 == 1;
+                let shared = Shared { form: Form::Ring, direct, combined, shift, threads: 64 };
                 world.check(call, shared, &|from, to| lengths[from * n + to]);
             }
             Ok::<(), String>(())
@@ -206,7 +214,7 @@ fn pairs_count_their_messages_alone() {
         for call in 0..10 {
             let (from, to) = [(0, 1), (0, 1), (0, 1), (2, 1), (1, 0)][call as usize % 5];
             for form in [Form::Lines, Form::Ring] {
-                let shared = Shared { form, direct: false, shift: [0, 0], threads: 32 };
+                let shared = Shared { form, direct: false, combined: seed % 2 == 0, shift: [0, 0], threads: 32 };
                 world.check(call, shared, &|a, b| if (a, b) == (from, to) { 1000 } else { 0 });
             }
         }
@@ -216,7 +224,7 @@ fn pairs_count_their_messages_alone() {
 
 #[test]
 fn missing_sender_or_receiver_of_a_message_is_named() {
-    let ring = Shared { form: Form::Ring, direct: false, shift: [0, 0], threads: 32 };
+    let ring = Shared { form: Form::Ring, direct: false, combined: false, shift: [0, 0], threads: 32 };
     let cases = [
         (Shared { form: Form::Lines, ..ring }, 0, 1, 1000),
         (ring, 0, 1, 1000),

@@ -100,6 +100,8 @@ impl World {
             max_blocks: MAX_BLOCKS,
             results: Results::Every.code(),
             is_symmetric: 0,
+            is_combined: 0,
+            reserved: 0,
         }
     }
 

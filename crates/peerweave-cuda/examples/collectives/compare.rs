@@ -84,8 +84,9 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
             let others = [("NCCL", Some(plain.clone())), ("windows", window(&windows)), ("engines", window(&engines))];
             for (name, nccl) in others.into_iter().filter_map(|(name, nccl)| Some((name, nccl?))) {
                 // What NCCL sets up at the first call cannot be captured.
-                bench.theirs(operation, part, &nccl)?;
-                gpu.wait(&bench.stream)?;
+                let named = |error: &dyn std::fmt::Display| format!("{operation:?} {bytes}, {name}: {error}");
+                bench.theirs(operation, part, &nccl).map_err(|error| named(&error))?;
+                gpu.wait(&bench.stream).map_err(|error| named(&error))?;
                 match bench.graph(|| bench.theirs(operation, part, &nccl)) {
                     Ok(graph) => all.push(Contender::new(name, graph)),
                     Err(error) if bench.is_first() => println!("{operation:?} {bytes}: {name} cannot be captured: {error}"),
@@ -114,7 +115,7 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
 /// Alternates the contenders; checks the results of ours before and after.
 fn measure(bench: &Bench<'_>, all: &mut [Contender], bytes: usize, rounds: usize, check: impl Fn(&str) -> Outcome) -> Outcome {
     for contender in all.iter() {
-        bench.time(&contender.graph, 1)?;
+        bench.time(&contender.graph, 1).map_err(|error| format!("{bytes} bytes, {}: {error}", contender.name))?;
         check(contender.name)?;
     }
     for _ in 0..rounds {

@@ -21,11 +21,6 @@ impl Route {
     pub const fn new(algorithm: Algorithm, blocks: u32, threads: u32) -> Self {
         Self { algorithm, blocks, threads }
     }
-
-    /// The lines of one block of a message of so many bytes; at least 1.
-    pub(crate) fn share(self, bytes: u64) -> u64 {
-        lines_of(bytes).div_ceil(u64::from(self.blocks)).max(1)
-    }
 }
 
 /// What the memory of a team and its devices allow: the same on all ranks.
@@ -151,10 +146,22 @@ pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
 /// From so many bytes on, a broadcast to more than one rank goes by parts that the ranks pass on.
 pub(crate) const SCATTERED_FROM: u64 = 2 * MIB;
 
-/// The shape of launches whose messages go through rings: the same for all, so that both ranks of a
-/// message divide it alike.
-pub(crate) fn ring(limits: &Limits) -> Route {
-    Route::new(Algorithm::Chunked, limits.max_blocks.min(256), 256)
+/// The number of shares of a message that goes through rings: the same for all messages, so that
+/// both ranks divide one alike.
+pub(crate) fn shares(limits: &Limits) -> u32 {
+    (limits.max_blocks / 2).clamp(1, 128)
+}
+
+/// The shape of launches whose messages go through rings. A share has two blocks, or with
+/// `is_combined` one.
+pub(crate) fn ring(limits: &Limits, is_combined: bool) -> Route {
+    let blocks = shares(limits) * if is_combined { 1 } else { 2 };
+    Route::new(Algorithm::Chunked, blocks, if is_combined { 512 } else { 256 })
+}
+
+/// The lines of a share of a message of so many bytes; at least 1.
+pub(crate) fn share_lines(bytes: u64, limits: &Limits) -> u64 {
+    lines_of(bytes).div_ceil(u64::from(shares(limits))).max(1)
 }
 
 /// Whether the staging memory has room for a call by an algorithm, and the algorithm serves so few

@@ -56,6 +56,17 @@ fn channel_bytes(options: &CollectivesOptions) -> u64 {
     (options.bank_bytes / 32).next_multiple_of(128)
 }
 
+/// The number of shares of a message that goes through rings: each has two blocks.
+fn pairs(options: &CollectivesOptions) -> u32 {
+    (options.max_blocks / 2).max(1)
+}
+
+/// Bytes of a slot of the rings of messages: they have half as many blocks that push as those of
+/// reductions.
+fn transfer_slot_bytes(options: &CollectivesOptions) -> u64 {
+    2 * options.slot_bytes
+}
+
 /// Where the parts of an area begin, the same for any number of ranks.
 struct Offsets {
     channels: u64,
@@ -70,7 +81,7 @@ impl Offsets {
         let all_channels = transfer::channels_bytes(MAX_RANKS as u32, channel_bytes(options));
         let rings = (channels + all_channels).next_multiple_of(ALIGNMENT);
         let transfer_rings = rings + all_reduce::ring_bytes(options.max_blocks, options.slot_bytes);
-        let end = transfer_rings + transfer::transfer_ring_bytes(options.max_blocks, options.slot_bytes);
+        let end = transfer_rings + transfer::transfer_ring_bytes(pairs(options), transfer_slot_bytes(options));
         Self { channels, rings, transfer_rings, end }
     }
 }
@@ -108,6 +119,8 @@ impl Staging {
             max_blocks: options.max_blocks,
             results: Results::Every.code(),
             is_symmetric: 0,
+            is_combined: 0,
+            reserved: 0,
         };
         for k in 0..ranks {
             let pe = members[(me + k) % ranks];
@@ -117,7 +130,9 @@ impl Staging {
         let offsets = Offsets::new(options);
         let rings = part_of(&banks, offsets.rings, 1, options.slot_bytes);
         let channels = part_of(&banks, offsets.channels, 1 + blocks, channel_bytes(options));
-        let transfer_rings = part_of(&banks, offsets.transfer_rings, 1 + blocks + LINES_COUNTERS, options.slot_bytes);
+        let slot_bytes = transfer_slot_bytes(options);
+        let transfer_rings = part_of(&banks, offsets.transfer_rings, 1 + blocks + LINES_COUNTERS, slot_bytes);
+        let transfer_rings = Call { max_blocks: pairs(options), ..transfer_rings };
         let limits =
             Limits { ranks: ranks as u32, bank_bytes, channel_bytes: channel_bytes(options), max_blocks: options.max_blocks };
         let bytes = area_bytes(options) as usize;

@@ -37,7 +37,11 @@ pub enum Message {
 
 /// The messages of one launch: at most one to each rank, and one from each.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Wave(Transfers);
+pub(super) struct Wave {
+    transfers: Transfers,
+    /// A result overwrites a message.
+    in_place: bool,
+}
 
 impl Collectives {
     /// How far a rank is behind this one.
@@ -48,13 +52,13 @@ impl Collectives {
 
     /// Adds a message to a rank.
     pub(super) fn add_send(&self, wave: &mut Wave, to: usize, at: u64, bytes: u64) {
-        let peer = &mut wave.0.peers[self.behind(to)];
+        let peer = &mut wave.transfers.peers[self.behind(to)];
         (peer.send, peer.send_bytes) = (at, bytes);
     }
 
     /// Adds a message from a rank.
     pub(super) fn add_receive(&self, wave: &mut Wave, from: usize, at: u64, bytes: u64) {
-        let peer = &mut wave.0.peers[self.behind(from)];
+        let peer = &mut wave.transfers.peers[self.behind(from)];
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 
@@ -63,8 +67,9 @@ impl Collectives {
     pub(super) fn add_symmetric(&self, wave: &mut Wave, rank: usize, at: u64) {
         let k = self.behind(rank);
         let areas = &self.staging.banks.areas;
-        let peer = &mut wave.0.peers[k];
+        let peer = &mut wave.transfers.peers[k];
         (peer.remote, peer.is_direct) = (areas[k].wrapping_add(at.wrapping_sub(areas[0])), 1);
+        wave.transfers.peers[0].is_direct = 1;
     }
 
     /// Enqueues the messages of a wave: those that fit into a channel by lines, then the others.
@@ -80,9 +85,8 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let limits = &self.staging.limits;
         for form in [Form::Lines, Form::Ring] {
-            let mut transfers = wave.0;
+            let mut transfers = wave.transfers;
             let (mut most, mut sum, mut addresses) = (0, 0, 0);
-            let route = route::ring(limits);
             for (k, peer) in transfers.peers.iter_mut().enumerate() {
                 // Both ranks of a message choose by its length.
                 let is_here = |bytes: u64| bytes > 0 && (route::by_lines(bytes, limits) == (form == Form::Lines));
@@ -101,17 +105,19 @@ impl Collectives {
                 addresses |= peer.send_bytes | peer.recv_bytes;
                 most = most.max(peer.send_bytes).max(peer.recv_bytes);
                 sum += peer.send_bytes + peer.recv_bytes;
-                (peer.send_share, peer.recv_share) = (route.share(peer.send_bytes), route.share(peer.recv_bytes));
+                let share = |bytes| route::share_lines(bytes, limits);
+                (peer.send_share, peer.recv_share) = (share(peer.send_bytes), share(peer.recv_bytes));
             }
             if sum == 0 {
                 continue;
             }
+            let is_combined = wave.in_place || limits.max_blocks < 2;
             let is_whole = addresses.is_multiple_of(LINE_BYTES as u64);
             let (common, route) = match form {
                 Form::Lines => (&self.staging.channels, route::parts(most, limits)),
-                Form::Ring => (&self.staging.transfer_rings, route),
+                Form::Ring => (&self.staging.transfer_rings, route::ring(limits, is_combined)),
             };
-            let call = Call { op: operation as u32, ..*common };
+            let call = Call { op: operation as u32, is_combined: u32::from(is_combined), ..*common };
             let slot = &self.transfers[form as usize][usize::from(is_whole)];
             let kernel = self.loaded(slot, name, || transfer::kernel(form, limits.ranks, is_whole))?;
             // SAFETY: the caller's promise; the areas are those of this team.
@@ -441,7 +447,8 @@ impl Collectives {
         is_symmetric: bool,
     ) -> Result<(), CudaError> {
         let me = u64::from(self.rank.get());
-        let mut wave = Wave::default();
+        let in_place = sent(0) == recv && sent(1) == recv + bytes;
+        let mut wave = Wave { in_place, ..Wave::default() };
         for rank in 0..self.members.len() as u64 {
             let (from, to) = (sent(rank), recv + rank * bytes);
             if rank == me && from == to {
