@@ -97,8 +97,8 @@ pub struct Call {
     /// on this one, in memory that every rank maps. Results then go straight to it. Addresses and
     /// length are whole lines.
     pub is_symmetric: u32,
-    /// Messages through rings: 1 if one block pushes a share of a message and copies what arrives,
-    /// 0 if two blocks do so.
+    /// Messages through rings: 1 if one block pushes and copies what arrives, 0 if a pair of blocks
+    /// does so, for each of [`max_blocks`](Self::max_blocks).
     pub is_combined: u32,
     /// 0.
     pub reserved: u32,

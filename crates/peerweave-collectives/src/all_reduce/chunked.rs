@@ -1,7 +1,7 @@
 //! Chunked: two-shot through a ring of slots for each block, with a flag for each chunk.
 //!
-//! Block `b` of each rank handles lines `b * per .. (b + 1) * per` of every part, in rounds. In a
-//! round it pushes a chunk of part `r` to rank `r`, tells each rank so by its first flag, waits for
+//! Block `b` of each rank handles the same chunks of every part, one a round: chunk `b`, and on from
+//! there by the number of blocks, so that all blocks work close together. In a round it pushes a chunk of part `r` to rank `r`, tells each rank so by its first flag, waits for
 //! theirs, reduces, pushes the result, tells each rank so by its second flag, waits for theirs, and
 //! copies what arrived to the result. Pushes are a round ahead, and copies a round behind. Rounds
 //! are counted in a word of each block that outlives the launch; flags hold the number of the last
@@ -53,12 +53,10 @@ struct Block<'a, const PLAIN: bool> {
     send: Operand<PLAIN>,
     recv: Operand<PLAIN>,
     lines: u64,
-    /// Lines of a part; of them the first of this block, and one past its last.
+    /// Lines of a part, of a chunk, and that a slot has for each rank: at least as many as a chunk.
     part: u64,
-    start: u64,
-    end: u64,
-    /// Lines of a chunk: what a slot has for each rank.
     chunk: u64,
+    slot_lines: u64,
     /// Rounds of this block before this launch.
     before: u64,
 }
@@ -76,15 +74,15 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
     fn slot(&self, area: u64, round: u64, rank: u32, is_result: bool) -> u64 {
         let slot = (u64::from(gpu::block_idx().x) * SLOTS + (self.before + round) % SLOTS) * 2 + u64::from(is_result);
         let rings = area + u64::from(self.call.max_blocks) * MAX_RANKS as u64 * FLAG_BYTES;
-        rings + slot * self.call.bank_bytes + u64::from(rank) * self.chunk * LINE_BYTES as u64
+        rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
     /// The first line of this block in part `rank` in a round, and the number of lines.
     #[inline(always)]
     fn range(&self, round: u64, rank: u32) -> (u64, u64) {
-        let in_part = self.start + round * self.chunk;
+        let in_part = (round * u64::from(gpu::grid_dim().x) + u64::from(gpu::block_idx().x)) * self.chunk;
         let line = u64::from(rank) * self.part + in_part;
-        let end = (u64::from(rank) * self.part + self.end).min(self.lines);
+        let end = (u64::from(rank + 1) * self.part).min(self.lines);
         (line, end.saturating_sub(line).min(self.chunk))
     }
 
@@ -216,13 +214,14 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     };
     let (lines, ranks) = (send.lines::<T>(), u64::from(call.ranks));
     let part = lines.div_ceil(ranks);
-    let per = part.div_ceil(u64::from(gpu::grid_dim().x));
-    let start = (u64::from(gpu::block_idx().x) * per).min(part);
-    let end = (start + per).min(part);
-    let chunk = call.bank_bytes / LINE_BYTES as u64 / ranks;
-    let block = Block::<PLAIN> { ctx, call, send, recv, lines, part, start, end, chunk, before };
+    let slot_lines = call.bank_bytes / LINE_BYTES as u64 / ranks;
+    // As many rounds as slots of this size need, and chunks that fill them evenly.
+    let (blocks, number) = (u64::from(gpu::grid_dim().x), u64::from(gpu::block_idx().x));
+    let most = part.div_ceil(blocks * slot_lines).max(1);
+    let chunk = part.div_ceil(blocks * most).max(1);
+    let block = Block::<PLAIN> { ctx, call, send, recv, lines, part, chunk, slot_lines, before };
     // All ranks make the same rounds, also where the last part is shorter.
-    let rounds = (end - start).div_ceil(chunk);
+    let rounds = part.div_ceil(chunk).saturating_sub(number).div_ceil(blocks);
     let copies = call.is_symmetric == 0 && call.has_results(0);
     if rounds > 0 {
         block.push::<T>(0);

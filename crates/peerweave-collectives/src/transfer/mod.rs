@@ -51,10 +51,11 @@ pub struct Transfer {
     /// [`Form::Ring`]: 1 if the sender of the message from the rank stores it in `recv`; for this
     /// rank's message to itself, if there is such a message.
     pub is_direct: u64,
-    /// [`Form::Ring`]: lines of a block of the message to the rank, and of that from it.
-    pub send_share: u64,
+    /// [`Form::Ring`]: lines of a chunk of the message to the rank: at least 1, and at most what a
+    /// slot has for a rank.
+    pub send_chunk: u64,
     /// Of the message from the rank.
-    pub recv_share: u64,
+    pub recv_chunk: u64,
 }
 
 /// The messages of a launch: those to and from the rank `k` places behind this one at index `k`.
@@ -83,8 +84,8 @@ impl Transfers {
             recv_bytes: self.field(k, |peer| peer.recv_bytes),
             remote: self.field(k, |peer| peer.remote),
             is_direct: self.field(k, |peer| peer.is_direct),
-            send_share: self.field(k, |peer| peer.send_share),
-            recv_share: self.field(k, |peer| peer.recv_share),
+            send_chunk: self.field(k, |peer| peer.send_chunk),
+            recv_chunk: self.field(k, |peer| peer.recv_chunk),
         }
     }
 

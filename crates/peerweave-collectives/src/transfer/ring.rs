@@ -1,8 +1,8 @@
 //! Messages through a ring of slots for each block and sender, with flags; or straight into the
 //! results.
 //!
-//! Block `b` of sender and receiver handles the same lines of a message, in rounds of a chunk. Both
-//! count rounds in words of the block that outlive the launch. The sender writes a chunk into a
+//! Block `b` of sender and receiver handles the same chunks of a message, one a round: chunk `b`, and
+//! on from there by the number of blocks, so that all blocks work close together. Both count rounds in words of the block that outlive the launch. The sender writes a chunk into a
 //! slot and raises *ready* at the receiver; the receiver copies it to the result and raises
 //! *credit* at the sender. Round `j` of a launch uses slot `j % 3`: the sender awaits the credit of
 //! round `j - 3`, and before the first round that of all rounds of earlier launches.
@@ -44,33 +44,45 @@ pub const fn transfer_ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
 #[derive(Clone, Copy)]
 struct Message {
     operand: Operand<false>,
-    start: u64,
-    end: u64,
-    /// Lines of a round.
+    lines: u64,
+    /// Lines of a chunk.
     chunk: u64,
+    /// The first chunk of this block, and the distance to the next.
+    first: u64,
+    step: u64,
+    /// All chunks are handled in the first round.
+    at_once: bool,
 }
 
 impl Message {
-    /// # Safety
-    /// As for [`Operand::new`], with `bytes` elements.
+    /// The first line and the number of lines of a chunk of this block; none behind the last.
     #[inline(always)]
-    unsafe fn new(block: u64, address: u64, bytes: u64, share: u64, chunk: u64) -> Self {
-        let lines = bytes.div_ceil(LINE_BYTES as u64);
-        let start = (block * share).min(lines);
-        // SAFETY: the caller promises the bytes.
-        Self { operand: unsafe { Operand::new(address, bytes) }, start, end: (start + share).min(lines), chunk }
+    fn range(&self, index: u64) -> (u64, u64) {
+        let line = (self.first + index * self.step) * self.chunk;
+        (line, self.lines.saturating_sub(line).min(self.chunk))
     }
 
-    /// The first line and the number of lines of a round; none if the message has ended.
-    #[inline(always)]
-    fn range(&self, round: u64) -> (u64, u64) {
-        let line = self.start + round * self.chunk;
-        (line, self.end.saturating_sub(line).min(self.chunk))
-    }
-
+    /// Returns whether there are chunks for a round.
     #[inline(always)]
     fn has(&self, round: u64) -> bool {
-        self.start + round * self.chunk < self.end
+        (round == 0 || !self.at_once) && self.range(round).1 > 0
+    }
+
+    /// Calls `with` with the ranges of a round.
+    #[inline(always)]
+    fn each_range(&self, round: u64, with: impl Fn(u64, u64)) {
+        let mut index = round;
+        while self.has(round) {
+            let (line, n) = self.range(index);
+            if n == 0 {
+                break;
+            }
+            with(line, n);
+            index += 1;
+            if !self.at_once {
+                break;
+            }
+        }
     }
 }
 
@@ -80,26 +92,35 @@ struct Block<'a> {
     transfers: &'a Transfers,
     /// The number of this block, or of its pair.
     index: u64,
-    /// Lines of a chunk: what a slot has for each rank.
-    chunk: u64,
+    /// Lines that a slot has for each rank.
+    slot_lines: u64,
 }
 
 impl Block<'_> {
+    /// # Safety
+    /// As for [`Operand::new`], with `bytes` elements.
+    #[inline(always)]
+    unsafe fn message(&self, address: u64, bytes: u64, chunk: u64, at_once: bool) -> Message {
+        // SAFETY: the caller promises the bytes.
+        let operand = unsafe { Operand::new(address, bytes) };
+        let (lines, step) = (bytes.div_ceil(LINE_BYTES as u64), u64::from(self.call.max_blocks));
+        Message { operand, lines, chunk, first: self.index, step, at_once }
+    }
+
     /// The message to the rank `k` places behind.
     #[inline(always)]
     fn sent(&self, peer: &Transfer, k: u32) -> Message {
         let is_direct = peer.remote != 0 || k == 0 && peer.is_direct != 0;
-        let chunk = if is_direct { peer.send_share } else { self.chunk };
         // SAFETY: the launch promises the messages.
-        unsafe { Message::new(self.index, peer.send, peer.send_bytes, peer.send_share, chunk) }
+        unsafe { self.message(peer.send, peer.send_bytes, peer.send_chunk, is_direct) }
     }
 
     /// The message from the rank `k` places behind; none from this rank.
     #[inline(always)]
     fn received(&self, peer: &Transfer, k: u32) -> Message {
-        let chunk = if peer.is_direct != 0 { peer.recv_share } else { self.chunk };
+        let bytes = if k == 0 { 0 } else { peer.recv_bytes };
         // SAFETY: as above.
-        unsafe { Message::new(self.index, peer.recv, if k == 0 { 0 } else { peer.recv_bytes }, peer.recv_share, chunk) }
+        unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
     }
 
     /// A flag that rank `rank` raises for this block, in the area at `area`.
@@ -114,7 +135,7 @@ impl Block<'_> {
     fn slot(&self, area: u64, round: u64, rank: u32) -> u64 {
         let slot = self.index * SLOTS + round % SLOTS;
         let rings = area + u64::from(self.call.max_blocks) * MAX_RANKS as u64 * FLAG_BYTES;
-        rings + slot * self.call.bank_bytes + u64::from(rank) * self.chunk * LINE_BYTES as u64
+        rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
     /// Returns whether any message to another rank, and any from one, has a round.
@@ -136,21 +157,19 @@ impl Block<'_> {
         for k in 1..call.ranks {
             let peer = self.transfers.behind(k);
             let message = self.sent(&peer, k);
-            let (line, n) = message.range(round);
-            let to = if peer.remote != 0 {
-                peer.remote + line * LINE_BYTES as u64
-            } else {
-                self.slot(call.area_behind(k), round, call.rank)
-            };
-            // SAFETY: the slot, or the result of a rank that has begun the call, has the lines, and
-            // is this rank's to write now.
-            let store = |index, value| unsafe { store(to, index, value) };
-            let from = message.operand;
-            if from.is_whole::<u8>(line, n) {
-                each(n, |index| from.read_whole(line + index), store);
-            } else {
-                one_by_one(n, |index| from.read::<u8>(line + index), store);
-            }
+            let slot = self.slot(call.area_behind(k), round, call.rank);
+            message.each_range(round, |line, n| {
+                let to = if peer.remote != 0 { peer.remote + line * LINE_BYTES as u64 } else { slot };
+                // SAFETY: the slot, or the result of a rank that has begun the call, has the lines,
+                // and is this rank's to write now.
+                let store = |index, value| unsafe { store(to, index, value) };
+                let from = message.operand;
+                if from.is_whole::<u8>(line, n) {
+                    each(n, |index| from.read_whole(line + index), store);
+                } else {
+                    one_by_one(n, |index| from.read::<u8>(line + index), store);
+                }
+            });
         }
     }
 
@@ -159,15 +178,16 @@ impl Block<'_> {
     fn copy_own(&self, round: u64) {
         let peer = &self.transfers.peers[0];
         let message = self.sent(peer, 0);
-        let (line, n) = message.range(round);
         let from = message.operand;
         // SAFETY: as above; the message of a rank to itself has its place in `recv`.
         let to = unsafe { Operand::<false>::new(peer.recv, peer.send_bytes) };
-        if from.is_whole::<u8>(line, n) && to.is_whole::<u8>(line, n) {
-            each(n, |index| from.read_whole(line + index), |index, value| to.write_whole(line + index, value));
-        } else {
-            one_by_one(n, |index| from.read::<u8>(line + index), |index, value| to.write::<u8>(line + index, value));
-        }
+        message.each_range(round, |line, n| {
+            if from.is_whole::<u8>(line, n) && to.is_whole::<u8>(line, n) {
+                each(n, |index| from.read_whole(line + index), |index, value| to.write_whole(line + index, value));
+            } else {
+                one_by_one(n, |index| from.read::<u8>(line + index), |index, value| to.write::<u8>(line + index, value));
+            }
+        });
     }
 
     /// Copies a round of all messages that came through the ring.
@@ -204,9 +224,8 @@ unsafe fn seen(flag: *mut u64) -> u64 {
     unsafe { <u64 as Access<Sys>>::load_acquire(flag) }
 }
 
-/// Messages among up to 8 ranks through rings. The grid has one dimension, and two blocks for each
-/// share of a message, or one if [`Call::is_combined`] is 1; areas and counters are for as many
-/// shares at least.
+/// Messages among up to 8 ranks through rings. The grid has one dimension, and
+/// [`Call::max_blocks`] pairs of blocks, or as many blocks if [`Call::is_combined`] is 1.
 #[kernel(max_threads = 512, unchecked)]
 pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
     gpu::start_next_kernel();
@@ -219,9 +238,9 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
     let is_pair = call.is_combined == 0;
     let number = gpu::block_idx().x;
     let index = u64::from(if is_pair { number / 2 } else { number });
-    let (pushes, copies) = (!is_pair || number % 2 == 0, !is_pair || number % 2 == 1);
-    let chunk = call.bank_bytes / LINE_BYTES as u64 / u64::from(call.ranks);
-    let block = Block { call: &call, transfers: &transfers, index, chunk };
+    let (pushes, copies) = (!is_pair || number & 1 == 0, !is_pair || number & 1 != 0);
+    let slot_lines = call.bank_bytes / LINE_BYTES as u64 / u64::from(call.ranks);
+    let block = Block { call: &call, transfers: &transfers, index, slot_lines };
     let operation = operation(call.op);
     // Thread `k` handles the flags of the rank `k` places behind.
     let k = gpu::thread_idx().x;
@@ -256,8 +275,8 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
         let (any_sent, any_received) = block.has(round);
         let any_arrives = copies && round > 0 && block.has(round - 1).1;
         let any_sent = pushes && any_sent;
-        let has_more = any_received || block.sent(&transfers.peers[0], 0).has(round);
-        if !any_sent && !(copies && has_more) && !any_arrives {
+        let any_copied = copies && (any_received || block.sent(&transfers.peers[0], 0).has(round));
+        if !(any_sent || any_copied || any_arrives) {
             break;
         }
         if any_sent {

@@ -106,7 +106,8 @@ impl World {
             self.job.write(rank as u32, self.operands[0], &input);
             self.job.write(rank as u32, self.operands[1], &vec![MARK; OPERAND_BYTES]);
         }
-        let share = |bytes: usize| (bytes.div_ceil(LINE_BYTES) as u64).div_ceil(u64::from(MAX_BLOCKS)).max(1);
+        let slot_lines = SLOT_BYTES / LINE_BYTES as u64 / ranks as u64;
+        let chunk = |bytes: usize| (bytes.div_ceil(LINE_BYTES) as u64).div_ceil(u64::from(MAX_BLOCKS)).clamp(1, slot_lines);
         let transfers = |rank: usize| {
             let mut peers = [Transfer::default(); MAX_RANKS];
             for (k, transfer) in peers.iter_mut().enumerate().take(ranks) {
@@ -119,8 +120,8 @@ impl World {
                     recv_bytes: received as u64,
                     remote: if shared.direct { self.address(peer, 1, rank, shared.shift[1]) } else { 0 },
                     is_direct: u64::from(shared.direct),
-                    send_share: share(sent),
-                    recv_share: share(received),
+                    send_chunk: chunk(sent),
+                    recv_chunk: chunk(received),
                 };
             }
             Transfers { peers }

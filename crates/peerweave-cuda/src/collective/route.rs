@@ -146,22 +146,21 @@ pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
 /// From so many bytes on, a broadcast to more than one rank goes by parts that the ranks pass on.
 pub(crate) const SCATTERED_FROM: u64 = 2 * MIB;
 
-/// The number of shares of a message that goes through rings: the same for all messages, so that
-/// both ranks divide one alike.
-pub(crate) fn shares(limits: &Limits) -> u32 {
-    (limits.max_blocks / 2).clamp(1, 128)
+/// The number of pairs of blocks, or of blocks with `is_combined`, between which messages through
+/// rings are divided: the same for all messages, so that both ranks divide one alike.
+pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {
+    (max_blocks / 2).clamp(1, 128)
 }
 
-/// The shape of launches whose messages go through rings. A share has two blocks, or with
-/// `is_combined` one.
+/// The shape of launches whose messages go through rings.
 pub(crate) fn ring(limits: &Limits, is_combined: bool) -> Route {
-    let blocks = shares(limits) * if is_combined { 1 } else { 2 };
-    Route::new(Algorithm::Chunked, blocks, if is_combined { 512 } else { 256 })
+    let pairs = ring_pairs(limits.max_blocks);
+    if is_combined { Route::new(Algorithm::Chunked, pairs, 512) } else { Route::new(Algorithm::Chunked, 2 * pairs, 256) }
 }
 
-/// The lines of a share of a message of so many bytes; at least 1.
-pub(crate) fn share_lines(bytes: u64, limits: &Limits) -> u64 {
-    lines_of(bytes).div_ceil(u64::from(shares(limits))).max(1)
+/// The lines of a chunk of a message of so many bytes: at most `slot_lines`.
+pub(crate) fn chunk_lines(bytes: u64, slot_lines: u64, limits: &Limits) -> u64 {
+    lines_of(bytes).div_ceil(u64::from(ring_pairs(limits.max_blocks))).clamp(1, slot_lines)
 }
 
 /// Whether the staging memory has room for a call by an algorithm, and the algorithm serves so few

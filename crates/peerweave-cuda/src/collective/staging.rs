@@ -12,7 +12,7 @@ use peerweave_driver::{CudaStream, Keep};
 use peerweave_types::{Pe, Rank};
 
 use super::CollectivesOptions;
-use super::route::Limits;
+use super::route::{Limits, ring_pairs};
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 use crate::memory::{Local, Symmetric};
@@ -56,11 +56,6 @@ fn channel_bytes(options: &CollectivesOptions) -> u64 {
     (options.bank_bytes / 32).next_multiple_of(128)
 }
 
-/// The number of shares of a message that goes through rings: each has two blocks.
-fn pairs(options: &CollectivesOptions) -> u32 {
-    (options.max_blocks / 2).max(1)
-}
-
 /// Bytes of a slot of the rings of messages: they have half as many blocks that push as those of
 /// reductions.
 fn transfer_slot_bytes(options: &CollectivesOptions) -> u64 {
@@ -81,7 +76,7 @@ impl Offsets {
         let all_channels = transfer::channels_bytes(MAX_RANKS as u32, channel_bytes(options));
         let rings = (channels + all_channels).next_multiple_of(ALIGNMENT);
         let transfer_rings = rings + all_reduce::ring_bytes(options.max_blocks, options.slot_bytes);
-        let end = transfer_rings + transfer::transfer_ring_bytes(pairs(options), transfer_slot_bytes(options));
+        let end = transfer_rings + transfer::transfer_ring_bytes(ring_pairs(options.max_blocks), transfer_slot_bytes(options));
         Self { channels, rings, transfer_rings, end }
     }
 }
@@ -132,7 +127,7 @@ impl Staging {
         let channels = part_of(&banks, offsets.channels, 1 + blocks, channel_bytes(options));
         let slot_bytes = transfer_slot_bytes(options);
         let transfer_rings = part_of(&banks, offsets.transfer_rings, 1 + blocks + LINES_COUNTERS, slot_bytes);
-        let transfer_rings = Call { max_blocks: pairs(options), ..transfer_rings };
+        let transfer_rings = Call { max_blocks: ring_pairs(options.max_blocks), ..transfer_rings };
         let limits =
             Limits { ranks: ranks as u32, bank_bytes, channel_bytes: channel_bytes(options), max_blocks: options.max_blocks };
         let bytes = area_bytes(options) as usize;

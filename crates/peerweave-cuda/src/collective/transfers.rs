@@ -105,8 +105,9 @@ impl Collectives {
                 addresses |= peer.send_bytes | peer.recv_bytes;
                 most = most.max(peer.send_bytes).max(peer.recv_bytes);
                 sum += peer.send_bytes + peer.recv_bytes;
-                let share = |bytes| route::share_lines(bytes, limits);
-                (peer.send_share, peer.recv_share) = (share(peer.send_bytes), share(peer.recv_bytes));
+                let slot_lines = self.staging.transfer_rings.bank_bytes / LINE_BYTES as u64 / u64::from(limits.ranks);
+                let chunk = |bytes| route::chunk_lines(bytes, slot_lines, limits);
+                (peer.send_chunk, peer.recv_chunk) = (chunk(peer.send_bytes), chunk(peer.recv_bytes));
             }
             if sum == 0 {
                 continue;
