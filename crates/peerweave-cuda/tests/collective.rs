@@ -34,12 +34,15 @@ macro_rules! register_transfers {
     ($($kernel:ident),*) => {$({
         /// # Safety
         /// `launch` is a live launch of this kernel.
-        unsafe extern "C" fn run(launch: *const FakeLaunch) {
+        unsafe extern "C" fn run(launch: *const driver::Launch) {
             // SAFETY: the fake calls this for launches of this kernel, whose arguments after the
             // context are a call and its messages.
-            unsafe { on_cpu(&transfer::$kernel::KERNEL, launch, (argument::<Call>(launch, 1), argument::<Transfers>(launch, 2))) }
+            unsafe {
+                let arguments = ((*launch).argument::<Call>(1), (*launch).argument::<Transfers>(2));
+                on_cpu(&transfer::$kernel::KERNEL, launch, arguments);
+            }
         }
-        register_one(stringify!($kernel), run);
+        driver::register_kernel(stringify!($kernel), run);
     })*};
 }
 

@@ -437,6 +437,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As [`messages`](Self::messages).
+    #[expect(clippy::too_many_arguments, reason = "those of a call, its kind, and the memory")]
     pub(super) unsafe fn exchange_messages(
         &self,
         name: &'static str,
