@@ -75,8 +75,9 @@ const CALLS: &[(&str, usize, usize, Call)] = &[
     ("wait_until", 0, 6, |team, stream, on, _| {
         drop(team.wait_until(stream, &on.words.signal(0).unwrap(), Compare::Ge, 0).unwrap());
     }),
-    ("barrier", 0, 6, |team, stream, _, _| drop(team.barrier(stream).unwrap())),
+    ("barrier", 0, 7, |team, stream, _, _| drop(team.barrier(stream).unwrap())),
     ("all_reduce", 0, 8, |team, stream, on, _| drop(team.all_reduce(stream, &on.x, &on.y, ReduceOp::Sum).unwrap())),
+    ("broadcast", 0, 7, |team, stream, on, _| drop(team.broadcast(stream, &on.x, &on.y, Rank::new(0)).unwrap())),
     ("put_blocking from the host", 0, usize::MAX, |team, _, on, other| team.put_blocking(&[1.0f32; 8], &on.x, other).unwrap()),
     ("g_blocking", 0, usize::MAX, |team, _, on, other| assert!(team.g_blocking(&on.x, 1, other).unwrap().is_finite())),
     ("all_reduce_blocking on the host", 0, usize::MAX, |team, _, _, _| {

@@ -30,7 +30,7 @@ pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
     let error = (0..).find_map(|call| one(&world, &on, &stream, random(&[seed, call])).err()).ok_or("no call failed")?;
     let portable = error.downcast_ref::<Error>().ok_or_else(|| error.to_string())?;
     println!("blamed {:?}: {portable}", portable.blamed().iter().map(|pe| pe.get()).collect::<Vec<_>>());
-    on.x.copy_from(&[5.0; 8])?;
+    on.x.slice(..8)?.copy_from(&[5.0; 8])?;
     if on.x.load(7)? != 5.0 {
         return Err("memory of the GPU is wrong after the failure".into());
     }

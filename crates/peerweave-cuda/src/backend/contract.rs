@@ -18,7 +18,6 @@ use super::error::{NAME, driver, portable};
 use super::queue::{CudaQueue, run};
 use super::state::lock;
 use super::teams::{self, TeamOf};
-use super::transfer;
 use crate::collective::random;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
@@ -54,14 +53,6 @@ impl Cuda {
         Ok(())
     }
 
-    /// Sets the words of the mailboxes of a new team to zero.
-    fn empty_mailboxes(&self, call: &'static str, team: &Team) -> Result<(), Error> {
-        let words = transfer::words(&self.state, TeamId(team.kernel_team().index()), team.size());
-        let zeros = vec![0u8; (words.end - words.start) as usize];
-        let deadline = self.state.deadline;
-        self.access(call, SymOffset(words.start), zeros.len(), |stream, block, at| block.write(stream, at, &zeros, deadline))
-    }
-
     /// Creates the state that operations of a new team need. The team is number `count` of the
     /// teams that its members have created. `sentinel` is the sentinel of its first member.
     fn team_of(
@@ -73,7 +64,6 @@ impl Cuda {
         count: u32,
         sentinel: [u64; 2],
     ) -> Result<TeamOf, Error> {
-        self.empty_mailboxes(call, &team)?;
         let number = team.kernel_team();
         let collectives = self.state.collectives_of(gpu, number, team.members(), sentinel).map_err(self.state.portable(call))?;
         let (members, me) = (team.members().to_vec(), team.rank().index());

@@ -19,22 +19,20 @@ use peerweave_driver::{Api, CudaCode, CudaError, CudaStream, DeviceBuffer as _, 
 use peerweave_stream_kernels::{OUTCOME_BITS, atomic, until};
 use peerweave_types::{DType, DeviceSlice, ReduceOp, SignalOp, SymOffset, SymSlice};
 
+use super::collectives::{order, transfers_of};
 use super::error::{driver, portable, unsupported};
-use super::exchange::order;
 use super::pools::{Few, class_of};
 use super::slots::Slot;
 use super::staging::{Copier, Staged};
-use super::state::State;
+use super::state::{Live, State};
 use super::teams::TeamOf;
 use super::ticket::Source;
-use super::transfer::Transfer;
 use crate::error::CudaError as GpuError;
-use crate::gpu::Gpu;
 
 /// One operation that is being enqueued.
 pub(super) struct Enqueue<'a> {
     pub(super) state: &'a State,
-    pub(super) gpu: &'a Gpu,
+    pub(super) gpu: &'a Live,
     pub(super) stream: &'a Arc<CudaStream>,
     pub(super) call: &'static str,
     pub(super) copier: Copier,
@@ -56,7 +54,7 @@ impl<'a> Enqueue<'a> {
     /// Prepares an operation on a stream whose context is current.
     pub(super) fn new(
         state: &'a State,
-        gpu: &'a Gpu,
+        gpu: &'a Live,
         stream: &'a Arc<CudaStream>,
         call: &'static str,
         copier: Copier,
@@ -103,8 +101,7 @@ impl Enqueue<'_> {
             Op::Fence | Op::Quiet => Ok(Source::Copy),
             Op::Collective(op) => self.collective(op),
             Op::Group(ops) => {
-                let transfers: Vec<Transfer> = ops.iter().filter_map(Transfer::of).collect();
-                let mut source = self.transfers(&transfers)?;
+                let mut source = self.transfers(transfers_of(ops))?;
                 for op in ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))) {
                     // SAFETY: the caller guarantees it for all members of the group.
                     let next = unsafe { self.op(op) }?;
@@ -112,7 +109,7 @@ impl Enqueue<'_> {
                 }
                 Ok(source)
             }
-            Op::PointToPoint(_) => self.transfers(&Transfer::of(op).into_iter().collect::<Vec<_>>()),
+            Op::PointToPoint(op) => self.transfers(std::iter::once(op)),
         }
     }
 
@@ -422,17 +419,12 @@ impl Enqueue<'_> {
         let team = &*self.state.team(self.call, op.team)?;
         self.state.poisoned(self.call, team.name())?;
         let alone = team.members.len() == 1;
-        if op.kind == CollectiveKind::AllToAllV && !alone {
-            let order = order(&team.order, self.call, self.stream, self.capturing)?;
-            self.compared(team, op);
-            drop(order);
-            return self.all_to_all_v(team, op);
-        }
         let _order = order(&team.order, self.call, self.stream, self.capturing)?;
         self.compared(team, op);
         match op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(team),
             _ if alone => self.alone(team, op),
+            CollectiveKind::AllToAllV => self.all_to_all_v(team, op),
             kind if kind.reduces() => self.reduce(team, op),
             _ => self.exchange(team, op),
         }
@@ -449,8 +441,11 @@ impl Enqueue<'_> {
     }
 
     /// Enqueues a barrier of the members of a team.
-    pub(super) fn barrier(&mut self, team: &TeamOf) -> Outcome<Source> {
+    fn barrier(&mut self, team: &TeamOf) -> Outcome<Source> {
         const THREADS: u32 = 32;
+        if team.collectives.is_some() && team.members.len() > 1 {
+            return self.meet(team);
+        }
         let slot = self.slot(1)?;
         let arguments = (team.number(), slot.view(0, 1));
         self.launch_kernel(|kernels| &kernels.barrier, LaunchConfig::new(1, THREADS), arguments)?;

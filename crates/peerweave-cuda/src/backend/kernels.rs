@@ -66,7 +66,7 @@ impl Enqueue<'_> {
         arguments: A,
     ) -> Result<(), Error> {
         self.state.poisoned(self.call, self.state.world())?;
-        let kernels = &self.state.kernels;
+        let kernels = &*self.gpu.kernels;
         let all = Arguments::new().with(&kernels.context).with_all(&arguments);
         let keep = self.capturing.then(|| {
             let inner = &*self.gpu.0;

@@ -4,9 +4,7 @@
 //!  contract   the trait of peerweave-core
 //!   queue      streams, events, operations on the calling thread
 //!    enqueue    one operation on a CUDA stream: copies, and kernels of peerweave-stream-kernels
-//!     exchange   collectives that move data
-//!     transfer   sends and receives
-//!     reduce     reductions
+//!     collectives   collectives, sends and receives
 //!     staging    memory of the host passes through pinned memory
 //!    kernels    the kernels of peerweave-stream-kernels      pools   memory for later operations
 //!    ticket     how the outcome of an operation is read      slots   words for outcomes
@@ -22,22 +20,20 @@
 
 mod agreement;
 mod calls;
+mod collectives;
 mod contract;
 mod devices;
 mod enqueue;
 mod error;
 mod event;
-mod exchange;
 mod kernels;
 mod pools;
 mod queue;
-mod reduce;
 mod slots;
 mod staging;
 mod state;
 mod teams;
 mod ticket;
-mod transfer;
 
 use std::fmt;
 use std::sync::Arc;
@@ -89,8 +85,8 @@ pub fn visible_gpus() -> Result<usize, crate::CudaError> {
 pub struct CudaOptions {
     /// Deadline of every wait for which the call sets none. Default: 60 s.
     pub deadline: Duration,
-    /// Size of the symmetric heap of each PE in bytes. Default: 1 GiB. The backend allocates 1 MiB
-    /// more for each team.
+    /// Size of the symmetric heap of each PE in bytes. Default: 1 GiB. The backend allocates more
+    /// for collectives: a quarter more than the default.
     pub heap_bytes: Option<usize>,
 }
 
@@ -98,14 +94,6 @@ impl Default for CudaOptions {
     fn default() -> Self {
         Self { deadline: Duration::from_secs(60), heap_bytes: None }
     }
-}
-
-/// Bytes of the heap of each PE through which the collectives of one team move data.
-const AREA_BYTES: usize = 1 << 20;
-
-/// Returns the size of all areas in bytes: at most a quarter of a small heap.
-fn area_bytes(heap_bytes: u64, teams: usize) -> usize {
-    AREA_BYTES.min(heap_bytes as usize / 4 / teams).next_multiple_of(256) * teams
 }
 
 /// The collectives of the team of all PEs, the staging memory of other teams, and the options with
@@ -147,10 +135,11 @@ impl Cuda {
         let context = peerweave_driver::local_context(job.local_pe as usize).map_err(|error| setup(error.into()))?;
         let heap_bytes = options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES);
         let options = GpuOptions::new(heap_bytes).deadline(options.deadline);
-        let teams = options.teams as usize + 1;
         let world = CollectivesOptions::default().heap_bytes() as usize;
-        let others = teams::options_of_others(heap_bytes as u64, options.teams.into()).heap_bytes() as usize;
-        let heap_bytes = heap_bytes + AREA_BYTES * teams + world + others * options.teams as usize;
+        // Of the whole heap, which is at most a third larger than the rest of it.
+        let most = (heap_bytes + world) as u64 / 3 * 4;
+        let others = teams::options_of_others(most, options.teams.into()).heap_bytes() as usize;
+        let heap_bytes = heap_bytes + world + others * options.teams as usize;
         let options = GpuOptions { heap_bytes, ..options };
         let within = Options { deadline: options.deadline, ..Options::default() };
         let rendezvous = Arc::new(Rendezvous::join(job, within).map_err(|error| setup(error.into()))?);
@@ -181,9 +170,6 @@ impl Cuda {
         caps.private_buffers = PrivateBuffers::Staged;
         caps.after_failure = AfterFailure::PoisonsTeam;
         caps.max_align_bytes = inner.heap.max_alignment_bytes();
-        let bytes = area_bytes(heap_bytes, max_teams);
-        let area = gpu.alloc::<u8>(bytes).map_err(setup)?;
-        caps.heap_bytes -= bytes;
         caps.reductions = Caps::reductions_with(|reduction| {
             reduction.order = ReductionOrder::Rank;
             reduction.same_bits = true;
@@ -197,6 +183,9 @@ impl Cuda {
             true => teams_memory(&gpu, heap_bytes, max_teams as u64 - 1).map_err(setup)?,
             false => (None, None, CollectivesOptions::default()),
         };
+        let taken = made.as_ref().map_or(0, |_| teams::options_of_world(heap_bytes).heap_bytes());
+        let taken = taken + rooms.as_ref().map_or(0, |rooms| rooms.len() as u64);
+        caps.heap_bytes -= taken as usize;
         let all: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
         let world = TeamOf::new(TeamId::WORLD, &all, me.index(), "all".to_owned(), made, None);
         let is_compared = is_mapped && all.len() > 1 && gpu.0.heap.nvshmem().is_none();
@@ -205,7 +194,7 @@ impl Cuda {
             calls.begin(&world);
             gpu.barrier("backend/calls").map_err(setup)?;
         }
-        let memory = Memory { area, rooms, rooms_options, calls };
+        let memory = Memory { rooms, rooms_options, calls };
         let state = State::new(gpu, caps, bases, world, memory, kernels);
         Ok(Arc::new(Self { state: Arc::new(state) }))
     }

@@ -189,7 +189,7 @@ impl CudaQueue {
 
     fn of(state: &Arc<State>, stream: Handle, call: &'static str) -> Result<Self, Error> {
         let queue = Arc::new(Queue { state: Arc::clone(state), stream, inner: Mutex::default() });
-        kernels::note(&state.gpu(call)?, queue.cuda());
+        kernels::note(&*state.gpu(call)?, queue.cuda());
         lock(&state.queues).push(Arc::downgrade(&queue));
         Ok(Self(queue))
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use super::kernels::{self, Kernels};
 use super::pools::Pieces;
 use super::queue::Queue;
 use super::slots::Pool;
-use super::teams::{self, TeamOf, Teams};
+use super::teams::{TeamOf, Teams};
 use crate::collective::{Collectives, CollectivesOptions, Room};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
@@ -39,9 +39,23 @@ pub(super) struct Lane {
     pub(super) event: Recorded,
 }
 
+/// The GPU until finalize, and the kernels of this backend, which are unloaded with it.
+#[derive(Clone)]
+pub(super) struct Live {
+    gpu: Gpu,
+    pub(super) kernels: Arc<Kernels>,
+}
+
+impl Deref for Live {
+    type Target = Gpu;
+
+    fn deref(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
 /// Symmetric memory through which collectives move data.
 pub(super) struct Memory {
-    pub(super) area: Symmetric<u8>,
     /// Staging memory of the other teams; `None` if the heap has no room for it, or other PEs are
     /// not mapped.
     pub(super) rooms: Option<Symmetric<u8>>,
@@ -53,7 +67,7 @@ pub(super) struct Memory {
 /// The state of one PE.
 pub(super) struct State {
     /// The GPU; `None` after finalize.
-    gpu: RwLock<Option<Gpu>>,
+    gpu: RwLock<Option<Live>>,
     pub(super) context: Arc<CudaContext>,
     pub(super) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
     pub(super) job: JobShape,
@@ -73,17 +87,10 @@ pub(super) struct State {
     rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
     /// Options for each team's part of `rooms`.
     rooms_options: CollectivesOptions,
-    /// Memory through which collectives and transfers move data, with one part for each team
-    /// number.
-    area: Mutex<Option<Symmetric<u8>>>,
-    area_at: u64,
-    /// Size of one team's part of `area`, in bytes.
-    area_bytes: u64,
     /// Stream for accesses of the host to symmetric memory, one at a time.
     pub(super) access: Mutex<Option<PrivateStream>>,
     /// Free streams for blocking operations; each operation takes one.
     idle: Mutex<Vec<Lane>>,
-    pub(super) kernels: Kernels,
     pub(super) slots: Arc<Pool>,
     /// Pinned memory that replaces memory of the caller.
     pub(super) pinned: Pieces<MappedWords>,
@@ -109,7 +116,7 @@ impl State {
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
         let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
         let job = JobShape { my_pe: gpu.pe(), n_pes: bases.len(), local: mapped.collect() };
-        let Memory { area, rooms, rooms_options, calls } = memory;
+        let Memory { rooms, rooms_options, calls } = memory;
         Self {
             deadline: gpu.deadline(),
             context,
@@ -123,32 +130,28 @@ impl State {
             calls,
             rooms: Mutex::new(rooms.map(Arc::new)),
             rooms_options,
-            area_at: area.offset().0,
-            area_bytes: ((area.len() / caps.max_teams) as u64) & !255,
-            area: Mutex::new(Some(area)),
             caps,
             access: Mutex::default(),
             idle: Mutex::default(),
-            kernels,
             slots: Arc::default(),
             pinned: Pieces::default(),
             scratch: Pieces::default(),
             queues: Mutex::default(),
             has_failure: AtomicBool::new(false),
             failure: Mutex::default(),
-            gpu: RwLock::new(Some(gpu)),
+            gpu: RwLock::new(Some(Live { gpu, kernels: Arc::new(kernels) })),
         }
     }
 
     /// Returns the GPU; an error after finalize.
-    pub(super) fn gpu(&self, call: &'static str) -> Result<Gpu, Error> {
+    pub(super) fn gpu(&self, call: &'static str) -> Result<Live, Error> {
         let gpu = self.gpu.read().unwrap_or_else(PoisonError::into_inner);
         gpu.clone().ok_or_else(|| unsupported(call, "the world was finalized"))
     }
 
     /// Takes the GPU out of the state, to end it.
     pub(super) fn take_gpu(&self) -> Option<Gpu> {
-        self.gpu.write().unwrap_or_else(PoisonError::into_inner).take()
+        self.gpu.write().unwrap_or_else(PoisonError::into_inner).take().map(|live| live.gpu)
     }
 
     pub(super) fn me(&self) -> usize {
@@ -187,23 +190,6 @@ impl State {
             0 => Err(unsupported(call, "the PE is on another machine, and its memory is not mapped")),
             base => Ok(base + at.0),
         }
-    }
-
-    /// Returns the range of the heap through which a team moves data.
-    fn part(&self, team: TeamId) -> Range<u64> {
-        let start = self.area_at + u64::from(teams::number(team).index()) * self.area_bytes;
-        start..start + self.area_bytes
-    }
-
-    /// Returns the range for the team's collectives: the first half.
-    pub(super) fn area(&self, team: TeamId) -> Range<u64> {
-        let Range { start, end } = self.part(team);
-        start..start + (((end - start) / 2) & !255)
-    }
-
-    /// Returns the range for the team's sends and receives: the second half.
-    pub(super) fn mailboxes(&self, team: TeamId) -> Range<u64> {
-        self.area(team).end..self.part(team).end
     }
 
     pub(super) fn portable(&self, call: &'static str) -> impl Fn(CudaError) -> Error {
@@ -259,7 +245,7 @@ impl State {
     pub(super) fn drop_streams(&self) {
         lock(&self.idle).clear();
         self.teams.clear();
-        drop((lock(&self.area).take(), lock(&self.rooms).take()));
+        drop(lock(&self.rooms).take());
         self.pinned.clear();
         self.scratch.clear();
         *lock(&self.access) = None;
@@ -311,7 +297,7 @@ impl State {
         if self.calls.is_none() {
             return Ok(());
         }
-        self.teams.all().iter().try_for_each(|team| self.compare(team))
+        self.teams.try_each(|team| self.compare(team))
     }
 
     /// Returns the reason why a kernel failed.

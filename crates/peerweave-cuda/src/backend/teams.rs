@@ -34,10 +34,6 @@ pub(super) struct TeamOf {
     pub(super) collectives: Option<Collectives>,
     /// Stream of the team's last collective.
     pub(super) order: Mutex<Option<Arc<CudaStream>>>,
-    /// Stream of the team's last send or receive.
-    pub(super) transfer_order: Mutex<Option<Arc<CudaStream>>>,
-    /// Number of chunks sent to each rank and received from it.
-    pub(super) chunks: Mutex<Vec<[u64; 2]>>,
     /// Entry of the team in the tables of kernels; `None` for the team of all PEs.
     team: Mutex<Option<Team>>,
 }
@@ -61,8 +57,6 @@ impl TeamOf {
             stored: Mutex::default(),
             collectives,
             order: Mutex::default(),
-            transfer_order: Mutex::default(),
-            chunks: Mutex::new(vec![[0; 2]; members.len()]),
             team: Mutex::new(team),
         }
     }
@@ -130,11 +124,14 @@ impl Teams {
         Some(others.swap_remove(at))
     }
 
-    /// Returns all live teams.
-    pub(super) fn all(&self) -> Vec<Arc<TeamOf>> {
-        let world = self.world.read().unwrap_or_else(PoisonError::into_inner).clone();
+    /// Calls `with` for each live team, until one fails.
+    ///
+    /// # Errors
+    /// The first error of `with`.
+    pub(super) fn try_each<E>(&self, mut with: impl FnMut(&TeamOf) -> Result<(), E>) -> Result<(), E> {
+        self.world.read().unwrap_or_else(PoisonError::into_inner).as_deref().map_or(Ok(()), &mut with)?;
         let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
-        world.into_iter().chain(others.iter().map(Arc::clone)).collect()
+        others.iter().try_for_each(|team| with(team))
     }
 
     /// Removes all teams, because they hold memory of the GPU.
@@ -169,7 +166,8 @@ pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptio
         _ => (1, KIB),
     };
     let rings = CollectivesOptions { bank_bytes: 0, slot_bytes, max_blocks, ..CollectivesOptions::default() }.heap_bytes();
-    let bank_bytes = ((share.saturating_sub(rings) / 2) & !4095).clamp(4096, 2048 * KIB);
+    // Two banks, and channels of half a bank.
+    let bank_bytes = ((share.saturating_sub(rings) / 8 * 3) & !4095).clamp(4096, 2048 * KIB);
     CollectivesOptions { bank_bytes, slot_bytes, max_blocks, ..CollectivesOptions::default() }
 }
 
@@ -183,7 +181,7 @@ mod tests {
             let options = options_of_others(heap_bytes, 15);
             assert!(15 * options.heap_bytes() <= heap_bytes / 8, "{heap_bytes}: {options:?}");
         }
-        assert_eq!(options_of_others(1 << 30, 15).bank_bytes, 2 << 20);
-        assert!(15 * options_of_others(1 << 20, 15).heap_bytes() < 1 << 18);
+        assert!(options_of_others(1 << 30, 15).bank_bytes >= 1 << 20);
+        assert!(15 * options_of_others(1 << 20, 15).heap_bytes() < 1 << 19);
     }
 }

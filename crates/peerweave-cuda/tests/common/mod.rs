@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, Token};
-use peerweave_collectives::{Call, all_reduce, exchange, reduce_scatter};
+use peerweave_collectives::transfer::{self, Transfers};
+use peerweave_collectives::{Call, all_reduce, barrier, exchange, reduce_scatter};
 use peerweave_core::World;
 use peerweave_cuda::{Cuda, CudaError, Gpu, GpuOptions};
 use peerweave_device::launch::Kernel;
@@ -210,7 +211,31 @@ macro_rules! collectives {
     };
 }
 
+/// Registers kernels of messages, whose arguments after the context are a call and its messages.
+macro_rules! messages {
+    ($($kernel:ident),* $(,)?) => {
+        fn register_messages() {
+            $({
+                /// # Safety
+                /// `launch` is a launch of this kernel in progress.
+                unsafe extern "C" fn run(launch: *const driver::Launch) {
+                    // SAFETY: the fake calls this for launches of this kernel, whose arguments
+                    // after the context are these.
+                    let arguments = unsafe { ((*launch).argument::<Call>(1), (*launch).argument::<Transfers>(2)) };
+                    // SAFETY: as above.
+                    unsafe { on_cpu(&transfer::$kernel::KERNEL, launch, arguments) }
+                }
+                driver::register_kernel(stringify!($kernel), run);
+            })*
+        }
+    };
+}
+
+messages! { transfer_4, transfer_8, transfer_plain_4, transfer_plain_8, transfer_ring_8 }
+
 collectives! {
+    barrier:
+        barrier_8;
     all_reduce:
         all_reduce_chunked_bf16_2,
         all_reduce_chunked_bf16_4,
@@ -332,6 +357,7 @@ pub(crate) fn register() {
     register_tests();
     register_stream_kernels();
     register_collectives();
+    register_messages();
 }
 
 /// Runs the body as each of `n` PEs of a world on GPUs, and ends the world. Returns the bodies'

@@ -1,0 +1,211 @@
+//! Collectives, sends and receives, by the kernels of `collective`.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use peerweave_core::Error;
+use peerweave_core::backend::{Collective, CollectiveKind, Direction, Op, Place, PointToPoint};
+use peerweave_driver::{CudaStream, is_capturing, join};
+use peerweave_types::{Rank, ReduceOp};
+
+use super::enqueue::Enqueue;
+use super::error::{driver, portable, unsupported};
+use super::state::lock;
+use super::teams::TeamOf;
+use super::ticket::Source;
+use crate::collective::{Collectives, Message};
+use crate::error::CudaError;
+
+/// Puts the work of a stream behind the last work of a team on another stream: its operations run
+/// one after the other, in the order in which they are enqueued while the result lives.
+///
+/// Where one of the streams is being captured, the caller orders them.
+pub(super) fn order<'a>(
+    last: &'a Mutex<Option<Arc<CudaStream>>>,
+    call: &'static str,
+    stream: &Arc<CudaStream>,
+    capturing: bool,
+) -> Result<MutexGuard<'a, Option<Arc<CudaStream>>>, Error> {
+    let mut last = lock(last);
+    if capturing || last.as_ref().is_some_and(|other| Arc::ptr_eq(other, stream)) {
+        return Ok(last);
+    }
+    if let Some(other) = &*last
+        && other.cu_stream() != stream.cu_stream()
+        && matches!(is_capturing(other), Ok(false))
+    {
+        join(stream, other).map_err(|error| driver(call, error))?;
+    }
+    *last = Some(Arc::clone(stream));
+    Ok(last)
+}
+
+impl Enqueue<'_> {
+    /// The kernels of a team of several ranks.
+    fn collectives<'t>(&self, team: &'t TeamOf) -> Result<&'t Collectives, Error> {
+        let why = "its members are on several machines or more than 8, or the heap has no room for their staging memory";
+        team.collectives.as_ref().ok_or_else(|| unsupported(self.call, why))
+    }
+
+    /// Returns the error of a call that was not enqueued.
+    fn enqueued(&self, team: &TeamOf, enqueued: Result<(), CudaError>) -> Result<Source, Error> {
+        match enqueued {
+            Ok(()) => Ok(Source::Kernel),
+            Err(error) => match self.state.poisoned(self.call, team.name()) {
+                Err(poisoned) => Err(poisoned),
+                Ok(()) => Err(portable(self.call, team.name(), error)),
+            },
+        }
+    }
+
+    /// Enqueues a barrier.
+    pub(super) fn meet(&mut self, team: &TeamOf) -> Result<Source, Error> {
+        let enqueued = self.collectives(team)?.barrier(self.stream);
+        self.enqueued(team, enqueued)
+    }
+
+    /// Enqueues a collective that moves data among the ranks of a team.
+    pub(super) fn exchange(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
+        use CollectiveKind::{AllGather, AllToAll, Gather, Scatter};
+        let (collectives, n) = (self.collectives(team)?, team.members.len());
+        let bytes = op.count * op.dtype.size_bytes();
+        let sent = if matches!(op.kind, AllToAll | Scatter) { n * bytes } else { bytes };
+        let received = if matches!(op.kind, AllGather | AllToAll | Gather) { n * bytes } else { bytes };
+        let from = op.send.map_or(Ok(0), |send| self.reading(send, sent))?;
+        let (to, staged) = op.recv.map_or(Ok((0, None)), |recv| self.writing(recv, received))?;
+        // In place the operand is part of the result, which memory of the host has copies of.
+        let (stream, bytes, root) = (self.stream, bytes as u64, op.root);
+        // SAFETY: the ranges have a part, or a part of each rank, which stay allocated until the
+        // stream has passed the call: they are noted or held. The core has checked that they do not
+        // overlap but for forms in place. A rank that has no operand, or no result, is none that
+        // accesses it.
+        let enqueued = unsafe {
+            match op.kind {
+                AllGather => collectives.all_gather(stream, from, to, bytes),
+                AllToAll => collectives.all_to_all(stream, from, to, bytes),
+                Gather => collectives.gather(stream, from, to, bytes, root),
+                Scatter => collectives.scatter(stream, from, to, bytes, root),
+                kind => {
+                    assert_eq!(kind, CollectiveKind::Broadcast, "peerweave-cuda bug: it does not move data");
+                    collectives.broadcast(stream, from, to, bytes, root)
+                }
+            }
+        };
+        let source = self.enqueued(team, enqueued)?;
+        self.written(staged)?;
+        Ok(source)
+    }
+
+    /// Enqueues a reduction.
+    pub(super) fn reduce(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
+        use CollectiveKind::{Reduce, ReduceScatter};
+        let (collectives, n) = (self.collectives(team)?, team.members.len());
+        let part = op.count * op.dtype.size_bytes();
+        let bytes = if op.kind == ReduceScatter { n * part } else { part };
+        let send = op.send.unwrap_or_else(|| panic!("peerweave-core bug: a {} without an operand", self.call));
+        let from = self.reading(send, bytes)?;
+        let (to, staged) = op.recv.map_or(Ok((0, None)), |recv| self.writing(recv, part))?;
+        let (stream, count, dtype, scalar) = (self.stream, op.count as u64, op.dtype, op.scalar);
+        let is_scaled = op.op == ReduceOp::PreMulSum;
+        // There is no kernel for this one: all ranks get all results, and each takes its own.
+        let all = if is_scaled && op.kind == ReduceScatter { self.scratch(bytes)? } else { 0 };
+        // SAFETY: the ranges have so many elements, and for a reduce_scatter a part of each rank;
+        // they stay allocated until the stream has passed the call: they are noted or held. The
+        // core has checked that they do not overlap but for forms in place.
+        let enqueued = unsafe {
+            match (op.kind, is_scaled) {
+                (Reduce, false) => collectives.reduce(stream, from, to, count, dtype, op.op, op.root),
+                (Reduce, true) => collectives.reduce_scaled(stream, from, to, count, dtype, scalar, op.root),
+                (ReduceScatter, false) => collectives.reduce_scatter(stream, from, to, count, dtype, op.op),
+                (ReduceScatter, true) => collectives.all_reduce_scaled(stream, from, all, n as u64 * count, dtype, scalar),
+                (_, false) => collectives.all_reduce(stream, from, to, count, dtype, op.op),
+                (_, true) => collectives.all_reduce_scaled(stream, from, to, count, dtype, scalar),
+            }
+        };
+        let source = self.enqueued(team, enqueued)?;
+        if all != 0 {
+            self.copy(to, all + (team.me * part) as u64, part)?;
+        }
+        self.written(staged)?;
+        Ok(source)
+    }
+
+    /// Enqueues sends and receives that run at the same time, those of each team by one call.
+    pub(super) fn transfers<'o>(&mut self, ops: impl Iterator<Item = &'o PointToPoint> + Clone) -> Result<Source, Error> {
+        let mut source = Source::Copy;
+        let mut done: Vec<peerweave_core::backend::TeamId> = Vec::new();
+        for first in ops.clone() {
+            if done.contains(&first.team) {
+                continue;
+            }
+            done.push(first.team);
+            let team = &*self.state.team(self.call, first.team)?;
+            self.state.poisoned(self.call, team.name())?;
+            let (mut messages, mut results) = (Vec::new(), Vec::new());
+            for op in ops.clone().filter(|op| op.team == first.team) {
+                let bytes = op.count * op.dtype.size_bytes();
+                messages.push(match op.direction {
+                    Direction::Send => Message::Send { to: op.peer, at: self.reading(op.at, bytes)?, bytes: bytes as u64 },
+                    Direction::Receive => {
+                        let (at, staged) = self.writing(op.at, bytes)?;
+                        results.push(staged);
+                        Message::Receive { from: op.peer, at, bytes: bytes as u64 }
+                    }
+                });
+            }
+            source = self.messages(team, &messages)?;
+            results.into_iter().try_for_each(|staged| self.written(staged))?;
+        }
+        Ok(source)
+    }
+
+    fn messages(&mut self, team: &TeamOf, messages: &[Message]) -> Result<Source, Error> {
+        let collectives = self.collectives(team)?;
+        // SAFETY: the ranges stay allocated until the stream has passed the call: they are noted or
+        // held. The core has checked that results overlap nothing.
+        let enqueued = unsafe { collectives.messages(self.stream, messages) };
+        self.enqueued(team, enqueued)
+    }
+
+    /// Enqueues an all-to-all-v: a send and a receive for each rank.
+    pub(super) fn all_to_all_v(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
+        let (Some(send), Some(recv), Some(counts)) = (op.send, op.recv, &op.counts) else {
+            panic!("peerweave-core bug: an all-to-all-v without buffers or counts");
+        };
+        let size = op.dtype.size_bytes();
+        let bytes = |offsets: &[usize], counts: &[usize]| {
+            size * offsets.iter().zip(counts).map(|(offset, count)| offset + count).max().unwrap_or(0)
+        };
+        let sent = bytes(&counts.send_offsets, &counts.send_counts);
+        let mut from = self.reading(send, sent)?;
+        if send == recv {
+            // A part that arrives would overwrite one that was not sent yet.
+            let scratch = self.scratch(sent)?;
+            self.copy(scratch, from, sent)?;
+            from = scratch;
+        }
+        let received = bytes(&counts.recv_offsets, &counts.recv_counts);
+        // What lies between the parts of a result in memory of the host stays.
+        let is_private = matches!(recv, Place::Private(_));
+        let before = if is_private { Some(self.reading(recv, received)?) } else { None };
+        let (to, staged) = self.writing(recv, received)?;
+        if let Some(before) = before {
+            self.copy(to, before, received)?;
+        }
+        let ranks = || (0..).map(Rank::new);
+        let sends = ranks().zip(counts.send_offsets.iter().zip(&counts.send_counts)).map(|(rank, (offset, count))| {
+            Message::Send { to: rank, at: from + (offset * size) as u64, bytes: (count * size) as u64 }
+        });
+        let receives = ranks().zip(counts.recv_offsets.iter().zip(&counts.recv_counts)).map(|(rank, (offset, count))| {
+            Message::Receive { from: rank, at: to + (offset * size) as u64, bytes: (count * size) as u64 }
+        });
+        let messages: Vec<Message> = sends.chain(receives).collect();
+        let source = self.messages(team, &messages)?;
+        self.written(staged)?;
+        Ok(source)
+    }
+}
+
+/// The sends and receives of a group.
+pub(super) fn transfers_of(ops: &[Op]) -> impl Iterator<Item = &PointToPoint> + Clone {
+    ops.iter().filter_map(|op| if let Op::PointToPoint(op) = op { Some(op) } else { None })
+}
