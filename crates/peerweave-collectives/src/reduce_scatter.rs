@@ -78,8 +78,8 @@ entries! {
 }
 
 /// The kernel for elements of a type and so many ranks; as
-/// [`all_reduce::kernel`](crate::all_reduce::kernel). `is_plain`: also length and stride of a part are
-/// multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// [`all_reduce::kernel`](crate::all_reduce::kernel). `is_plain`: also length and stride of a part
+/// are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     dtype: peerweave_types::DType,

@@ -1,10 +1,11 @@
 //! Chunked: two-shot through a ring of slots for each block, with a flag for each chunk.
 //!
-//! Block `b` of each rank handles the same chunks of every part, one a round: chunk `b`, and on from
-//! there by the number of blocks, so that all blocks work close together. In a round it pushes a chunk of part `r` to rank `r`, tells each rank so by its first flag, waits for
-//! theirs, reduces, pushes the result, tells each rank so by its second flag, waits for theirs, and
-//! copies what arrived to the result. Pushes are a round ahead, and copies a round behind. Rounds
-//! are counted in a word of each block that outlives the launch; flags hold the number of the last
+//! Block `b` of each rank handles the same chunks of every part, one a round: chunk `b`, and on
+//! from there by the number of blocks, so that all blocks work close together. In a round it pushes
+//! a chunk of part `r` to rank `r`, tells each rank so by its first flag, waits for theirs,
+//! reduces, pushes the result, tells each rank so by its second flag, waits for theirs, and copies
+//! what arrived to the result. Pushes are a round ahead, and copies a round behind. Rounds are
+//! counted in a word of each block that outlives the launch; flags hold the number of the last
 //! round and only grow.
 //!
 //! # Why three slots are enough

@@ -89,8 +89,8 @@ impl Transfers {
         }
     }
 
-    /// Returns whether there is a message, among the first four without `ALL`. It reads every part of the argument, so that it is in
-    /// the cache of constants afterwards.
+    /// Returns whether there is a message, among the first four without `ALL`. It reads every part
+    /// of the argument, so that it is in the cache of constants afterwards.
     #[inline(always)]
     fn has_any<const ALL: bool>(&self) -> bool {
         let any = |index: usize| self.peers[index].send_bytes | self.peers[index].recv_bytes;

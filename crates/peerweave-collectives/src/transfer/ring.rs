@@ -1,11 +1,12 @@
 //! Messages through a ring of slots for each block and sender, with flags; or straight into the
 //! results.
 //!
-//! Block `b` of sender and receiver handles the same chunks of a message, one a round: chunk `b`, and
-//! on from there by the number of blocks, so that all blocks work close together. Both count rounds in words of the block that outlive the launch. The sender writes a chunk into a
-//! slot and raises *ready* at the receiver; the receiver copies it to the result and raises
-//! *credit* at the sender. Round `j` of a launch uses slot `j % 3`: the sender awaits the credit of
-//! round `j - 3`, and before the first round that of all rounds of earlier launches.
+//! Block `b` of sender and receiver handles the same chunks of a message, one a round: chunk `b`,
+//! and on from there by the number of blocks, so that all blocks work close together. Both count
+//! rounds in words of the block that outlive the launch. The sender writes a chunk into a slot and
+//! raises *ready* at the receiver; the receiver copies it to the result and raises *credit* at the
+//! sender. Round `j` of a launch uses slot `j % 3`: the sender awaits the credit of round `j - 3`,
+//! and before the first round that of all rounds of earlier launches.
 //!
 //! Blocks are pairs: one pushes, and the other copies what arrives and this rank's message to
 //! itself, so that neither waits for the other. Where a result overwrites a message, one block does
@@ -309,7 +310,8 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
         }
         round += 1;
     }
-    // SAFETY: as above; the block of a pair that pushes counts what it sends, and the other the rest.
+    // SAFETY: as above; the block of a pair that pushes counts what it sends, and the other the
+    // rest.
     unsafe {
         if has_peer && pushes {
             <u64 as Access<Gpu>>::store_relaxed(counter(k as usize), sent + pushed);

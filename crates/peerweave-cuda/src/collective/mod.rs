@@ -505,7 +505,8 @@ impl Collectives {
         let limits = &self.staging.limits;
         let common = Call { op: op as u32, stride: bytes, ..self.staging.banks };
         if !route::scatters_by_lines(bytes, limits) && bytes.is_multiple_of(LINE_BYTES as u64) {
-            // The ring's parts are those of this call. It writes this rank's part of a whole result.
+            // The ring's parts are those of this call. It writes this rank's part of a whole
+            // result.
             let back = u64::from(self.rank.get()) * bytes;
             let (recv, results) = (recv.wrapping_sub(back), Results::OwnPart.code());
             let call = Call { send, recv, count: count * ranks, op: op as u32, results, ..self.staging.rings };
@@ -709,8 +710,8 @@ impl Collectives {
     }
 
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce), for the operands of the call; the kernel takes the call,
-    /// and the messages if there are any.
+    /// As [`all_reduce`](Self::all_reduce), for the operands of the call; the kernel takes the
+    /// call, and the messages if there are any.
     #[expect(clippy::too_many_arguments, reason = "what a launch consists of")]
     unsafe fn enqueue_with(
         &self,

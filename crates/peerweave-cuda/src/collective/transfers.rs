@@ -197,9 +197,9 @@ impl Collectives {
         Ok(())
     }
 
-    /// Enqueues a message of `bytes` bytes at `at` to a rank, which calls [`receive`](Self::receive).
-    /// The stream may wait until the receiver has begun the call before, or for long messages until
-    /// it receives this one.
+    /// Enqueues a message of `bytes` bytes at `at` to a rank, which calls
+    /// [`receive`](Self::receive). The stream may wait until the receiver has begun the call
+    /// before, or for long messages until it receives this one.
     ///
     /// # Errors
     /// As [`messages`](Self::messages).
@@ -475,7 +475,8 @@ impl Collectives {
         Ok(root.get() as usize)
     }
 
-    /// Checks that a result is on this PE's heap; `None`: its length does not fit the address space.
+    /// Checks that a result is on this PE's heap; `None`: its length does not fit the address
+    /// space.
     pub(super) fn check_symmetric(&self, call: &'static str, recv: u64, bytes: Option<u64>) -> Result<(), CudaError> {
         let inner = &*self.gpu.0;
         let base = inner.base_of(self.gpu.pe())?;
